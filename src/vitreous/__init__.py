@@ -1,0 +1,1 @@
+"""Vitreous: see through Vision Transformers."""

@@ -1,0 +1,33 @@
+"""Every error a user can cause has a type of its own and a one-line message; all derive from ``VitreousError``."""
+
+
+class VitreousError(Exception):
+    """Base of all errors that vitreous raises on purpose."""
+
+
+class InputError(VitreousError, ValueError):
+    """The images given are not what a model can take: wrong rank, channels, size, or non-finite pixels."""
+
+
+class TargetError(VitreousError, ValueError):
+    """The class to explain does not exist or has the wrong shape."""
+
+
+class MethodError(VitreousError, ValueError):
+    """A method spelling is unknown, has an unknown option, or combines parts that do not go together."""
+
+
+class ImageError(VitreousError, ValueError):
+    """A file is not an image that can be read safely."""
+
+
+class ModelError(VitreousError, ValueError):
+    """A model cannot be found, loaded, or its name is not understood."""
+
+
+class UnsupportedModelError(ModelError):
+    """The model lacks a part that the requested method needs."""
+
+
+class MissingDependencyError(VitreousError, ImportError):
+    """An optional part is not installed; the message names the extra that brings it."""
