@@ -1,0 +1,291 @@
+"""What an explanation consists of, how it is looked at, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+import operator
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import torch
+
+from vitreous import explanation_folder
+from vitreous.errors import MethodError, VitreousError
+from vitreous.pictures.overlay import DEFAULT_OPACITY, overlay
+from vitreous.pictures.scaling import display_maps
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from PIL import Image
+    from torch import Tensor
+
+
+class ExplanationError(VitreousError, ValueError):
+    """The parts of an explanation do not fit together, or a part is asked for that it does not have."""
+
+
+class Prediction(NamedTuple):
+    """One class a model considers for an image."""
+
+    class_index: int
+    label: str
+    probability: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Explanation:
+    """Scores of every patch of a batch of images, by one or more methods, for one or more classes per image.
+
+    Attributes:
+        scores: For each method spelling, raw signed scores (batch, patches), or (batch, k, patches) for k classes.
+        grid: Rows and columns of patches.
+        target: The classes explained, int64, (batch,) or (batch, k).
+        logits: The model's output (batch, classes).
+        image_size: Height and width of the model's input.
+        signed: For each method spelling, whether the sign of its scores carries meaning.
+        class_names: One name per class, where they are known.
+        images: The pictures as the model saw them, one per image, where they are known.
+        provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
+    """
+
+    scores: Mapping[str, Tensor]
+    grid: tuple[int, int]
+    target: Tensor
+    logits: Tensor
+    image_size: tuple[int, int]
+    signed: Mapping[str, bool]
+    class_names: tuple[str, ...] | None = None
+    images: tuple[Image.Image, ...] | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in _plain_fields(self).items():
+            object.__setattr__(self, name, value)  # the one way to normalise a field of a frozen dataclass
+        _check_predictions(self)
+        _check_scores(self)
+        _check_images(self)
+
+    def __len__(self) -> int:
+        """Give the number of images."""
+        return self.logits.shape[0]
+
+    def __repr__(self) -> str:
+        classes = f" x {self.classes_per_image} classes" if self.target.ndim == 2 else ""
+        return (
+            f"Explanation({len(self)} image{'s' if len(self) > 1 else ''}{classes}, methods={list(self.methods)}, "
+            f"grid={self.grid}, image_size={self.image_size}, model={self.provenance.get('model')!r})"
+        )
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The method spellings, in the order they were asked for."""
+        return tuple(self.scores)
+
+    @property
+    def classes_per_image(self) -> int:
+        """How many classes are explained for each image."""
+        return self.target.shape[1] if self.target.ndim == 2 else 1
+
+    @property
+    def probabilities(self) -> Tensor:
+        """The softmax of the logits (batch, classes), at least in float32."""
+        return self.logits.to(torch.promote_types(self.logits.dtype, torch.float32)).softmax(dim=-1)
+
+    def heatmap(self, method: str, *, smooth: bool = True, size: tuple[int, int] | None = None) -> Tensor:
+        """Scale the scores of a method for display, each map by itself.
+
+        Maps of methods without sign are stretched from their smallest to their largest value over [0, 1]; signed maps
+        are divided by their largest absolute value, into [-1, 1], so that zero stays zero. A constant map gives zeros.
+
+        Args:
+            method: One of ``methods``.
+            smooth: Interpolate between patch centres; otherwise every patch is a rectangle of one value.
+            size: Height and width of the result; the model's input size by default.
+
+        Returns:
+            Maps (batch, height, width), or (batch, k, height, width).
+        """
+        return self._display(method, self._scores_of(method), smooth=smooth, size=size or self.image_size)
+
+    def overlay(
+        self,
+        method: str,
+        index: int = 0,
+        target_index: int = 0,
+        *,
+        opacity: float = DEFAULT_OPACITY,
+        smooth: bool = True,
+        image: Image.Image | None = None,
+    ) -> Image.Image:
+        """Lay a method's heatmap over a picture.
+
+        Args:
+            method: One of ``methods``.
+            index: Which image of the batch.
+            target_index: Which of its explained classes.
+            opacity: From 0 (the grey photo alone) to 1.
+            smooth: See ``heatmap``.
+            image: The picture to draw on, cropped as the model saw it; by default the one in ``images``.
+        """
+        scores = self._scores_of(method)
+        index, target_index = self._position(index, target_index)
+        if image is None:
+            if self.images is None:
+                raise ExplanationError("this explanation holds no pictures; pass the one to draw on as image=...")
+            image = self.images[index]
+        one_map = scores[index, target_index] if self.target.ndim == 2 else scores[index]
+        heatmap = self._display(method, one_map, smooth=smooth, size=(image.height, image.width))
+        return overlay(image, heatmap.cpu().numpy(), signed=self.signed[method], opacity=opacity)
+
+    def class_index(self, index: int = 0, target_index: int = 0) -> int:
+        """Give the number of the class that is explained for an image."""
+        index, target_index = self._position(index, target_index)
+        return int(self.target.reshape(len(self), -1)[index, target_index])
+
+    def label(self, index: int = 0, target_index: int = 0) -> str:
+        """Give the name of the class that is explained for an image, or its number where names are not known."""
+        return self._label(self.class_index(index, target_index))
+
+    def top(self, k: int = 5, *, index: int = 0) -> tuple[Prediction, ...]:
+        """Give the ``k`` most likely classes of an image, the most likely first."""
+        if k < 1:
+            raise ExplanationError(f"k must be at least 1, not {k}")
+        index, _ = self._position(index, 0)
+        likely = self.probabilities[index].topk(min(k, self.logits.shape[1]))
+        return tuple(
+            Prediction(number, self._label(number), probability)
+            for number, probability in zip(likely.indices.tolist(), likely.values.tolist(), strict=True)
+        )
+
+    def select(self, index: int) -> Explanation:
+        """Give the explanation of one image alone, as a batch of one."""
+        index, _ = self._position(index, 0)
+        one = slice(index, index + 1)
+        return replace(
+            self,
+            scores={method: scores[one] for method, scores in self.scores.items()},
+            target=self.target[one],
+            logits=self.logits[one],
+            images=None if self.images is None else self.images[one],
+        )
+
+    def save(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        pictures: Mapping[str, Image.Image] | None = None,
+    ) -> Path:
+        """Write the arrays, the pictures and a manifest into a folder of their own.
+
+        The folder appears complete or not at all.
+
+        Args:
+            directory: The folder to write.
+            overwrite: Replace an explanation that was saved there before.
+            pictures: Further pictures to keep with it, by file name, such as a comparison.
+
+        Returns:
+            The folder.
+        """
+        return explanation_folder.write(self, Path(directory), overwrite=overwrite, pictures=pictures or {})
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> Self:
+        """Read an explanation that ``save`` wrote; every file is verified and nothing is unpickled."""
+        return cls(**explanation_folder.read(Path(directory)))
+
+    def _display(self, method: str, scores: Tensor, *, smooth: bool, size: tuple[int, int]) -> Tensor:
+        if min(size) < 1:
+            raise ExplanationError(f"a heatmap cannot have the size {size}")
+        if not scores.isfinite().all():
+            raise ExplanationError(f"the scores of {method!r} contain NaN or infinity and cannot be shown")
+        return display_maps(scores, self.grid, size, signed=self.signed[method], smooth=smooth)
+
+    def _scores_of(self, method: str) -> Tensor:
+        if method not in self.scores:
+            close = get_close_matches(method, self.methods, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(self.methods)}"
+            raise MethodError(f"this explanation has no method {method!r}; {hint}")
+        return self.scores[method]
+
+    def _position(self, index: int, target_index: int) -> tuple[int, int]:
+        for position, count, what in ((index, len(self), "images"), (target_index, self.classes_per_image, "classes")):
+            if not 0 <= position < count:
+                raise ExplanationError(f"index {position} is out of range: this explanation has {count} {what}")
+        return int(index), int(target_index)
+
+    def _label(self, class_index: int) -> str:
+        return str(class_index) if self.class_names is None else self.class_names[class_index]
+
+
+def _plain_fields(explanation: Explanation) -> dict[str, Any]:
+    """Give the fields in their plain forms: graph-free tensors, tuples of ints, RGB pictures, JSON values."""
+    names, images = explanation.class_names, explanation.images
+    try:
+        return {
+            "scores": {method: scores.detach() for method, scores in explanation.scores.items()},
+            "signed": {method: bool(signed) for method, signed in explanation.signed.items()},
+            "target": explanation.target.detach(),
+            "logits": explanation.logits.detach(),
+            "grid": _size(explanation.grid),
+            "image_size": _size(explanation.image_size),
+            "class_names": None if names is None else tuple(names),
+            "images": None if images is None else tuple(_rgb(image) for image in images),
+            "provenance": json.loads(json.dumps(dict(explanation.provenance), allow_nan=False)),
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ExplanationError(f"a part of the explanation is not valid: {error}") from error
+
+
+def _size(size: tuple[int, int]) -> tuple[int, int]:
+    first, second = (operator.index(length) for length in size)
+    if min(first, second) < 1:
+        raise ValueError(f"{size} is not a size")
+    return first, second
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _check_predictions(explanation: Explanation) -> None:
+    """Raise unless logits, target and class names belong to one prediction."""
+    logits, target, names = explanation.logits, explanation.target, explanation.class_names
+    if logits.ndim != 2 or 0 in logits.shape or not logits.is_floating_point():
+        raise ExplanationError(f"logits must be floating (batch, classes), not {logits.dtype} {tuple(logits.shape)}")
+    if target.dtype != torch.int64 or target.ndim not in {1, 2} or target.shape[0] != len(logits) or 0 in target.shape:
+        raise ExplanationError(
+            f"target must be int64 (batch,) or (batch, k) for {len(logits)} images, "
+            f"not {target.dtype} {tuple(target.shape)}"
+        )
+    if target.min() < 0 or target.max() >= logits.shape[1]:
+        raise ExplanationError(f"target must name one of the {logits.shape[1]} classes")
+    if names is not None and (len(names) != logits.shape[1] or not all(isinstance(name, str) for name in names)):
+        raise ExplanationError(f"class_names must be one text for each of the {logits.shape[1]} classes")
+
+
+def _check_scores(explanation: Explanation) -> None:
+    """Raise unless every method has scores for every target and patch, and is known to be signed or not."""
+    if not explanation.scores:
+        raise ExplanationError("an explanation needs the scores of at least one method")
+    if set(explanation.signed) != set(explanation.scores):
+        raise ExplanationError("signed must have exactly the methods that scores has")
+    rows, columns = explanation.grid
+    expected = (*explanation.target.shape, rows * columns)
+    for method, scores in explanation.scores.items():
+        if tuple(scores.shape) != expected or not scores.is_floating_point():
+            raise ExplanationError(
+                f"the scores of {method!r} must be floating {expected}, not {scores.dtype} {tuple(scores.shape)}"
+            )
+
+
+def _check_images(explanation: Explanation) -> None:
+    """Raise unless there is one picture for each image."""
+    images = explanation.images
+    if images is not None and len(images) != len(explanation):
+        raise ExplanationError(f"images must hold one picture for each of the {len(explanation)} images")

@@ -1,0 +1,180 @@
+"""The folder of a saved explanation: which files it holds, how they are named, written and read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zipfile
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+
+from vitreous.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from vitreous.explanation import Explanation
+
+ARRAYS = "explanation.npz"
+
+_FORMAT = "vitreous-explanation"
+_SCHEMA = 1
+_LONGEST_NAME = 100
+
+
+def write(explanation: Explanation, directory: Path, *, overwrite: bool, pictures: Mapping[str, Image.Image]) -> Path:
+    """Write an explanation and further pictures into a folder that appears complete or not at all."""
+    names = file_names(explanation.methods)
+    _check_picture_names(pictures)
+    with complete_folder(directory, overwrite=overwrite) as folder:
+        np.savez(folder / ARRAYS, **_arrays(explanation, names))
+        contents = {
+            "provenance": explanation.provenance,
+            "grid": explanation.grid,
+            "image_size": explanation.image_size,
+            "class_names": explanation.class_names,
+            "logits_dtype": _dtype_name(explanation.logits),
+            "methods": [_describe_method(explanation, method, names[method]) for method in explanation.methods],
+            "images": _write_images(explanation, folder),
+            "overlays": _write_overlays(explanation, names, folder),
+            "pictures": sorted(pictures),
+        }
+        for name, picture in pictures.items():
+            _write_picture(picture, folder, name)
+        write_manifest(folder, _FORMAT, _SCHEMA, contents)
+    return directory
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """Verify a folder and give the fields of the explanation in it."""
+    manifest = read_manifest(directory, _FORMAT, _SCHEMA)
+    try:
+        arrays = _read_arrays(directory / ARRAYS)
+        methods = manifest["methods"]
+        return {
+            "scores": {m["spelling"]: _tensor(arrays[m["array"]], m["dtype"]) for m in methods},
+            "signed": {m["spelling"]: m["signed"] for m in methods},
+            "target": _tensor(arrays["target"], "int64"),
+            "logits": _tensor(arrays["logits"], manifest["logits_dtype"]),
+            "grid": manifest["grid"],
+            "image_size": manifest["image_size"],
+            "class_names": manifest["class_names"],
+            "images": _read_images(directory, manifest),
+            "provenance": manifest["provenance"],
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise StorageError(f"{directory / MANIFEST} is damaged: {error} does not fit") from error
+
+
+def file_names(spellings: tuple[str, ...]) -> dict[str, str]:
+    """Give each method spelling a name that every file system takes, no two alike."""
+    names: dict[str, str] = {}
+    for spelling in spellings:
+        name = re.sub(r"[^a-z0-9._]+", "-", spelling.lower()).strip("-.")
+        if not name or len(name) > _LONGEST_NAME or name in names.values():
+            digest = hashlib.sha256(spelling.encode()).hexdigest()[:8]
+            name = f"{name[:_LONGEST_NAME]}-{digest}".lstrip("-")
+        names[spelling] = name
+    return names
+
+
+def _check_picture_names(pictures: Mapping[str, Image.Image]) -> None:
+    """Raise unless the further pictures have plain names that nothing else in the folder can have."""
+    for name in pictures:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.png", name) or name.startswith(("image-", "overlay-")):
+            raise StorageError(f"{name!r} is not a free name for a picture; take one such as comparison.png")
+
+
+def _arrays(explanation: Explanation, names: Mapping[str, str]) -> dict[str, Any]:
+    """Give everything numeric, by its name in the archive."""
+    scores = {_array_name(names[method]): _array(scores) for method, scores in explanation.scores.items()}
+    return {"target": _array(explanation.target), "logits": _array(explanation.logits), **scores}
+
+
+def _array_name(file_name: str) -> str:
+    return f"scores-{file_name}"
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """Give a tensor as numpy; bfloat16, which numpy lacks, is widened without loss."""
+    tensor = tensor.cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _tensor(array: NDArray[Any], dtype: str) -> Tensor:
+    return torch.from_numpy(array).to(getattr(torch, dtype))
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _describe_method(explanation: Explanation, method: str, name: str) -> dict[str, Any]:
+    return {
+        "spelling": method,
+        "signed": explanation.signed[method],
+        "array": _array_name(name),
+        "dtype": _dtype_name(explanation.scores[method]),
+    }
+
+
+def _write_images(explanation: Explanation, folder: Path) -> list[str] | None:
+    """Write the pictures the model saw and give their file names."""
+    if explanation.images is None:
+        return None
+    return [_write_picture(image, folder, f"image-{index}.png") for index, image in enumerate(explanation.images)]
+
+
+def _write_overlays(explanation: Explanation, names: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
+    """Write an overlay for each image, class and method, as far as it can be shown, and describe them."""
+    if explanation.images is None:
+        return []
+    overlays = []
+    maps = [(i, t) for i in range(len(explanation)) for t in range(explanation.classes_per_image)]
+    for method, scores in explanation.scores.items():
+        finite = scores.isfinite().all(dim=-1).reshape(len(explanation), -1)
+        # A map with NaN in it is kept as an array, but has no picture: colours would pretend that it has a meaning.
+        for index, target_index in [position for position in maps if finite[position]]:
+            file = f"overlay-{index}-{target_index}-{names[method]}.png"
+            _write_picture(explanation.overlay(method, index, target_index), folder, file)
+            label, number = explanation.label(index, target_index), explanation.class_index(index, target_index)
+            overlays.append({"file": file, "method": method, "image": index, "class_index": number, "label": label})
+    return overlays
+
+
+def _write_picture(picture: Image.Image, folder: Path, name: str) -> str:
+    picture.save(folder / name, format="PNG")
+    return name
+
+
+def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            return dict(archive)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise StorageError(f"{file} is damaged: {error}") from error
+
+
+def _read_images(directory: Path, manifest: Mapping[str, Any]) -> tuple[Image.Image, ...] | None:
+    names = manifest["images"]
+    if names is None:
+        return None
+    # Only files that are listed have been verified, and are known to be inside the folder.
+    return tuple(_read_image(directory / name) for name in names if manifest["files"][name])
+
+
+def _read_image(file: Path) -> Image.Image:
+    try:
+        with Image.open(file, formats=["PNG"]) as image:
+            image.load()
+            return image.copy()
+    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise StorageError(f"{file} is damaged: {error}") from error

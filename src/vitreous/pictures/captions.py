@@ -1,0 +1,69 @@
+"""Text in pictures: the font, and captions that are broken into lines to fit a width."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import ImageFont
+
+if TYPE_CHECKING:
+    from PIL import ImageDraw
+
+Font = ImageFont.FreeTypeFont
+
+
+@cache
+def font(size: int, *, bold: bool = False) -> Font:
+    """Give the DejaVu font that comes with matplotlib: it is on every machine and knows more than Latin."""
+    from matplotlib import get_data_path  # noqa: PLC0415  # slow to import, and scores can be had without pictures
+
+    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    return ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / name, size)
+
+
+def wrap(text: str, style: Font, width: int, *, lines: int) -> list[str]:
+    """Break a text into at most ``lines`` lines of ``width`` pixels; what does not fit ends in an ellipsis.
+
+    Method spellings have no spaces, so a line may also end after a comma or colon, or inside a word that is too long.
+    """
+    wrapped = [""]
+    for piece in _pieces(text.strip(), style, width):
+        if wrapped[-1] and style.getlength((wrapped[-1] + piece).rstrip()) > width:
+            wrapped.append("")
+        wrapped[-1] += piece
+    if len(wrapped) > lines:
+        wrapped[lines - 1 :] = ["".join(wrapped[lines - 1 :])]
+    return [_shorten(line.rstrip(), style, width) for line in wrapped]
+
+
+def draw_lines(draw: ImageDraw.ImageDraw, position: tuple[int, int], lines: list[str], style: Font, fill: str) -> None:
+    """Draw lines of text below each other from the top left ``position``."""
+    left, top = position
+    for number, line in enumerate(lines):
+        draw.text((left, top + number * line_height(style)), line, fill=fill, font=style)
+
+
+def line_height(style: Font) -> int:
+    """Give the distance between two lines of text."""
+    return round(style.size * 1.3)
+
+
+def _pieces(text: str, style: Font, width: int) -> list[str]:
+    """Cut a text where a line may end: after spaces, commas and colons; in long words after other marks as well."""
+    pieces = re.findall(r"[^\s,:]*[\s,:]+|[^\s,:]+", text)
+    return [
+        part
+        for piece in pieces
+        for part in (re.findall(r"[^=._-]*[=._-]+|[^=._-]+", piece) if style.getlength(piece) > width else [piece])
+    ]
+
+
+def _shorten(line: str, style: Font, width: int) -> str:
+    if style.getlength(line) <= width:
+        return line
+    while line and style.getlength(line + "…") > width:
+        line = line[:-1]
+    return line + "…"

@@ -1,0 +1,155 @@
+"""One picture that puts a photo and its explanations by several methods side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from vitreous.errors import InputError
+from vitreous.pictures.captions import draw_lines, font, line_height, wrap
+from vitreous.pictures.overlay import DEFAULT_OPACITY, overlay
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vitreous.explanation import Explanation
+
+_MARGIN = 16
+_GAP = 12
+_CAPTION_LINES = 3
+_LEGEND_HEIGHT = 10
+_INK = "#1a1a1a"
+_FAINT = "#5f5f5f"
+
+
+def comparison(
+    explanation: Explanation,
+    index: int = 0,
+    *,
+    methods: Sequence[str] | None = None,
+    image: Image.Image | None = None,
+    smooth: bool = True,
+    opacity: float = DEFAULT_OPACITY,
+    tile: int = 288,
+) -> Image.Image:
+    """Draw the photo and every method's overlay in a row, one row for each explained class.
+
+    Args:
+        explanation: What to draw.
+        index: Which image of the batch.
+        methods: The methods to show, in this order; all by default.
+        image: The picture as the model saw it; by default the one in ``explanation.images``.
+        smooth: Interpolate between patches; otherwise patches are rectangles.
+        opacity: Opacity of the heatmaps.
+        tile: The longer side of each picture, in pixels.
+    """
+    photo = _tile_photo(_photo(explanation, index, image), tile)
+    columns = tuple(methods or explanation.methods)
+    row_images = [
+        _row(explanation, index, target_index, photo, columns, smooth=smooth, opacity=opacity)
+        for target_index in range(explanation.classes_per_image)
+    ]
+    header = _header(columns, photo.width)
+    legend = _legend(explanation, columns, photo.width)
+    return _stack([header, *row_images, legend])
+
+
+def _photo(explanation: Explanation, index: int, image: Image.Image | None) -> Image.Image:
+    if image is not None:
+        return image.convert("RGB")
+    if explanation.images is None:
+        raise InputError("this explanation holds no pictures; pass the one to draw on as image=...")
+    if not 0 <= index < len(explanation):
+        raise InputError(f"index {index} is out of range: this explanation has {len(explanation)} images")
+    return explanation.images[index]
+
+
+def _tile_photo(photo: Image.Image, tile: int) -> Image.Image:
+    """Scale a photo so that its longer side is ``tile`` pixels: small inputs are as easy to look at as large ones."""
+    scale = tile / max(photo.size)
+    width, height = (max(1, round(side * scale)) for side in photo.size)
+    return photo.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def _blank(columns: int, tile_width: int, height: int) -> Image.Image:
+    """Give a white strip, wide enough for the photo and ``columns`` methods."""
+    return Image.new("RGB", (2 * _MARGIN + (columns + 1) * tile_width + columns * _GAP, height), "white")
+
+
+def _left(column: int, tile_width: int) -> int:
+    return _MARGIN + column * (tile_width + _GAP)
+
+
+def _header(methods: Sequence[str], tile_width: int) -> Image.Image:
+    """Draw the captions above the columns, aligned at their bottom."""
+    style = font(15, bold=True)
+    captions = [wrap(caption, style, tile_width, lines=_CAPTION_LINES) for caption in ("photo", *methods)]
+    tallest = max(len(lines) for lines in captions)
+    strip = _blank(len(methods), tile_width, _MARGIN + tallest * line_height(style) + 4)
+    draw = ImageDraw.Draw(strip)
+    for column, lines in enumerate(captions):
+        top = _MARGIN + (tallest - len(lines)) * line_height(style)
+        draw_lines(draw, (_left(column, tile_width), top), lines, style, _INK)
+    return strip
+
+
+def _row(
+    explanation: Explanation,
+    index: int,
+    target_index: int,
+    photo: Image.Image,
+    methods: Sequence[str],
+    *,
+    smooth: bool,
+    opacity: float,
+) -> Image.Image:
+    """Draw the photo, the overlays, and below the photo which class they explain."""
+    style = font(15)
+    number = explanation.class_index(index, target_index)
+    probability = float(explanation.probabilities[index, number])
+    label = explanation.label(index, target_index).replace("_", " ")
+    caption = f"{label if explanation.class_names else f'class {label}'} · {_percent(probability)}"
+    strip = _blank(len(methods), photo.width, photo.height + 6 + line_height(style) + _GAP)
+    strip.paste(photo, (_left(0, photo.width), 0))
+    for column, method in enumerate(methods, start=1):
+        picture = explanation.overlay(method, index, target_index, image=photo, smooth=smooth, opacity=opacity)
+        strip.paste(picture, (_left(column, photo.width), 0))
+    width = strip.width - 2 * _MARGIN
+    lines = wrap(caption, style, width, lines=1)
+    draw_lines(ImageDraw.Draw(strip), (_MARGIN, photo.height + 6), lines, style, _INK)
+    return strip
+
+
+def _percent(probability: float) -> str:
+    return f"{probability:.1%}" if probability >= 0.001 else "< 0.1%"
+
+
+def _legend(explanation: Explanation, methods: Sequence[str], tile_width: int) -> Image.Image:
+    """Draw what the colours of each column mean."""
+    style = font(12)
+    strip = _blank(len(methods), tile_width, _LEGEND_HEIGHT + 4 + line_height(style) + _MARGIN)
+    draw = ImageDraw.Draw(strip)
+    grey = Image.new("RGB", (tile_width, _LEGEND_HEIGHT), "#808080")
+    for column, method in enumerate(methods, start=1):
+        signed = explanation.signed[method]
+        ramp = np.linspace(-1.0 if signed else 0.0, 1.0, tile_width)
+        heatmap = np.broadcast_to(ramp, (_LEGEND_HEIGHT, tile_width))
+        left = _left(column, tile_width)
+        strip.paste(overlay(grey, heatmap, signed=signed), (left, 0))
+        low, high = ("against", "for") if signed else ("low", "high")
+        top = _LEGEND_HEIGHT + 2
+        draw.text((left, top), low, fill=_FAINT, font=style)
+        draw.text((left + tile_width, top), high, fill=_FAINT, font=style, anchor="ra")
+    return strip
+
+
+def _stack(strips: Sequence[Image.Image]) -> Image.Image:
+    """Put strips of one width below each other."""
+    page = Image.new("RGB", (strips[0].width, sum(strip.height for strip in strips)), "white")
+    top = 0
+    for strip in strips:
+        page.paste(strip, (0, top))
+        top += strip.height
+    return page

@@ -1,0 +1,67 @@
+"""A heatmap in colours, and laid over the picture it explains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from vitreous.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DEFAULT_OPACITY = 0.85
+
+_SEQUENTIAL = "inferno"
+_DIVERGING = "RdBu_r"
+
+
+def colour(heatmap: NDArray[np.floating], *, signed: bool) -> NDArray[np.uint8]:
+    """Colour a heatmap that is scaled for display.
+
+    Args:
+        heatmap: Values (height, width) in [0, 1], or in [-1, 1] when signed.
+        signed: Blue against, red for the class, nothing at zero; otherwise dark (low) to light (high).
+
+    Returns:
+        RGBA bytes (height, width, 4); the alpha grows with the strength, so that weak evidence lets the photo through.
+    """
+    # Only the colour tables are wanted: no pyplot, hence no backend and no global state.
+    from matplotlib import colormaps  # noqa: PLC0415  # slow to import, and scores can be had without pictures
+
+    position = (heatmap + 1) / 2 if signed else heatmap
+    colours: NDArray[np.float64] = colormaps[_DIVERGING if signed else _SEQUENTIAL](position)
+    strength = np.sqrt(np.clip(np.abs(heatmap), 0, 1))
+    # A positive map keeps a veil at zero: dark, unlit regions are what makes the lit ones readable.
+    colours[..., 3] = strength if signed else 0.35 + 0.65 * strength
+    return np.rint(colours * 255).astype(np.uint8)
+
+
+def overlay(
+    image: Image.Image,
+    heatmap: NDArray[np.floating],
+    *,
+    signed: bool,
+    opacity: float = DEFAULT_OPACITY,
+) -> Image.Image:
+    """Lay a heatmap over a picture.
+
+    The photo is shown in grey, so that every colour in the result comes from the heatmap.
+
+    Args:
+        image: The picture, of the heatmap's size.
+        heatmap: Values (height, width) scaled for display, see ``colour``.
+        signed: Whether the sign of the heatmap carries meaning.
+        opacity: From 0 (the grey photo alone) to 1.
+    """
+    if not 0 <= opacity <= 1:
+        raise InputError(f"opacity must be between 0 and 1, not {opacity}")
+    if heatmap.shape != (image.height, image.width):
+        raise InputError(f"a heatmap of {heatmap.shape} does not fit a picture of {(image.height, image.width)}")
+    photo = np.asarray(image.convert("L"), dtype=np.float64)[..., None]
+    colours = colour(heatmap, signed=signed).astype(np.float64)
+    alpha = colours[..., 3:] / 255 * opacity
+    blended = photo * (1 - alpha) + colours[..., :3] * alpha
+    return Image.fromarray(np.rint(blended).astype(np.uint8))

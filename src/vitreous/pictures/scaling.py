@@ -1,0 +1,50 @@
+"""Raw patch scores turned into maps of pixels that fill a display range."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+
+def display_maps(
+    scores: torch.Tensor,
+    grid: tuple[int, int],
+    size: tuple[int, int],
+    *,
+    signed: bool,
+    smooth: bool,
+) -> torch.Tensor:
+    """Scale every map for display and enlarge it.
+
+    Args:
+        scores: Raw scores (..., patches), any floating dtype.
+        grid: Rows and columns of patches.
+        size: Height and width of the result.
+        signed: Divide by the largest absolute value, into [-1, 1], so that zero stays zero; otherwise stretch the
+            values from smallest to largest over [0, 1].
+        smooth: Interpolate bilinearly between patch centres; otherwise every patch is a rectangle of one value.
+
+    Returns:
+        Maps (..., height, width) in float32, or float64 for float64 scores. A constant map becomes all zeros.
+    """
+    maps = scores.detach().to(torch.promote_types(scores.dtype, torch.float32)).reshape(-1, 1, *grid)
+    maps = _fill_range(maps, signed=signed)
+    if smooth:
+        # Interpolation can miss a patch's centre and so its peak; the range is filled again afterwards. It is filled
+        # before as well because rounding in the interpolation of a constant map would be stretched into a pattern.
+        enlarged = functional.interpolate(maps, size=size, mode="bilinear", align_corners=False)
+        maps = _fill_range(enlarged, signed=signed)
+    else:
+        maps = functional.interpolate(maps, size=size, mode="nearest-exact")
+    return maps.reshape(*scores.shape[:-1], *size)
+
+
+def _fill_range(maps: torch.Tensor, *, signed: bool) -> torch.Tensor:
+    """Scale each (rows, columns) map to [0, 1], or [-1, 1] when signed; constant maps become zero."""
+    peak = maps.abs().amax(dim=(-2, -1), keepdim=True)
+    unit = maps / torch.where(peak > 0, peak, 1)
+    lowest = unit.amin(dim=(-2, -1), keepdim=True)
+    spread = unit.amax(dim=(-2, -1), keepdim=True) - lowest
+    constant = spread <= 4 * torch.finfo(maps.dtype).eps
+    scaled = unit if signed else (unit - lowest) / torch.where(constant, 1, spread)
+    return torch.where(constant, 0, scaled)

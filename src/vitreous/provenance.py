@@ -1,0 +1,64 @@
+"""Where a result came from: versions, model and methods, so that a number can be traced and made again."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Listed only when imported: a version that took no part in the result says nothing about it.
+_PARTICIPANTS = ("timm", "transformers", "torchvision", "open_clip")
+
+
+def collect_provenance(
+    *,
+    methods: Iterable[str] = (),
+    model: str | None = None,
+    model_class: str | None = None,
+    family: str | None = None,
+    fingerprint: str | None = None,
+    **details: Any,
+) -> dict[str, Any]:
+    """Describe the running software and the model in plain JSON values.
+
+    Args:
+        methods: Method spellings, as asked for.
+        model: The name the model was loaded by.
+        model_class: The qualified name of the model's class.
+        family: The model family whose anatomy was found.
+        fingerprint: A hash of the weights, where it is known.
+        **details: Anything else worth recording; JSON values only.
+    """
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": model,
+        "model_class": model_class,
+        "family": family,
+        "fingerprint": fingerprint,
+        "methods": list(methods),
+        "versions": software_versions(),
+        **details,
+    }
+
+
+def software_versions() -> dict[str, str]:
+    """Give the versions of python, vitreous, torch and of the model libraries that are imported."""
+    versions = {"python": platform.python_version(), "vitreous": vitreous_version()}
+    for name in ("torch", *_PARTICIPANTS):
+        module = sys.modules.get(name)
+        if module is not None:
+            versions[name] = str(getattr(module, "__version__", "unknown"))
+    return versions
+
+
+def vitreous_version() -> str:
+    """Give the installed version of vitreous, or ``unknown`` when it runs from an uninstalled source tree."""
+    try:
+        return version("vitreous")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,157 @@
+"""Folders of results that are either complete and checked, or not there at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitreous.errors import VitreousError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MANIFEST = "manifest.json"
+
+
+class StorageError(VitreousError, OSError):
+    """A folder of results cannot be written, is in the way, or is damaged."""
+
+
+@contextmanager
+def complete_folder(directory: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Give a draft folder to fill; it becomes ``directory`` only if the block ends without an exception.
+
+    Whatever goes wrong, an interrupt included, the draft is removed and an earlier folder stays as it was.
+
+    Args:
+        directory: Where the folder will be; missing parents are made.
+        overwrite: Replace an earlier folder that was written this way. A folder with any other file in it is refused.
+    """
+    place = directory.resolve()
+    _refuse_to_destroy(place, overwrite=overwrite)
+    try:
+        with _parents_of(place):
+            draft = _unused_sibling(place)
+            try:
+                draft.mkdir()
+                yield draft
+                _move_into_place(draft, place)
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+    except VitreousError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{directory} cannot be written: {error.strerror or error}") from error
+
+
+def write_manifest(folder: Path, kind: str, schema: int, contents: Mapping[str, Any]) -> None:
+    """Describe ``folder`` in its manifest, with the size and SHA-256 of every file that is in it now."""
+    files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(folder.iterdir())}
+    manifest = {"format": kind, "schema": schema, **contents, "files": files}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path, kind: str, schema: int) -> dict[str, Any]:
+    """Read a folder's manifest and verify every file it lists."""
+    manifest = _parse_manifest(folder)
+    if manifest.get("format") != kind:
+        raise StorageError(f"{folder} does not hold a {kind}")
+    if manifest.get("schema") != schema:
+        raise StorageError(f"{folder} has schema {manifest.get('schema')}; this version of vitreous reads {schema}")
+    for name, recorded in manifest["files"].items():
+        _verify(folder / name, recorded)
+    return manifest
+
+
+def _parse_manifest(folder: Path) -> dict[str, Any]:
+    """Read a manifest as far as to know which files belong to it."""
+    if not folder.is_dir():
+        raise StorageError(f"{folder} is not a folder")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(f"{folder} has no readable {MANIFEST}: {error.strerror}") from error
+    except ValueError as error:
+        raise StorageError(f"{folder / MANIFEST} is damaged: it is not JSON") from error
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    # A name with a path in it would let a manifest point at files outside its folder.
+    if not isinstance(files, dict) or any(Path(name).name != name for name in files):
+        raise StorageError(f"{folder / MANIFEST} is damaged: it has no valid list of files")
+    return manifest  # type: ignore[no-any-return]  # json gives Any; the check above made it a dict
+
+
+def _verify(file: Path, recorded: object) -> None:
+    """Compare a file with what its manifest says about it."""
+    if not file.is_file():
+        raise StorageError(f"{file} is missing")
+    if not isinstance(recorded, dict) or _sha256(file) != recorded.get("sha256"):
+        raise StorageError(f"{file} is damaged: its SHA-256 is not the one in {MANIFEST}")
+
+
+def _sha256(file: Path) -> str:
+    """Hash a file without holding all of it in memory."""
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise StorageError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _refuse_to_destroy(place: Path, *, overwrite: bool) -> None:
+    """Raise unless ``place`` is free, empty, or holds nothing but an earlier result that may be replaced."""
+    if not place.exists():
+        return
+    if not place.is_dir():
+        raise StorageError(f"{place} is a file, not a folder")
+    present = {entry.name for entry in place.iterdir()}
+    if not present:
+        return
+    if not overwrite:
+        raise StorageError(f"{place} already exists; overwrite=True replaces it")
+    foreign = present - {MANIFEST}
+    if MANIFEST in present:
+        foreign -= set(_parse_manifest(place)["files"])
+    if foreign:
+        raise StorageError(f"{place} is not replaced: it holds files vitreous did not write, such as {min(foreign)}")
+
+
+@contextmanager
+def _parents_of(place: Path) -> Iterator[None]:
+    """Make the missing parents of ``place``, and take them away again when the block fails."""
+    missing = [parent for parent in place.parents if not parent.exists()]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for parent in missing:
+            if any(parent.iterdir()):
+                break
+            parent.rmdir()
+        raise
+
+
+def _unused_sibling(place: Path) -> Path:
+    """Name a folder beside ``place``, so that moving it there is one rename within a file system."""
+    return place.with_name(f".vitreous-{secrets.token_hex(6)}.partial")
+
+
+def _move_into_place(draft: Path, place: Path) -> None:
+    """Rename ``draft`` to ``place``; an earlier folder there is deleted last, or put back."""
+    if not place.exists():
+        draft.rename(place)
+        return
+    earlier = _unused_sibling(place)
+    try:
+        place.rename(earlier)
+        draft.rename(place)
+    except BaseException:
+        if earlier.exists() and not place.exists():
+            earlier.rename(place)
+        raise
+    shutil.rmtree(earlier, ignore_errors=True)
