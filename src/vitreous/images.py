@@ -1,0 +1,181 @@
+"""Reads photos from untrusted files: always upright 8-bit RGB, or an ``ImageError`` that names the file."""
+
+from __future__ import annotations
+
+import io
+import stat
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from vitreous.errors import ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+MAX_BYTES = 200 * 2**20
+MAX_PIXELS = 80_000_000
+
+SUFFIXES = frozenset(
+    {".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
+# Pillow would also open formats that start other programs (EPS) or that nobody keeps photos in.
+_FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+
+
+def read_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
+    """Return a photo as an upright 8-bit RGB image.
+
+    EXIF rotation is applied, transparency is laid on white, and more than 8 bits per channel are scaled, not clipped.
+
+    Args:
+        source: A path, a binary file, or a Pillow image.
+
+    Raises:
+        ImageError: The photo cannot be read, or reading it could exhaust the memory.
+    """
+    name = _name(source)
+    image = source if isinstance(source, Image.Image) else _open(_content(source, name), name)
+    _check_size(image, name)
+    try:
+        image.load()
+        return _as_rgb(_upright(image))
+    except ImageError as error:
+        raise ImageError(f"{name}: {error}") from error
+    except Exception as error:  # decoders fail on damaged bytes with any type there is
+        raise ImageError(f"{name}: the image is damaged or cut off ({_first_line(error)})") from error
+
+
+def find_images(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the given files, with every folder replaced by the photos directly inside it, sorted, none twice.
+
+    Files are kept whatever they are called, so that reading them can say what is wrong with them.
+
+    Raises:
+        ImageError: A folder cannot be listed or holds no photo.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        found += _photos_in(path) if path.is_dir() else [path]
+    return list(dict.fromkeys(found))
+
+
+def _photos_in(folder: Path) -> list[Path]:
+    try:
+        files = [file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file()]
+    except OSError as error:
+        raise ImageError(f"{folder}: the folder cannot be read ({error.strerror})") from error
+    photos = sorted(file for file in files if not file.name.startswith("."))
+    if not photos:
+        raise ImageError(f"{folder}: the folder holds no photos")
+    return photos
+
+
+def _name(source: str | Path | IO[bytes] | Image.Image) -> str:
+    if isinstance(source, str | Path):
+        return str(source)
+    given = getattr(source, "filename", None) or getattr(source, "name", None)
+    return str(given) if given else "the image"
+
+
+def _content(source: str | Path | IO[bytes], name: str) -> bytes:
+    """Return the file's bytes, never more than the limit."""
+    try:
+        if isinstance(source, str | Path):
+            _check_file(Path(source), name)
+            with Path(source).open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+        else:
+            content = source.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise ImageError(f"{name}: there is no such file") from error
+    except PermissionError as error:
+        raise ImageError(f"{name}: no permission to read this file") from error
+    except (OSError, ValueError) as error:
+        raise ImageError(f"{name}: the file cannot be read ({_first_line(error)})") from error
+    if not isinstance(content, bytes):
+        raise ImageError(f"{name}: the file must be opened in binary mode")
+    if not content:
+        raise ImageError(f"{name}: the file is empty")
+    if len(content) > MAX_BYTES:
+        raise ImageError(f"{name}: the file is larger than {MAX_BYTES // 2**20} MiB")
+    return content
+
+
+def _check_file(path: Path, name: str) -> None:
+    """Refuse what is not a plain file: opening a pipe would wait forever."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise ImageError(f"{name}: this is a folder, not an image")
+    if not stat.S_ISREG(status.st_mode):
+        raise ImageError(f"{name}: this is not a regular file")
+
+
+def _open(content: bytes, name: str) -> Image.Image:
+    """Read the header only."""
+    Image.init()
+    known = [format_ for format_ in _FORMATS if format_ in Image.OPEN]
+    try:
+        return Image.open(io.BytesIO(content), formats=known)
+    except UnidentifiedImageError as error:
+        raise ImageError(f"{name}: this is not an image in a supported format") from error
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{name}: more than {MAX_PIXELS:,} pixels, refused") from error
+    except Exception as error:  # decoders fail on damaged bytes with any type there is
+        raise ImageError(f"{name}: the image is damaged or cut off ({_first_line(error)})") from error
+
+
+def _check_size(image: Image.Image, name: str) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        raise ImageError(f"{name}: {image.width} x {image.height} is more than {MAX_PIXELS:,} pixels, refused")
+    if min(image.size) < 1:
+        raise ImageError(f"{name}: an image of {image.width} x {image.height} pixels has no content")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # noqa: BLE001  a photo with damaged EXIF data is still a photo
+        return image
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _deep_gray(image).convert("RGB")
+    if image.mode == "La":  # Pillow converts premultiplied gray to nothing else
+        image = image.convert("LA")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    if image.mode == "LAB":
+        raise ImageError("images in the Lab colour space are not supported")
+    return image.convert("RGB")
+
+
+def _deep_gray(image: Image.Image) -> Image.Image:
+    """Scale gray of 16 bits, 32 bits or floating point to 8 bits."""
+    values = cast("NDArray[np.float64]", np.asarray(image).astype(np.float64))
+    if not np.isfinite(values).all():
+        raise ImageError("the image has pixels that are not finite numbers")
+    sixteen_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+    black, white = (0.0, 65535.0) if sixteen_bits else _range(values, image.mode)
+    scaled = (values - black) * (255 / (white - black))
+    return Image.fromarray(scaled.round().clip(0, 255).astype(np.uint8))
+
+
+def _range(values: NDArray[np.float64], mode: str) -> tuple[float, float]:
+    """Return which values are black and white, where the file does not say: the narrowest usual range, or its own."""
+    low, high = float(values.min()), float(values.max())
+    usual = (1.0, 255.0, 65535.0) if mode == "F" else (255.0, 65535.0)
+    for white in usual:
+        if low >= 0 and high <= white:
+            return 0.0, white
+    return low, high if high > low else low + 1
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,114 @@
+"""Loads image classifiers and CLIP-like image towers of the transformers library, never running foreign code."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitreous.errors import MissingDependencyError, ModelError
+from vitreous.models import hub
+from vitreous.models.loaded import LoadedModel
+from vitreous.models.preprocessing import Preprocessing, as_image_size, from_processor
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# What to load of a model that sees and reads: its image tower.
+_IMAGE_TOWERS = {
+    "clip": "CLIPVisionModelWithProjection",
+    "clip_vision_model": "CLIPVisionModelWithProjection",
+    "siglip": "SiglipVisionModel",
+    "siglip_vision_model": "SiglipVisionModel",
+}
+_TOWER_CLASSES = frozenset({*_IMAGE_TOWERS.values(), "CLIPVisionModel"})
+# These resize their position embedding by themselves in every forward pass.
+_ANY_SIZE = frozenset({"dinov2", "dinov2_with_registers"})
+
+
+def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
+    """Load a folder written by ``save_pretrained``, or a repository of the hub."""
+    name = f"hf/{identifier}"
+    transformers = _transformers()
+    place, options = _place(name, identifier)
+    try:
+        config = transformers.AutoConfig.from_pretrained(place, **options)
+        model = _model(transformers, name, place, config, options)
+    except ModelError:
+        raise
+    except Exception as error:  # configuration, download and weights fail with many types
+        if options["local_files_only"] and not Path(place).is_dir():
+            raise hub.unreachable(name, "hf/FOLDER or demo") from error
+        raise ModelError(f"{name}: the model cannot be loaded ({_one_line(error)})") from error
+    native = _image_size(config)
+    preprocessing = _preprocessing(transformers, name, place, native, options)
+    if image_size and image_size != native and config.model_type not in _ANY_SIZE:
+        raise ModelError(f"{name}: this model takes images of {native[0]} x {native[1]} pixels only")
+    return LoadedModel(name, model.eval(), preprocessing.override(image_size=image_size), _class_names(model))
+
+
+def _transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingDependencyError('hf/ models need the transformers library: pip install "vitreous[hf]"') from error
+
+
+def _place(name: str, identifier: str) -> tuple[str, dict[str, Any]]:
+    """Return where to load from, and the options that keep loading safe and quick."""
+    folder = Path(identifier).expanduser()
+    local = folder.is_dir()
+    if not local and (identifier.startswith((".", "/", "~")) or identifier.count("/") > 1):
+        raise ModelError(f"{name}: there is no folder {folder}")
+    if local and not (folder / "config.json").is_file():
+        raise ModelError(f"{name}: there is no config.json in this folder")
+    options = {"trust_remote_code": False, "local_files_only": local or not hub.is_reachable()}
+    return str(folder) if local else identifier, options
+
+
+def _model(transformers: Any, name: str, place: str, config: Any, options: dict[str, Any]) -> nn.Module:
+    architecture = (config.architectures or [""])[0]
+    tower = architecture if architecture in _TOWER_CLASSES else _IMAGE_TOWERS.get(config.model_type)
+    classifier = "ForImageClassification" in architecture or tower is None
+    loader = transformers.AutoModelForImageClassification if classifier else getattr(transformers, tower or "")
+    model: nn.Module
+    model, report = loader.from_pretrained(place, output_loading_info=True, **options)
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would leave these random, and the explanation would be of noise
+        raise ModelError(f"{name}: the weights lack {', '.join(missing[:3])}; is this a backbone without a classifier?")
+    return model
+
+
+def _image_size(config: Any) -> tuple[int, int]:
+    vision = getattr(config, "vision_config", config)
+    return as_image_size(getattr(vision, "image_size", 224))
+
+
+def _preprocessing(
+    transformers: Any, name: str, place: str, native: tuple[int, int], options: dict[str, Any]
+) -> Preprocessing:
+    try:
+        processor = transformers.AutoImageProcessor.from_pretrained(place, **options)
+    except Exception:  # noqa: BLE001  the file is missing or unreadable, reported with many types
+        half = (0.5, 0.5, 0.5)
+        warnings.warn(
+            f"{name}: no image processor is stored with this model; assuming mean = std = 0.5 at"
+            f" {native[0]} x {native[1]} pixels",
+            stacklevel=2,
+        )
+        return Preprocessing(native, half, half, resize="squash")
+    return from_processor(processor.to_dict(), native)
+
+
+def _class_names(model: Any) -> tuple[str, ...] | None:
+    """Return the configuration's class names, unless they are the placeholders LABEL_0, LABEL_1, ...."""
+    if not type(model).__name__.startswith(("CLIPVision", "SiglipVision")):
+        names = {int(index): str(label) for index, label in (model.config.id2label or {}).items()}
+        if any(label != f"LABEL_{index}" for index, label in names.items()):
+            return tuple(names[index] for index in sorted(names))
+    return None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,200 @@
+"""How a photo becomes the tensor that a model was trained to see, as plain data with one way to apply it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitreous.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import Tensor, nn
+
+Resize = Literal["shorter", "squash"]
+Triple = tuple[float, float, float]
+
+# Image processors with one of these do something to the pixels that is not described here.
+_FOREIGN_SETTINGS = ("crop_pct", "do_flip_channel_order", "max_num_patches", "do_pad")
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize, centre crop and normalise photos for one model.
+
+    Attributes:
+        image_size: Height and width of the model's input.
+        mean: Mean of the three channels, in units of the rescaled pixels.
+        std: Standard deviation of the three channels.
+        interpolation: Pillow's name of the resampling filter, in lower case.
+        resize: ``shorter`` keeps the aspect ratio and fits the shorter edge; ``squash`` ignores the aspect ratio.
+        resize_size: Size to resize to before the centre crop; the image size itself where nothing is cropped.
+        rescale: Factor on the 0..255 pixels.
+        crop_rounding: Where an odd margin goes: timm rounds to the nearest even offset, transformers rounds down.
+    """
+
+    image_size: tuple[int, int]
+    mean: Triple
+    std: Triple
+    interpolation: str = "bicubic"
+    resize: Resize = "shorter"
+    resize_size: tuple[int, int] | None = None
+    rescale: float = 1 / 255
+    crop_rounding: Literal["nearest", "down"] = "nearest"
+
+    def __call__(self, images: Sequence[Image.Image]) -> Tensor:
+        """Return the model's input for these photos: float32, (batch, 3, height, width)."""
+        if not images:
+            raise InputError("no images were given")
+        pixels = np.stack([np.asarray(self.displayed(image)) for image in images])
+        channels_first = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
+        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (self.mean, self.std))
+        return ((channels_first * self.rescale - mean) / std).contiguous()
+
+    def displayed(self, image: Image.Image) -> Image.Image:
+        """Return the part of the photo that the model sees, at the model's resolution."""
+        if min(image.size) < 1:
+            raise InputError(f"an image of {image.width} x {image.height} pixels has no content")
+        rgb = image if image.mode == "RGB" else image.convert("RGB")
+        height, width = self._resized(rgb.height, rgb.width)
+        resampling = Image.Resampling[self.interpolation.upper()]
+        resized = rgb.resize((width, height), resampling)
+        top, left = (self._offset(have, want) for have, want in zip((height, width), self.image_size, strict=True))
+        return resized.crop((left, top, left + self.image_size[1], top + self.image_size[0]))
+
+    def override(
+        self,
+        *,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+        image_size: int | Sequence[int] | None = None,
+    ) -> Preprocessing:
+        """Return a copy with other normalisation (one number or three) or another image size."""
+        changed = self
+        if mean is not None:
+            changed = replace(changed, mean=_triple("mean", mean))
+        if std is not None:
+            changed = replace(changed, std=_positive_triple("std", std))
+        if image_size is not None:
+            size = as_image_size(image_size)
+            changed = replace(changed, image_size=size, resize_size=self._before_crop(size))
+        return changed
+
+    def _before_crop(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the size to resize to so that another image size shows the same share of the photo."""
+        before = self.resize_size or self.image_size
+        scaled = [round(new * wide / old) for new, wide, old in zip(size, before, self.image_size, strict=True)]
+        return scaled[0], scaled[1]
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        """Return height and width after the resize and before the crop."""
+        target_height, target_width = self.resize_size or self.image_size
+        if self.resize == "squash":
+            return target_height, target_width
+        if target_height == target_width:  # torchvision's and transformers' rule truncates the longer edge
+            if height <= width:
+                return target_height, int(target_height * width / height)
+            return int(target_width * height / width), target_width
+        ratio = min(height / target_height, width / target_width)
+        return round(height / ratio), round(width / ratio)
+
+    def _offset(self, have: int, want: int) -> int:
+        """Return where the centre crop starts; negative where the image is smaller and gets a black border."""
+        half = (have - want) / 2
+        return round(half) if self.crop_rounding == "nearest" and half > 0 else int(half)
+
+
+def from_timm(model: nn.Module, image_size: tuple[int, int] | None = None) -> Preprocessing:
+    """Read the evaluation preprocessing that timm would use for its model."""
+    from timm.data.config import resolve_data_config  # noqa: PLC0415  (timm takes a second to import)
+
+    arguments = {"input_size": (3, *image_size)} if image_size else {}
+    config = resolve_data_config(arguments, model=model)  # type: ignore[no-untyped-call]
+    size = as_image_size(config["input_size"][-2:])
+    mode = config["crop_mode"]
+    if mode not in ("center", "squash"):
+        raise ModelError(f"the model's crop mode {mode!r} is not supported, only 'center' and 'squash'")
+    before_crop = tuple(math.floor(edge / config["crop_pct"]) for edge in size)
+    interpolation = config["interpolation"]
+    if mode == "center" and before_crop[0] != before_crop[1]:
+        interpolation = "bilinear"  # timm ignores its own setting here; what counts is what the model is evaluated with
+    return Preprocessing(
+        image_size=size,
+        mean=_triple("mean", config["mean"]),
+        std=_positive_triple("std", config["std"]),
+        interpolation=interpolation,
+        resize="squash" if mode == "squash" else "shorter",
+        resize_size=(before_crop[0], before_crop[1]),
+    )
+
+
+def from_processor(settings: Mapping[str, Any], fallback_size: tuple[int, int]) -> Preprocessing:
+    """Read the settings of a transformers image processor (its ``to_dict()``).
+
+    Args:
+        settings: The processor's settings.
+        fallback_size: The size to resize to where the processor expects resized photos.
+    """
+    foreign = [name for name in _FOREIGN_SETTINGS if settings.get(name)]
+    if foreign:
+        raise ModelError(f"the image processor's setting {foreign[0]!r} is not supported")
+    resize: Resize = "squash"
+    before_crop = fallback_size
+    if settings.get("do_resize", True):
+        resize, before_crop = _processor_resize(settings.get("size") or {})
+    crop = settings.get("crop_size") if settings.get("do_center_crop") else None
+    normalised = settings.get("do_normalize", True)
+    return Preprocessing(
+        image_size=_edges(crop) if crop else before_crop,
+        mean=_triple("mean", settings["image_mean"]) if normalised else (0.0, 0.0, 0.0),
+        std=_positive_triple("std", settings["image_std"]) if normalised else (1.0, 1.0, 1.0),
+        interpolation=Image.Resampling(int(settings.get("resample") or 0)).name.lower(),
+        resize=resize,
+        resize_size=before_crop,
+        rescale=float(settings.get("rescale_factor", 1 / 255)) if settings.get("do_rescale", True) else 1.0,
+        crop_rounding="down",
+    )
+
+
+def as_image_size(value: int | Iterable[int]) -> tuple[int, int]:
+    """Return (height, width) of one number or two."""
+    edges = (value, value) if isinstance(value, int) else tuple(value)
+    if len(edges) != 2 or min(edges) < 1:
+        raise ModelError(f"an image size is one positive number or height and width, not {value!r}")
+    return int(edges[0]), int(edges[1])
+
+
+def _processor_resize(size: Mapping[str, int]) -> tuple[Resize, tuple[int, int]]:
+    given = {name: value for name, value in size.items() if value is not None}
+    if set(given) == {"shortest_edge"}:
+        return "shorter", as_image_size(given["shortest_edge"])
+    if set(given) == {"height", "width"}:
+        return "squash", _edges(given)
+    raise ModelError(f"the image processor's size {dict(given)} is not supported")
+
+
+def _edges(size: Mapping[str, int]) -> tuple[int, int]:
+    return as_image_size((size["height"], size["width"]))
+
+
+def _triple(name: str, value: float | Iterable[float]) -> Triple:
+    """Return one number three times, or three numbers as they are."""
+    values = [float(value)] if isinstance(value, int | float) else [float(number) for number in value]
+    if len(values) == 1:
+        values *= 3
+    if len(values) != 3 or not all(map(math.isfinite, values)):
+        raise ModelError(f"{name} takes one finite number or three, not {value!r}")
+    return values[0], values[1], values[2]
+
+
+def _positive_triple(name: str, value: float | Iterable[float]) -> Triple:
+    values = _triple(name, value)
+    if min(values) <= 0:
+        raise ModelError(f"{name} must be positive, not {value!r}")
+    return values

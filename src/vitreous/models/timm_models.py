@@ -1,0 +1,155 @@
+"""Loads timm models by name: with weights from the hub, from a local file or folder, or random ones."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import timm
+import torch
+from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
+from timm.models import model_entrypoint, split_model_name_tag
+
+from vitreous.errors import ModelError
+from vitreous.models import hub
+from vitreous.models.checkpoints import load_strictly, read_checkpoint
+from vitreous.models.loaded import LoadedModel
+from vitreous.models.preprocessing import from_timm
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitreous.models.checkpoints import State
+
+_RANDOM_SEED = 0
+_ELSEWHERE = ("local-dir:", "hf-hub:")
+_HUB_FILES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
+
+
+def load_timm(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
+    """Load ``NAME``, ``NAME@FILE``, ``NAME@random``, ``local-dir:FOLDER`` or ``hf-hub:ID``."""
+    name = f"timm/{identifier}"
+    if identifier.startswith(_ELSEWHERE):
+        return _loaded(name, _from_elsewhere(identifier, image_size), image_size)
+    architecture, at, source = identifier.partition("@")
+    check_known(architecture)
+    if at and not source:
+        raise ModelError(f"{name}: after @ comes a weights file or the word random")
+    if source == "random":
+        # ImageNet's class names would be a lie here, although the number of classes fits.
+        return _loaded(name, _random(architecture, image_size), image_size, named=False)
+    if source:
+        return _loaded(name, _from_file(architecture, Path(source), image_size), image_size)
+    return _loaded(name, _from_hub(architecture, image_size), image_size)
+
+
+def check_known(architecture: str) -> None:
+    """Raise with close matches where timm does not know the architecture or its tag."""
+    base, tag = split_model_name_tag(architecture)
+    if not timm.is_model(base):
+        raise ModelError(f"timm has no model {base!r}{_suggestion(base, timm.list_models())}")
+    if tag and not timm.models.is_model_pretrained(architecture):
+        tagged = [known for known in timm.list_pretrained() if known.startswith(f"{base}.")]
+        raise ModelError(f"timm has no weights {architecture!r}{_suggestion(architecture, tagged)}")
+
+
+def _suggestion(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=3)
+    return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+def _loaded(name: str, model: nn.Module, image_size: tuple[int, int] | None, *, named: bool = True) -> LoadedModel:
+    class_names = _class_names(model) if named else None
+    return LoadedModel(name, model.eval(), from_timm(model, image_size), class_names)
+
+
+def _create(architecture: str, image_size: tuple[int, int] | None, **options: Any) -> nn.Module:
+    """Build a model; timm reports every impossible request with a type of its own."""
+    if image_size:
+        options["img_size"] = image_size
+    try:
+        model: nn.Module = timm.create_model(architecture, **options)
+    except TypeError as error:
+        if image_size and "img_size" in str(error):
+            raise ModelError(f"timm/{architecture}: this model cannot be built for another image size") from error
+        raise
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if image_size and patch and any(edge % side for edge, side in zip(image_size, patch, strict=True)):
+        raise ModelError(f"timm/{architecture}: an image size must be a multiple of the patch size {patch[0]}")
+    return model
+
+
+def _random(architecture: str, image_size: tuple[int, int] | None) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_RANDOM_SEED)
+        return _create(architecture, image_size)
+
+
+def _from_file(architecture: str, file: Path, image_size: tuple[int, int] | None) -> nn.Module:
+    state = read_checkpoint(file)
+    options = {} if (classes := _classes_in(state, architecture)) is None else {"num_classes": classes}
+    model = _create(architecture, image_size, **options)
+    creator = model_entrypoint(split_model_name_tag(architecture)[0])
+    load_strictly(model, state, source=str(file), creator=creator)
+    return model
+
+
+def _classes_in(state: State, architecture: str) -> int | None:
+    """Return the number of classes that the weights' head distinguishes, or None where there is no head."""
+    config = timm.models.get_pretrained_cfg(architecture)
+    classifier = getattr(config, "classifier", None) or "head"
+    first = classifier if isinstance(classifier, str) else classifier[0]
+    weight = state.get(f"{first}.weight")
+    return None if weight is None else weight.shape[0]
+
+
+def _from_hub(architecture: str, image_size: tuple[int, int] | None) -> nn.Module:
+    name = f"timm/{architecture}"
+    config = timm.models.get_pretrained_cfg(architecture)
+    if config is None or not config.has_weights:
+        raise ModelError(f"{name}: no weights are published for this model; use {name}@FILE or {name}@random")
+    if not hub.is_reachable():
+        names = (config.hf_hub_filename, *_HUB_FILES) if config.hf_hub_filename else _HUB_FILES
+        cached = hub.cached_file(config.hf_hub_id, names) if config.hf_hub_id else None
+        if cached is None:
+            raise hub.unreachable(name, f"{name}@FILE, {name}@random or demo")
+        return _from_file(architecture, cached, image_size)
+    return _published(architecture, image_size)
+
+
+def _from_elsewhere(identifier: str, image_size: tuple[int, int] | None) -> nn.Module:
+    kind, _, place = identifier.partition(":")
+    if kind == "local-dir" and not (Path(place) / "config.json").is_file():
+        raise ModelError(f"timm/{identifier}: there is no config.json in {place or 'an empty name'}")
+    if kind == "hf-hub" and not hub.is_reachable():
+        config = hub.cached_file(place, ["config.json"])
+        if config is None:
+            raise hub.unreachable(f"timm/{identifier}", "timm/local-dir:FOLDER or demo")
+        return _published(f"local-dir:{config.parent}", image_size)
+    return _published(identifier, image_size)
+
+
+def _published(identifier: str, image_size: tuple[int, int] | None) -> nn.Module:
+    try:
+        return _create(identifier, image_size, pretrained=True)
+    except ModelError:
+        raise
+    except Exception as error:  # downloads, parsing and strict loading fail with many types
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ModelError(f"timm/{identifier}: the model cannot be loaded ({reason})") from error
+
+
+def _class_names(model: nn.Module) -> tuple[str, ...] | None:
+    """Return what the model's configuration calls its classes, or ImageNet's names where their number fits."""
+    config: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
+    count = getattr(model, "num_classes", 0)
+    names = config.get("label_names")
+    if isinstance(names, dict):
+        by_index = {int(index): name for index, name in names.items()}
+        names = [by_index[index] for index in sorted(by_index)]
+    if names and len(names) == count:
+        descriptions = config.get("label_descriptions") or {}
+        return tuple(str(descriptions.get(name, name)) for name in names)
+    subset = infer_imagenet_subset({"num_classes": count})
+    return tuple(ImageNetInfo(subset).label_descriptions()) if subset else None
