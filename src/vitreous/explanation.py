@@ -173,6 +173,10 @@ class Explanation:
             images=None if self.images is None else self.images[one],
         )
 
+    def without_images(self) -> Explanation:
+        """Give the same explanation without its pictures, which take most of the memory."""
+        return replace(self, images=None)
+
     def save(
         self,
         directory: str | os.PathLike[str],

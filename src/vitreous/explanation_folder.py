@@ -28,6 +28,10 @@ ARRAYS = "explanation.npz"
 _FORMAT = "vitreous-explanation"
 _SCHEMA = 1
 _LONGEST_NAME = 100
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64)
+}
 
 
 def write(explanation: Explanation, directory: Path, *, overwrite: bool, pictures: Mapping[str, Image.Image]) -> Path:
@@ -110,7 +114,7 @@ def _array(tensor: Tensor) -> NDArray[Any]:
 
 
 def _tensor(array: NDArray[Any], dtype: str) -> Tensor:
-    return torch.from_numpy(array).to(getattr(torch, dtype))
+    return torch.from_numpy(array).to(_DTYPES[dtype])
 
 
 def _dtype_name(tensor: Tensor) -> str:

@@ -30,7 +30,7 @@ def wrap(text: str, style: Font, width: int, *, lines: int) -> list[str]:
     Method spellings have no spaces, so a line may also end after a comma or colon, or inside a word that is too long.
     """
     wrapped = [""]
-    for piece in _pieces(text.strip(), style, width):
+    for piece in _pieces(" ".join(text.split()), style, width):
         if wrapped[-1] and style.getlength((wrapped[-1] + piece).rstrip()) > width:
             wrapped.append("")
         wrapped[-1] += piece

@@ -1,0 +1,42 @@
+"""The ``vitreous`` command and what it consists of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vitreous.cli.explain import explain
+from vitreous.cli.guard import DebugOption, GuardedGroup
+from vitreous.cli.methods import methods
+from vitreous.cli.models import models
+from vitreous.provenance import vitreous_version
+
+app = typer.Typer(
+    name="vitreous",
+    help="See through Vision Transformers: which parts of a picture made the model say this class?",
+    cls=GuardedGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(explain)
+app.command()(methods)
+app.command()(models)
+
+
+def _show_version(value: bool) -> None:  # noqa: FBT001  # typer's signature
+    if value:
+        typer.echo(f"vitreous {vitreous_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+    _debug: DebugOption = False,
+) -> None:
+    """See through Vision Transformers: which parts of a picture made the model say this class?"""

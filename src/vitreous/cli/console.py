@@ -1,0 +1,49 @@
+"""What reaches the terminal: results on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.text import Text
+
+
+class _Console(Console):
+    """A console that lets a closed pipe end the program in one place, see ``guard``."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
+
+
+def results() -> Console:
+    """Give the console for results. It respects ``NO_COLOR`` and is plain text when it is not a terminal."""
+    return _Console(highlight=False)
+
+
+def messages() -> Console:
+    """Give the console for progress and errors."""
+    return _Console(stderr=True, highlight=False)
+
+
+def one_line(text: str) -> str:
+    """Give a text that stays on its line: no line breaks, no control characters, nothing that cannot be encoded."""
+    flat = " ".join(text.split())
+    shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in flat)
+    return shown.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a line as it is: no markup in it is interpreted and it is not broken at the terminal's width."""
+    console.print(Text(one_line(text), style=style), soft_wrap=True)
+
+
+def say_error(text: str, console: Console | None = None) -> None:
+    """Print one red line on standard error."""
+    say(console or messages(), f"error: {text}", "bold red")
+
+
+def print_json(value: Any) -> None:
+    """Print JSON and nothing else on standard output."""
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")

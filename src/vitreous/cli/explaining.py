@@ -1,0 +1,182 @@
+"""Photos explained one batch after the other; one that is broken is reported and the rest is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import vitreous
+from vitreous.cli.console import say_error
+from vitreous.cli.progress import progress_bar
+from vitreous.cli.targets import find_class
+from vitreous.errors import ImageError, InputError
+from vitreous.images import find_images, read_image
+from vitreous.models import load_model
+from vitreous.models.demo import demo_photo
+from vitreous.pictures.comparison import comparison
+from vitreous.spelling import parse
+from vitreous.storage import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from PIL import Image
+    from rich.console import Console
+
+    from vitreous.errors import VitreousError
+    from vitreous.explanation import Explanation
+    from vitreous.models.loaded import LoadedModel
+
+COMPARISON = "comparison.png"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to do with every photo."""
+
+    model: str
+    methods: Sequence[str]
+    targets: Sequence[str]
+    topk: int | None
+    out: Path
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    image_size: tuple[int, int] | None
+    batch_size: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A photo that is done: its explanation, without the photo itself, and the folder that holds everything."""
+
+    photo: Path
+    folder: Path
+    explanation: Explanation
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the photos."""
+
+    explained: list[Explained] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def run(arguments: Sequence[str], request: Request, console: Console) -> Outcome:
+    """Explain the photos that ``arguments`` name and save each result in a folder of its own."""
+    for spelling in request.methods:
+        parse(spelling)  # a typing error should not wait for a model to be loaded
+    session = _Session(request, console)
+    photos = session.find(arguments)
+    if photos:
+        session.explain(photos)
+    return session.outcome
+
+
+class _Session:
+    """The photos of one call on their way from files to folders."""
+
+    def __init__(self, request: Request, console: Console) -> None:
+        self.request = request
+        self.console = console
+        self.outcome = Outcome()
+
+    def find(self, arguments: Sequence[str]) -> list[Path]:
+        """Give the photos that files, folders and the word ``demo`` stand for, each once."""
+        found: dict[Path, Path] = {}
+        for argument in arguments:
+            path = demo_photo() if argument == "demo" and not Path(argument).exists() else Path(argument)
+            try:
+                found |= {photo.resolve(): photo for photo in find_images([path])}
+            except ImageError as error:
+                self._report(argument, error)
+        return list(found.values())
+
+    def explain(self, photos: Sequence[Path]) -> None:
+        """Explain photos batch by batch."""
+        request = self.request
+        model = load_model(
+            request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
+        )
+        targets = [find_class(text, model.class_names) for text in request.targets]
+        folders = _folders(photos, request.out)
+        with progress_bar(self.console, len(photos)) as advance:
+            for batch in _batches(photos, request.batch_size):
+                self._explain_batch(model, targets, self._read(batch), folders)
+                advance(len(batch))
+
+    def _read(self, photos: Sequence[Path]) -> dict[Path, Image.Image]:
+        images = {}
+        for photo in photos:
+            try:
+                images[photo] = read_image(photo)
+            except ImageError as error:
+                self._report(str(photo), error)
+        return images
+
+    def _explain_batch(
+        self,
+        model: LoadedModel,
+        targets: Sequence[int],
+        images: Mapping[Path, Image.Image],
+        folders: Mapping[Path, Path],
+    ) -> None:
+        if not images:
+            return
+        try:
+            explanation = vitreous.explain(
+                model,
+                list(images.values()),
+                methods=self.request.methods,
+                target=_target(targets, len(images)),
+                topk=self.request.topk,
+            )
+        except (ImageError, InputError) as error:
+            if len(images) == 1:
+                self._report(str(next(iter(images))), error)
+            else:  # one of them is to blame: it must not take the others with it
+                for photo, image in images.items():
+                    self._explain_batch(model, targets, {photo: image}, folders)
+            return
+        for index, photo in enumerate(images):
+            self._save(photo, explanation.select(index), folders[photo])
+
+    def _save(self, photo: Path, explanation: Explanation, folder: Path) -> None:
+        try:
+            explanation.save(folder, overwrite=True, pictures={COMPARISON: comparison(explanation)})
+        except StorageError as error:
+            self._report(str(photo), error)
+        else:
+            self.outcome.explained.append(Explained(photo, folder, explanation.without_images()))
+
+    def _report(self, photo: str, error: VitreousError) -> None:
+        self.outcome.failures[photo] = str(error)
+        say_error(str(error), self.console)
+
+
+def _target(classes: Sequence[int], images: int) -> int | list[list[int]] | None:
+    """Give the classes in the form of the library: none, one for all photos, or several for each."""
+    if not classes:
+        return None
+    return classes[0] if len(classes) == 1 else [list(classes)] * images
+
+
+def _folders(photos: Sequence[Path], out: Path) -> dict[Path, Path]:
+    """Give each photo a folder named after it; photos of the same name get a number, also where only case differs."""
+    folders: dict[Path, Path] = {}
+    taken: set[str] = set()
+    for photo in photos:
+        stem = photo.stem.strip(". ") or "photo"  # "...jpg" has the stem "..", which would be the parent folder
+        name, number = stem, 2
+        while name.casefold() in taken:
+            name, number = f"{stem}-{number}", number + 1
+        taken.add(name.casefold())
+        folders[photo] = out / name
+    return folders
+
+
+def _batches(photos: Sequence[Path], size: int) -> Iterator[Sequence[Path]]:
+    for start in range(0, len(photos), size):
+        yield photos[start : start + size]

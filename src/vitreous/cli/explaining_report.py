@@ -1,0 +1,104 @@
+"""What ``vitreous explain`` tells about the photos that are done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from vitreous.cli.console import one_line, say
+from vitreous.cli.explaining import COMPARISON
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from vitreous.cli.explaining import Explained, Outcome, Request
+    from vitreous.explanation import Explanation, Prediction
+
+_TOP = 5
+_DETAILED = 3
+
+
+def show(outcome: Outcome, console: Console) -> None:
+    """Print the predictions and where the pictures are: in full for a few photos, a line each for many."""
+    if len(outcome.explained) > _DETAILED:
+        _show_summary(outcome.explained, console)
+    else:
+        for explained in outcome.explained:
+            _show_photo(explained, console)
+
+
+def as_json(outcome: Outcome, request: Request) -> dict[str, Any]:
+    """Give the outcome as JSON values."""
+    return {
+        "model": request.model,
+        "methods": list(request.methods),
+        "photos": [_photo_as_json(explained) for explained in outcome.explained],
+        "failures": [{"photo": photo, "error": error} for photo, error in outcome.failures.items()],
+    }
+
+
+def _show_photo(explained: Explained, console: Console) -> None:
+    explanation = explained.explanation
+    table = Table(title=Text(one_line(explained.photo.name)), title_justify="left", title_style="bold", box=None)
+    table.add_column("class")
+    table.add_column("probability", justify="right")
+    table.add_column()
+    for prediction in explanation.top(_TOP):
+        table.add_row(_name(explanation, prediction), f"{prediction.probability:.1%}", _bar(prediction.probability))
+    console.print(table)
+    say(console, f"  explained: {', '.join(_targets(explanation))}")
+    say(console, f"  pictures:  {explained.folder / COMPARISON}")
+    say(console, f"             {explained.folder} (overlays, scores, manifest)\n")
+
+
+def _show_summary(explained: Sequence[Explained], console: Console) -> None:
+    table = Table(box=None)
+    for heading in ("photo", "class"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("probability", justify="right")
+    table.add_column()
+    for one in explained:
+        first = one.explanation.top(1)[0]
+        photo = Text(one_line(one.photo.name))
+        table.add_row(photo, _name(one.explanation, first), f"{first.probability:.1%}", _bar(first.probability))
+    console.print(table)
+    say(console, f"  pictures: {explained[0].folder.parent}{'/'}PHOTO/{COMPARISON}, one folder per photo")
+
+
+def _bar(probability: float) -> ProgressBar:
+    return ProgressBar(total=1, completed=probability, width=24)
+
+
+def _name(explanation: Explanation, prediction: Prediction) -> Text:
+    return Text(one_line(prediction.label if explanation.class_names else f"class {prediction.label}"))
+
+
+def _targets(explanation: Explanation) -> list[str]:
+    numbers = range(explanation.classes_per_image)
+    prefix = "" if explanation.class_names else "class "
+    return [f"{prefix}{explanation.label(0, number)}" for number in numbers]
+
+
+def _photo_as_json(explained: Explained) -> dict[str, Any]:
+    explanation = explained.explanation
+    probabilities = explanation.probabilities[0]
+    targets = [explanation.class_index(0, number) for number in range(explanation.classes_per_image)]
+    return {
+        "photo": str(explained.photo),
+        "folder": str(explained.folder),
+        "comparison": str(explained.folder / COMPARISON),
+        "predictions": [_prediction_as_json(explanation, *prediction) for prediction in explanation.top(_TOP)],
+        "targets": [
+            _prediction_as_json(explanation, number, explanation.label(0, position), float(probabilities[number]))
+            for position, number in enumerate(targets)
+        ],
+    }
+
+
+def _prediction_as_json(explanation: Explanation, index: int, label: str, probability: float) -> dict[str, Any]:
+    return {"index": index, "name": label if explanation.class_names else None, "probability": probability}
