@@ -1,1 +1,35 @@
-"""Vitreous: see through Vision Transformers."""
+"""Vitreous: see through Vision Transformers. Which parts of a picture made the model say this class?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Explanation", "__version__", "errors", "explain", "list_methods", "load_model"]
+
+if TYPE_CHECKING:
+    from vitreous import errors
+    from vitreous.explaining import explain
+    from vitreous.explanation import Explanation
+    from vitreous.methods import list_methods
+    from vitreous.models import load_model
+
+_HOMES = {
+    "explain": "vitreous.explaining",
+    "Explanation": "vitreous.explanation",
+    "list_methods": "vitreous.methods",
+    "load_model": "vitreous.models",
+    "errors": "vitreous.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that ``vitreous --help`` does not wait for torch."""
+    from importlib import import_module  # noqa: PLC0415
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'vitreous' has no attribute {name!r}")
+    module = import_module(_HOMES[name])
+    value = module if name == "errors" else getattr(module, name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,24 @@
+"""Methods: what is read from a tape, one file per family; importing this package fills the registry."""
+
+from vitreous.methods import attention, gradient, gradtoken, tokentm
+from vitreous.methods.options import OptionInfo
+from vitreous.methods.readout import MatrixReadout, Readout, TokenReadout
+from vitreous.methods.registry import MethodInfo, list_methods, method_info, register
+from vitreous.methods.view import Row, View
+
+__all__ = [
+    "MatrixReadout",
+    "MethodInfo",
+    "OptionInfo",
+    "Readout",
+    "Row",
+    "TokenReadout",
+    "View",
+    "attention",
+    "gradient",
+    "gradtoken",
+    "list_methods",
+    "method_info",
+    "register",
+    "tokentm",
+]

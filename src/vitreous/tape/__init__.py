@@ -1,0 +1,8 @@
+"""Tape: one forward pass of a model, recorded, with backward passes under a rule."""
+
+from vitreous.tape.attention import AttentionRecord
+from vitreous.tape.layout import Layout
+from vitreous.tape.plan import Needs, Pass, Plan
+from vitreous.tape.tape import Gradients, Tape, record
+
+__all__ = ["AttentionRecord", "Gradients", "Layout", "Needs", "Pass", "Plan", "Tape", "record"]

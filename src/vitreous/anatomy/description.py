@@ -1,0 +1,57 @@
+"""What every model family is described by: where its blocks are and which parts a block has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+# Where a block normalises: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)).
+NormPlace = Literal["pre", "post", "branch"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One transformer block.
+
+    Attributes:
+        module: the block itself; its first argument is the residual stream x_l.
+        attention: the module inside which the attention call happens; ``None`` for blocks that have none.
+        heads_to_stream: gives W_O with rows for the stream and columns for the heads' channels, LayerScale included;
+            ``None`` where values do not reach the stream by a linear map (a norm or gate in between).
+        first_norm: the norm that belongs to the attention branch.
+        second_norm: the norm that belongs to the feed-forward branch.
+        norm_place: where the norms stand.
+    """
+
+    module: nn.Module
+    attention: nn.Module | None
+    heads_to_stream: Callable[[], Tensor] | None
+    first_norm: nn.Module | None
+    second_norm: nn.Module | None
+    norm_place: NormPlace
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A model's blocks, in the order they run.
+
+    What depends on the picture (patch grid, number of prefix tokens, which tokens the head reads) is not guessed from
+    attributes but seen during the forward pass; see ``vitreous.tape``.
+    """
+
+    name: str
+    blocks: tuple[Block, ...]
+    batch_first: bool
+
+    @property
+    def depth(self) -> int:
+        """L, the number of blocks."""
+        return len(self.blocks)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether every block has an attention part."""
+        return all(block.attention is not None for block in self.blocks)

@@ -1,0 +1,66 @@
+"""Finding the blocks inside any ``nn.Module``: the stack of alike modules that attend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from vitreous.anatomy.description import Anatomy
+from vitreous.anatomy.parts import ATTENTION, describe_block, first_of
+from vitreous.errors import UnsupportedModelError
+
+_ATTENTION_FREE_STACK = 4  # fewer alike modules in a row are an accident, not a stack of blocks
+
+
+def find_anatomy(model: nn.Module) -> Anatomy:
+    """Find the blocks of ``model``, which may be wrapped in other modules.
+
+    Raises:
+        UnsupportedModelError: there is no stack of transformer blocks, or more than one.
+    """
+    name = type(model).__name__
+    stacks = list(_attending_stacks(model))
+    if len(stacks) > 1:
+        paths = ", ".join(f"{path} ({len(blocks)} x {type(blocks[0]).__name__})" for path, blocks in stacks)
+        raise UnsupportedModelError(
+            f"{name} has {len(stacks)} separate stacks of attention blocks: {paths}. Windowed and hierarchical models "
+            "have no attention between all patches of the picture, and no method here serves them; of a model with "
+            "several towers, give the image tower alone"
+        )
+    blocks = stacks[0][1] if stacks else _longest_alike(model)
+    if not blocks:
+        raise UnsupportedModelError(
+            f"{name} has no stack of transformer blocks (no nn.ModuleList or nn.Sequential of alike modules with an "
+            "attention part), so no method here serves it"
+        )
+    described = tuple(describe_block(block) for block in blocks)
+    return Anatomy(name=name, blocks=described, batch_first=_batch_first(model, described[0].attention))
+
+
+def _attending_stacks(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            blocks = list(module)
+            if blocks and all(isinstance(first_of(block, ATTENTION), nn.Module) for block in blocks):
+                yield path, blocks
+
+
+def _longest_alike(model: nn.Module) -> list[nn.Module]:
+    """The longest run of modules of one class, for models without attention that still have a residual stream."""
+    longest: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            blocks = list(module)
+            alike = len({type(block) for block in blocks}) == 1 and any(True for _ in blocks[0].children())
+            if alike and len(blocks) >= _ATTENTION_FREE_STACK and len(blocks) > len(longest):
+                longest = blocks
+    return longest
+
+
+def _batch_first(model: nn.Module, attention: nn.Module | None) -> bool:
+    """Only nn.MultiheadAttention may put tokens first, and then its container may turn the stream round for it."""
+    if isinstance(attention, nn.MultiheadAttention):
+        return attention.batch_first
+    del model
+    return True

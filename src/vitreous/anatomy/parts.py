@@ -1,0 +1,76 @@
+"""Under which names the model families keep the parts of a block. To support a new family, add its names here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.anatomy.description import Block, NormPlace
+
+# timm, torchvision, open_clip, transformers, nn.TransformerEncoderLayer; then older transformers.
+ATTENTION = ("attn", "self_attention", "self_attn", "attention")
+FIRST_NORM = ("norm1", "ln_1", "layer_norm1", "layernorm_before")
+SECOND_NORM = ("norm2", "ln_2", "layer_norm2", "layernorm_after")
+PROJECTION = ("proj", "out_proj", "o_proj", "output.dense")
+LAYER_SCALE = ("ls1.gamma", "gamma_1", "ls_1.gamma", "lambda_1", "layer_scale1.lambda1")
+# Parts that stand between the attention's output and the projection, or between the projection and the stream.
+BETWEEN = ("attn.norm", "attn.gate", "attn.inner_attn_ln", "attn.ln_inner", "ln_attn", "attn.head_scale")
+
+
+def describe_block(module: nn.Module) -> Block:
+    """Look up the parts of one block by name."""
+    attention = first_of(module, ATTENTION)
+    attention = attention if isinstance(attention, nn.Module) else None
+    place = norm_place(module)
+    linear = attention is not None and place != "branch" and not any(_does_something(module, path) for path in BETWEEN)
+    projection = first_of(attention, PROJECTION) if attention is not None else None
+    scale = first_of(module, LAYER_SCALE)
+
+    def heads_to_stream() -> Tensor:
+        assert isinstance(projection, nn.Module)
+        weight = projection.weight
+        assert isinstance(weight, Tensor)
+        weight = weight.detach()
+        return weight * scale.detach()[:, None] if isinstance(scale, Tensor) else weight
+
+    return Block(
+        module=module,
+        attention=attention,
+        heads_to_stream=heads_to_stream if linear and isinstance(projection, nn.Linear) else None,
+        first_norm=_module(module, FIRST_NORM),
+        second_norm=_module(module, SECOND_NORM),
+        norm_place=place,
+    )
+
+
+def norm_place(module: nn.Module) -> NormPlace:
+    """Where a block normalises; pre-norm unless it says otherwise."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        return "pre" if module.norm_first else "post"
+    # timm's ResPostBlock, ResPostRelPosBlock and EvaBlockPostNorm: x + norm(f(x)).
+    if "ResPost" in type(module).__name__ or "PostNorm" in type(module).__name__:
+        return "branch"
+    return "pre"
+
+
+def first_of(module: nn.Module, paths: tuple[str, ...]) -> Any:
+    """The first attribute that exists among dotted ``paths``, or ``None``."""
+    for path in paths:
+        found: Any = module
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        if isinstance(found, nn.Module | Tensor):
+            return found
+    return None
+
+
+def _module(module: nn.Module, paths: tuple[str, ...]) -> nn.Module | None:
+    found = first_of(module, paths)
+    return found if isinstance(found, nn.Module) else None
+
+
+def _does_something(module: nn.Module, path: str) -> bool:
+    found = first_of(module, (path,))
+    return found is not None and not isinstance(found, torch.nn.Identity)

@@ -1,0 +1,131 @@
+"""Methods that read attention matrices: raw attention, Rollout, AttCAM, GAE and GradSAM."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vitreous.methods.readout import MatrixReadout, Readout, mean_over_heads, row_pieces, times, total
+from vitreous.methods.registry import register
+from vitreous.methods.view import Row, View
+from vitreous.tape import Pass
+from vitreous.tape.attention import Rows
+
+LOGIT = Pass("plain", "logit")
+
+
+class MeanAttention(MatrixReadout):
+    """mean_h A."""
+
+    quantities = ("attention",)
+    # Rows of mean_h A sum to 1, so normalising the rows of I + A is halving it (SkipPLUS eq. 2).
+    residual = "half"
+
+    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
+        """Row x mean_h A."""
+        attention = view.attention(layer)
+        pieces = row_pieces(attention, row)
+        return total(times(weights, mean_over_heads(attention.rows(rows))) for rows, weights in pieces)
+
+
+class GradientAttention(MatrixReadout):
+    """mean_h (A * dy_c/dA)^+ (GAE eq. 5; GradSAM eq. 3)."""
+
+    quantities = ("attention", "attention_gradients")
+    backward = LOGIT
+
+    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
+        """Row x mean_h (A * dA)^+."""
+        return total(
+            times(weights, mean_over_heads(self.matrix(view, layer, rows)))
+            for rows, weights in row_pieces(view.attention(layer), row)
+        )
+
+    def matrix(self, view: View, layer: int, rows: Rows) -> Tensor:
+        """(A * dA)^+ for some rows, (batch, head, rows, tokens)."""
+        return view.attention_gradient(layer, rows).mul_(view.attention(layer).rows(rows)).clamp_(min=0)
+
+
+class HeadWeightedAttention(MatrixReadout):
+    """(mean_h w_h A)^+ with w_h the mean of dy_c/dA over the class token's patches: Grad-CAM on attention."""
+
+    quantities = ("attention", "attention_gradients")
+    backward = LOGIT
+
+    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
+        """Row x (mean_h w_h A)^+."""
+        head_weights = self.head_weights(view, layer)[:, :, None, None]
+        attention = view.attention(layer)
+        return total(
+            times(weights, mean_over_heads(head_weights * attention.rows(rows)).clamp_(min=0))
+            for rows, weights in row_pieces(attention, row)
+        )
+
+    def head_weights(self, view: View, layer: int) -> Tensor:
+        """w_h, (batch, head)."""
+        rows = slice(None) if layer == view.depth else view.layout.read
+        return view.attention_gradient(layer, rows)[..., view.layout.prefix :].mean(dim=(2, 3))
+
+
+@register(
+    "raw_attention",
+    paper="Attention of the last block, as in Caron et al., Emerging Properties in Self-Supervised Vision Transformers",
+    year=2021,
+    layer=-1,
+    class_specific=False,
+    signed=False,
+)
+def raw_attention() -> Readout:
+    """How much the class token attends to each patch in the last block, averaged over heads."""
+    return MeanAttention()
+
+
+@register(
+    "rollout",
+    paper="Abnar and Zuidema, Quantifying Attention Flow in Transformers",
+    year=2020,
+    aggregation="rollout",
+    class_specific=False,
+    signed=False,
+)
+def rollout() -> Readout:
+    """Attention multiplied through all blocks, with the residual connection as identity."""
+    return MeanAttention()
+
+
+@register(
+    "attcam",
+    paper="Grad-CAM on attention, the baseline of Chefer et al., Transformer Interpretability Beyond Attention",
+    year=2021,
+    layer=-1,
+    class_specific=True,
+    signed=False,
+)
+def attcam() -> Readout:
+    """Attention of the last block with heads weighted by their mean gradient, clamped at zero."""
+    return HeadWeightedAttention()
+
+
+@register(
+    "gae",
+    paper="Chefer et al., Generic Attention-model Explainability",
+    year=2021,
+    aggregation="rollout",
+    class_specific=True,
+    signed=False,
+)
+def gae() -> Readout:
+    """Rollout of attention x its positive gradient (also called GenAtt)."""
+    return GradientAttention()
+
+
+@register(
+    "gradsam",
+    paper="Barkan et al., Grad-SAM: Explaining Transformers via Gradient Self-Attention Maps",
+    year=2021,
+    aggregation="plus",
+    class_specific=True,
+    signed=False,
+)
+def gradsam() -> Readout:
+    """Attention x its positive gradient, summed over all blocks."""
+    return GradientAttention()

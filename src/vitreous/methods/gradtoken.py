@@ -1,0 +1,151 @@
+"""GradToken (Cheng et al., Neural Networks 2025): the class token's query gradient, met with the patches' keys.
+
+G_h = dy_c/dq of the class token in the last block and M_h = k_h . G_h for every patch (eqs. 6-9); M is then spread by the
+attention of the lower blocks (eqs. 10-17) and the heads are integrated (eq. 18). Only the last block needs a backward
+pass. Models without a class token use the gradient pooled over all queries, which is the same thing for those that
+have one: no other query of the last block can change the output there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from vitreous.methods.attention import MeanAttention
+from vitreous.methods.readout import Readout, TokenReadout, mean_over_heads, total
+from vitreous.methods.registry import register
+from vitreous.methods.view import View
+from vitreous.tape import Needs, Pass
+from vitreous.tape.attention import score_gradient
+
+Propagation = Literal["none", "rollout_elementwise", "rollout_matrix", "average_elementwise", "average_matrix"]
+Heads = Literal["relu_average", "average"]
+
+
+class QueryGradientKey(TokenReadout):
+    """M_h = k_h . dy_c/dq, propagated through the blocks below and integrated over heads."""
+
+    quantities = ("attention_rows", "attention_gradients")
+    backward = Pass("plain", "logit")
+
+    def __init__(self, propagation: Propagation, heads: Heads, depth: int | None) -> None:
+        self.propagation = propagation
+        self.heads = heads
+        self.propagation_depth = depth
+        self.signed = heads == "average"
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """The gradient at one layer; the attention of the blocks below it."""
+        below = frozenset() if self.propagation == "none" else frozenset(self.blocks_below(layer))
+        return super().needs(layer, depth) | Needs(attention=below)
+
+    def blocks_below(self, layer: int) -> range:
+        """The blocks that M is propagated through: those below ``layer``, ``propagation_depth`` of them."""
+        return range(0 if self.propagation_depth is None else max(0, layer - self.propagation_depth), layer)
+
+    def read(self, view: View, layer: int) -> Tensor:
+        """Scores of all tokens; those of prefix tokens are 0."""
+        maps = self.propagate(view, self.maps(view, layer), layer)
+        integrated = (maps.clamp(min=0) if self.heads == "relu_average" else maps).mean(dim=-1)
+        return torch.nn.functional.pad(integrated, (view.layout.prefix, 0))
+
+    def maps(self, view: View, layer: int) -> Tensor:
+        """M_h, (batch, patches, head)."""
+        if layer == view.depth - 1 and view.layout.pooled_by_attention:
+            layer = view.depth  # the pooling query is the class token, and it looks at all blocks' work
+        key = view.attention(layer).key
+        gradient = query_gradient(view, layer).to(key.dtype)
+        return torch.einsum("bhnk,bhk->bnh", key[:, :, view.layout.prefix :], gradient)
+
+    def propagate(self, view: View, maps: Tensor, layer: int) -> Tensor:
+        """Variants 0 to 4 of the paper's table 3."""
+        blocks = self.blocks_below(layer)
+        if self.propagation == "none" or not blocks:
+            return maps
+        if self.propagation == "average_matrix":
+            return spread(view, blocks, maps)
+        if self.propagation == "rollout_matrix":
+            return rollout_times(view, blocks, maps)
+        if self.propagation == "average_elementwise":
+            row = average_attention_row(view, blocks)
+        else:
+            row = rollout_row(view, blocks)
+        return maps * row[:, view.layout.prefix :, None]
+
+
+def query_gradient(view: View, layer: int) -> Tensor:
+    """G_h = Σ_i dy_c/dq_i, (batch, head, channel): through the softmax from dA = (dO) Vᵀ (eqs. 4-5)."""
+    attention = view.attention(layer)
+    only_read = layer == view.depth - 1 and _only_prefix_is_read(view)
+    scores = total(
+        score_gradient(attention.rows(rows), view.attention_gradient(layer, rows)).sum(dim=2)
+        for rows in ([view.layout.read] if only_read else attention.pieces())
+    )
+    return torch.einsum("bhn,bhnk->bhk", scores.to(attention.key.dtype), attention.key) * attention.scale
+
+
+def _only_prefix_is_read(view: View) -> bool:
+    """Behind the last attention tokens do not mix any more, so only the tokens that the head reads have a gradient."""
+    return not view.layout.pooled_by_attention and bool((view.layout.read < view.layout.prefix).all())
+
+
+def spread(view: View, blocks: range, maps: Tensor) -> Tensor:
+    """Ā[patches, patches] maps with Ā = 1/B Σ_blocks mean_h A (eq. 13), B one more than the blocks averaged."""
+    maps = _with_prefix(view, maps)
+    result = total(attention_times(view, block, maps) for block in blocks)
+    return result[:, view.layout.prefix :] / (len(blocks) + 1)
+
+
+def rollout_times(view: View, blocks: range, maps: Tensor) -> Tensor:
+    """(I + A_1) ... (I + A_{B-1}) maps, the product from the bottom; paths through prefix tokens count."""
+    maps = _with_prefix(view, maps)
+    for block in reversed(blocks):
+        maps = maps + attention_times(view, block, maps)
+    return maps[:, view.layout.prefix :]
+
+
+def attention_times(view: View, block: int, maps: Tensor) -> Tensor:
+    """mean_h A times (batch, tokens, maps)."""
+    attention = view.attention(block)
+    return torch.cat([mean_over_heads(attention.rows(rows)).to(maps.dtype) @ maps for rows in attention.pieces()], 1)
+
+
+def _with_prefix(view: View, maps: Tensor) -> Tensor:
+    """Maps of patches with zeros for the prefix tokens."""
+    return torch.nn.functional.pad(maps, (0, 0, view.layout.prefix, 0))
+
+
+def average_attention_row(view: View, blocks: range) -> Tensor:
+    """The class token's row of Ā, (batch, tokens)."""
+    readout = MeanAttention()
+    return total(readout.row_times(view, block, readout.top_row(view)) for block in blocks) / (len(blocks) + 1)
+
+
+def rollout_row(view: View, blocks: range) -> Tensor:
+    """The class token's row of Π (I + mean_h A), carried from the top."""
+    readout = MeanAttention()
+    row = readout.top_row(view)
+    for block in reversed(blocks):
+        row = readout.step(view, block, row, "add")
+    return row.dense(view.layout.tokens)
+
+
+@register(
+    "gradtoken",
+    paper="Cheng et al., GradToken: Decoupling tokens with class-aware gradient for visual explanation of Transformer",
+    year=2025,
+    layer=-1,
+    propagates=True,
+    class_specific=True,
+    signed=False,
+)
+def gradtoken(
+    *,
+    propagation: Annotated[Propagation, "variants 0, 1, 2, 3 and 4 of the paper, in this order"] = "average_matrix",
+    heads: Annotated[Heads, "variants ii and i of the paper"] = "relu_average",
+    depth: Annotated[int | None, "how many blocks below the last one M is spread through; all by default"] = None,
+) -> Readout:
+    """Key . gradient of the class token's query in the last block, spread by the attention below."""
+    return QueryGradientKey(propagation, heads, depth)

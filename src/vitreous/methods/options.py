@@ -1,0 +1,59 @@
+"""Options of methods and aggregations: declared once, as annotated keyword arguments, and read from text."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from vitreous.errors import MethodError
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """One option: its default, the values it may take (``None``: any of ``kind``) and a line of help."""
+
+    default: Any
+    choices: tuple[str, ...] | None
+    help: str
+    kind: type
+
+    def convert(self, name: str, text: str) -> Any:
+        """The value that ``text`` stands for."""
+        if self.choices is not None:
+            if text not in self.choices:
+                raise MethodError(
+                    f"{name}={text} is not one of {', '.join(self.choices)}{close_match(text, self.choices)}"
+                )
+            return text
+        try:
+            return self.kind(text)
+        except ValueError:
+            raise MethodError(f"{name}={text} is not {'a whole number' if self.kind is int else 'a number'}") from None
+
+
+def options_of(function: Callable[..., Any]) -> Mapping[str, OptionInfo]:
+    """The options that a function's keyword arguments declare."""
+    hints = get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
+    parameters = inspect.signature(function).parameters
+    return {name: _option(hints[name], parameter.default) for name, parameter in parameters.items()}
+
+
+def _option(hint: Any, default: Any) -> OptionInfo:
+    explanation = ""
+    if get_origin(hint) is Annotated:
+        hint, explanation = get_args(hint)
+    if get_origin(hint) is Literal:
+        return OptionInfo(default, get_args(hint), explanation, str)
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(kind for kind in get_args(hint) if kind is not types.NoneType)
+    return OptionInfo(default, None, explanation, hint)
+
+
+def close_match(word: str, words: Iterable[str]) -> str:
+    """``; did you mean ...?`` where something close exists."""
+    close = difflib.get_close_matches(word, list(words), n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(close)}?" if close else ""

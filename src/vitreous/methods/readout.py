@@ -1,0 +1,106 @@
+"""Read-outs: what is read at one layer, either a score for every token or a matrix between tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vitreous.methods.view import Row, View
+from vitreous.tape import AttentionRecord, Needs, Pass
+from vitreous.tape.attention import Rows
+
+Residual = Literal["add", "half", "none"]
+
+
+class Readout(ABC):
+    """What a method reads at a layer, and what a tape has to hold for it.
+
+    Attributes:
+        quantities: names of ``Needs`` fields that are read at the layer itself.
+        backward: the backward pass that its gradients come from, if it has any.
+        signed: whether the sign of its scores means something; ``None`` leaves it to the registry entry.
+    """
+
+    quantities: ClassVar[tuple[str, ...]] = ()
+    backward: Pass | None = None
+    signed: bool | None = None
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """What reading ``layer`` of a model with ``depth`` blocks takes."""
+        del depth
+        return Needs(**dict.fromkeys(self.quantities, frozenset({layer})), backward=self.backward)
+
+
+class TokenReadout(Readout):
+    """A score for every token."""
+
+    @abstractmethod
+    def read(self, view: View, layer: int) -> Tensor:
+        """Scores of all tokens at a layer, (batch, tokens)."""
+
+
+class MatrixReadout(Readout):
+    """A matrix between tokens (to, from), used only through row vector x matrix.
+
+    Attributes:
+        residual: how the residual connection enters a rollout unless asked otherwise: ``add`` I + M,
+            ``half`` (I + M)/2, ``none`` M.
+    """
+
+    residual: Residual = "add"
+
+    @abstractmethod
+    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
+        """``row`` times the layer's matrix, (batch, tokens)."""
+
+    def top_row(self, view: View) -> Row:
+        """Where a rollout starts: the class token, the pooled tokens, or the pooling attention's own row."""
+        if not view.layout.pooled_by_attention:
+            return view.read_row
+        queries = view.attention(view.depth).queries
+        every = view.read_row.weights.new_full((len(view.tape.logits), queries), 1 / queries)
+        return Row(self.row_times(view, view.depth, Row(every, slice(None))), slice(None))
+
+    def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
+        """One block of a rollout, from the top down."""
+        moved = self.row_times(view, layer, row)
+        if residual == "none":
+            return Row(moved, slice(None))
+        kept = row.dense(moved.shape[1])
+        return Row((kept + moved) / 2 if residual == "half" else kept + moved, slice(None))
+
+    def finish(self, view: View, row: Row) -> Tensor:
+        """The scores of a rollout that has arrived at the input."""
+        return row.dense(view.layout.tokens)
+
+
+def row_pieces(attention: AttentionRecord, row: Row) -> Iterator[tuple[Rows, Tensor]]:
+    """The rows that a row vector has entries at, with those entries, in pieces that bound memory."""
+    if not isinstance(row.rows, slice):
+        yield row.rows, row.weights
+        return
+    for piece in attention.pieces():
+        yield piece, row.weights[:, piece]
+
+
+def mean_over_heads(matrices: Tensor) -> Tensor:
+    """mean_h of (batch, head, rows, tokens)."""
+    return matrices.mean(dim=1)
+
+
+def times(weights: Tensor, matrix: Tensor) -> Tensor:
+    """(batch, rows) x (batch, rows, tokens) -> (batch, tokens)."""
+    return torch.bmm(weights[:, None].to(matrix.dtype), matrix)[:, 0]
+
+
+def total(parts: Iterable[Tensor]) -> Tensor:
+    """The sum of tensors that nobody else holds, in place."""
+    parts = iter(parts)
+    result = next(parts)
+    for part in parts:
+        result.add_(part)
+    return result

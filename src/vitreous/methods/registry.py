@@ -1,0 +1,102 @@
+"""The registry: every method by its name, with what is known about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from vitreous.errors import MethodError
+from vitreous.methods.options import OptionInfo, close_match, options_of
+from vitreous.methods.readout import MatrixReadout, Readout
+
+ReadoutMaker = Callable[..., Readout]
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """What is known about a method.
+
+    Attributes:
+        name: how it is spelled.
+        summary: one sentence on what it shows.
+        paper: where it was published.
+        year: when.
+        class_specific: whether its map depends on the class that is explained.
+        signed: whether the sign of its scores means something.
+        aggregations: what may follow its name.
+        options: what may follow the colon, for the method itself.
+        default_aggregation: how layers are combined when the spelling does not say.
+        default_layer: which layer is read where layers are not combined.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    year: int
+    class_specific: bool
+    signed: bool
+    aggregations: tuple[str, ...]
+    options: Mapping[str, OptionInfo]
+    default_aggregation: str | None
+    default_layer: int
+    make: ReadoutMaker
+
+
+_methods: dict[str, MethodInfo] = {}
+
+
+def register(
+    name: str,
+    *,
+    paper: str,
+    year: int,
+    class_specific: bool,
+    signed: bool,
+    aggregation: str | None = None,
+    layer: int = 0,
+    propagates: bool = False,
+) -> Callable[[ReadoutMaker], ReadoutMaker]:
+    """Register a function that turns options into a read-out. Its docstring's first line is the summary.
+
+    Args:
+        name: how the method is spelled.
+        paper: where it was published.
+        year: when.
+        class_specific: whether its map depends on the class that is explained.
+        signed: whether the sign of its scores means something.
+        aggregation: how layers are combined when the spelling does not say; ``None`` reads ``layer`` alone.
+        layer: the layer that is read where layers are not combined.
+        propagates: whether it spreads its map by attention already, so that ``.propagate`` would do it twice.
+    """
+
+    def enter(make: ReadoutMaker) -> ReadoutMaker:
+        aggregations = ["rollout"] if isinstance(make(), MatrixReadout) else []
+        aggregations += ["plus", "skipplus"] if propagates else ["plus", "skipplus", "propagate"]
+        _methods[name] = MethodInfo(
+            name=name,
+            summary=(make.__doc__ or "").strip().splitlines()[0],
+            paper=paper,
+            year=year,
+            class_specific=class_specific,
+            signed=signed,
+            aggregations=tuple(aggregations),
+            options=options_of(make),
+            default_aggregation=aggregation,
+            default_layer=layer,
+            make=make,
+        )
+        return make
+
+    return enter
+
+
+def method_info(name: str) -> MethodInfo:
+    """The registry entry of a method."""
+    if name not in _methods:
+        raise MethodError(f"there is no method {name!r}{close_match(name, _methods)}")
+    return _methods[name]
+
+
+def list_methods() -> list[MethodInfo]:
+    """All methods, in the order of families."""
+    return list(_methods.values())

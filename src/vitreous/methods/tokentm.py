@@ -1,0 +1,174 @@
+"""TokenTM (Wu et al., CVPR 2024): attention weighed by what happens to the tokens that it carries.
+
+Letters and equation numbers are the paper's. Per head, E are a block's original tokens x_l and Ẽ = v W_O the
+transformed ones; W = diag(L * NECC) with L_j = ||Ẽ_j|| / ||E_j|| (eq. 10) and NECC the softmax over tokens of
+cos(E_j, Ẽ_j) (eq. 12). Attention updates by U = I + mean_h[(dp_c/dA)^+ * (A W)], the feed-forward part by U = I + W,
+starting from C_0 = diag ||x_0|| (eqs. 14-20). Only the class token's row of the product is carried, from the top down.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from vitreous.methods.attention import GradientAttention
+from vitreous.methods.readout import MatrixReadout, Readout, Residual, mean_over_heads, row_pieces, times, total
+from vitreous.methods.registry import register
+from vitreous.methods.view import Row, View
+from vitreous.tape import Needs, Pass
+from vitreous.tape.attention import Rows
+
+Components = Literal["baseline", "af", "af_l", "af_l_necc"]
+Necc = Literal["paper", "rescaled"]
+Objective = Literal["probability", "logit"]
+
+
+class TokenTransformation(MatrixReadout):
+    """U of one block: attention update, then feed-forward update."""
+
+    quantities = ("tokens", "halves", "attention", "attention_gradients")
+
+    def __init__(self, objective: Objective, components: Components, necc: Necc) -> None:
+        self.backward = Pass("plain", objective)
+        self.length = components in {"af_l", "af_l_necc"}
+        self.direction = components == "af_l_necc"
+        self.necc = necc
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """The tokens of this block, and those of the first for C_0."""
+        return super().needs(layer, depth) | Needs(tokens=frozenset({0}))
+
+    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
+        """Row x mean_h[(dp/dA)^+ * (A W_h)]: the attention part without the identity."""
+        weight = None if layer == view.depth else self.attention_weight(view, layer)
+        pieces = row_pieces(view.attention(layer), row)
+        return total(times(entries, self.update(view, layer, rows, weight)) for rows, entries in pieces)
+
+    def update(self, view: View, layer: int, rows: Rows, weight: Tensor | None) -> Tensor:
+        """mean_h[(dp/dA)^+ * (A W_h)] for some rows, (batch, rows, tokens)."""
+        matrix = view.attention_gradient(layer, rows).clamp_(min=0).mul_(view.attention(layer).rows(rows))
+        return mean_over_heads(matrix if weight is None else matrix.mul_(weight[:, :, None]))
+
+    def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
+        """Row x U_ffn x U_attention."""
+        del residual  # the identity is part of both updates
+        entries = row.dense(view.layout.tokens) * (1 + self.feed_forward_weight(view, layer))
+        after_feed_forward = Row(entries, slice(None))
+        if not isinstance(row.rows, slice):
+            after_feed_forward = Row(entries[:, row.rows], row.rows)
+        return Row(entries + self.row_times(view, layer, after_feed_forward), slice(None))
+
+    def finish(self, view: View, row: Row) -> Tensor:
+        """Row x C_0 (eq. 14)."""
+        entries = row.dense(view.layout.tokens)
+        return entries * view.tokens(0).norm(dim=-1) if self.length else entries
+
+    def attention_weight(self, view: View, layer: int) -> Tensor | None:
+        """W of each head, (batch, head, tokens).
+
+        Ẽ (batch, head, tokens, channels) is never built: ||v W_O||² = v (W_O W_Oᵀ) vᵀ with a Gram matrix of the head's
+        channels, and <E, v W_O> = <E W_Oᵀ, v>.
+        """
+        if not self.length:
+            return None
+        value = view.attention(layer).value
+        tokens = view.tokens(layer)
+        projection = self._projection(view, layer, value)
+        gram = torch.einsum("dhk,dhl->hkl", projection, projection)
+        squared = ((value @ gram) * value).sum(-1).clamp_(min=0)
+        backwards = torch.einsum("bnd,dhk->bhnk", tokens.to(value.dtype), projection)
+        return self.weight(squared.sqrt(), tokens.norm(dim=-1)[:, None], (backwards * value).sum(-1))
+
+    def feed_forward_weight(self, view: View, layer: int) -> Tensor | float:
+        """W of the feed-forward part, (batch, tokens): E the tokens before it, Ẽ what it adds."""
+        if not self.length:
+            return 1.0
+        before = view.tape.middle(layer)
+        return self.weight_between(before, view.tape.end(layer) - before)
+
+    def weight_between(self, original: Tensor, transformed: Tensor) -> Tensor:
+        """W from E and Ẽ, (batch, tokens, channels) each."""
+        product = (original * transformed).sum(-1)
+        return self.weight(transformed.norm(dim=-1), original.norm(dim=-1), product)
+
+    def weight(self, transformed: Tensor, original: Tensor, product: Tensor) -> Tensor:
+        """L * NECC (eqs. 10-13) from the two lengths and the scalar product, over the last axis."""
+        ratio = _quotient(transformed, original)
+        if not self.direction:
+            return ratio
+        cosine = _quotient(product, transformed * original)
+        necc = torch.softmax(cosine, dim=-1)
+        return ratio * (necc * necc.shape[-1] if self.necc == "rescaled" else necc)
+
+    def _projection(self, view: View, layer: int, value: Tensor) -> Tensor:
+        heads_to_stream = view.tape.anatomy.blocks[layer].heads_to_stream
+        assert heads_to_stream is not None
+        return heads_to_stream().to(value.dtype).unflatten(1, (value.shape[1], -1))
+
+
+class InputAttention(GradientAttention):
+    """Table 6's baseline: eq. 8, mean_h[(dp_c/dA)^+ * A], on the input tokens alone, i.e. in the first block."""
+
+    def __init__(self, objective: Objective) -> None:
+        self.backward = Pass("plain", objective)
+
+    def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
+        """Blocks above the first are passed by."""
+        del residual
+        return row if layer > 0 else Row(self.row_times(view, layer, row), slice(None))
+
+
+class ThirdPartyTokenTransformation(TokenTransformation):
+    """The variant in the SkipPLUS authors' program, which is not the paper's.
+
+    Head means are taken separately for A and (dy_c/dA)^+, the transformed tokens are those after the residual addition,
+    and the gradient is the logit's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("logit", "af_l_necc", "paper")
+
+    def update(self, view: View, layer: int, rows: Rows, weight: Tensor | None) -> Tensor:
+        """mean_h (dA)^+ * mean_h A, W from the right."""
+        gradient = mean_over_heads(view.attention_gradient(layer, rows).clamp_(min=0))
+        matrix = gradient.mul_(mean_over_heads(view.attention(layer).rows(rows)))
+        return matrix if weight is None else matrix.mul_(weight[:, None])
+
+    def attention_weight(self, view: View, layer: int) -> Tensor:
+        """W from the stream before and after the attention part, (batch, tokens)."""
+        return self.weight_between(view.tokens(layer), view.tape.middle(layer))
+
+    def feed_forward_weight(self, view: View, layer: int) -> Tensor:
+        """W from the stream before and after the feed-forward part."""
+        return self.weight_between(view.tape.middle(layer), view.tape.end(layer))
+
+
+def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Numerator / denominator, and 0 where a token has no length."""
+    return numerator / denominator.masked_fill(denominator == 0, math.inf)
+
+
+@register(
+    "tokentm",
+    paper="Wu et al., Token Transformation Matters: Towards Faithful Post-hoc Explanation for Vision Transformer",
+    year=2024,
+    aggregation="rollout",
+    class_specific=True,
+    signed=False,
+)
+def tokentm(
+    *,
+    gradient: Annotated[Objective, "of what; the paper takes the probability"] = "probability",
+    components: Annotated[Components, "the rows of the paper's table 6"] = "af_l_necc",
+    necc: Annotated[Necc, "as written, of order 1/n, or times the number of tokens"] = "paper",
+    variant: Annotated[Literal["paper", "third_party"], "third_party: as the SkipPLUS authors coded it"] = "paper",
+) -> Readout:
+    """Rollout of attention x gradient, weighed by how blocks change the length and direction of tokens."""
+    if variant == "third_party":
+        return ThirdPartyTokenTransformation()
+    if components == "baseline":
+        return InputAttention(gradient)
+    return TokenTransformation(gradient, components, necc)

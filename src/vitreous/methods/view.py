@@ -1,0 +1,80 @@
+"""What a method sees: one tape, with the gradients of one target. Never a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from vitreous.tape import AttentionRecord, Gradients, Layout, Tape
+from vitreous.tape.attention import Rows
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row vector over tokens, given by its entries at ``rows``: one row of a product of matrices, carried downwards.
+
+    Only one row of a rollout is ever needed, so matrices are multiplied from the left by it and never by each other.
+    """
+
+    weights: Tensor  # (batch, rows)
+    rows: Rows
+
+    def dense(self, tokens: int) -> Tensor:
+        """All entries, (batch, tokens)."""
+        if isinstance(self.rows, slice):
+            return self.weights
+        return self.weights.new_zeros(len(self.weights), tokens).index_copy_(1, self.rows, self.weights)
+
+
+@dataclass(frozen=True)
+class View:
+    """One tape and the gradients of one target per image."""
+
+    tape: Tape
+    gradients: Gradients
+
+    @property
+    def layout(self) -> Layout:
+        """Patch grid, prefix tokens and the tokens that the head reads."""
+        return self.tape.layout
+
+    @property
+    def depth(self) -> int:
+        """L, the number of blocks."""
+        return self.tape.depth
+
+    def tokens(self, layer: int) -> Tensor:
+        """x_l, (batch, tokens, channels)."""
+        return self.tape.tokens(layer)
+
+    def token_gradient(self, layer: int) -> Tensor:
+        """dy/dx_l, (batch, tokens, channels)."""
+        return self.gradients.tokens[layer]
+
+    def attention(self, layer: int) -> AttentionRecord:
+        """The attention call of a block."""
+        record: AttentionRecord = self.tape.attention(layer)
+        return record
+
+    def attention_gradient(self, layer: int, rows: Rows) -> Tensor:
+        """dy/dA = (dy/dO) Vᵀ for some rows, (batch, head, rows, tokens); GradToken eq. 4."""
+        value = self.attention(layer).value
+        output_gradient = self.gradients.outputs[layer].to(value.dtype)
+        return output_gradient[:, :, rows] @ value.transpose(-2, -1)
+
+    @cached_property
+    def read_row(self) -> Row:
+        """The tokens that the head reads, with equal weights summing to 1: the class token's row."""
+        read = self.layout.read
+        weights = torch.full(
+            (len(self.tape.logits), len(read)), 1 / len(read), dtype=self._dtype, device=self.tape.logits.device
+        )
+        return Row(weights, read)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        half = self.tape.logits.dtype in (torch.float16, torch.bfloat16)
+        return torch.float32 if half else self.tape.logits.dtype

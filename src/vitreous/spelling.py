@@ -1,0 +1,118 @@
+"""Spellings: ``name[.aggregation...][:option=value,...]``, the same everywhere, and the recipe one stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from vitreous.aggregate import AGGREGATIONS, Aggregation, OneLayer, Propagate
+from vitreous.errors import MethodError
+from vitreous.methods import MethodInfo, Readout, View, method_info
+from vitreous.methods.options import close_match, options_of
+from vitreous.tape import Needs
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method, ready to be asked of a tape: read-out, aggregation, and propagation if wanted."""
+
+    spelling: str
+    info: MethodInfo
+    readout: Readout
+    aggregation: Aggregation
+    propagate: Propagate | None
+
+    @property
+    def signed(self) -> bool:
+        """Whether the sign of the scores means something."""
+        return self.info.signed if self.readout.signed is None else self.readout.signed
+
+    def needs(self, depth: int) -> Needs:
+        """What a tape of a model with ``depth`` blocks has to hold."""
+        needs = self.aggregation.needs(self.readout, depth)
+        return needs if self.propagate is None else needs | self.propagate.needs(depth)
+
+    def scores(self, view: View) -> Tensor:
+        """Raw scores of the patches, (batch, patches)."""
+        scores = self.aggregation.combine(self.readout, view)[:, view.layout.prefix :]
+        return scores if self.propagate is None else self.propagate.apply(view, scores)
+
+
+def parse(spelling: str) -> Recipe:
+    """Read a spelling.
+
+    Raises:
+        MethodError: something in it is unknown, or its parts do not go together.
+    """
+    try:
+        return _parse(spelling.strip())
+    except MethodError as error:
+        raise MethodError(f"{spelling!r}: {error}") from None
+
+
+def _parse(spelling: str) -> Recipe:
+    path, _, tail = spelling.partition(":")
+    name, *aggregations = path.split(".")
+    info = method_info(name)
+    _check(info, aggregations)
+    propagate = "propagate" in aggregations
+    combining = [aggregation for aggregation in aggregations if aggregation != "propagate"]
+    chosen = combining[0] if combining else info.default_aggregation
+    texts = _texts(tail)
+    layer = _take(texts, "layer") if chosen is None or (not combining and "layer" in texts) else None
+    if layer is not None or chosen is None:
+        aggregation: Aggregation = OneLayer(layer=info.default_layer if layer is None else layer)
+        allowed: Mapping[str, Any] = {**info.options, **options_of(OneLayer)}
+    else:
+        make = AGGREGATIONS[chosen]
+        allowed = {**info.options, **options_of(make)}
+        aggregation = make(**_values(texts, options_of(make)))
+    readout = info.make(**_values(texts, info.options))
+    unknown = next((option for option in texts if option not in allowed), None)
+    if unknown is not None:
+        known = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
+        raise MethodError(f"unknown option {unknown!r}; {known}{close_match(unknown, allowed)}")
+    return Recipe(spelling, info, readout, aggregation, Propagate() if propagate else None)
+
+
+def _check(info: MethodInfo, aggregations: list[str]) -> None:
+    """Refuse aggregations that do not exist or do not go together, with the reason."""
+    known = (*AGGREGATIONS, "propagate")
+    for aggregation in aggregations:
+        if aggregation not in known:
+            raise MethodError(f"there is no aggregation {aggregation!r}{close_match(aggregation, known)}")
+        if aggregation not in info.aggregations:
+            reason = (
+                "a rollout multiplies matrices between tokens, and it gives one score per token"
+                if aggregation == "rollout"
+                else "it propagates already"
+            )
+            raise MethodError(f"{info.name} cannot be followed by .{aggregation}: {reason}")
+    combining = [aggregation for aggregation in aggregations if aggregation != "propagate"]
+    if len(combining) > 1:
+        raise MethodError(f"{' and '.join(combining)} both combine layers; choose one")
+    if "propagate" in aggregations[:-1]:
+        raise MethodError("propagate comes once, and last")
+
+
+def _texts(tail: str) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for item in filter(None, tail.split(",")):
+        option, equals, value = item.partition("=")
+        if not equals or not option or not value:
+            raise MethodError(f"options are written option=value, not {item!r}")
+        if option in texts:
+            raise MethodError(f"option {option!r} is given twice")
+        texts[option.strip()] = value.strip()
+    return texts
+
+
+def _take(texts: dict[str, str], option: str) -> Any:
+    return options_of(OneLayer)[option].convert(option, texts[option]) if option in texts else None
+
+
+def _values(texts: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {option: info.convert(option, texts[option]) for option, info in options.items() if option in texts}

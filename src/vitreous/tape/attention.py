@@ -1,0 +1,133 @@
+"""One attention call as it was recorded, and the arithmetic that rebuilds A and its gradients from it.
+
+The attention matrix never has to live in the autograd graph (GradToken eq. 4): with O = A V per head,
+dy/dA = (dy/dO) Vᵀ. So q, k, v and the gradient arriving at O are kept, and A is rebuilt where it is needed,
+for the rows that are needed, a few rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Rows of A are worked on in pieces of about this many numbers, which bounds memory for thousands of tokens
+# and keeps a piece inside the processor's cache hierarchy.
+_PIECE = 1 << 23
+
+Rows = slice | Tensor
+
+
+@dataclass
+class AttentionRecord:
+    """The parts of one attention call: (batch, head, token, channel) each, outside any graph.
+
+    Attributes:
+        query: q, or ``None`` where the model itself computed A (eager attention) and ``matrix`` holds it.
+        key: k, one per query head.
+        value: v, one per query head.
+        scale: the factor in front of q kᵀ.
+        bias: what is added to the scores before the softmax (relative positions, masks), or ``None``.
+        matrix: A itself where it was worth keeping.
+    """
+
+    query: Tensor | None
+    key: Tensor
+    value: Tensor
+    scale: float
+    bias: Tensor | None = None
+    matrix: Tensor | None = None
+
+    @property
+    def heads(self) -> int:
+        """How many heads the call has."""
+        return self.value.shape[1]
+
+    @property
+    def queries(self) -> int:
+        """How many tokens look; equal to the keys' number but for pooling by attention."""
+        looking = self.matrix if self.query is None else self.query
+        assert looking is not None
+        return looking.shape[2]
+
+    def rows(self, rows: Rows) -> Tensor:
+        """A for some of the looking tokens: (batch, head, rows, tokens)."""
+        if self.matrix is not None:
+            return self.matrix[:, :, rows]
+        assert self.query is not None
+        return attention_rows(self.query[:, :, rows], self.key, self.scale, self._bias_rows(rows))
+
+    def _bias_rows(self, rows: Rows) -> Tensor | None:
+        if self.bias is None or self.bias.shape[-2] == 1:
+            return self.bias
+        return self.bias[..., rows, :]
+
+    def pieces(self) -> Iterator[slice]:
+        """All rows, cut so that one piece of A stays small."""
+        return row_pieces(self.value.shape[0] * self.heads, self.queries, self.key.shape[2])
+
+
+def row_pieces(matrices: int, rows: int, columns: int) -> Iterator[slice]:
+    """Cut ``rows`` so that ``matrices`` pieces of (rows, columns) hold about ``_PIECE`` numbers together."""
+    step = max(1, min(rows, _PIECE // max(1, matrices * columns)))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def attention_rows(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """softmax(scale q kᵀ + bias); half precision is worked out in float32, as fused kernels do."""
+    if query.dtype in (torch.float16, torch.bfloat16):
+        query, key = query.float(), key.float()
+    scores = (query * scale) @ key.transpose(-2, -1)
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
+    # In place on a tensor nobody else has seen: A is the largest array of the whole pass.
+    return torch.softmax(scores, dim=-1, out=scores)
+
+
+def additive_bias(mask: Tensor | None, query: Tensor, keys: int, *, causal: bool) -> Tensor | None:
+    """The score bias that an attention mask stands for: boolean masks keep where true, causal hides the future."""
+    if causal:
+        visible = torch.ones(query.shape[-2], keys, dtype=torch.bool, device=query.device).tril()
+        return additive_bias(visible, query, keys, causal=False)
+    if mask is None:
+        return None
+    if mask.dtype == torch.bool:
+        hidden = torch.zeros(mask.shape, dtype=query.dtype, device=query.device)
+        return hidden.masked_fill_(~mask, float("-inf"))
+    return mask.detach()
+
+
+def value_gradient(record: AttentionRecord, output_gradient: Tensor) -> Tensor:
+    """Aᵀ dO: all that reaches the values, and all there is when A is held constant."""
+    total: Tensor | None = None
+    for rows in record.pieces():
+        part = record.rows(rows).to(output_gradient.dtype).transpose(-2, -1) @ output_gradient[:, :, rows]
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
+
+
+def plain_gradients(record: AttentionRecord, output_gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv of ordinary attention, a few rows of A at a time."""
+    assert record.query is not None
+    key, value, dtype = record.key, record.value, output_gradient.dtype
+    query_parts: list[Tensor] = []
+    key_total = torch.zeros_like(key)
+    value_total = torch.zeros_like(value)
+    for rows in record.pieces():
+        attention = record.rows(rows).to(dtype)
+        gradient = output_gradient[:, :, rows]
+        value_total += attention.transpose(-2, -1) @ gradient
+        scores = score_gradient(attention, gradient @ value.transpose(-2, -1))
+        query_parts.append((scores @ key).mul_(record.scale))
+        key_total += scores.transpose(-2, -1) @ (record.query[:, :, rows] * record.scale)
+    return torch.cat(query_parts, dim=2), key_total, value_total
+
+
+def score_gradient(attention: Tensor, attention_gradient: Tensor) -> Tensor:
+    """Through the softmax: dS = A * (dA - Σ_j A dA)."""
+    weighted = attention * attention_gradient
+    return weighted - attention * weighted.sum(-1, keepdim=True)

@@ -1,0 +1,118 @@
+"""Autograd functions whose backward pass asks the rule in force: attention, normalisation, activation, gate.
+
+``InForce`` is handed to each at recording time; the tape sets its rule before every backward pass. No global state, so
+threads do not see each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.tape.attention import AttentionRecord
+from vitreous.tape.rules import ElementwiseCall, NormCall, Rule
+
+# mypy: disable-error-code="no-untyped-call,override"
+
+
+@dataclass
+class InForce:
+    """The rule that a backward pass through one tape follows."""
+
+    rule: Rule
+
+
+class Attend(torch.autograd.Function):
+    """O = A V with A = softmax(scale q kᵀ + bias); ``forward_call`` returns O for plain tensors."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        forward_call: Callable[[], Tensor],
+        record: AttentionRecord,
+        in_force: InForce,
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        # A stays out of save_for_backward: it is not an input or output, and the record may own it already.
+        ctx.scale, ctx.bias, ctx.matrix, ctx.in_force = record.scale, record.bias, record.matrix, in_force
+        return forward_call()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        record = AttentionRecord(query, key, value, ctx.scale, ctx.bias, ctx.matrix)
+        return (*ctx.in_force.rule.attention(record, gradient.to(value.dtype)), None, None, None)
+
+
+class Normalise(torch.autograd.Function):
+    """LayerNorm or RMSNorm. ``function`` is the model's own call as a function of its input alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        weight: Tensor | None,
+        shape: tuple[int, ...],
+        eps: float,
+        centred: bool,
+        function: Callable[[Tensor], Tensor],
+        in_force: InForce,
+    ) -> Tensor:
+        mean, inverse_deviation = _statistics(tokens, shape, eps, centred=centred)
+        ctx.save_for_backward(tokens, mean, inverse_deviation, weight)
+        ctx.shape, ctx.centred, ctx.function, ctx.in_force = shape, centred, function, in_force
+        return function(tokens)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        tokens, mean, inverse_deviation, weight = ctx.saved_tensors
+        # The fused backward kernel wants one dtype throughout; mixed precision takes the general way.
+        fused = ctx.centred and weight is not None and weight.dtype == tokens.dtype == gradient.dtype == mean.dtype
+        call = NormCall(
+            tokens, inverse_deviation, mean if fused else None, weight, ctx.shape, ctx.centred, ctx.function
+        )
+        return (ctx.in_force.rule.norm(call, gradient).to(tokens.dtype), *[None] * 6)
+
+
+class Elementwise(torch.autograd.Function):
+    """An activation (``gate=False``) or a function that only weighs something else (``gate=True``)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        function: Callable[[Tensor], Tensor],
+        slope_at_zero: float,
+        gate: bool,
+        in_force: InForce,
+    ) -> Tensor:
+        # Only the input is kept; a rule that wants the output runs the function again, which is cheaper than memory.
+        ctx.save_for_backward(tokens)
+        ctx.function, ctx.slope_at_zero, ctx.gate, ctx.in_force = function, slope_at_zero, gate, in_force
+        return function(tokens)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (tokens,) = ctx.saved_tensors
+        call = ElementwiseCall(tokens, ctx.function, ctx.slope_at_zero)
+        rule = ctx.in_force.rule
+        result = (rule.gate if ctx.gate else rule.activation)(call, gradient)
+        return (result, None, None, None, None)
+
+
+def _statistics(tokens: Tensor, shape: tuple[int, ...], eps: float, *, centred: bool) -> tuple[Tensor, Tensor]:
+    """Mean and 1/deviation over the last axes, in float32 at least."""
+    exact = tokens.float() if tokens.dtype in (torch.float16, torch.bfloat16) else tokens
+    axes = tuple(range(-len(shape), 0))
+    if centred:
+        variance, mean = torch.var_mean(exact, axes, correction=0, keepdim=True)
+    else:
+        variance, mean = exact.square().mean(axes, keepdim=True), torch.zeros_like(exact[..., :1])
+    return mean, torch.rsqrt(variance + eps)

@@ -1,0 +1,121 @@
+"""Listening in on a model's forward pass without touching the model.
+
+Two ears, both open only inside the ``with`` block and only for the thread that entered it: PyTorch's own
+``TorchFunctionMode`` hears every function call (attention, softmax, normalisation, activation), and module hooks that
+are registered globally, not on the model, say in which block a call happens. Both are removed on every exit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Listener(Protocol):
+    """What is told about a forward pass: the tape's recorder."""
+
+    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """A module is about to run; its positional arguments may be replaced."""
+
+    def leave(self, module: nn.Module, output: Any) -> Any:
+        """A module has run; its output may be replaced."""
+
+
+class Interception(TorchFunctionMode):
+    """A context in which one thread's forward passes are reported to ``listener`` and ``handlers``."""
+
+    def __init__(
+        self, listener: Listener, handlers: Mapping[Callable[..., Any], Handler], modules: frozenset[nn.Module]
+    ) -> None:
+        super().__init__()
+        self._listener = listener
+        self._handlers = handlers
+        self._modules = modules
+        self._thread = threading.get_ident()
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> Interception:
+        self._hooks.append(register_module_forward_pre_hook(self._enter_module))
+        self._hooks.append(register_module_forward_hook(self._leave_module))
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+        super().__exit__(kind, error, trace)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Treat parameters as constants and hand calls that somebody waits for to their handler."""
+        del types
+        kwargs = kwargs or {}
+        # Parameters as constants: the graph starts where the tape starts it, weights' inputs need not be saved, and
+        # models with requires_grad on, off or made under inference_mode behave alike.
+        if func.__name__ not in {"__get__", "__set__"}:
+            args = tuple(_as_constant(value) for value in args)
+            kwargs = {name: _as_constant(value) for name, value in kwargs.items()}
+        handler = self._handlers.get(func)
+        return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
+
+    def _enter_module(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if module not in self._modules or threading.get_ident() != self._thread:
+            return None
+        return self._listener.enter(module, arguments)
+
+    def _leave_module(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
+        del arguments
+        if module not in self._modules or threading.get_ident() != self._thread:
+            return None
+        return self._listener.leave(module, output)
+
+
+def _as_constant(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if isinstance(value, nn.Parameter) or value.is_inference():
+            return value.clone() if value.is_inference() else value.detach()
+        return value
+    if type(value) in (list, tuple) and any(isinstance(item, Tensor) for item in value):
+        return type(value)(_as_constant(item) for item in value)
+    return value
+
+
+# The functions by which models spell the same thing.
+ATTENTION = (F.scaled_dot_product_attention,)
+MULTI_HEAD_ATTENTION = (F.multi_head_attention_forward,)
+SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+MATRIX_PRODUCT = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
+SAME_VALUES = (F.dropout, torch.dropout, Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.contiguous)
+LAYER_NORM = (F.layer_norm, torch.layer_norm)
+RMS_NORM = (F.rms_norm, torch.rms_norm)
+GATES = (
+    *(torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit, F.hardsigmoid),
+    *(torch.tanh, Tensor.tanh, F.tanh, torch.erf, Tensor.erf),
+    *(torch.rsqrt, Tensor.rsqrt),
+)
+CONVOLUTION = (F.conv2d, torch.conv2d)
+# Activations f with f(0) = 0, so that f(u)/u is a gate, and their slope at 0 (for f(u)/u at u = 0).
+ACTIVATIONS: Mapping[Callable[..., Any], float] = {
+    F.gelu: 0.5,
+    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), 0.0),
+    F.silu: 0.5,
+    F.mish: 0.6,
+    F.hardswish: 0.5,
+    F.elu: 1.0,
+    F.leaky_relu: 1.0,
+    **dict.fromkeys((F.relu6, F.hardtanh), 0.0),
+}

@@ -1,0 +1,88 @@
+"""How the tokens of one run are laid out: patch grid, prefix tokens, and which tokens the head reads.
+
+Seen in the run itself rather than looked up in attributes, so it holds for any picture size and any model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from vitreous.tape.recorder import Recorder
+
+_NOTHING = 1e-6  # a token whose head gradient is below this part of the largest is not read
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The token layout of one run.
+
+    Attributes:
+        grid: (rows, columns) of patches.
+        prefix: how many tokens (class, distillation, registers) come before the patches.
+        read: the tokens that the head reads, each with equal weight: the class token, or all pooled tokens.
+        pooled_by_attention: whether a learned query attends to the tokens behind the last block instead.
+    """
+
+    grid: tuple[int, int]
+    prefix: int
+    read: Tensor
+    pooled_by_attention: bool
+
+    @property
+    def patches(self) -> int:
+        """How many patches the picture has."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are in all."""
+        return self.prefix + self.patches
+
+
+def find_layout(recorder: Recorder, head_gradient: Tensor, image_size: tuple[int, int]) -> Layout:
+    """Work out the layout from what was recorded."""
+    tokens = head_gradient.shape[1]
+    grid = _patch_grid(tokens, recorder.grid, image_size)
+    if grid is None:
+        raise UnsupportedModelError(
+            f"{recorder.anatomy.name}: {tokens} tokens do not fit a grid of patches over a picture of "
+            f"{image_size[0]} x {image_size[1]} pixels"
+        )
+    prefix = tokens - grid[0] * grid[1]
+    pooled_by_attention = recorder.anatomy.depth in recorder.attention
+    return Layout(grid, prefix, _tokens_read(head_gradient, prefix), pooled_by_attention)
+
+
+def _patch_grid(tokens: int, convolved: tuple[int, int] | None, image_size: tuple[int, int]) -> tuple[int, int] | None:
+    """The patch embedding's own output if it was a convolution, else the finest grid of square patches that fits."""
+    if convolved is not None and convolved[0] * convolved[1] <= tokens:
+        return convolved
+    height, width = image_size
+    for patch in range(1, min(height, width) + 1):
+        if height % patch == 0 and width % patch == 0 and (height // patch) * (width // patch) <= tokens:
+            return height // patch, width // patch
+    return None
+
+
+def _tokens_read(head_gradient: Tensor, prefix: int) -> Tensor:
+    """The tokens in which the head's gradient lands.
+
+    A head that reads the class token and, besides, the average of the patches (DINOv2's linear classifier) counts as
+    reading the class token: each single patch weighs far less there. An average over all tokens weighs them alike.
+    """
+    size = head_gradient.double().norm(dim=-1).amax(dim=0)
+    if not size.any():  # a head of zeros, as torchvision initialises it
+        return torch.arange(1 if prefix else len(size), device=size.device)
+    read = size > _NOTHING * size.max()
+    in_prefix = read[:prefix]
+    patches = size[prefix:]
+    if in_prefix.any() and (not read[prefix:].any() or size[:prefix].max() > 2 * patches.mean()):
+        read = torch.cat([in_prefix, torch.zeros_like(read[prefix:])])
+    return read.nonzero().flatten()

@@ -1,0 +1,114 @@
+"""Rules: how the backward pass treats attention, normalisation and activation. The forward pass is never changed.
+
+A rule answers, for each kind of non-linear part, what gradient goes on given the one that arrives. Everything linear
+is left to autograd. Since only the backward pass differs, one recorded forward pass serves every rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.tape.attention import AttentionRecord, plain_gradients, value_gradient
+
+
+@dataclass
+class NormCall:
+    """One normalisation: the input, its statistics over ``axes`` and the affine weight."""
+
+    input: Tensor
+    inverse_deviation: Tensor
+    mean: Tensor | None
+    weight: Tensor | None
+    shape: tuple[int, ...]
+    centred: bool
+    function: Callable[[Tensor], Tensor]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes that are normalised together."""
+        return tuple(range(-len(self.shape), 0))
+
+
+@dataclass
+class ElementwiseCall:
+    """One activation or gate: its input and the function."""
+
+    input: Tensor
+    function: Callable[[Tensor], Tensor]
+    slope_at_zero: float
+
+
+class Rule:
+    """The ``plain`` rule, ordinary autograd, and the base of the others."""
+
+    name = "plain"
+
+    def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """dq, dk, dv from the gradient at O = A V."""
+        return plain_gradients(call, gradient)
+
+    def norm(self, call: NormCall, gradient: Tensor) -> Tensor:
+        """The gradient at the input of a LayerNorm or RMSNorm."""
+        if call.mean is None:
+            return vector_jacobian(call.function, call.input, gradient)
+        backward = torch.ops.aten.native_layer_norm_backward
+        inputs = (gradient, call.input, call.shape, call.mean, call.inverse_deviation, call.weight, None)
+        result: Tensor = backward(*inputs, [True, False, False])[0]
+        return result
+
+    def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
+        """The gradient at the input of an activation function."""
+        return vector_jacobian(call.function, call.input, gradient)
+
+    def gate(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """The gradient through a softmax, sigmoid or tanh that only weighs something else."""
+        return vector_jacobian(call.function, call.input, gradient)
+
+
+class FrozenRule(Rule):
+    """Attention matrix, normalisation variance (not its mean) and activation gate f(u)/u held constant.
+
+    Input x gradient under this rule is DecompX without bias (SkipPLUS sec. 3; methods are compared there), because a
+    forward decomposition is linear once these three are constants, and a backward pass is its transpose.
+    """
+
+    name = "frozen"
+
+    def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[None, None, Tensor]:
+        """Nothing reaches q and k: A is a constant."""
+        return None, None, value_gradient(call, gradient)
+
+    def norm(self, call: NormCall, gradient: Tensor) -> Tensor:
+        """A linear map: subtract the mean (LayerNorm only), times weight / deviation."""
+        scaled = gradient * call.inverse_deviation
+        if call.weight is not None:
+            scaled = scaled.mul_(call.weight)
+        if call.centred:
+            scaled = scaled.sub_(scaled.mean(call.axes, keepdim=True))
+        return scaled
+
+    def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
+        """Times f(u)/u, which is f'(0) where u is 0 (real images reach it), not 0/0."""
+        gate = call.function(call.input).div_(call.input)
+        return gate.masked_fill_(call.input == 0, call.slope_at_zero).mul_(gradient)
+
+    def gate(self, call: ElementwiseCall, gradient: Tensor) -> None:
+        """A constant passes nothing on."""
+        del call, gradient
+
+
+RULES: Mapping[str, Rule] = {rule.name: rule for rule in (Rule(), FrozenRule())}
+
+
+def vector_jacobian(function: Callable[[Tensor], Tensor], point: Tensor, gradient: Tensor) -> Tensor:
+    """The ordinary gradient of ``function`` at ``point``, by running it once more."""
+    with torch.enable_grad():
+        leaf = point.detach().requires_grad_()
+        output: Any = function(leaf)
+        (result,) = torch.autograd.grad(output, leaf, gradient.to(output.dtype))
+    return result
