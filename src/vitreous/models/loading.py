@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from vitreous.errors import ModelError
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import as_image_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
 __all__ = ["LoadedModel", "list_models", "load_model"]
 
@@ -50,7 +50,8 @@ def load_model(
         MissingDependencyError: The model needs an extra that is not installed.
     """
     size = None if image_size is None else as_image_size(image_size)
-    loaded = _load(name, size)
+    with torch.random.fork_rng(devices=[]):  # building a network draws its first weights from the caller's generator
+        loaded = _load(name, size)
     preprocessing = loaded.preprocessing.override(mean=mean, std=std)
     try:
         model = loaded.model.to(device)

@@ -61,7 +61,14 @@ def _suggestion(word: str, known: list[str]) -> str:
 
 def _loaded(name: str, model: nn.Module, image_size: tuple[int, int] | None, *, named: bool = True) -> LoadedModel:
     class_names = _class_names(model) if named else None
-    return LoadedModel(name, model.eval(), from_timm(model, image_size), class_names)
+    return LoadedModel(name, model.eval(), from_timm(model, image_size or _built_for(model)), class_names)
+
+
+def _built_for(model: nn.Module) -> tuple[int, int] | None:
+    """Return the only size that the model takes; a configuration in a folder may say otherwise or nothing."""
+    embedding = getattr(model, "patch_embed", None)
+    size = getattr(embedding, "img_size", None)
+    return (size[0], size[1]) if size and getattr(embedding, "strict_img_size", True) else None
 
 
 def _create(architecture: str, image_size: tuple[int, int] | None, **options: Any) -> nn.Module:

@@ -1,0 +1,343 @@
+"""Models come by name with their weights, preprocessing and class names, or with one clear sentence."""
+
+import json
+import subprocess
+import sys
+import warnings
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models import save_for_hf
+
+from vitreous.errors import MissingDependencyError, ModelError
+from vitreous.models import list_models, load_model
+
+TINY = "test_vit"
+TINY_SIZE = 160
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 8}
+
+
+def error_of(name, **options):
+    with pytest.raises(ModelError) as caught:
+        load_model(name, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def same_weights(one, other):
+    theirs = other.state_dict()
+    return all(torch.equal(value, theirs[key]) for key, value in one.state_dict().items())
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    torch.manual_seed(1)
+    return timm.create_model(TINY, num_classes=7)
+
+
+# timm
+
+
+def test_random_weights_are_the_same_every_time():
+    one, other = load_model(f"timm/{TINY}@random"), load_model(f"timm/{TINY}@random")
+    assert not one.model.training
+    assert one.fingerprint == other.fingerprint
+    assert len(one.fingerprint) == 64
+    assert one.class_names is None
+    assert one.model(torch.randn(1, 3, TINY_SIZE, TINY_SIZE)).std() > 0
+
+
+def test_loading_leaves_the_random_state_alone():
+    before = torch.random.get_rng_state()
+    load_model(f"timm/{TINY}@random")
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_fingerprint_tells_weights_apart(tiny, tmp_path):
+    state = tiny.state_dict()
+    save_file(state, tmp_path / "a.safetensors")
+    save_file(state | {"head.bias": state["head.bias"] + 1e-6}, tmp_path / "b.safetensors")
+    a, b = (load_model(f"timm/{TINY}@{tmp_path / name}.safetensors") for name in "ab")
+    assert a.fingerprint != b.fingerprint
+
+
+def test_half_precision_models_have_a_fingerprint():
+    loaded = load_model(f"timm/{TINY}@random")
+    loaded.model.bfloat16()
+    assert len(loaded.fingerprint) == 64
+
+
+def test_safetensors_file_with_its_own_number_of_classes(tiny, tmp_path):
+    save_file(tiny.state_dict(), tmp_path / "w.safetensors")
+    loaded = load_model(f"timm/{TINY}@{tmp_path / 'w.safetensors'}")
+    assert same_weights(tiny, loaded.model)
+    assert loaded.model.num_classes == 7
+    assert loaded.class_names is None
+    assert loaded.name == f"timm/{TINY}@{tmp_path / 'w.safetensors'}"
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: {"state_dict": state, "epoch": 3, "optimizer": {"lr": 0.1}},
+        lambda state: {"model": {f"module.{key}": value for key, value in state.items()}},
+        lambda state: {"model_ema": state, "model": {key: value + 1 for key, value in state.items()}},
+        lambda state: {"state_dict": {f"module._orig_mod.{key}": value for key, value in state.items()}},
+    ],
+)
+def test_torch_checkpoints_are_unwrapped(tiny, tmp_path, wrap):
+    torch.save(wrap(tiny.state_dict()), tmp_path / "w.pt")
+    assert same_weights(tiny, load_model(f"timm/{TINY}@{tmp_path / 'w.pt'}").model)
+
+
+def test_checkpoint_that_needs_code_is_refused(tmp_path):
+    torch.save({"state_dict": {"weight": print}}, tmp_path / "evil.pt")
+    assert "refused" in error_of(f"timm/{TINY}@{tmp_path / 'evil.pt'}")
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+@pytest.mark.parametrize("content", [b"", b"not weights at all"])
+def test_damaged_weights_file(tmp_path, suffix, content):
+    (tmp_path / f"w.{suffix}").write_bytes(content)
+    assert "damaged" in error_of(f"timm/{TINY}@{tmp_path / f'w.{suffix}'}")
+
+
+@pytest.mark.parametrize("content", [[1, 2], {}, {"epoch": 3}])
+def test_checkpoint_without_weights(tmp_path, content):
+    torch.save(content, tmp_path / "w.pt")
+    error_of(f"timm/{TINY}@{tmp_path / 'w.pt'}")
+
+
+def test_missing_weights_file_and_folder(tmp_path):
+    assert "no such" in error_of(f"timm/{TINY}@{tmp_path / 'gone.pt'}")
+    assert "not a weights file" in error_of(f"timm/{TINY}@{tmp_path}")
+
+
+def test_mismatch_names_the_keys(tiny, tmp_path):
+    state = tiny.state_dict()
+    state["blocks.0.surprise"] = state.pop("norm.bias")
+    save_file(state, tmp_path / "w.safetensors")
+    message = error_of(f"timm/{TINY}@{tmp_path / 'w.safetensors'}")
+    assert "missing norm.bias" in message
+    assert "unexpected blocks.0.surprise" in message
+    save_file(tiny.state_dict() | {"norm.bias": torch.zeros(5)}, tmp_path / "w.safetensors")
+    assert "norm.bias has shape (5,) where (64,)" in error_of(f"timm/{TINY}@{tmp_path / 'w.safetensors'}")
+
+
+def test_foreign_names_go_through_timms_conversion(tmp_path):
+    model = timm.create_model("test_vit2")
+    original = {
+        key.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): value
+        for key, value in model.state_dict().items()
+    }
+    torch.save({"model": original}, tmp_path / "deit3.pth")
+    assert "blocks.0.gamma_1" in original
+    assert same_weights(model, load_model(f"timm/test_vit2@{tmp_path / 'deit3.pth'}").model)
+
+
+def test_another_image_size(tiny, tmp_path):
+    save_file(tiny.state_dict(), tmp_path / "w.safetensors")
+    loaded = load_model(f"timm/{TINY}@{tmp_path / 'w.safetensors'}", image_size=(96, 128))
+    assert loaded.preprocessing.image_size == (96, 128)
+    assert loaded.model(torch.zeros(1, 3, 96, 128)).shape == (1, 7)
+    assert "multiple of the patch size 16" in error_of(f"timm/{TINY}@random", image_size=100)
+    assert "another image size" in error_of("timm/resnet18@random", image_size=96)
+
+
+def test_overrides_of_the_normalisation():
+    loaded = load_model(f"timm/{TINY}@random", mean=0.5, std=(0.1, 0.2, 0.3))
+    assert loaded.preprocessing.mean == (0.5, 0.5, 0.5)
+    assert loaded.preprocessing.std == (0.1, 0.2, 0.3)
+
+
+@pytest.mark.shared
+def test_development_weights_recognise_photos_by_name(shared):
+    from vitreous.images import read_image
+
+    loaded = load_model(
+        f"timm/vit_tiny_patch16_224@{shared / 'data/vit_tiny_patch16_224.safetensors'}", mean=0.5, std=0.5
+    )
+    names = json.loads((shared / "data/imagenet/class_names.json").read_text())
+    assert len(loaded.class_names) == len(names) == 1000
+    photos = [read_image(file) for file in sorted((shared / "data/pets/seg/images").glob("Egyptian_Mau_*"))[:8]]
+    with torch.inference_mode():
+        predicted = loaded.model(loaded.preprocessing(photos)).argmax(1)
+    assert sum(loaded.class_names[index] == "Egyptian cat" for index in predicted) >= 6
+
+
+def test_timm_folder_with_its_class_names(tmp_path):
+    model = timm.create_model(TINY, num_classes=2, pretrained_cfg_overlay={"num_classes": 2, "mean": (0.1, 0.2, 0.3)})
+    save_for_hf(model, tmp_path, model_config={"label_names": ["cat", "dog"]})
+    loaded = load_model(f"timm/local-dir:{tmp_path}")
+    assert same_weights(model, loaded.model)
+    assert loaded.class_names == ("cat", "dog")
+    assert loaded.preprocessing.mean == (0.1, 0.2, 0.3)
+
+
+def test_size_that_the_model_was_built_for_counts(tmp_path):
+    config = {
+        "architecture": TINY,
+        "num_classes": 2,
+        "model_args": {"img_size": 96},
+        "pretrained_cfg": {"num_classes": 2},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(timm.create_model(TINY, num_classes=2, img_size=96).state_dict(), tmp_path / "model.safetensors")
+    loaded = load_model(f"timm/local-dir:{tmp_path}")
+    assert loaded.preprocessing.image_size == (96, 96)
+    assert loaded.model(torch.zeros(1, 3, 96, 96)).shape == (1, 2)
+
+
+def test_timm_folder_that_is_not_one(tmp_path):
+    assert "config.json" in error_of(f"timm/local-dir:{tmp_path}")
+    (tmp_path / "config.json").write_text("{}")
+    error_of(f"timm/local-dir:{tmp_path}")
+
+
+def test_unknown_names_suggest_close_ones():
+    assert "vit_tiny_patch16_224" in error_of("timm/vit_tny_patch16_224@random")
+    assert "vit_tiny_patch16_224.augreg_in21k" in error_of("timm/vit_tiny_patch16_224.augreg_in21")
+    assert f"timm/{TINY}@random" in error_of(f"{TINY}@random")
+
+
+@pytest.mark.parametrize("name", ["", "demo/x", "timm", "timm/", "hf/", "other/x", "timm/@random", f"timm/{TINY}@"])
+def test_names_that_mean_nothing(name):
+    error_of(name)
+
+
+def test_architecture_without_published_weights():
+    assert "no weights" in error_of("timm/vit_giant_patch14_224")
+
+
+def test_unusable_device():
+    assert "device" in error_of(f"timm/{TINY}@random", device="nonsense")
+
+
+def test_no_network_is_one_sentence_and_quick(tmp_path):
+    # A closed local port stands for the hub, so that this test is the same with and without a network.
+    script = """
+import time, vitreous.models, vitreous.errors, timm, transformers
+for name in ("timm/vit_tiny_patch16_224", "timm/hf-hub:timm/none", "hf/google/vit-base-patch16-224"):
+    start = time.monotonic()
+    try:
+        vitreous.models.load_model(name)
+    except vitreous.errors.ModelError as error:
+        assert time.monotonic() - start < 10
+        print(error)
+"""
+    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "PATH": "", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert run.stderr == ""
+    assert run.stdout.count("cannot be reached") == run.stdout.count("\n") == 3
+
+
+def test_list_of_models_is_json():
+    listed = json.loads(json.dumps(list_models()))
+    assert {"demo", "timm/NAME@FILE", "hf/FOLDER"} <= {entry["name"] for entry in listed["names"]}
+    assert listed["timm_vision_transformers"] > 100
+
+
+# transformers
+
+
+@pytest.fixture
+def hf():
+    return pytest.importorskip("transformers")
+
+
+def save_classifier(hf, folder, labels=None, **settings):
+    labels = {} if labels is None else {"id2label": dict(enumerate(labels)), "label2id": {}}
+    config = hf.ViTConfig(**SMALL, image_size=32, **labels, **settings)
+    model = hf.ViTForImageClassification(config)
+    model.save_pretrained(folder)
+    return model
+
+
+def test_folder_of_a_classifier(hf, tmp_path, photo):
+    model = save_classifier(hf, tmp_path, ["cat", "dog", "bird"])
+    processor = hf.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[0.1] * 3)
+    processor.save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        loaded = load_model(f"hf/{tmp_path}")
+    assert same_weights(model, loaded.model)
+    assert not loaded.model.training
+    assert loaded.class_names == ("cat", "dog", "bird")
+    assert loaded.preprocessing.mean == (0.1, 0.1, 0.1)
+    assert loaded.model(loaded.preprocessing([photo])).logits.shape == (1, 3)
+
+
+def test_folder_without_processor_falls_back_and_says_so(hf, tmp_path):
+    save_classifier(hf, tmp_path, num_labels=4)
+    with pytest.warns(UserWarning, match=r"mean = std = 0\.5 at 32 x 32"):
+        loaded = load_model(f"hf/{tmp_path}", mean=0.25)
+    assert loaded.class_names is None
+    assert loaded.preprocessing.image_size == (32, 32)
+    assert loaded.preprocessing.mean == (0.25, 0.25, 0.25)
+    assert loaded.preprocessing.std == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*no image processor")
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+@pytest.mark.parametrize("part", ["whole", "tower"])
+def test_image_tower_of_a_model_that_also_reads(hf, tmp_path, family, part):
+    prefix, tower_class = {
+        "clip": ("CLIP", "CLIPVisionModelWithProjection"),
+        "siglip": ("Siglip", "SiglipVisionModel"),
+    }[family]
+    vision = {**SMALL, "image_size": 32}
+    text = {key: value for key, value in SMALL.items() if key != "patch_size"} | {"vocab_size": 99}
+    if part == "whole":
+        model = getattr(hf, f"{prefix}Model")(getattr(hf, f"{prefix}Config")(text_config=text, vision_config=vision))
+    else:
+        model = getattr(hf, tower_class)(getattr(hf, f"{prefix}VisionConfig")(**vision))
+    model.save_pretrained(tmp_path)
+    loaded = load_model(f"hf/{tmp_path}")
+    assert type(loaded.model).__name__ == tower_class
+    assert loaded.class_names is None
+    assert loaded.preprocessing.image_size == (32, 32)
+    theirs = model.state_dict()
+    assert all(torch.equal(value, theirs[key]) for key, value in loaded.model.state_dict().items() if key in theirs)
+
+
+def test_backbone_without_classifier_is_refused(hf, tmp_path):
+    hf.ViTModel(hf.ViTConfig(**SMALL, image_size=32)).save_pretrained(tmp_path)
+    assert "classifier" in error_of(f"hf/{tmp_path}")
+
+
+@pytest.mark.filterwarnings("ignore:.*no image processor")
+def test_image_size_of_transformers_models(hf, tmp_path):
+    save_classifier(hf, tmp_path / "vit", num_labels=4)
+    assert "32 x 32 pixels only" in error_of(f"hf/{tmp_path / 'vit'}", image_size=64)
+    config = hf.Dinov2Config(**SMALL, image_size=32, num_labels=4)
+    hf.Dinov2ForImageClassification(config).save_pretrained(tmp_path / "dinov2")
+    loaded = load_model(f"hf/{tmp_path / 'dinov2'}", image_size=(64, 48))
+    assert loaded.model(torch.zeros(1, 3, *loaded.preprocessing.image_size)).logits.shape == (1, 4)
+
+
+def test_repository_code_is_never_run(hf, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", "auto_map": {"AutoConfig": "evil.Evil"}}))
+    (tmp_path / "evil.py").write_text("raise SystemExit('code of the repository was run')")
+    assert "cannot be loaded" in error_of(f"hf/{tmp_path}")
+
+
+def test_folders_that_hold_no_model(hf, tmp_path):
+    assert "config.json" in error_of(f"hf/{tmp_path}")
+    assert "no folder" in error_of(f"hf/{tmp_path / 'gone'}")
+    (tmp_path / "config.json").write_text("{not json")
+    error_of(f"hf/{tmp_path}")
+
+
+def test_damaged_hf_weights(hf, tmp_path):
+    save_classifier(hf, tmp_path, num_labels=4)
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    error_of(f"hf/{tmp_path}")
+
+
+def test_missing_transformers_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
+    with pytest.raises(MissingDependencyError, match=r"vitreous\[hf\]"):
+        load_model("hf/anything")
