@@ -40,12 +40,17 @@ class TestColour:
         assert luminance[-1] - luminance[0] > 200_000
         assert (np.diff(colours[:, 3]) >= 0).all()
 
-    def test_signed_maps_are_red_for_blue_against_and_clear_at_zero(self):
+    def test_signed_maps_are_red_for_blue_against_and_without_hue_at_zero(self):
         against, nothing, favour = colour(np.array([[-1.0, 0.0, 1.0]]), signed=True)[0].astype(int)
         assert against[2] > against[0] + 50
         assert favour[0] > favour[2] + 50
-        assert nothing[3] == 0
+        assert np.ptp(nothing[:3]) <= 5
         assert against[3] == favour[3] == 255
+
+    def test_signed_maps_are_lighter_where_stronger_on_both_sides(self):
+        luminance = colour(np.linspace(-1, 1, 101)[None], signed=True)[0, :, :3].astype(int) @ (299, 587, 114)
+        assert (np.diff(luminance[50:]) >= -1000).all()
+        assert (np.diff(luminance[50::-1]) >= -1000).all()
 
     def test_gives_bytes_with_alpha(self):
         colours = colour(np.zeros((3, 5), dtype=np.float32), signed=False)
@@ -59,9 +64,11 @@ class TestOverlay:
         result = np.asarray(overlay(photo, np.ones((6, 8)), signed=False, opacity=0))
         assert np.array_equal(result, np.asarray(photo.convert("L").convert("RGB")))
 
-    def test_zero_in_a_signed_map_leaves_the_photo_as_it_is(self):
-        photo = Image.new("RGB", (4, 4), "#808080")
-        assert np.array_equal(np.asarray(overlay(photo, np.zeros((4, 4)), signed=True)), np.asarray(photo))
+    def test_zero_in_a_signed_map_leaves_the_photo_without_colour(self):
+        photo = Image.new("RGB", (4, 4), "#208060")
+        result = np.asarray(overlay(photo, np.zeros((4, 4)), signed=True)).astype(int)
+        assert np.ptp(result, axis=-1).max() <= 3
+        assert result.min() > 40
 
     def test_a_map_of_another_size_is_refused(self):
         with pytest.raises(InputError, match="does not fit"):

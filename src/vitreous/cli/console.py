@@ -29,7 +29,7 @@ def messages() -> Console:
 
 def one_line(text: str) -> str:
     """Give a text that stays on its line: no line breaks, no control characters, nothing that cannot be encoded."""
-    flat = " ".join(text.split())
+    flat = " ".join(text.splitlines())
     shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in flat)
     return shown.encode("utf-8", "backslashreplace").decode("utf-8")
 

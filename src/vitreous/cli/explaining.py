@@ -12,8 +12,7 @@ from vitreous.cli.progress import progress_bar
 from vitreous.cli.targets import find_class
 from vitreous.errors import ImageError, InputError
 from vitreous.images import find_images, read_image
-from vitreous.models import load_model
-from vitreous.models.demo import demo_photo
+from vitreous.models import demo, load_model
 from vitreous.pictures.comparison import comparison
 from vitreous.spelling import parse
 from vitreous.storage import StorageError
@@ -87,7 +86,7 @@ class _Session:
         """Give the photos that files, folders and the word ``demo`` stand for, each once."""
         found: dict[Path, Path] = {}
         for argument in arguments:
-            path = demo_photo() if argument == "demo" and not Path(argument).exists() else Path(argument)
+            path = demo.demo_photo() if argument == "demo" and not Path(argument).exists() else Path(argument)
             try:
                 found |= {photo.resolve(): photo for photo in find_images([path])}
             except ImageError as error:

@@ -51,9 +51,9 @@ def _show_photo(explained: Explained, console: Console) -> None:
     for prediction in explanation.top(_TOP):
         table.add_row(_name(explanation, prediction), f"{prediction.probability:.1%}", _bar(prediction.probability))
     console.print(table)
-    say(console, f"  explained: {', '.join(_targets(explanation))}")
-    say(console, f"  pictures:  {explained.folder / COMPARISON}")
-    say(console, f"             {explained.folder} (overlays, scores, manifest)\n")
+    say(console, f"explained: {'; '.join(_targets(explanation))}")
+    say(console, f"pictures:  {explained.folder / COMPARISON}")
+    console.print()
 
 
 def _show_summary(explained: Sequence[Explained], console: Console) -> None:
@@ -65,13 +65,13 @@ def _show_summary(explained: Sequence[Explained], console: Console) -> None:
     for one in explained:
         first = one.explanation.top(1)[0]
         photo = Text(one_line(one.photo.name))
-        table.add_row(photo, _name(one.explanation, first), f"{first.probability:.1%}", _bar(first.probability))
+        table.add_row(photo, _name(one.explanation, first), f"{first.probability:.1%}", _bar(first.probability, 10))
     console.print(table)
-    say(console, f"  pictures: {explained[0].folder.parent}{'/'}PHOTO/{COMPARISON}, one folder per photo")
+    say(console, f"pictures: {explained[0].folder.parent / 'PHOTO' / COMPARISON}, one folder for each photo")
 
 
-def _bar(probability: float) -> ProgressBar:
-    return ProgressBar(total=1, completed=probability, width=24)
+def _bar(probability: float, width: int = 24) -> ProgressBar:
+    return ProgressBar(total=1, completed=probability, width=width)
 
 
 def _name(explanation: Explanation, prediction: Prediction) -> Text:

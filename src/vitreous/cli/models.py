@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.cli.console import print_json, results, say
-from vitreous.cli.guard import DebugOption  # noqa: TC001  # typer reads annotations when it runs
+from vitreous.cli.guard import DebugOption
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,12 +11,14 @@ from PIL import Image
 from vitreous.errors import InputError
 
 if TYPE_CHECKING:
+    from matplotlib.colors import Colormap
     from numpy.typing import NDArray
 
 DEFAULT_OPACITY = 0.85
 
 _SEQUENTIAL = "inferno"
-_DIVERGING = "RdBu_r"
+# Dark in the middle: on a photo, matplotlib's maps with a white middle drown weak evidence in haze. Blue to red.
+_DIVERGING = ("#a8dcff", "#3d9bf0", "#17446e", "#141414", "#6e2417", "#f0552d", "#ffc78f")
 
 
 def colour(heatmap: NDArray[np.floating], *, signed: bool) -> NDArray[np.uint8]:
@@ -23,20 +26,24 @@ def colour(heatmap: NDArray[np.floating], *, signed: bool) -> NDArray[np.uint8]:
 
     Args:
         heatmap: Values (height, width) in [0, 1], or in [-1, 1] when signed.
-        signed: Blue against, red for the class, nothing at zero; otherwise dark (low) to light (high).
+        signed: Blue against, red for the class, lighter where stronger; otherwise dark (low) to light (high).
 
     Returns:
         RGBA bytes (height, width, 4); the alpha grows with the strength, so that weak evidence lets the photo through.
     """
-    # Only the colour tables are wanted: no pyplot, hence no backend and no global state.
-    from matplotlib import colormaps  # noqa: PLC0415  # slow to import, and scores can be had without pictures
-
-    position = (heatmap + 1) / 2 if signed else heatmap
-    colours: NDArray[np.float64] = colormaps[_DIVERGING if signed else _SEQUENTIAL](position)
-    strength = np.sqrt(np.clip(np.abs(heatmap), 0, 1))
-    # A positive map keeps a veil at zero: dark, unlit regions are what makes the lit ones readable.
-    colours[..., 3] = strength if signed else 0.35 + 0.65 * strength
+    colours: NDArray[np.float64] = _colour_map(signed=signed)((heatmap + 1) / 2 if signed else heatmap)
+    # A veil stays at zero: dark, unlit regions are what makes the lit ones readable.
+    colours[..., 3] = 0.35 + 0.65 * np.sqrt(np.clip(np.abs(heatmap), 0, 1))
     return np.rint(colours * 255).astype(np.uint8)
+
+
+@cache
+def _colour_map(*, signed: bool) -> Colormap:
+    # Only the colour tables are wanted: no pyplot, hence no backend and no global state. Slow to import.
+    from matplotlib import colormaps  # noqa: PLC0415
+    from matplotlib.colors import LinearSegmentedColormap  # noqa: PLC0415
+
+    return LinearSegmentedColormap.from_list("evidence", _DIVERGING) if signed else colormaps[_SEQUENTIAL]
 
 
 def overlay(
