@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitreous import explanation_folder
+from vitreous import cli, explanation_folder
 from vitreous.cli import app, explaining
 from vitreous.cli.console import one_line
 from vitreous.cli.spellings import split_spellings
@@ -114,6 +114,11 @@ class TestExplain:
         result = run("explain", photos / "cat.png", *SMALL, "--out", out, "--method", ",".join(spellings))
         assert result.exit_code == 0, result.output
         assert list(Explanation.load(out / "cat").methods) == spellings
+
+    def test_the_shipped_photo_is_called_demo(self, out):
+        result = run("explain", "demo", *SMALL, "--method", "rollout", "--out", out)
+        assert result.exit_code == 0, result.output
+        assert (out / "chelsea" / "comparison.png").is_file()
 
     @pytest.mark.demo
     def test_the_demo_needs_no_options(self, out):
@@ -270,20 +275,10 @@ class TestProcess:
 
     @pytest.mark.skipif(sys.platform == "win32", reason="pipes and signals of POSIX")
     def test_an_interrupt_from_the_keyboard_is_exit_code_130(self, photos, out):
-        command = [
-            sys.executable,
-            "-m",
-            "vitreous",
-            "explain",
-            *[str(photos / "cat.png")] * 1,
-            *SMALL,
-            "--out",
-            str(out),
-        ]
-        # The child is asked to stop once it has begun to import what the command needs.
-        process = subprocess.Popen(
-            [command[0], "-X", "importtime", *command[1:]], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        python = [sys.executable, "-X", "importtime", "-m", "vitreous"]
+        command = [*python, "explain", str(photos / "cat.png"), *SMALL, "--out", str(out)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # It is asked to stop once it has begun to import what the command needs.
         for line in process.stderr:
             if "torch" in line:
                 break
@@ -372,3 +367,17 @@ def test_folders_stay_inside_the_output_and_differ_also_without_case(tmp_path):
 def test_odd_characters_cannot_break_a_line_or_the_terminal():
     assert one_line("a\nb\r\nc") == "a b c"
     assert one_line("\x1b[31mred\udcff") == "\\x1b[31mred\\udcff"
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_an_error_nobody_foresaw_is_one_line_unless_debugged(monkeypatch, capsys, debug):
+    def fail():
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(sys, "argv", ["vitreous", "methods", *["--debug"] * debug])
+    with pytest.raises(ZeroDivisionError if debug else SystemExit) as caught:
+        cli.main()
+    if not debug:
+        assert caught.value.code == 70
+        assert capsys.readouterr().err.startswith("error: unexpected ZeroDivisionError: division by zero")

@@ -86,7 +86,7 @@ class _Session:
         """Give the photos that files, folders and the word ``demo`` stand for, each once."""
         found: dict[Path, Path] = {}
         for argument in arguments:
-            path = demo.demo_photo() if argument == "demo" and not Path(argument).exists() else Path(argument)
+            path = demo.PHOTO if argument == "demo" and not Path(argument).exists() else Path(argument)
             try:
                 found |= {photo.resolve(): photo for photo in find_images([path])}
             except ImageError as error:
