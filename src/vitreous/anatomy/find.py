@@ -35,7 +35,7 @@ def find_anatomy(model: nn.Module) -> Anatomy:
             "attention part), so no method here serves it"
         )
     described = tuple(describe_block(block) for block in blocks)
-    return Anatomy(name=name, blocks=described, batch_first=_batch_first(model, described[0].attention))
+    return Anatomy(name=name, blocks=described, batch_first=_batch_first(described[0].attention))
 
 
 def _attending_stacks(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
@@ -58,9 +58,8 @@ def _longest_alike(model: nn.Module) -> list[nn.Module]:
     return longest
 
 
-def _batch_first(model: nn.Module, attention: nn.Module | None) -> bool:
-    """Only nn.MultiheadAttention may put tokens first, and then its container may turn the stream round for it."""
+def _batch_first(attention: nn.Module | None) -> bool:
+    """Only nn.MultiheadAttention may put tokens first, and then the stream runs that way too."""
     if isinstance(attention, nn.MultiheadAttention):
-        return attention.batch_first
-    del model
+        return bool(attention.batch_first)
     return True

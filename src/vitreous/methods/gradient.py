@@ -28,7 +28,8 @@ class GradientNorm(TokenReadout):
 
     def read(self, view: View, layer: int) -> Tensor:
         """The Euclidean norm over channels."""
-        return view.token_gradient(layer).norm(dim=-1)
+        length: Tensor = torch.linalg.vector_norm(view.token_gradient(layer), dim=-1)
+        return length
 
 
 class InputGradient(TokenReadout):
@@ -41,7 +42,8 @@ class InputGradient(TokenReadout):
 
     def read(self, view: View, layer: int) -> Tensor:
         """Input x gradient, summed over channels."""
-        return torch.einsum("bnd,bnd->bn", view.tokens(layer), view.token_gradient(layer).to(view.tokens(layer).dtype))
+        tokens = view.tokens(layer)
+        return (tokens * view.token_gradient(layer).to(tokens.dtype)).sum(dim=-1)
 
 
 class AttendedInputGradient(InputGradient):

@@ -1,9 +1,9 @@
 """GradToken (Cheng et al., Neural Networks 2025): the class token's query gradient, met with the patches' keys.
 
-G_h = dy_c/dq of the class token in the last block and M_h = k_h . G_h for every patch (eqs. 6-9); M is then spread by the
-attention of the lower blocks (eqs. 10-17) and the heads are integrated (eq. 18). Only the last block needs a backward
-pass. Models without a class token use the gradient pooled over all queries, which is the same thing for those that
-have one: no other query of the last block can change the output there.
+G_h = dy_c/dq of the class token in the last block and M_h = k_h . G_h for every patch (eqs. 6-9); M is then spread by
+the attention of the lower blocks (eqs. 10-17) and the heads are integrated (eq. 18). Only the last block needs a
+backward pass. Models without a class token use the gradient pooled over all queries, which is the same thing for those
+that have one: no other query of the last block can change the output there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from vitreous.methods.attention import MeanAttention
 from vitreous.methods.readout import Readout, TokenReadout, mean_over_heads, total
 from vitreous.methods.registry import register
-from vitreous.methods.view import View
+from vitreous.methods.view import View, exact
 from vitreous.tape import Needs, Pass
 from vitreous.tape.attention import score_gradient
 
@@ -55,7 +55,7 @@ class QueryGradientKey(TokenReadout):
         """M_h, (batch, patches, head)."""
         if layer == view.depth - 1 and view.layout.pooled_by_attention:
             layer = view.depth  # the pooling query is the class token, and it looks at all blocks' work
-        key = view.attention(layer).key
+        key = exact(view.attention(layer).key)
         gradient = query_gradient(view, layer).to(key.dtype)
         return torch.einsum("bhnk,bhk->bnh", key[:, :, view.layout.prefix :], gradient)
 
@@ -83,7 +83,8 @@ def query_gradient(view: View, layer: int) -> Tensor:
         score_gradient(attention.rows(rows), view.attention_gradient(layer, rows)).sum(dim=2)
         for rows in ([view.layout.read] if only_read else attention.pieces())
     )
-    return torch.einsum("bhn,bhnk->bhk", scores.to(attention.key.dtype), attention.key) * attention.scale
+    key = exact(attention.key)
+    return torch.einsum("bhn,bhnk->bhk", scores.to(key.dtype), key) * attention.scale
 
 
 def _only_prefix_is_read(view: View) -> bool:

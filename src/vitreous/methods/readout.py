@@ -16,7 +16,7 @@ from vitreous.tape.attention import Rows
 Residual = Literal["add", "half", "none"]
 
 
-class Readout(ABC):
+class Readout(ABC):  # noqa: B024 - the two kinds below have the abstract methods
     """What a method reads at a layer, and what a tape has to hold for it.
 
     Attributes:

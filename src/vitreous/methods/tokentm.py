@@ -17,7 +17,7 @@ from torch import Tensor
 from vitreous.methods.attention import GradientAttention
 from vitreous.methods.readout import MatrixReadout, Readout, Residual, mean_over_heads, row_pieces, times, total
 from vitreous.methods.registry import register
-from vitreous.methods.view import Row, View
+from vitreous.methods.view import Row, View, exact
 from vitreous.tape import Needs, Pass
 from vitreous.tape.attention import Rows
 
@@ -74,7 +74,7 @@ class TokenTransformation(MatrixReadout):
         """
         if not self.length:
             return None
-        value = view.attention(layer).value
+        value = exact(view.attention(layer).value)
         tokens = view.tokens(layer)
         projection = self._projection(view, layer, value)
         gram = torch.einsum("dhk,dhl->hkl", projection, projection)
@@ -86,8 +86,8 @@ class TokenTransformation(MatrixReadout):
         """W of the feed-forward part, (batch, tokens): E the tokens before it, Ẽ what it adds."""
         if not self.length:
             return 1.0
-        before = view.tape.middle(layer)
-        return self.weight_between(before, view.tape.end(layer) - before)
+        before = exact(view.tape.middle(layer))
+        return self.weight_between(before, exact(view.tape.end(layer)) - before)
 
     def weight_between(self, original: Tensor, transformed: Tensor) -> Tensor:
         """W from E and Ẽ, (batch, tokens, channels) each."""
@@ -106,7 +106,8 @@ class TokenTransformation(MatrixReadout):
     def _projection(self, view: View, layer: int, value: Tensor) -> Tensor:
         heads_to_stream = view.tape.anatomy.blocks[layer].heads_to_stream
         assert heads_to_stream is not None
-        return heads_to_stream().to(value.dtype).unflatten(1, (value.shape[1], -1))
+        weight = heads_to_stream().to(value.dtype)
+        return weight.reshape(len(weight), value.shape[1], -1)
 
 
 class InputAttention(GradientAttention):
@@ -139,11 +140,11 @@ class ThirdPartyTokenTransformation(TokenTransformation):
 
     def attention_weight(self, view: View, layer: int) -> Tensor:
         """W from the stream before and after the attention part, (batch, tokens)."""
-        return self.weight_between(view.tokens(layer), view.tape.middle(layer))
+        return self.weight_between(view.tokens(layer), exact(view.tape.middle(layer)))
 
     def feed_forward_weight(self, view: View, layer: int) -> Tensor:
         """W from the stream before and after the feed-forward part."""
-        return self.weight_between(view.tape.middle(layer), view.tape.end(layer))
+        return self.weight_between(exact(view.tape.middle(layer)), exact(view.tape.end(layer)))
 
 
 def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:

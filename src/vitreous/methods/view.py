@@ -12,6 +12,11 @@ from vitreous.tape import AttentionRecord, Gradients, Layout, Tape
 from vitreous.tape.attention import Rows
 
 
+def exact(values: Tensor) -> Tensor:
+    """Half precision as float32: what a model computed in it is read without rounding again."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
 @dataclass(frozen=True)
 class Row:
     """A row vector over tokens, given by its entries at ``rows``: one row of a product of matrices, carried downwards.
@@ -48,11 +53,11 @@ class View:
 
     def tokens(self, layer: int) -> Tensor:
         """x_l, (batch, tokens, channels)."""
-        return self.tape.tokens(layer)
+        return exact(self.tape.tokens(layer))
 
     def token_gradient(self, layer: int) -> Tensor:
         """dy/dx_l, (batch, tokens, channels)."""
-        return self.gradients.tokens[layer]
+        return exact(self.gradients.tokens[layer])
 
     def attention(self, layer: int) -> AttentionRecord:
         """The attention call of a block."""
@@ -61,7 +66,7 @@ class View:
 
     def attention_gradient(self, layer: int, rows: Rows) -> Tensor:
         """dy/dA = (dy/dO) Vᵀ for some rows, (batch, head, rows, tokens); GradToken eq. 4."""
-        value = self.attention(layer).value
+        value = exact(self.attention(layer).value)
         output_gradient = self.gradients.outputs[layer].to(value.dtype)
         return output_gradient[:, :, rows] @ value.transpose(-2, -1)
 
@@ -76,5 +81,4 @@ class View:
 
     @property
     def _dtype(self) -> torch.dtype:
-        half = self.tape.logits.dtype in (torch.float16, torch.bfloat16)
-        return torch.float32 if half else self.tape.logits.dtype
+        return exact(self.tape.logits[:0]).dtype

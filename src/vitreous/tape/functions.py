@@ -61,7 +61,7 @@ class Normalise(torch.autograd.Function):
         weight: Tensor | None,
         shape: tuple[int, ...],
         eps: float,
-        centred: bool,
+        centred: bool,  # noqa: FBT001
         function: Callable[[Tensor], Tensor],
         in_force: InForce,
     ) -> Tensor:
@@ -90,7 +90,7 @@ class Elementwise(torch.autograd.Function):
         tokens: Tensor,
         function: Callable[[Tensor], Tensor],
         slope_at_zero: float,
-        gate: bool,
+        gate: bool,  # noqa: FBT001
         in_force: InForce,
     ) -> Tensor:
         # Only the input is kept; a rule that wants the output runs the function again, which is cheaper than memory.

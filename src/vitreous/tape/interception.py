@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -45,10 +45,10 @@ class Interception(TorchFunctionMode):
         self._thread = threading.get_ident()
         self._hooks: list[RemovableHandle] = []
 
-    def __enter__(self) -> Interception:
-        self._hooks.append(register_module_forward_pre_hook(self._enter_module))
+    def __enter__(self) -> Self:
+        self._hooks.append(register_module_forward_pre_hook(self._enter_module))  # type: ignore[arg-type]
         self._hooks.append(register_module_forward_hook(self._leave_module))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(
@@ -56,7 +56,7 @@ class Interception(TorchFunctionMode):
     ) -> None:
         while self._hooks:
             self._hooks.pop().remove()
-        super().__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

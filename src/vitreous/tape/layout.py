@@ -85,4 +85,5 @@ def _tokens_read(head_gradient: Tensor, prefix: int) -> Tensor:
     patches = size[prefix:]
     if in_prefix.any() and (not read[prefix:].any() or size[:prefix].max() > 2 * patches.mean()):
         read = torch.cat([in_prefix, torch.zeros_like(read[prefix:])])
-    return read.nonzero().flatten()
+    (indices,) = torch.where(read)
+    return indices

@@ -31,7 +31,7 @@ def open_up(attend: Attend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
     """
     given = _arguments(args, kwargs)
     heads, (tokens, batch, width) = given["num_heads"], given["query"].shape
-    query, key, value = (part.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3) for part in _projections(given))
+    query, key, value = (part.reshape(*part.shape[:2], heads, -1).permute(1, 2, 0, 3) for part in _projections(given))
     bias = _bias(given, query, key.shape[2])
     output = attend(query, key, value, bias)
     output = output.permute(2, 0, 1, 3).reshape(tokens, batch, width)

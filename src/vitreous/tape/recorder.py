@@ -57,6 +57,11 @@ class Recorder:
         """The context in which the model has to run."""
         return Interception(self, self._handlers(), frozenset(self._places))
 
+    @property
+    def reached_blocks(self) -> bool:
+        """Whether the forward pass got as far as the first block."""
+        return self._inside_block or self._next_block > 0
+
     def _where_things_are(self) -> dict[nn.Module, tuple[str, int]]:
         places: dict[nn.Module, tuple[str, int]] = {}
         for layer, block in enumerate(self.anatomy.blocks):
@@ -318,7 +323,7 @@ class Recorder:
 
     def _on_convolution(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
-        if self._next_block == 0 and not self._inside_block:
+        if not self.reached_blocks:
             self.grid = (output.shape[-2], output.shape[-1])
         return output
 

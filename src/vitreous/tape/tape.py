@@ -18,10 +18,12 @@ from vitreous.tape.plan import Needs, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rules import RULES
 
+_HALF = (torch.float16, torch.bfloat16)
+
 
 @dataclass
 class Gradients:
-    """What one backward pass left: dy/dx_l as (batch, tokens, channels) and dy/dO_l as (batch, head, tokens, channels)."""
+    """What one backward pass left: dy/dx_l, (batch, tokens, channels), and dy/dO_l, (batch, head, tokens, channels)."""
 
     tokens: Mapping[int, Tensor] = field(default_factory=dict)
     outputs: Mapping[int, Tensor] = field(default_factory=dict)
@@ -67,24 +69,48 @@ class Tape:
             outputs.append(self.depth)
         sources = [recorder.tokens[layer] for layer in tokens] + [recorder.outputs[layer] for layer in outputs]
         recorder.in_force.rule = RULES[backward.rule]
-        objective = _objective(self._logits, target, backward.objective)
-        found = torch.autograd.grad(objective, sources, retain_graph=True)
+        slope = _slope(self.logits, target, backward.objective)
+        size = slope.abs().amax(dim=1) if any(source.dtype in _HALF for source in sources) else None
+        if size is not None:
+            # Half precision rounds the small gradient of a probability near 1 to nothing. Images do not mix and every
+            # rule is linear in the gradient, so each image's is carried at size 1 and scaled when it has arrived.
+            slope = slope / size.masked_fill(size == 0, 1)[:, None]
+        found = self._gradients(slope.to(self._logits.dtype), sources)
+        batch_first = [self._batch_first(gradient) for gradient in found[: len(tokens)]] + list(found[len(tokens) :])
+        if size is not None:
+            batch_first = [gradient.float() * size.view(-1, *[1] * (gradient.dim() - 1)) for gradient in batch_first]
         return Gradients(
-            {layer: self._batch_first(gradient) for layer, gradient in zip(tokens, found, strict=False)},
-            dict(zip(outputs, found[len(tokens) :], strict=True)),
+            dict(zip(tokens, batch_first, strict=False)), dict(zip(outputs, batch_first[len(tokens) :], strict=True))
         )
 
     def _head_gradient(self) -> Tensor:
         """Where the gradient of the output lands in the last block's tokens: which tokens the head reads."""
         stream = self._recorder.tokens[self.anatomy.depth]
+        if not self._logits.requires_grad:
+            raise UnsupportedModelError(
+                f"the output of {self.anatomy.name} has no gradient: something inside the model cuts it off "
+                "(torch.no_grad, detach, or reentrant gradient checkpointing)"
+            )
         self._recorder.in_force.rule = RULES["plain"]
         # Alternating signs, so that outputs which always sum to the same value do not cancel.
         signs = torch.ones_like(self._logits)
         signs[:, 1::2] = -1
-        (gradient,) = torch.autograd.grad(self._logits, stream, signs, retain_graph=True, allow_unused=True)
+        (gradient,) = self._gradients(signs, [stream], allow_unused=True)
         if gradient is None:
             raise UnsupportedModelError(f"the output of {self.anatomy.name} does not depend on its last block")
         return self._batch_first(gradient)
+
+    def _gradients(self, slope: Tensor, sources: list[Tensor], *, allow_unused: bool = False) -> tuple[Tensor, ...]:
+        """What ``slope`` at the logits becomes at the sources."""
+        try:
+            return torch.autograd.grad(self._logits, sources, slope, retain_graph=True, allow_unused=allow_unused)
+        except RuntimeError as error:
+            if "checkpoint" not in str(error).lower():
+                raise
+            raise UnsupportedModelError(
+                f"{self.anatomy.name} recomputes its blocks in the backward pass (torch.utils.checkpoint), "
+                "where they cannot be recorded; switch gradient checkpointing off"
+            ) from None
 
     def _batch_first(self, stream: Tensor) -> Tensor:
         return stream if self.anatomy.batch_first else stream.transpose(0, 1)
@@ -103,6 +129,13 @@ def record(model: nn.Module, anatomy: Anatomy, images: Tensor, plan: Plan) -> It
         with evaluation_mode(model), recorder.listening():
             output = model(pixels)
         yield Tape(recorder, _logits(output, anatomy.name, len(images)), (images.shape[-2], images.shape[-1]))
+
+
+def _slope(logits: Tensor, target: Tensor, objective: str) -> Tensor:
+    """The explained quantity's gradient at the logits, in float32 at least: bfloat16 takes 0.999 for 1."""
+    leaf = (logits.float() if logits.dtype in _HALF else logits.detach()).requires_grad_()
+    (slope,) = torch.autograd.grad(_objective(leaf, target, objective), leaf)
+    return slope
 
 
 def _objective(logits: Tensor, target: Tensor, objective: str) -> Tensor:

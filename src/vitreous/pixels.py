@@ -1,0 +1,58 @@
+"""Images as a caller gives them, turned into the tensor that a model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitreous.errors import InputError
+from vitreous.images import read_image
+from vitreous.models import LoadedModel
+
+Images = Tensor | Sequence[Image.Image | str | Path] | Image.Image | str | Path
+
+
+def find_pixels(
+    model: LoadedModel | nn.Module, network: nn.Module, images: Images
+) -> tuple[Tensor, tuple[Image.Image, ...] | None]:
+    """The model's input and, where they are known, the pictures it sees."""
+    if isinstance(images, Tensor):
+        _check(images)
+        return _placed(images, network), None
+    given = [images] if isinstance(images, Image.Image | str | Path) else list(images)
+    if not isinstance(model, LoadedModel):
+        raise InputError(
+            "pictures and paths need a model that vitreous loaded by name, since it knows the preprocessing; "
+            "give a preprocessed tensor (batch, 3, height, width) with a model of your own"
+        )
+    if not given:
+        raise InputError("no image was given")
+    pictures = [read_image(picture) for picture in given]
+    pixels = model.preprocessing(pictures)
+    return _placed(pixels, network), tuple(model.preprocessing.displayed(picture) for picture in pictures)
+
+
+def _check(images: Tensor) -> None:
+    shape = tuple(images.shape)
+    if images.dim() != 4:
+        raise InputError(f"images must have shape (batch, 3, height, width), not {shape}")
+    if 0 in shape:
+        raise InputError(f"images of shape {shape} are empty")
+    if not images.is_floating_point():
+        raise InputError(f"images must be floating point and normalised, not {images.dtype}")
+    if not bool(torch.isfinite(images).all()):
+        raise InputError("images hold NaN or infinite pixels")
+
+
+def _placed(pixels: Tensor, network: nn.Module) -> Tensor:
+    """On the model's device, in its precision; the number of channels must be what its first convolution takes."""
+    convolution = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
+    channels = 3 if convolution is None else convolution.in_channels
+    if pixels.shape[1] != channels:
+        raise InputError(f"images have {pixels.shape[1]} channels, but the model takes {channels}")
+    weight = next(network.parameters(), None)
+    return pixels if weight is None else pixels.to(weight.device, weight.dtype)

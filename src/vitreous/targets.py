@@ -1,0 +1,55 @@
+"""The classes to explain: none, one for all images, one or several per image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import TargetError
+
+Target = None | int | Sequence[int] | Sequence[Sequence[int]] | Tensor
+
+
+class Targets(NamedTuple):
+    """Classes (batch, k), and whether several per image were asked for (k may be 1 then too)."""
+
+    classes: Tensor
+    several: bool
+
+
+def find_targets(logits: Tensor, target: Target, topk: int | None) -> Targets:
+    """Work out the classes to explain from what the caller gave and what the model said."""
+    if topk is not None:
+        return Targets(_most_likely(logits, target, topk), several=True)
+    if target is None:
+        return Targets(logits.argmax(dim=1, keepdim=True), several=False)
+    wanted = _integers(target).to(logits.device)
+    batch, classes = logits.shape
+    several = wanted.dim() == 2
+    shaped = wanted if several else wanted.expand(batch)[:, None] if wanted.dim() == 0 else wanted[:, None]
+    if wanted.dim() > 2 or len(shaped) != batch or shaped.shape[1] == 0:
+        raise TargetError(f"target has shape {tuple(wanted.shape)} for {batch} images")
+    if bool(((shaped < 0) | (shaped >= classes)).any()):
+        raise TargetError(f"target is not between 0 and {classes - 1}, the classes of this model")
+    return Targets(shaped, several)
+
+
+def _most_likely(logits: Tensor, target: Target, topk: int) -> Tensor:
+    if target is not None:
+        raise TargetError("give a target or topk, not both")
+    if not 1 <= topk <= logits.shape[1]:
+        raise TargetError(f"topk={topk} is not between 1 and {logits.shape[1]}, the number of classes")
+    return logits.topk(topk, dim=1).indices
+
+
+def _integers(target: Target) -> Tensor:
+    try:
+        wanted = torch.as_tensor(target)
+    except (TypeError, ValueError, RuntimeError):
+        raise TargetError("target must be None, an integer, (batch,) or (batch, k) integers") from None
+    if wanted.is_floating_point() or wanted.is_complex() or wanted.dtype == torch.bool:
+        raise TargetError(f"target must be integers, not {wanted.dtype}")
+    return wanted.to(torch.int64)
