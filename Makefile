@@ -1,0 +1,40 @@
+# Two commands do it all on a fresh machine: `make demo` and `make test`. Both set up .venv once.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint format clean
+
+demo: .venv/.demo-installed  ## explain a real photo with the demo model
+	$(BIN)/vitreous explain demo --model demo --out demo-output
+
+test: .venv/.dev-installed  ## run the whole test suite
+	$(BIN)/python -m pytest
+
+lint: .venv/.dev-installed  ## check style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: .venv/.dev-installed
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv demo-output
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "vitreous needs Python 3.11 or newer; try: make PYTHON=python3.12 demo"; exit 1; }
+	$(PYTHON) -m venv .venv
+
+# A stamp is written only after its installation went through, so a broken one is tried again and a good one is not.
+.venv/.demo-installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Setting up .venv; PyTorch is large, this takes a few minutes the first time."
+	$(PIP) --editable '.[demo]'
+	@touch $@
+
+.venv/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Setting up .venv; PyTorch is large, this takes a few minutes the first time."
+	$(PIP) --editable '.[dev]'
+	@touch $@ .venv/.demo-installed
