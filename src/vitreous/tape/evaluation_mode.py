@@ -67,7 +67,7 @@ def _switch_back(module: nn.Module) -> None:
         del _visits[module]
 
 
-# Compiled models: a compiled function does not call the functions that it was made from, so nothing could be heard. ------
+# Compiled models: a compiled function does not call the functions that it was made from, so nothing could be heard.
 
 
 def _is_compiled(module: nn.Module) -> bool:
