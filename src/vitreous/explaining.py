@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,7 +68,10 @@ def explain(
 
 
 def _recipes(methods: str | Sequence[str]) -> list[Recipe]:
-    spellings = [methods] if isinstance(methods, str) else list(dict.fromkeys(methods))
+    given = [methods] if isinstance(methods, str) else methods
+    spellings = list(dict.fromkeys(given)) if isinstance(given, Iterable) else None
+    if spellings is None or not all(isinstance(spelling, str) for spelling in spellings):
+        raise MethodError(f"methods must be a spelling or a list of spellings, not {methods!r}")
     if not spellings:
         raise MethodError("no method was asked for")
     return [parse(spelling) for spelling in spellings]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -23,15 +23,17 @@ def find_pixels(
     if isinstance(images, Tensor):
         _check(images)
         return _placed(images, network), None
-    given = [images] if isinstance(images, Image.Image | str | Path) else list(images)
+    given = [images] if isinstance(images, Image.Image | str | Path) else images
+    if not isinstance(given, Iterable):
+        raise InputError(f"images must be a tensor, pictures or paths, not {type(images).__name__}")
     if not isinstance(model, LoadedModel):
         raise InputError(
             "pictures and paths need a model that vitreous loaded by name, since it knows the preprocessing; "
             "give a preprocessed tensor (batch, 3, height, width) with a model of your own"
         )
-    if not given:
-        raise InputError("no image was given")
     pictures = [read_image(picture) for picture in given]
+    if not pictures:
+        raise InputError("no image was given")
     pixels = model.preprocessing(pictures)
     return _placed(pixels, network), tuple(model.preprocessing.displayed(picture) for picture in pictures)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +41,9 @@ def find_targets(logits: Tensor, target: Target, topk: int | None) -> Targets:
 def _most_likely(logits: Tensor, target: Target, topk: int) -> Tensor:
     if target is not None:
         raise TargetError("give a target or topk, not both")
+    if isinstance(topk, bool) or not isinstance(topk, int | np.integer):
+        raise TargetError(f"topk must be a whole number, not {topk!r}")
+    topk = int(topk)
     if not 1 <= topk <= logits.shape[1]:
         raise TargetError(f"topk={topk} is not between 1 and {logits.shape[1]}, the number of classes")
     return logits.topk(topk, dim=1).indices

@@ -127,8 +127,22 @@ def record(model: nn.Module, anatomy: Anatomy, images: Tensor, plan: Plan) -> It
         pixels = images.detach().clone() if images.is_inference() else images.detach()
         recorder = Recorder(anatomy, plan, len(images))
         with evaluation_mode(model), recorder.listening():
-            output = model(pixels)
+            output = _run(model, pixels, recorder)
         yield Tape(recorder, _logits(output, anatomy.name, len(images)), (images.shape[-2], images.shape[-1]))
+
+
+def _run(model: nn.Module, pixels: Tensor, recorder: Recorder) -> Any:
+    """The model's output; what it cannot embed at all is the picture's fault, not the model's."""
+    try:
+        return model(pixels)
+    except (AssertionError, ValueError, RuntimeError) as error:
+        if recorder.reached_blocks:
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        height, width = pixels.shape[-2:]
+        raise InputError(
+            f"{recorder.anatomy.name} cannot take images of {height} x {width} pixels: {reason}"
+        ) from error
 
 
 def _slope(logits: Tensor, target: Tensor, objective: str) -> Tensor:
@@ -157,7 +171,9 @@ def _logits(output: Any, name: str, batch: int) -> Tensor:
                 break
         else:
             found = output[0] if isinstance(output, tuple) and output else output
-    if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != batch:
+    if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != batch or found.shape[1] == 0:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise InputError(f"{name} must return class scores of shape (batch, classes), but returned {shape}")
+    if bool((found.isnan() | found.isposinf()).any()):
+        raise InputError(f"{name} returned NaN or infinite class scores for these images in {found.dtype}")
     return found
