@@ -62,8 +62,9 @@ class HeadWeightedAttention(MatrixReadout):
 
     def head_weights(self, view: View, layer: int) -> Tensor:
         """w_h, (batch, head)."""
-        rows = slice(None) if layer == view.depth else view.layout.read
-        return view.attention_gradient(layer, rows)[..., view.layout.prefix :].mean(dim=(2, 3))
+        rows = view.layout.pooling_queries if layer == view.depth else view.layout.read
+        assert rows is not None
+        return view.attention_gradient(layer, rows)[..., -view.layout.patches :].mean(dim=(2, 3))
 
 
 @register(

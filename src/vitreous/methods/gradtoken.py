@@ -57,7 +57,7 @@ class QueryGradientKey(TokenReadout):
             layer = view.depth  # the pooling query is the class token, and it looks at all blocks' work
         key = exact(view.attention(layer).key)
         gradient = query_gradient(view, layer).to(key.dtype)
-        return torch.einsum("bhnk,bhk->bnh", key[:, :, view.layout.prefix :], gradient)
+        return torch.einsum("bhnk,bhk->bnh", key[:, :, -view.layout.patches :], gradient)
 
     def propagate(self, view: View, maps: Tensor, layer: int) -> Tensor:
         """Variants 0 to 4 of the paper's table 3."""

@@ -59,11 +59,14 @@ class MatrixReadout(Readout):
 
     def top_row(self, view: View) -> Row:
         """Where a rollout starts: the class token, the pooled tokens, or the pooling attention's own row."""
-        if not view.layout.pooled_by_attention:
+        queries = view.layout.pooling_queries
+        if queries is None:
             return view.read_row
-        queries = view.attention(view.depth).queries
-        every = view.read_row.weights.new_full((len(view.tape.logits), queries), 1 / queries)
-        return Row(self.row_times(view, view.depth, Row(every, slice(None))), slice(None))
+        weights = view.read_row.weights.new_full((len(view.tape.logits), len(queries)), 1 / len(queries))
+        entries = self.row_times(view, view.depth, Row(weights, queries))
+        # The pooling may leave out the prefix tokens.
+        left_out = view.layout.tokens - entries.shape[1]
+        return Row(torch.nn.functional.pad(entries, (left_out, 0)), slice(None))
 
     def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
         """One block of a rollout, from the top down."""

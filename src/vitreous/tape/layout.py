@@ -27,13 +27,19 @@ class Layout:
         grid: (rows, columns) of patches.
         prefix: how many tokens (class, distillation, registers) come before the patches.
         read: the tokens that the head reads, each with equal weight: the class token, or all pooled tokens.
-        pooled_by_attention: whether a learned query attends to the tokens behind the last block instead.
+        pooling_queries: where attention behind the last block pools the tokens, those of its queries that the head
+            reads; ``None`` elsewhere.
     """
 
     grid: tuple[int, int]
     prefix: int
     read: Tensor
-    pooled_by_attention: bool
+    pooling_queries: Tensor | None = None
+
+    @property
+    def pooled_by_attention(self) -> bool:
+        """Whether a learned query attends to the tokens behind the last block."""
+        return self.pooling_queries is not None
 
     @property
     def patches(self) -> int:
@@ -46,7 +52,9 @@ class Layout:
         return self.prefix + self.patches
 
 
-def find_layout(recorder: Recorder, head_gradient: Tensor, image_size: tuple[int, int]) -> Layout:
+def find_layout(
+    recorder: Recorder, head_gradient: Tensor, pooling_gradient: Tensor | None, image_size: tuple[int, int]
+) -> Layout:
     """Work out the layout from what was recorded."""
     tokens = head_gradient.shape[1]
     grid = _patch_grid(tokens, recorder.grid, image_size)
@@ -56,8 +64,16 @@ def find_layout(recorder: Recorder, head_gradient: Tensor, image_size: tuple[int
             f"{image_size[0]} x {image_size[1]} pixels"
         )
     prefix = tokens - grid[0] * grid[1]
-    pooled_by_attention = recorder.anatomy.depth in recorder.attention
-    return Layout(grid, prefix, _tokens_read(head_gradient, prefix), pooled_by_attention)
+    read = _tokens_read(head_gradient, prefix)
+    if pooling_gradient is None:
+        return Layout(grid, prefix, read)
+    pooled = recorder.attention[recorder.anatomy.depth].key.shape[2]
+    if pooled not in (tokens, tokens - prefix):
+        raise UnsupportedModelError(
+            f"{recorder.anatomy.name}: attention behind the last block pools {pooled} tokens where there are {tokens}, "
+            f"{prefix} of them before the patches: it is not known which ones they are"
+        )
+    return Layout(grid, prefix, read, _queries_read(pooling_gradient))
 
 
 def _patch_grid(tokens: int, convolved: tuple[int, int] | None, image_size: tuple[int, int]) -> tuple[int, int] | None:
@@ -86,4 +102,11 @@ def _tokens_read(head_gradient: Tensor, prefix: int) -> Tensor:
     if in_prefix.any() and (not read[prefix:].any() or size[:prefix].max() > 2 * patches.mean()):
         read = torch.cat([in_prefix, torch.zeros_like(read[prefix:])])
     (indices,) = torch.where(read)
+    return indices
+
+
+def _queries_read(pooling_gradient: Tensor) -> Tensor:
+    """The queries of a pooling attention in which the head's gradient lands; (batch, head, query, channel)."""
+    size = pooling_gradient.double().norm(dim=-1).amax(dim=(0, 1))
+    (indices,) = torch.where((size > _NOTHING * size.max()) | (size.max() == 0))
     return indices

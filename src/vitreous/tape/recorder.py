@@ -30,8 +30,9 @@ class Recorder:
         tokens: block inputs x_l as they stand in the graph; index L holds the last block's output.
         middles: the stream between the two parts of a block.
         ends: what the feed-forward part's contribution was added up to.
-        attention: the attention calls; index L is a pooling attention behind the last block.
+        attention: the attention calls of the blocks.
         outputs: O of each call, as it stands in the graph.
+        behind: the attention calls behind the last block, in order; one of them may be what pools the tokens.
         grid: (rows, columns) of the last convolution before the first block: the patch embedding.
     """
 
@@ -43,12 +44,14 @@ class Recorder:
         self.ends: dict[int, Tensor] = {}
         self.attention: dict[int, AttentionRecord] = {}
         self.outputs: dict[int, Tensor] = {}
+        self.behind: list[tuple[AttentionRecord, Tensor]] = []
         self.grid: tuple[int, int] | None = None
         # With the plain rule alone autograd itself does the right thing and nothing is replaced.
         self._rules_differ = bool(plan.rules - {"plain"})
         self._places = self._where_things_are()
         self._next_block = 0
         self._inside_block = False
+        self._stream = 0
         self._attending: int | None = None
         self._operands: tuple[Tensor, Tensor] | None = None
         self._weights: Tensor | None = None
@@ -131,6 +134,7 @@ class Recorder:
                 "there is no token stream to read, so no method here serves it"
             )
         self._inside_block = True
+        self._stream = tokens.shape[1] if self.anatomy.batch_first else tokens.shape[0]
         if layer == self.plan.graph_start:
             tokens = tokens.detach().requires_grad_()
             arguments = (tokens, *arguments[1:])
@@ -141,6 +145,7 @@ class Recorder:
     def _leave_block(self, layer: int, output: Any) -> Any:
         tokens = output[0] if isinstance(output, tuple) else output
         self._inside_block, self._next_block = False, layer + 1
+        self._operands = self._weights = None
         last = layer + 1 == self.anatomy.depth
         if last and not tokens.requires_grad:
             tokens = tokens.detach().requires_grad_()
@@ -207,23 +212,21 @@ class Recorder:
         return record.heads * record.key.shape[2] <= 7 * width
 
     def _keep_call(self, layer: int, record: AttentionRecord, output: Tensor) -> None:
-        pooling = layer == self.anatomy.depth
-        if pooling and layer in self.attention:
-            return  # only the first attention behind the blocks pools; what follows works on the pooled token
-        if not pooling and layer in self.attention:
+        if layer == self.anatomy.depth:
+            self.behind.append((record, output))
+            return
+        if layer in self.attention:
             raise UnsupportedModelError(f"{self.anatomy.name} attends more than once in block {layer}")
         self.outputs[layer] = output
-        self.attention[layer] = record if pooling or layer in self.plan.attention else _EMPTY
+        self.attention[layer] = record if layer in self.plan.attention else _EMPTY
 
     def _check_attention(self, layer: int, batch: int, queries: int, keys: int) -> None:
-        stream = self.tokens.get(layer)
-        shape = None if stream is None else stream.shape[:2] if self.anatomy.batch_first else stream.shape[1::-1]
-        square = layer == self.anatomy.depth or queries == keys
-        if batch != self.batch or not square or (shape is not None and tuple(shape) != (batch, keys)):
+        """Between all tokens, or it is no attention between patches; which call behind the blocks pools shows later."""
+        if layer < self.anatomy.depth and (batch, queries, keys) != (self.batch, self._stream, self._stream):
             raise UnsupportedModelError(
-                f"{self.anatomy.name}: attention in block {layer} runs over {batch} x {keys} tokens where the batch "
-                f"holds {self.batch} pictures: it is windowed or pooled, so there is no attention between all patches "
-                "and no method here serves it"
+                f"{self.anatomy.name}: attention in block {layer} runs over {batch} x {queries} x {keys} tokens where "
+                f"the batch holds {self.batch} pictures of {self._stream} tokens: it is windowed, pooled or between "
+                "channels, so there is no attention between all patches and no method here serves it"
             )
 
     # Attention written out by hand: q kᵀ, softmax, A v ---------------------------------------------------------------
@@ -256,7 +259,7 @@ class Recorder:
         return float(key.shape[-1] ** -0.5)
 
     def _on_softmax(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._attending is None or not isinstance(args[0], Tensor) or args[0].dim() != 4:
+        if self._layer_of_call() is None or not isinstance(args[0], Tensor) or args[0].dim() != 4:
             return func(*args, **kwargs)
         self._weights = self._elementwise(func, args, kwargs, slope_at_zero=0.0, gate=True)
         return self._weights

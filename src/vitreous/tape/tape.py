@@ -37,8 +37,8 @@ class Tape:
         self._logits = logits
         self.anatomy = recorder.anatomy
         self.logits = logits.detach()
-        head_gradient = self._head_gradient()
-        self.layout: Layout = find_layout(recorder, head_gradient, image_size)
+        head_gradient, pooling_gradient = self._head_gradients()
+        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, image_size)
 
     @property
     def depth(self) -> int:
@@ -83,8 +83,13 @@ class Tape:
             dict(zip(tokens, batch_first, strict=False)), dict(zip(outputs, batch_first[len(tokens) :], strict=True))
         )
 
-    def _head_gradient(self) -> Tensor:
-        """Where the gradient of the output lands in the last block's tokens: which tokens the head reads."""
+    def _head_gradients(self) -> tuple[Tensor, Tensor | None]:
+        """Where the gradient of the output lands: in which of the last block's tokens, in which pooling queries.
+
+        Of the attention calls behind the blocks the first that the output depends on is the one that pools them; a
+        model may have a pooling head that it does not use for this output.
+        """
+        behind = [(call, output) for call, output in self._recorder.behind if output.requires_grad]
         stream = self._recorder.tokens[self.anatomy.depth]
         if not self._logits.requires_grad:
             raise UnsupportedModelError(
@@ -95,10 +100,15 @@ class Tape:
         # Alternating signs, so that outputs which always sum to the same value do not cancel.
         signs = torch.ones_like(self._logits)
         signs[:, 1::2] = -1
-        (gradient,) = self._gradients(signs, [stream], allow_unused=True)
+        sources = [stream, *(output for _, output in behind)]
+        gradient, *pooling_gradients = self._gradients(signs, sources, allow_unused=True)
         if gradient is None:
             raise UnsupportedModelError(f"the output of {self.anatomy.name} does not depend on its last block")
-        return self._batch_first(gradient)
+        for (call, output), pooling_gradient in zip(behind, pooling_gradients, strict=True):
+            if pooling_gradient is not None:
+                self._recorder.attention[self.depth], self._recorder.outputs[self.depth] = call, output
+                return self._batch_first(gradient), pooling_gradient
+        return self._batch_first(gradient), None
 
     def _gradients(self, slope: Tensor, sources: list[Tensor], *, allow_unused: bool = False) -> tuple[Tensor, ...]:
         """What ``slope`` at the logits becomes at the sources."""
