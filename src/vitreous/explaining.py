@@ -74,7 +74,8 @@ def _recipes(methods: str | Sequence[str]) -> list[Recipe]:
         raise MethodError(f"methods must be a spelling or a list of spellings, not {methods!r}")
     if not spellings:
         raise MethodError("no method was asked for")
-    return [parse(spelling) for spelling in spellings]
+    # Once more by spelling: blanks around it are not part of it.
+    return list({recipe.spelling: recipe for recipe in map(parse, spellings)}.values())
 
 
 def _network(model: LoadedModel | nn.Module) -> nn.Module:

@@ -31,8 +31,15 @@ class Recipe:
         return self.info.signed if self.readout.signed is None else self.readout.signed
 
     def needs(self, depth: int) -> Needs:
-        """What a tape of a model with ``depth`` blocks has to hold."""
-        needs = self.aggregation.needs(self.readout, depth)
+        """What a tape of a model with ``depth`` blocks has to hold.
+
+        Raises:
+            MethodError: it asks for a block that such a model does not have.
+        """
+        try:
+            needs = self.aggregation.needs(self.readout, depth)
+        except MethodError as error:
+            raise MethodError(f"{self.spelling!r}: {error}") from None
         return needs if self.propagate is None else needs | self.propagate.needs(depth)
 
     def scores(self, view: View) -> Tensor:
@@ -54,14 +61,14 @@ def parse(spelling: str) -> Recipe:
 
 
 def _parse(spelling: str) -> Recipe:
-    path, _, tail = spelling.partition(":")
+    path, colon, tail = spelling.partition(":")
     name, *aggregations = path.split(".")
     info = method_info(name)
     _check(info, aggregations)
     propagate = "propagate" in aggregations
     combining = [aggregation for aggregation in aggregations if aggregation != "propagate"]
     chosen = combining[0] if combining else info.default_aggregation
-    texts = _texts(tail)
+    texts = _texts(tail) if colon else {}
     layer = _take(texts, "layer") if chosen is None or (not combining and "layer" in texts) else None
     if layer is not None or chosen is None:
         aggregation: Aggregation = OneLayer(layer=info.default_layer if layer is None else layer)
@@ -100,13 +107,13 @@ def _check(info: MethodInfo, aggregations: list[str]) -> None:
 
 def _texts(tail: str) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for item in filter(None, tail.split(",")):
-        option, equals, value = item.partition("=")
+    for item in tail.split(","):
+        option, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not option or not value:
             raise MethodError(f"options are written option=value, not {item!r}")
         if option in texts:
             raise MethodError(f"option {option!r} is given twice")
-        texts[option.strip()] = value.strip()
+        texts[option] = value
     return texts
 
 

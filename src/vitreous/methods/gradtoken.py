@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from vitreous.errors import MethodError
 from vitreous.methods.attention import MeanAttention
 from vitreous.methods.readout import Readout, TokenReadout, mean_over_heads, total
 from vitreous.methods.registry import register
@@ -38,6 +39,10 @@ class QueryGradientKey(TokenReadout):
 
     def needs(self, layer: int, depth: int) -> Needs:
         """The gradient at one layer; the attention of the blocks below it."""
+        if self.propagation_depth is not None and not 0 <= self.propagation_depth < depth:
+            raise MethodError(
+                f"depth={self.propagation_depth} is not between 0 and {depth - 1}, the blocks below the last one"
+            )
         below = frozenset() if self.propagation == "none" else frozenset(self.blocks_below(layer))
         return super().needs(layer, depth) | Needs(attention=below)
 

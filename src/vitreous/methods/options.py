@@ -55,5 +55,5 @@ def _option(hint: Any, default: Any) -> OptionInfo:
 
 def close_match(word: str, words: Iterable[str]) -> str:
     """``; did you mean ...?`` where something close exists."""
-    close = difflib.get_close_matches(word, list(words), n=3, cutoff=0.5)
+    close = difflib.get_close_matches(word.lower(), list(words), n=3, cutoff=0.5)
     return f"; did you mean {', '.join(close)}?" if close else ""

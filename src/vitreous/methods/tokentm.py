@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention
 from vitreous.methods.readout import MatrixReadout, Readout, Residual, mean_over_heads, row_pieces, times, total
 from vitreous.methods.registry import register
@@ -168,6 +169,10 @@ def tokentm(
     variant: Annotated[Literal["paper", "third_party"], "third_party: as the SkipPLUS authors coded it"] = "paper",
 ) -> Readout:
     """Rollout of attention x gradient, weighed by how blocks change the length and direction of tokens."""
+    if necc != "paper" and (components != "af_l_necc" or variant == "third_party"):
+        raise MethodError(f"necc={necc} has no effect without NECC as the paper has it")
+    if variant == "third_party" and components != "af_l_necc":
+        raise MethodError("the third-party variant has no ablations: leave out components")
     if variant == "third_party":
         return ThirdPartyTokenTransformation()
     if components == "baseline":
