@@ -69,12 +69,12 @@ def explain(
 
 def _recipes(methods: str | Sequence[str]) -> list[Recipe]:
     given = [methods] if isinstance(methods, str) else methods
-    spellings = list(dict.fromkeys(given)) if isinstance(given, Iterable) else None
+    spellings = list(given) if isinstance(given, Iterable) else None
     if spellings is None or not all(isinstance(spelling, str) for spelling in spellings):
         raise MethodError(f"methods must be a spelling or a list of spellings, not {methods!r}")
     if not spellings:
         raise MethodError("no method was asked for")
-    # Once more by spelling: blanks around it are not part of it.
+    # By spelling, for blanks around it are not part of it.
     return list({recipe.spelling: recipe for recipe in map(parse, spellings)}.values())
 
 
