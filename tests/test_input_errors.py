@@ -1,0 +1,212 @@
+"""A user's mistake gets one sentence of its own type, whatever layer would have noticed it otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import vitreous
+from small_models import CLASSES, one_thread, random_images, small_vit
+from vitreous.errors import InputError, MethodError, ModelError, TargetError, UnsupportedModelError, VitreousError
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_vit(depth=2)
+
+
+def refused(error, pattern, *arguments, **options):
+    """The call is refused by exactly this type, in one line that says why."""
+    with pytest.raises(VitreousError, match=pattern) as caught:
+        vitreous.explain(*arguments, **options)
+    assert type(caught.value) is error
+    assert "\n" not in str(caught.value)
+
+
+GOOD = random_images()
+WITH_NAN = GOOD.clone()
+WITH_NAN[1, 2, 3, 4] = float("nan")
+WITH_INFINITY = GOOD.clone()
+WITH_INFINITY[0, 0, 0, 0] = -float("inf")
+
+IMAGES = {
+    "one image without a batch": (GOOD[0], r"\(batch, 3, height, width\), not \(3, 32, 32\)"),
+    "rank 5": (GOOD[None], r"not \(1, 2, 3, 32, 32\)"),
+    "a number": (torch.tensor(1.0), r"not \(\)"),
+    "grey": (GOOD[:, :1], "1 channels, but the model takes 3"),
+    "with an alpha channel": (random_images(channels=4), "4 channels, but the model takes 3"),
+    "channels last": (GOOD.permute(0, 2, 3, 1), "32 channels, but the model takes 3"),
+    "no image": (GOOD[:0], "empty"),
+    "no width": (GOOD[..., :0], "empty"),
+    "one NaN": (WITH_NAN, "NaN or infinite pixels"),
+    "one infinity": (WITH_INFINITY, "NaN or infinite pixels"),
+    "bytes": (torch.zeros(1, 3, 32, 32, dtype=torch.uint8), "floating point and normalised, not torch.uint8"),
+    "integers": (torch.zeros(1, 3, 32, 32, dtype=torch.int64), "floating point and normalised, not torch.int64"),
+    "booleans": (GOOD > 0, "floating point and normalised, not torch.bool"),
+    "complex numbers": (GOOD + 0j, "floating point and normalised, not torch.complex128"),
+    "too large": (torch.zeros(1, 3, 48, 48), "cannot take images of 48 x 48 pixels"),
+    "too small for a patch": (torch.zeros(1, 3, 4, 4), "cannot take images of 4 x 4 pixels"),
+    "one row too many": (torch.zeros(1, 3, 33, 32), "cannot take images of 33 x 32 pixels"),
+    "huge pixels": (GOOD * 1e300, "NaN or infinite class scores"),
+    "a picture": (Image.new("RGB", (32, 32)), "a model that vitreous loaded by name"),
+    "pictures": ([Image.new("RGB", (32, 32))], "a model that vitreous loaded by name"),
+    "a path": ("cat.png", "a model that vitreous loaded by name"),
+    "a numpy array": (GOOD.numpy(), "a preprocessed tensor"),
+    "a list of tensors": ([GOOD[0]], "a preprocessed tensor"),
+    "nothing": (None, "not NoneType"),
+    "an integer": (7, "not int"),
+}
+
+
+@pytest.mark.parametrize("case", IMAGES)
+def test_images_that_the_model_cannot_take(model, case):
+    images, pattern = IMAGES[case]
+    refused(InputError, pattern, model, images, ["gae", "decompx"])
+
+
+def test_pixels_beyond_the_models_precision():
+    refused(InputError, "NaN or infinite", small_vit(depth=2, dtype=torch.float16), GOOD * 1e6, ["gae"])
+
+
+def test_an_error_from_inside_the_blocks_is_not_blamed_on_the_images(model):
+    """Only what fails before the first block can be the picture's fault."""
+
+    def explode(*_):
+        raise ValueError("something else")
+
+    hook = model.blocks[1].register_forward_hook(explode)
+    with pytest.raises(ValueError, match="something else") as caught:
+        vitreous.explain(model, GOOD, ["gae"])
+    hook.remove()
+    assert not isinstance(caught.value, VitreousError)
+
+
+TARGETS = {
+    "the number of classes": (CLASSES, "between 0 and 4"),
+    "negative": (-1, "between 0 and 4"),
+    "one of several out of range": ([[0, 1], [2, 9]], "between 0 and 4"),
+    "too few": ([0], r"shape \(1,\) for 2 images"),
+    "too many": ([0, 1, 2], r"shape \(3,\) for 2 images"),
+    "several for one image only": ([[0, 1]], r"shape \(1, 2\) for 2 images"),
+    "rank 3": (torch.zeros(2, 1, 1, dtype=torch.int64), r"shape \(2, 1, 1\) for 2 images"),
+    "none for each image": (torch.zeros(2, 0, dtype=torch.int64), r"shape \(2, 0\) for 2 images"),
+    "an empty list": ([], "target"),
+    "a fraction": (1.0, "must be integers"),
+    "fractions": (torch.tensor([0.0, 1.0]), "must be integers"),
+    "numpy fractions": (np.array([0.5, 1.0]), "must be integers"),
+    "a truth value": (True, "must be integers"),
+    "a word": ("cat", "must be None, an integer"),
+    "words": (["cat", "dog"], "must be None, an integer"),
+    "unequal numbers": ([[0, 1], [2]], "must be None, an integer"),
+    "nothing for one image": ([None, 1], "must be None, an integer"),
+    "beyond 64 bits": (2**70, "must be None, an integer"),
+    "something else": (object(), "must be None, an integer"),
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_targets_that_do_not_exist(model, case):
+    target, pattern = TARGETS[case]
+    refused(TargetError, pattern, model, GOOD, ["gae"], target=target)
+
+
+@pytest.mark.parametrize(
+    ("topk", "pattern"),
+    [
+        (0, "between 1 and 5"),
+        (-1, "between 1 and 5"),
+        (CLASSES + 1, "between 1 and 5"),
+        (2.0, "whole number"),
+        ("2", "whole number"),
+        (True, "whole number"),
+    ],
+)
+def test_topk_that_does_not_exist(model, topk, pattern):
+    refused(TargetError, pattern, model, GOOD, ["gae"], topk=topk)
+
+
+def test_target_and_topk_together(model):
+    refused(TargetError, "not both", model, GOOD, ["gae"], target=1, topk=2)
+
+
+@pytest.mark.parametrize("methods", [[], (), set(), iter([])])
+def test_no_method(model, methods):
+    refused(MethodError, "no method", model, GOOD, methods)
+
+
+@pytest.mark.parametrize("methods", [None, 3, [3], ["gae", None], [["gae"]]])
+def test_methods_that_are_not_spellings(model, methods):
+    refused(MethodError, "spelling", model, GOOD, methods)
+
+
+MODELS = {
+    "nothing": (None, InputError, "not NoneType"),
+    "a number": (3, InputError, "not int"),
+    "a function": (lambda images: images, InputError, "not function"),
+    "a class": (nn.Linear, InputError, "not type"),
+    "weights": ({"weight": torch.zeros(1)}, InputError, "not dict"),
+    "an unknown name": ("resnetvit", ModelError, "not understood"),
+    "a layer": (nn.Conv2d(3, 8, 3), UnsupportedModelError, "no stack of transformer blocks"),
+    "no parameters": (nn.Identity(), UnsupportedModelError, "no stack of transformer blocks"),
+    "a convolutional network": (
+        nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)),
+        UnsupportedModelError,
+        "no stack of transformer blocks",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_models_of_the_wrong_kind(case):
+    model, error, pattern = MODELS[case]
+    refused(error, pattern, model, GOOD, ["gae"])
+
+
+class Returning(nn.Module):
+    """A ViT whose scores are turned into something else."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.vit, self.change = small_vit(depth=2), change
+
+    def forward(self, images):
+        return self.change(self.vit(images))
+
+
+OUTPUTS = {
+    "nothing": (lambda scores: None, InputError, "returned NoneType"),
+    "a word": (lambda scores: "cat", InputError, "returned str"),
+    "an empty tuple": (lambda scores: (), InputError, "returned tuple"),
+    "one number per image": (lambda scores: scores[:, 0], InputError, r"returned \(2,\)"),
+    "a number": (lambda scores: scores.sum(), InputError, r"returned \(\)"),
+    "a map": (lambda scores: scores[:, :, None], InputError, r"returned \(2, 5, 1\)"),
+    "no classes": (lambda scores: scores[:, :0], InputError, r"returned \(2, 0\)"),
+    "one image only": (lambda scores: scores[:1], InputError, r"returned \(1, 5\)"),
+    "NaN": (lambda scores: scores * float("nan"), InputError, "NaN or infinite class scores"),
+    "the predicted class": (lambda scores: scores.argmax(dim=1), InputError, r"returned \(2,\)"),
+    "integers": (lambda scores: scores.long(), UnsupportedModelError, "no gradient"),
+    "a constant": (torch.ones_like, UnsupportedModelError, "no gradient"),
+    "a detached copy": (lambda scores: scores.detach(), UnsupportedModelError, "no gradient"),
+}
+
+
+@pytest.mark.parametrize("case", OUTPUTS)
+def test_models_that_return_no_class_scores(case):
+    change, error, pattern = OUTPUTS[case]
+    refused(error, pattern, Returning(change), GOOD, ["gae", "decompx"])
+
+
+@pytest.mark.parametrize("change", [lambda scores: (scores, "more"), lambda scores: scores], ids=["tuple", "tensor"])
+def test_usual_ways_to_return_class_scores(change):
+    found = vitreous.explain(Returning(change), GOOD, ["gae"])
+    assert found.scores["gae"].shape == (2, 16)
+    assert found.logits.shape == (2, CLASSES)
