@@ -1,0 +1,240 @@
+"""What is checked of every model family: one table of cases per family, one set of checks for all of them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hooked import Read, Reference, block_inputs_times_gradients, logits_of
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode_stack
+
+import vitreous
+from vitreous.errors import UnsupportedModelError
+
+DEPTH = 3
+CLASSES = 5
+BATCH = 2
+ATTENTION_METHODS = ("raw_attention", "rollout", "gae", "gradtoken", "gradtoken:heads=average")
+# Float64 throughout. The same operations in the same order: only rounding of reordered sums may differ.
+SAME = {"rtol": 1e-12, "atol": 1e-12}
+# The reference sums in another order through three blocks; values are of order 0.01 to 10.
+AGREES = {"rtol": 1e-9, "atol": 1e-11}
+# Batched kernels sum in another order than those for one image.
+BATCHED = {"rtol": 1e-10, "atol": 1e-12}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model to build small, and what must be found in it.
+
+    Attributes:
+        name: the test's id.
+        build: makes the model; it is then given random weights in float64.
+        blocks: path of the stack of blocks.
+        image: (height, width) of the pictures.
+        grid: (rows, columns) of patches.
+        prefix: how many tokens come before the patches.
+        read: the tokens that the head reads, "patches" for all patches, or how attention pools them.
+        batch_first: whether blocks see (batch, tokens, channels).
+        tokentm: whether a linear map leads from the heads to the stream, which TokenTM needs.
+        rounding: the relative precision that the model itself works in.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    blocks: str = "blocks"
+    image: tuple[int, int] = (32, 48)
+    grid: tuple[int, int] = (4, 6)
+    prefix: int = 1
+    read: Read | str = (0,)
+    batch_first: bool = True
+    tokentm: bool = True
+    rounding: float | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def tokens_read(self) -> Read:
+        return range(self.prefix, self.prefix + self.patches) if self.read == "patches" else self.read
+
+    @property
+    def agrees(self) -> dict[str, float]:
+        return AGREES if self.rounding is None else {"rtol": self.rounding, "atol": self.rounding}
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return (*ATTENTION_METHODS, "tokentm") if self.tokentm else ATTENTION_METHODS
+
+    def model(self) -> nn.Module:
+        return randomised(self.build())
+
+    def images(self, batch: int = BATCH) -> Tensor:
+        generator = torch.Generator().manual_seed(7)
+        return torch.randn(batch, 3, *self.image, dtype=torch.float64, generator=generator)
+
+    def target(self) -> Tensor:
+        """Not the predicted class of every image, and another one for each."""
+        return torch.tensor([1, 3])
+
+    def reference(self, model: nn.Module, *, frozen: bool) -> Reference:
+        return Reference(model, self.blocks, frozen=frozen, batch_first=self.batch_first)
+
+
+def randomised(model: nn.Module) -> nn.Module:
+    """Weights in float64 that let every path matter: no zero bias, head or table, no LayerScale of 1e-5."""
+    model = model.double().eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+            if any(part in name for part in ("token", "pos", "latent", "query", "probe", "table", "class_embedding")):
+                parameter.copy_(0.5 * noise)
+            elif parameter.dim() >= 2:
+                parameter.copy_(noise / math.sqrt(parameter[0].numel()))
+            elif name.endswith("bias"):
+                parameter.copy_(0.3 * noise)
+            else:  # norm weights and LayerScale
+                parameter.copy_(0.8 + 0.3 * noise)
+    return model
+
+
+def layers(method: str) -> list[str]:
+    return [f"{method}:layer={layer}" for layer in range(DEPTH)]
+
+
+def state_of(model: nn.Module) -> dict[str, object]:
+    """Everything about a model that an interception could leave changed, by identity."""
+    state: dict[str, object] = {}
+    for name, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            state[f"{name}.{attribute}"] = id(value)
+            if isinstance(value, dict):
+                state[f"{name}.{attribute}:items"] = [(key, id(item)) for key, item in value.items()]
+        state[f"{name}.training"] = module.training
+    for name, parameter in model.named_parameters():
+        state[f"{name}:tensor"] = (parameter.requires_grad, parameter._version, parameter.grad)
+    return state
+
+
+def assert_nothing_listens() -> None:
+    assert not torch_module._global_forward_hooks
+    assert not torch_module._global_forward_pre_hooks
+    assert not torch_module._global_backward_hooks
+    assert not _get_current_function_mode_stack()
+
+
+class FamilyChecks:
+    """The checks; a family's test class inherits them and is parametrised with its table of ``case``s."""
+
+    def test_logits_and_layout_are_the_models_own(self, case: Family) -> None:
+        model, images = case.model(), case.images()
+        with torch.no_grad():
+            logits = logits_of(model(images))
+        methods = ["rollout", "ixg", "decompx.plus", "gae"]
+        explanation = vitreous.explain(model, images, methods)
+        torch.testing.assert_close(explanation.logits, logits, **SAME)
+        assert explanation.grid == case.grid
+        assert explanation.image_size == case.image
+        assert torch.equal(explanation.target, logits.argmax(1))
+        for method in methods:
+            assert explanation.scores[method].shape == (BATCH, case.patches)
+            assert not explanation.scores[method].requires_grad
+
+    def test_everything_is_restored_after_an_exception_inside_the_model(self, case: Family) -> None:
+        model, images, methods = case.model(), case.images(), ["rollout", "decompx", "gradtoken"]
+        model.train()
+        next(iter(model.children())).eval()  # a mixed state must come back as it was
+        first = vitreous.explain(model, images, methods)
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("in the middle")
+
+        hook = model.get_submodule(case.blocks)[1].register_forward_hook(fail)
+        before = state_of(model)
+        with pytest.raises(RuntimeError, match="in the middle"):
+            vitreous.explain(model, images, methods)
+        assert state_of(model) == before
+        assert_nothing_listens()
+        hook.remove()
+        second = vitreous.explain(model, images, methods)
+        for method in methods:
+            assert torch.equal(first.scores[method], second.scores[method])
+        assert_nothing_listens()
+
+    def test_input_times_gradient_agrees_with_hooks(self, case: Family) -> None:
+        model, images, target = case.model(), case.images(), case.target()
+        explanation = vitreous.explain(model, images, layers("ixg"), target)
+        expected = block_inputs_times_gradients(model, case.blocks, images, target, batch_first=case.batch_first)
+        for method, scores in zip(layers("ixg"), expected, strict=True):
+            torch.testing.assert_close(explanation.scores[method], scores[:, case.prefix :], **case.agrees)
+
+    def test_decompx_agrees_with_frozen_parts(self, case: Family) -> None:
+        model, images, target = case.model(), case.images(), case.target()
+        reference = case.reference(model, frozen=True)
+        torch.testing.assert_close(reference.run(images).logits, logits_of(model(images)), **case.agrees)
+        # Together with a plain method, so that one recording has to serve both rules.
+        explanation = vitreous.explain(model, images, [*layers("decompx"), *layers("ixg")], target)
+        expected = reference.input_times_gradient(images, target)
+        plain = block_inputs_times_gradients(model, case.blocks, images, target, batch_first=case.batch_first)
+        for layer in range(DEPTH):
+            scores = explanation.scores[f"decompx:layer={layer}"]
+            torch.testing.assert_close(scores, expected[layer][:, case.prefix :], **case.agrees)
+            both = explanation.scores[f"ixg:layer={layer}"]
+            torch.testing.assert_close(both, plain[layer][:, case.prefix :], **case.agrees)
+        # Where the rules agree a test of them proves nothing.
+        assert not torch.allclose(expected[0], plain[0], rtol=1e-3, atol=1e-3)
+
+    def test_rollout_and_gae_agree_with_full_products(self, case: Family) -> None:
+        model, images, target = case.model(), case.images(), case.target()
+        reference = case.reference(model, frozen=False)
+        explanation = vitreous.explain(model, images, ["rollout", "gae"], target)
+        rollout = reference.rollout(images, case.tokens_read)[:, case.prefix :]
+        torch.testing.assert_close(explanation.scores["rollout"], rollout, **case.agrees)
+        gae = reference.gae(images, target, case.tokens_read)[:, case.prefix :]
+        torch.testing.assert_close(explanation.scores["gae"], gae, **case.agrees)
+
+    def test_methods_alone_and_together_give_the_same_telling_maps(self, case: Family) -> None:
+        model, images, target = case.model(), case.images(), case.target()
+        together = vitreous.explain(model, images, [*case.methods, "decompx.skipplus"], target)
+        for method in case.methods:
+            scores = together.scores[method]
+            assert torch.isfinite(scores).all(), method
+            # ReLU over heads may leave nothing of GradToken's map of an untrained model; its heads=average cannot.
+            if method != "gradtoken":
+                assert (scores.std(dim=1) > 1e-6 * scores.abs().amax(dim=1)).all(), method
+            alone = vitreous.explain(model, images, method, target).scores[method]
+            torch.testing.assert_close(alone, scores, **case.agrees)
+
+    def test_tokentm_says_what_it_misses(self, case: Family) -> None:
+        if case.tokentm:
+            pytest.skip("TokenTM serves this model")
+        with pytest.raises(UnsupportedModelError, match=r"linear projection.*Methods that work on it: .*rollout"):
+            vitreous.explain(case.model(), case.images(), "tokentm")
+
+    def test_frozen_parameters_and_no_grad_change_nothing(self, case: Family) -> None:
+        model, images, methods = case.model(), case.images(), ["rollout", "decompx"]
+        expected = vitreous.explain(model, images, methods)
+        with torch.no_grad():
+            found = vitreous.explain(copy.deepcopy(model).requires_grad_(requires_grad=False), images, methods)
+        for method in methods:
+            torch.testing.assert_close(found.scores[method], expected.scores[method], **SAME)
+
+    def test_a_batch_gives_what_single_images_give(self, case: Family) -> None:
+        model, images, target = case.model(), case.images(), case.target()
+        methods = [*case.methods, "ixg", "decompx"]
+        together = vitreous.explain(model, images, methods, target)
+        for index in range(BATCH):
+            single = vitreous.explain(model, images[index : index + 1], methods, target[index : index + 1])
+            for method in methods:
+                torch.testing.assert_close(single.scores[method][0], together.scores[method][index], **BATCHED)

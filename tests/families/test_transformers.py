@@ -1,0 +1,175 @@
+"""transformers' Vision Transformers, small, with eager and with fused attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checks import CLASSES, DEPTH, Family, FamilyChecks
+from hooked import Pooling
+
+import vitreous
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+# transformers' eager attention rounds A to float32 whatever the model's precision (float32 has 6e-8; the rest is
+# amplification through three blocks).
+EAGER_ROUNDING = 1e-4
+SIZES = {"hidden_size": 48, "num_hidden_layers": DEPTH, "num_attention_heads": 4, "intermediate_size": 96}
+SQUARE = {**SIZES, "image_size": 32, "patch_size": 8}
+
+
+def classifier(config_name: str, model_name: str, implementation: str, **options: object):
+    """A model built from its configuration alone, with the wanted attention."""
+
+    def build():
+        config = getattr(transformers, config_name)(**{**SQUARE, "num_labels": CLASSES, **options})
+        return getattr(transformers, model_name)._from_config(config, attn_implementation=implementation)
+
+    return build
+
+
+def two_towers(config_name: str, model_name: str, implementation: str, **options: object):
+    """A classifier whose configuration holds that of a vision tower."""
+
+    def build():
+        config = getattr(transformers, config_name)(vision_config={**SQUARE, **options}, num_labels=CLASSES)
+        return getattr(transformers, model_name)._from_config(config, attn_implementation=implementation)
+
+    return build
+
+
+SQUARE_GRID = {"image": (32, 32), "grid": (4, 4)}
+WIDE = {"image_size": (32, 48)}
+
+
+def families(attention: str) -> list[Family]:
+    named = {
+        "vit": Family("", classifier("ViTConfig", "ViTForImageClassification", attention, **WIDE), "vit.layers"),
+        "vit_relu": Family(
+            "", classifier("ViTConfig", "ViTForImageClassification", attention, hidden_act="relu", **WIDE), "vit.layers"
+        ),
+        "vit_python_gelu": Family(
+            "",
+            classifier("ViTConfig", "ViTForImageClassification", attention, hidden_act="gelu_new", **WIDE),
+            "vit.layers",
+        ),
+        "deit": Family(
+            "", classifier("DeiTConfig", "DeiTForImageClassification", attention, **WIDE), "deit.layers", prefix=2
+        ),
+        "deit_with_teacher": Family(
+            "",
+            classifier("DeiTConfig", "DeiTForImageClassificationWithTeacher", attention, **WIDE),
+            "deit.layers",
+            prefix=2,
+            read=(0, 1),
+        ),
+        "dinov2": Family(
+            "", classifier("Dinov2Config", "Dinov2ForImageClassification", attention), "dinov2.encoder.layer"
+        ),
+        "dinov2_swiglu": Family(
+            "",
+            classifier("Dinov2Config", "Dinov2ForImageClassification", attention, use_swiglu_ffn=True),
+            "dinov2.encoder.layer",
+        ),
+        "dinov2_registers": Family(
+            "",
+            classifier("Dinov2WithRegistersConfig", "Dinov2WithRegistersForImageClassification", attention),
+            "dinov2_with_registers.encoder.layer",
+            prefix=5,
+        ),
+        "dinov2_registers_swiglu": Family(
+            "",
+            classifier(
+                "Dinov2WithRegistersConfig",
+                "Dinov2WithRegistersForImageClassification",
+                attention,
+                use_swiglu_ffn=True,
+            ),
+            "dinov2_with_registers.encoder.layer",
+            prefix=5,
+        ),
+        "beit": Family(
+            "",
+            classifier(
+                "BeitConfig",
+                "BeitForImageClassification",
+                attention,
+                use_relative_position_bias=True,
+                layer_scale_init_value=0.1,
+                **WIDE,
+            ),
+            "beit.layers",
+            read="patches",
+        ),
+        "beit_shared_bias": Family(
+            "",
+            classifier(
+                "BeitConfig",
+                "BeitForImageClassification",
+                attention,
+                use_shared_relative_position_bias=True,
+                use_mean_pooling=False,
+                **WIDE,
+            ),
+            "beit.layers",
+        ),
+        "clip_projection": Family(
+            "",
+            classifier("CLIPVisionConfig", "CLIPVisionModelWithProjection", attention, projection_dim=CLASSES),
+            "vision_model.encoder.layers",
+            **SQUARE_GRID,
+        ),
+        "clip_classifier": Family(
+            "",
+            two_towers("CLIPConfig", "CLIPForImageClassification", attention),
+            "vision_model.encoder.layers",
+            **SQUARE_GRID,
+            read="patches",
+        ),
+        "siglip_classifier": Family(
+            "",
+            two_towers("SiglipConfig", "SiglipForImageClassification", attention),
+            "vision_model.encoder.layers",
+            **SQUARE_GRID,
+            prefix=0,
+            read="patches",
+        ),
+        "siglip_classifier_without_pooling_head": Family(
+            "",
+            two_towers("SiglipConfig", "SiglipForImageClassification", attention, vision_use_head=False),
+            "vision_model.encoder.layers",
+            **SQUARE_GRID,
+            prefix=0,
+            read="patches",
+        ),
+        "siglip_vision": Family(
+            "",
+            classifier("SiglipVisionConfig", "SiglipVisionModel", attention),
+            "encoder.layers",
+            **SQUARE_GRID,
+            prefix=0,
+            read=Pooling(),
+        ),
+    }
+    rounding = EAGER_ROUNDING if attention == "eager" else None
+    return [
+        Family(**{**vars(case), "name": f"{name}_{attention}", "rounding": rounding}) for name, case in named.items()
+    ]
+
+
+SDPA, EAGER = families("sdpa"), families("eager")
+
+
+@pytest.mark.parametrize("case", [*SDPA, *EAGER], ids=str)
+class TestTransformers(FamilyChecks):
+    pass
+
+
+@pytest.mark.parametrize(("fused", "written_out"), list(zip(SDPA, EAGER, strict=True)), ids=str)
+def test_written_out_attention_gives_the_fused_maps(fused: Family, written_out: Family) -> None:
+    images, target = fused.images(), fused.target()
+    methods = [*fused.methods, "ixg", "decompx", "attcam", "gradsam.propagate"]
+    expected = vitreous.explain(fused.model(), images, methods, target)
+    found = vitreous.explain(written_out.model(), images, methods, target)
+    for method in methods:
+        torch.testing.assert_close(found.scores[method], expected.scores[method], **written_out.agrees)
