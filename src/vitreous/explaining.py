@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import Anatomy, find_anatomy
+from vitreous.anatomy import find_anatomy
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.explanation import Explanation
 from vitreous.methods import View, list_methods
@@ -50,8 +50,9 @@ def explain(
     pixels, pictures = find_pixels(loaded, network, images)
     anatomy = find_anatomy(network)
     needs = {recipe.spelling: recipe.needs(anatomy.depth) for recipe in recipes}
-    _check_parts(anatomy, recipes, needs)
     with record(network, anatomy, pixels, Plan.of(anatomy.depth, needs.values())) as tape:
+        # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
+        _check_parts(tape, recipes, needs)
         targets = find_targets(tape.logits, target, topk)
         scores = _scores(tape, recipes, needs, targets.classes)
         return Explanation(
@@ -97,25 +98,33 @@ def _provenance(loaded: LoadedModel | nn.Module, network: nn.Module, recipes: li
     )
 
 
-def _check_parts(anatomy: Anatomy, recipes: list[Recipe], needs: dict[str, Needs]) -> None:
+def _check_parts(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> None:
     """Refuse methods that need a part which the model's blocks do not have, and say which methods do not."""
     for recipe in recipes:
-        missing = _missing_part(anatomy, needs[recipe.spelling])
+        missing = _missing_part(tape, needs[recipe.spelling])
         if missing is not None:
             serving = [
                 info.name
                 for info in list_methods()
-                if not _missing_part(anatomy, parse(info.name).needs(anatomy.depth))
+                if not _missing_part(tape, parse(info.name).needs(tape.depth))
             ]
             raise UnsupportedModelError(
-                f"{recipe.spelling} cannot explain {anatomy.name}: {missing}. "
+                f"{recipe.spelling} cannot explain {tape.anatomy.name}: {missing}. "
                 f"Methods that work on it: {', '.join(serving) or 'none'}"
             )
 
 
-def _missing_part(anatomy: Anatomy, needs: Needs) -> str | None:
+def _missing_part(tape: Tape, needs: Needs) -> str | None:
+    anatomy, unseen = tape.anatomy, tape.unseen_attention
     if needs.uses_attention and not anatomy.has_attention:
         return "its blocks have no attention part"
+    # A rule other than the plain one has to take hold of the attention, also where nothing is read from it.
+    takes_hold = needs.uses_attention or (needs.backward is not None and needs.backward.rule != "plain")
+    if takes_hold and unseen and anatomy.has_attention:
+        return (
+            f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
+            "so A is not known"
+        )
     for layer in needs.halves:
         block = anatomy.blocks[layer]
         if block.heads_to_stream is None:

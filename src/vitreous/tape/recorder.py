@@ -158,11 +158,13 @@ class Recorder:
     # Attention -------------------------------------------------------------------------------------------------------
 
     def _layer_of_call(self) -> int | None:
-        """The block whose attention is running; L behind the last block (pooling by attention)."""
+        """The block that is running, whose attention it must be; L behind the last block (pooling by attention).
+
+        A block that has no attention module of its own may still attend, and a rule must take hold of that.
+        """
         if self._attending is not None:
             return self._attending
-        behind = self._next_block == self.anatomy.depth and not self._inside_block
-        return self.anatomy.depth if behind else None
+        return self._next_block if self._inside_block or self._next_block == self.anatomy.depth else None
 
     def _on_attention(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         layer = self._layer_of_call()

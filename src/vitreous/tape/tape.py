@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
-from vitreous.errors import InputError, UnsupportedModelError
+from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.layout import Layout, find_layout
 from vitreous.tape.plan import Needs, Pass, Plan
@@ -44,6 +44,11 @@ class Tape:
     def depth(self) -> int:
         """L, the number of blocks."""
         return self.anatomy.depth
+
+    @property
+    def unseen_attention(self) -> frozenset[int]:
+        """The blocks in which no attention call was recognised."""
+        return frozenset(range(self.depth)) - self._recorder.attention.keys()
 
     def tokens(self, layer: int) -> Tensor:
         """x_l: the stream at the input of block ``layer``, (batch, tokens, channels)."""
@@ -145,6 +150,8 @@ def _run(model: nn.Module, pixels: Tensor, recorder: Recorder) -> Any:
     """The model's output; what it cannot embed at all is the picture's fault, not the model's."""
     try:
         return model(pixels)
+    except VitreousError:
+        raise
     except (AssertionError, ValueError, RuntimeError) as error:
         if recorder.reached_blocks:
             raise
