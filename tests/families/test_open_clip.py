@@ -64,7 +64,12 @@ class SmallTimmTower(TimmModel):
         super().__init__("vit_tiny_patch16_224", embed_dim=16, image_size=(32, 48), pool="token", proj="linear")
         self.trunk = timm.create_model(
             "vit_tiny_patch16_224",
-            img_size=(32, 48), patch_size=8, embed_dim=192, depth=DEPTH, num_heads=4, num_classes=0,
+            img_size=(32, 48),
+            patch_size=8,
+            embed_dim=192,
+            depth=DEPTH,
+            num_heads=4,
+            num_classes=0,
         )
 
 

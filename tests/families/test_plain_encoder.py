@@ -68,10 +68,11 @@ class EncoderViT(nn.Module):
         if self.cls_token is not None:
             tokens = torch.cat((self.cls_token.expand(len(tokens), -1, -1), tokens), dim=1)
         tokens = tokens + self.pos_embed
-        if self.batch_first:
-            tokens = self.encoder(tokens)
-        else:
-            tokens = self.encoder(tokens.transpose(0, 1)).transpose(0, 1)
+        if not self.batch_first:
+            tokens = tokens.transpose(0, 1)
+        tokens = self.encoder(tokens)
+        if not self.batch_first:
+            tokens = tokens.transpose(0, 1)
         return self.head(tokens[:, 0] if self.pooling == "class" else tokens.mean(dim=1))
 
 

@@ -1,0 +1,206 @@
+"""Models that a method cannot serve are refused in one sentence that says why; never a silently wrong map."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checks import AGREES, CLASSES, assert_nothing_listens, randomised
+from hooked import Reference, attention_matrix, block_inputs_times_gradients, gathered, split_heads
+from torch import Tensor, nn
+
+import vitreous
+from vitreous.errors import InputError, UnsupportedModelError, VitreousError
+from vitreous.methods import list_methods
+
+timm = pytest.importorskip("timm", reason="timm is not installed")
+
+from timm.models.mlp_mixer import MlpMixer  # noqa: E402
+from timm.models.vision_transformer import Attention, ParallelScalingBlock, ParallelThingsBlock  # noqa: E402
+
+METHODS = [info.name for info in list_methods()]
+VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 4, "num_classes": CLASSES}
+
+
+def vit(**options: object) -> nn.Module:
+    return timm.create_model("vit_base_patch16_224", **{**VIT, **options})
+
+
+class MixingHeads(Attention):
+    """Talking heads: a linear map over heads on either side of the softmax."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)
+        self.before, self.after = nn.Linear(self.num_heads, self.num_heads), nn.Linear(self.num_heads, self.num_heads)
+
+    def forward(self, tokens: Tensor, **_: object) -> Tensor:
+        query, key, value = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = self.before((query * self.scale @ key.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        weights = self.after(scores.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.proj((weights @ value).transpose(1, 2).flatten(2))
+
+
+class BetweenChannels(Attention):
+    """Cross-covariance attention: the matrix is between channels, not tokens."""
+
+    def forward(self, tokens: Tensor, **_: object) -> Tensor:
+        query, key, value = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 4, 1)
+        weights = (query @ key.mT * self.scale).softmax(-1)
+        return self.proj((weights @ value).permute(0, 3, 1, 2).flatten(2))
+
+
+class Einsum(Attention):
+    """Ordinary attention, but spelled in a way that is not listened to."""
+
+    def forward(self, tokens: Tensor, **_: object) -> Tensor:
+        query, key, value = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        weights = torch.einsum("bhic,bhjc->bhij", query * self.scale, key).softmax(-1)
+        return self.proj(torch.einsum("bhij,bhjc->bihc", weights, value).flatten(2))
+
+
+class Unattended(nn.Module):
+    """A tower whose blocks' output is thrown away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit, self.head = vit(), nn.Linear(3, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.vit(images)
+        return self.head(images.mean(dim=(2, 3)))
+
+
+SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 2)}
+CAIT = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4, "num_classes": CLASSES}
+CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASSES}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        pytest.param(
+            lambda: timm.create_model("swin_tiny_patch4_window7_224", num_classes=CLASSES, **SWIN),
+            "separate stacks of attention blocks.*Windowed",
+            id="swin",
+        ),
+        pytest.param(
+            lambda: timm.create_model("resnet10t", num_classes=CLASSES), "no stack of transformer", id="resnet"
+        ),
+        pytest.param(
+            lambda: timm.create_model("resnet26", num_classes=CLASSES, layers=(1, 1, 4, 1)),
+            "no token stream",
+            id="resnet_deep",
+        ),
+        pytest.param(lambda: timm.create_model("convnext_atto", **CONVNEXT), "no token stream", id="convnext"),
+        pytest.param(lambda: timm.create_model("xcit_nano_12_p8_224", **CAIT), "separate stacks", id="xcit"),
+        pytest.param(lambda: timm.create_model("cait_xxs24_224", **CAIT), "separate stacks", id="cait"),
+        pytest.param(lambda: vit(block_fn=ParallelThingsBlock), "separate stacks", id="parallel_things"),
+        pytest.param(lambda: vit(attn_layer=BetweenChannels), "between.*channels", id="between_channels"),
+        pytest.param(Unattended, "does not depend on its last block|has no gradient", id="unattended"),
+    ],
+)
+def test_no_method_serves_models_without_attention_between_all_patches(build, reason: str, method: str) -> None:
+    model = randomised(build())
+    with pytest.raises(UnsupportedModelError, match=reason):
+        vitreous.explain(model, torch.randn(1, 3, 32, 32, dtype=torch.float64), method)
+    assert_nothing_listens()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_unpooled_output_is_refused(method: str) -> None:
+    with pytest.raises(InputError, match=r"class scores of shape \(batch, classes\), but returned \(1, 17, 5\)"):
+        vitreous.explain(vit(global_pool=""), torch.randn(1, 3, 32, 32), method)
+    assert_nothing_listens()
+
+
+def needs_attention(method: str) -> bool:
+    return method not in {"gradient", "ixg", "cat", "decompx"}
+
+
+def mixer() -> nn.Module:
+    return MlpMixer(img_size=32, patch_size=8, embed_dim=48, num_blocks=4, num_classes=CLASSES)
+
+
+@pytest.mark.parametrize("method", list(filter(needs_attention, METHODS)))
+def test_a_mixer_has_no_attention_and_is_told_what_does_work(method: str) -> None:
+    expected = r"its blocks have no attention part\. Methods that work on it: gradient, ixg, cat, decompx$"
+    with pytest.raises(UnsupportedModelError, match=expected):
+        vitreous.explain(mixer(), torch.randn(1, 3, 32, 32), method)
+
+
+def test_a_mixer_is_explained_by_its_stream() -> None:
+    model = randomised(mixer())
+    images, target = torch.randn(2, 3, 32, 32, dtype=torch.float64), torch.tensor([0, 4])
+    explanation = vitreous.explain(model, images, ["ixg", "cat"], target)
+    expected = block_inputs_times_gradients(model, "blocks", images, target)
+    assert explanation.grid == (4, 4)
+    # Float64, the same operations through autograd.
+    torch.testing.assert_close(explanation.scores["ixg"], expected[0], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(explanation.scores["cat"], sum(expected), rtol=1e-10, atol=1e-12)
+
+
+class WrittenOutParallel(nn.Module):
+    """timm's ParallelScalingBlock with the attention matrix held constant."""
+
+    def __init__(self, block: ParallelScalingBlock) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        own = self.block
+        hidden, *parts = own.in_proj(own.in_norm(tokens)).split(own.in_split, dim=-1)
+        query, key, value = (split_heads(part, own.num_heads) for part in parts)
+        attended = gathered(attention_matrix(query, key, own.scale, None).detach(), value)
+        return tokens + own.attn_out_proj(attended) + own.mlp_out_proj(own.mlp_act(hidden))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_inside_a_block_without_attention_module_is_held_constant(*, fused: bool) -> None:
+    model = randomised(vit(block_fn=ParallelScalingBlock))
+    for block in model.blocks:
+        block.fused_attn = fused
+    images, target = torch.randn(2, 3, 32, 32, dtype=torch.float64), torch.tensor([0, 4])
+    methods = [f"decompx:layer={layer}" for layer in range(4)]
+    scores = vitreous.explain(model, images, methods, target).scores
+    reference = Reference(model, "blocks", frozen=True)
+    reference.model.blocks = nn.Sequential(*map(WrittenOutParallel, reference.model.blocks))
+    reference.blocks = list(reference.model.blocks)
+    expected = reference.input_times_gradient(images, target)
+    for method, layer in zip(methods, expected, strict=True):
+        torch.testing.assert_close(scores[method], layer[:, 1:], **AGREES)
+    with pytest.raises(UnsupportedModelError, match=r"no attention part.*work on it: gradient, ixg, cat, decompx$"):
+        vitreous.explain(model, images, "rollout")
+
+
+ODD_ATTENTION = {
+    "talking_heads": {"attn_layer": MixingHeads},
+    "einsum": {"attn_layer": Einsum},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", ODD_ATTENTION)
+@pytest.mark.parametrize("fused", [True, False])
+def test_attention_that_cannot_be_seen_is_refused_where_it_is_needed(kind: str, method: str, *, fused: bool) -> None:
+    """Methods of the plain gradient serve any stream of tokens; all others need to see the attention."""
+    model = randomised(vit(**ODD_ATTENTION[kind]))
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = fused
+    images, target = torch.randn(2, 3, 32, 32, dtype=torch.float64), torch.tensor([0, 4])
+    if method in {"gradient", "ixg", "cat"}:
+        scores = vitreous.explain(model, images, method, target).scores[method]
+        expected = block_inputs_times_gradients(model, "blocks", images, target)
+        if method == "ixg":
+            torch.testing.assert_close(scores, expected[0][:, 1:], rtol=1e-10, atol=1e-12)
+        elif method == "cat":
+            torch.testing.assert_close(scores, sum(expected)[:, 1:], rtol=1e-10, atol=1e-12)
+        return
+    with pytest.raises(UnsupportedModelError, match=r"attention.*Methods that work on it: gradient, ixg, cat"):
+        vitreous.explain(model, images, method, target)
+    assert_nothing_listens()
+
+
+def test_every_refusal_is_an_error_of_this_package() -> None:
+    assert issubclass(UnsupportedModelError, VitreousError)
+    assert issubclass(InputError, VitreousError)
