@@ -216,11 +216,15 @@ class FamilyChecks:
             alone = vitreous.explain(model, images, method, target).scores[method]
             torch.testing.assert_close(alone, scores, **case.agrees)
 
-    def test_tokentm_says_what_it_misses(self, case: Family) -> None:
+    def test_tokentm_agrees_with_full_products_or_says_what_it_misses(self, case: Family) -> None:
+        model, images, target = case.model(), case.images(), case.target()
         if case.tokentm:
-            pytest.skip("TokenTM serves this model")
-        with pytest.raises(UnsupportedModelError, match=r"linear projection.*Methods that work on it: .*rollout"):
-            vitreous.explain(case.model(), case.images(), "tokentm")
+            expected = case.reference(model, frozen=False).token_transformation(images, target, case.tokens_read)
+            scores = vitreous.explain(model, images, "tokentm", target).scores["tokentm"]
+            torch.testing.assert_close(scores, expected[:, case.prefix :], **case.agrees)
+        else:
+            with pytest.raises(UnsupportedModelError, match=r"linear projection.*Methods that work on it: .*rollout"):
+                vitreous.explain(model, images, "tokentm", target)
 
     def test_frozen_parameters_and_no_grad_change_nothing(self, case: Family) -> None:
         model, images, methods = case.model(), case.images(), ["rollout", "decompx"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -57,13 +58,14 @@ class FrozenActivation(nn.Module):
 
 
 class WrittenOut(nn.Module):
-    """An attention module that keeps its matrix A and its values v, both (batch, head, ..., ...)."""
+    """An attention module that keeps A and v, (batch, head, ..., ...), and A v with the heads side by side."""
 
     def __init__(self, original: nn.Module, *, frozen: bool) -> None:
         super().__init__()
         self.original, self.frozen = original, frozen
         self.matrix: Tensor | None = None
         self.value: Tensor | None = None
+        self.output: Tensor | None = None
 
     def __getattr__(self, name: str):
         try:
@@ -73,7 +75,8 @@ class WrittenOut(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
         self.matrix, self.value = attention_matrix(query, key, scale, bias), value
-        return gathered(self.matrix.detach() if self.frozen else self.matrix, value)
+        self.output = gathered(self.matrix.detach() if self.frozen else self.matrix, value)
+        return self.output
 
 
 def attention_matrix(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
@@ -232,7 +235,7 @@ def write_out_transformers(model: nn.Module, *, frozen: bool) -> None:
     def attend(module, query, key, value, attention_mask, scaling, **_):
         matrix = attention_matrix(query, key, scaling, attention_mask)
         module.matrix, module.value = matrix, value
-        output = gathered(matrix.detach() if frozen else matrix, value)
+        module.output = output = gathered(matrix.detach() if frozen else matrix, value)
         return output.unflatten(-1, (query.shape[1], -1)), matrix
 
     name = f"written_out_{'frozen' if frozen else 'plain'}"
@@ -299,12 +302,42 @@ class Reference:
         assert len(found) <= 1
         return found[0] if found else None
 
+    def token_transformation(self, images: Tensor, target: Tensor, read: Read) -> Tensor:
+        """TokenTM's eqs. 8-20 as full products of U_attention and U_ffn, with Ẽ (batch, head, token, channel) built."""
+        norms = [tuple(first_attribute(block, names) for names in NORMS) for block in self.blocks]
+        with Listening([norm for pair in norms for norm in pair] + self.blocks) as heard:
+            run = self.run(images)
+        pooled = [run.behind[read.call]] if isinstance(read, Pooling) else []
+        sources = [*run.matrices, *pooled]
+        gradients = torch.autograd.grad(
+            objective(run.logits.softmax(-1), target), sources, retain_graph=True, materialize_grads=True
+        )
+        product = torch.diag_embed(self.stream(run.tokens[0]).norm(dim=-1))
+        for layer, block in enumerate(self.blocks):
+            first, second = norms[layer]
+            after_norm = isinstance(block, nn.TransformerEncoderLayer) and not block.norm_first
+            added = self.stream(heard.inputs[first if after_norm else second])
+            middle = self.stream(heard.outputs[first] if after_norm else heard.inputs[second])
+            end = self.stream(heard.inputs[second] if after_norm else heard.outputs[block])
+            (attention,) = (module for module in block.modules() if keeps_matrix(module))
+            transformed = heads_in_the_stream(attention, added)
+            original = self.stream(run.tokens[layer])
+            weighed = attention.matrix * token_weights(original[:, None], transformed)[:, :, None]
+            update = (gradients[layer].clamp(min=0) * weighed).mean(1)
+            product = product + update @ product
+            product = product + token_weights(middle, end - middle)[..., None] * product
+        pooling = (gradients[-1].clamp(min=0) * pooled[0]).mean(1) if pooled else None
+        return read_row(product, pooling, read).detach()
+
+    def stream(self, tokens: Tensor) -> Tensor:
+        return tokens if self.batch_first else tokens.transpose(0, 1)
+
     def input_times_gradient(self, images: Tensor, target: Tensor) -> list[Tensor]:
         """Σ_channels x_l dy/dx_l of every block, (batch, tokens) each."""
         run = self.run(images)
         gradients = torch.autograd.grad(objective(run.logits, target), run.tokens)
         scores = [(tokens * gradient).sum(-1) for tokens, gradient in zip(run.tokens, gradients, strict=True)]
-        return [(score if self.batch_first else score.T).detach() for score in scores]
+        return [self.stream(score).detach() for score in scores]
 
     def rollout(self, images: Tensor, read: Read) -> Tensor:
         """Π of the row-normalised mean_h A + I, as full products; the row that the head reads."""
@@ -326,6 +359,55 @@ class Reference:
         for layer in weighed[: len(run.matrices)]:
             product = product + layer @ product
         return read_row(product, weighed[-1] if isinstance(read, Pooling) else None, read)
+
+
+class Listening:
+    """Forward hooks on some modules for as long as the context lasts; what went in and came out, last call only."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = modules
+        self.inputs: dict[nn.Module, Tensor] = {}
+        self.outputs: dict[nn.Module, Tensor] = {}
+
+    def __enter__(self) -> Self:
+        self.hooks = [module.register_forward_hook(self.hear) for module in self.modules]
+        return self
+
+    def hear(self, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        self.inputs[module], self.outputs[module] = arguments[0], output
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+
+# The norm that belongs to the attention and the one that belongs to the feed-forward part, family by family.
+NORMS = (
+    ("norm1", "ln_1", "layer_norm1", "layernorm_before"),
+    ("norm2", "ln_2", "layer_norm2", "layernorm_after"),
+)
+
+
+def first_attribute(module: nn.Module, names: Sequence[str]) -> nn.Module:
+    return next(getattr(module, name) for name in names if hasattr(module, name))
+
+
+def heads_in_the_stream(attention: nn.Module, added: Tensor) -> Tensor:
+    """Ẽ_h = v_h W_O^h with W_O seen, not looked up: how the sum of stream and attention changes with the heads' A v."""
+    columns = torch.stack(
+        [
+            torch.autograd.grad(added[..., channel].sum(), attention.output, retain_graph=True)[0][0, 0]
+            for channel in range(added.shape[-1])
+        ]
+    )
+    heads = attention.value.shape[1]
+    return torch.einsum("bhjc,dhc->bhjd", attention.value, columns.unflatten(1, (heads, -1)))
+
+
+def token_weights(original: Tensor, transformed: Tensor) -> Tensor:
+    """||Ẽ_j|| / ||E_j|| * softmax_j cos(E_j, Ẽ_j) (eqs. 10-13)."""
+    cosine = torch.cosine_similarity(original, transformed, dim=-1, eps=0)
+    return transformed.norm(dim=-1) / original.norm(dim=-1) * cosine.softmax(-1)
 
 
 def keeps_matrix(module: nn.Module) -> bool:
