@@ -14,7 +14,7 @@ from vitreous.errors import MethodError
 from vitreous.methods.gradtoken import spread
 from vitreous.methods.readout import MatrixReadout, Readout, Residual, TokenReadout, total
 from vitreous.methods.view import View
-from vitreous.tape import Needs
+from vitreous.tape import Needs, unite
 
 
 class Aggregation(ABC):
@@ -30,10 +30,7 @@ class Aggregation(ABC):
 
     def needs(self, readout: Readout, depth: int) -> Needs:
         """What reading those layers takes."""
-        needs = Needs()
-        for layer in self.layers(depth):
-            needs |= readout.needs(layer, depth)
-        return needs
+        return unite(readout.needs(layer, depth) for layer in self.layers(depth))
 
 
 class OneLayer(Aggregation):

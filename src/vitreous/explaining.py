@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,8 @@ from vitreous.models import LoadedModel, load_model
 from vitreous.pixels import Images, find_pixels
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe, parse
-from vitreous.tape import Gradients, Needs, Plan, Tape, record
+from vitreous.tape import Gradients, Needs, Pass, Plan, Tape, record, unite
 from vitreous.targets import Target, find_targets
-
-if TYPE_CHECKING:
-    from vitreous.tape import Pass
 
 
 def explain(
@@ -50,7 +47,7 @@ def explain(
     pixels, pictures = find_pixels(loaded, network, images)
     anatomy = find_anatomy(network)
     needs = {recipe.spelling: recipe.needs(anatomy.depth) for recipe in recipes}
-    with record(network, anatomy, pixels, Plan.of(anatomy.depth, needs.values())) as tape:
+    with record(network, anatomy, pixels, Plan(anatomy.depth, unite(needs.values()))) as tape:
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = find_targets(tape.logits, target, topk)
@@ -104,9 +101,7 @@ def _check_parts(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> 
         missing = _missing_part(tape, needs[recipe.spelling])
         if missing is not None:
             serving = [
-                info.name
-                for info in list_methods()
-                if not _missing_part(tape, parse(info.name).needs(tape.depth))
+                info.name for info in list_methods() if not _missing_part(tape, parse(info.name).needs(tape.depth))
             ]
             raise UnsupportedModelError(
                 f"{recipe.spelling} cannot explain {tape.anatomy.name}: {missing}. "
@@ -119,7 +114,7 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
     if needs.uses_attention and not anatomy.has_attention:
         return "its blocks have no attention part"
     # A rule other than the plain one has to take hold of the attention, also where nothing is read from it.
-    takes_hold = needs.uses_attention or (needs.backward is not None and needs.backward.rule != "plain")
+    takes_hold = needs.uses_attention or needs.rules - {"plain"}
     if takes_hold and unseen and anatomy.has_attention:
         return (
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
@@ -137,18 +132,11 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
 def _scores(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor) -> dict[str, Tensor]:
     """Scores (batch, k, patches) of every method, one backward pass per rule, objective and target."""
     found: dict[str, list[Tensor]] = {recipe.spelling: [] for recipe in recipes}
-    for backward, group in _by_pass(recipes, needs).items():
-        united = Needs()
-        for recipe in group:
-            united |= needs[recipe.spelling]
-        for target in targets.unbind(dim=1):
-            gradients = Gradients() if backward is None else tape.backward(backward, target, united)
-            view = View(tape, gradients)
-            for recipe in group:
-                if backward is not None or not found[recipe.spelling]:
-                    # A caller's autocast is for the model's run, not for reading it.
-                    with torch.autocast(targets.device.type, enabled=False):
-                        found[recipe.spelling].append(recipe.scores(view))
+    for number, target in enumerate(targets.unbind(dim=1)):
+        # A method whose map does not depend on the class is asked once.
+        asked = [recipe for recipe in recipes if number == 0 or needs[recipe.spelling].gradients]
+        for spelling, scores in _scores_of_one_target(tape, asked, needs, target):
+            found[spelling].append(scores)
     count = targets.shape[1]
     return {
         name: torch.stack(maps, dim=1) if len(maps) == count else maps[0][:, None].expand(-1, count, -1).clone()
@@ -156,8 +144,20 @@ def _scores(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs], targets:
     }
 
 
-def _by_pass(recipes: list[Recipe], needs: dict[str, Needs]) -> dict[Pass | None, list[Recipe]]:
-    groups: dict[Pass | None, list[Recipe]] = {}
-    for recipe in recipes:
-        groups.setdefault(needs[recipe.spelling].backward, []).append(recipe)
-    return groups
+def _scores_of_one_target(
+    tape: Tape, recipes: list[Recipe], needs: dict[str, Needs], target: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """Ask every method as soon as its backward passes are there, and drop gradients that nobody waits for."""
+    waiting = {recipe.spelling: recipe for recipe in recipes}
+    gradients: dict[Pass, Gradients] = {}
+    passes = unite(needs[spelling] for spelling in waiting).gradients
+    for backward in (None, *passes):
+        if backward is not None:
+            gradients[backward] = tape.backward(backward, target, passes[backward])
+        ready = [spelling for spelling in waiting if needs[spelling].gradients.keys() <= gradients.keys()]
+        # A caller's autocast is for the model's run, not for reading it.
+        with torch.autocast(target.device.type, enabled=False):
+            scores = {spelling: waiting.pop(spelling).scores(View(tape, gradients)) for spelling in ready}
+        yield from scores.items()
+        awaited = {each for spelling in waiting for each in needs[spelling].gradients}
+        gradients = {each: found for each, found in gradients.items() if each in awaited}

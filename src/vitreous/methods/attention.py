@@ -7,16 +7,13 @@ from torch import Tensor
 from vitreous.methods.readout import MatrixReadout, Readout, mean_over_heads, row_pieces, times, total
 from vitreous.methods.registry import register
 from vitreous.methods.view import Row, View
-from vitreous.tape import Pass
 from vitreous.tape.attention import Rows
-
-LOGIT = Pass("plain", "logit")
 
 
 class MeanAttention(MatrixReadout):
     """mean_h A."""
 
-    quantities = ("attention",)
+    values = ("attention",)
     # Rows of mean_h A sum to 1, so normalising the rows of I + A is halving it (SkipPLUS eq. 2).
     residual = "half"
 
@@ -30,8 +27,8 @@ class MeanAttention(MatrixReadout):
 class GradientAttention(MatrixReadout):
     """mean_h (A * dy_c/dA)^+ (GAE eq. 5; GradSAM eq. 3)."""
 
-    quantities = ("attention", "attention_gradients")
-    backward = LOGIT
+    values = ("attention",)
+    slopes = ("attention",)
 
     def row_times(self, view: View, layer: int, row: Row) -> Tensor:
         """Row x mean_h (A * dA)^+."""
@@ -42,14 +39,14 @@ class GradientAttention(MatrixReadout):
 
     def matrix(self, view: View, layer: int, rows: Rows) -> Tensor:
         """(A * dA)^+ for some rows, (batch, head, rows, tokens)."""
-        return view.attention_gradient(layer, rows).mul_(view.attention(layer).rows(rows)).clamp_(min=0)
+        return view.attention_gradient(self.backward, layer, rows).mul_(view.attention(layer).rows(rows)).clamp_(min=0)
 
 
 class HeadWeightedAttention(MatrixReadout):
     """(mean_h w_h A)^+ with w_h the mean of dy_c/dA over the class token's patches: Grad-CAM on attention."""
 
-    quantities = ("attention", "attention_gradients")
-    backward = LOGIT
+    values = ("attention",)
+    slopes = ("attention",)
 
     def row_times(self, view: View, layer: int, row: Row) -> Tensor:
         """Row x (mean_h w_h A)^+."""
@@ -64,7 +61,7 @@ class HeadWeightedAttention(MatrixReadout):
         """w_h, (batch, head)."""
         rows = view.layout.pooling_queries if layer == view.depth else view.layout.read
         assert rows is not None
-        return view.attention_gradient(layer, rows)[..., -view.layout.patches :].mean(dim=(2, 3))
+        return view.attention_gradient(self.backward, layer, rows)[..., -view.layout.patches :].mean(dim=(2, 3))
 
 
 @register(

@@ -21,21 +21,22 @@ class GradientNorm(TokenReadout):
     The plain channel sum would be identically 0 on a pre-norm stream: LayerNorm removes the all-ones direction.
     """
 
-    quantities = ("token_gradients",)
+    slopes = ("tokens",)
 
     def __init__(self, rule: RuleName) -> None:
         self.backward = Pass(rule, "logit")
 
     def read(self, view: View, layer: int) -> Tensor:
         """The Euclidean norm over channels."""
-        length: Tensor = torch.linalg.vector_norm(view.token_gradient(layer), dim=-1)
+        length: Tensor = torch.linalg.vector_norm(view.token_gradient(self.backward, layer), dim=-1)
         return length
 
 
 class InputGradient(TokenReadout):
     """Σ_channels x_l * dy_c/dx_l."""
 
-    quantities = ("tokens", "token_gradients")
+    values = ("tokens",)
+    slopes = ("tokens",)
 
     def __init__(self, rule: RuleName) -> None:
         self.backward = Pass(rule, "logit")
@@ -43,7 +44,7 @@ class InputGradient(TokenReadout):
     def read(self, view: View, layer: int) -> Tensor:
         """Input x gradient, summed over channels."""
         tokens = view.tokens(layer)
-        return (tokens * view.token_gradient(layer).to(tokens.dtype)).sum(dim=-1)
+        return (tokens * view.token_gradient(self.backward, layer).to(tokens.dtype)).sum(dim=-1)
 
 
 class AttendedInputGradient(InputGradient):

@@ -28,8 +28,8 @@ Heads = Literal["relu_average", "average"]
 class QueryGradientKey(TokenReadout):
     """M_h = k_h . dy_c/dq, propagated through the blocks below and integrated over heads."""
 
-    quantities = ("attention_rows", "attention_gradients")
-    backward = Pass("plain", "logit")
+    values = ("attention_rows",)
+    slopes = ("attention",)
 
     def __init__(self, propagation: Propagation, heads: Heads, depth: int | None) -> None:
         self.propagation = propagation
@@ -61,7 +61,7 @@ class QueryGradientKey(TokenReadout):
         if layer == view.depth - 1 and view.layout.pooled_by_attention:
             layer = view.depth  # the pooling query is the class token, and it looks at all blocks' work
         key = exact(view.attention(layer).key)
-        gradient = query_gradient(view, layer).to(key.dtype)
+        gradient = query_gradient(view, self.backward, layer).to(key.dtype)
         return torch.einsum("bhnk,bhk->bnh", key[:, :, -view.layout.patches :], gradient)
 
     def propagate(self, view: View, maps: Tensor, layer: int) -> Tensor:
@@ -80,12 +80,12 @@ class QueryGradientKey(TokenReadout):
         return maps * row[:, view.layout.prefix :, None]
 
 
-def query_gradient(view: View, layer: int) -> Tensor:
+def query_gradient(view: View, backward: Pass, layer: int) -> Tensor:
     """G_h = Σ_i dy_c/dq_i, (batch, head, channel): through the softmax from dA = (dO) Vᵀ (eqs. 4-5)."""
     attention = view.attention(layer)
     only_read = layer == view.depth - 1 and _only_prefix_is_read(view)
     scores = total(
-        score_gradient(attention.rows(rows), view.attention_gradient(layer, rows)).sum(dim=2)
+        score_gradient(attention.rows(rows), view.attention_gradient(backward, layer, rows)).sum(dim=2)
         for rows in ([view.layout.read] if only_read else attention.pieces())
     )
     key = exact(attention.key)

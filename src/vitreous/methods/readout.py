@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from vitreous.methods.view import Row, View
-from vitreous.tape import AttentionRecord, Needs, Pass
+from vitreous.tape import AttentionRecord, GradientNeeds, Needs, Pass
 from vitreous.tape.attention import Rows
+from vitreous.tape.plan import Layers
 
 Residual = Literal["add", "half", "none"]
 
@@ -20,19 +21,23 @@ class Readout(ABC):  # noqa: B024 - the two kinds below have the abstract method
     """What a method reads at a layer, and what a tape has to hold for it.
 
     Attributes:
-        quantities: names of ``Needs`` fields that are read at the layer itself.
-        backward: the backward pass that its gradients come from, if it has any.
+        values: names of ``Needs`` fields that are read at the layer itself.
+        slopes: names of ``GradientNeeds`` fields that are read at the layer itself.
+        backward: the backward pass that its gradients come from.
         signed: whether the sign of its scores means something; ``None`` leaves it to the registry entry.
     """
 
-    quantities: ClassVar[tuple[str, ...]] = ()
-    backward: Pass | None = None
+    values: ClassVar[tuple[str, ...]] = ()
+    slopes: ClassVar[tuple[str, ...]] = ()
+    backward: Pass = Pass("plain", "logit")
     signed: bool | None = None
 
     def needs(self, layer: int, depth: int) -> Needs:
         """What reading ``layer`` of a model with ``depth`` blocks takes."""
         del depth
-        return Needs(**dict.fromkeys(self.quantities, frozenset({layer})), backward=self.backward)
+        here: Layers = frozenset({layer})
+        slopes = GradientNeeds(**dict.fromkeys(self.slopes, here))
+        return Needs(**dict.fromkeys(self.values, here), gradients={self.backward: slopes} if self.slopes else {})
 
 
 class TokenReadout(Readout):

@@ -30,7 +30,8 @@ Objective = Literal["probability", "logit"]
 class TokenTransformation(MatrixReadout):
     """U of one block: attention update, then feed-forward update."""
 
-    quantities = ("tokens", "halves", "attention", "attention_gradients")
+    values = ("tokens", "halves", "attention")
+    slopes = ("attention",)
 
     def __init__(self, objective: Objective, components: Components, necc: Necc) -> None:
         self.backward = Pass("plain", objective)
@@ -50,7 +51,8 @@ class TokenTransformation(MatrixReadout):
 
     def update(self, view: View, layer: int, rows: Rows, weight: Tensor | None) -> Tensor:
         """mean_h[(dp/dA)^+ * (A W_h)] for some rows, (batch, rows, tokens)."""
-        matrix = view.attention_gradient(layer, rows).clamp_(min=0).mul_(view.attention(layer).rows(rows))
+        gradient = view.attention_gradient(self.backward, layer, rows)
+        matrix = gradient.clamp_(min=0).mul_(view.attention(layer).rows(rows))
         return mean_over_heads(matrix if weight is None else matrix.mul_(weight[:, :, None]))
 
     def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
@@ -135,7 +137,7 @@ class ThirdPartyTokenTransformation(TokenTransformation):
 
     def update(self, view: View, layer: int, rows: Rows, weight: Tensor | None) -> Tensor:
         """mean_h (dA)^+ * mean_h A, W from the right."""
-        gradient = mean_over_heads(view.attention_gradient(layer, rows).clamp_(min=0))
+        gradient = mean_over_heads(view.attention_gradient(self.backward, layer, rows).clamp_(min=0))
         matrix = gradient.mul_(mean_over_heads(view.attention(layer).rows(rows)))
         return matrix if weight is None else matrix.mul_(weight[:, None])
 

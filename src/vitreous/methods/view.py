@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from vitreous.tape import AttentionRecord, Gradients, Layout, Tape
+from vitreous.tape import AttentionRecord, Gradients, Layout, Pass, Tape
 from vitreous.tape.attention import Rows
 
 
@@ -36,10 +37,10 @@ class Row:
 
 @dataclass(frozen=True)
 class View:
-    """One tape and the gradients of one target per image."""
+    """One tape and the gradients of one target per image, by backward pass."""
 
     tape: Tape
-    gradients: Gradients
+    gradients: Mapping[Pass, Gradients]
 
     @property
     def layout(self) -> Layout:
@@ -55,19 +56,27 @@ class View:
         """x_l, (batch, tokens, channels)."""
         return exact(self.tape.tokens(layer))
 
-    def token_gradient(self, layer: int) -> Tensor:
+    def token_gradient(self, backward: Pass, layer: int) -> Tensor:
         """dy/dx_l, (batch, tokens, channels)."""
-        return exact(self.gradients.tokens[layer])
+        return exact(self.gradients[backward].tokens[layer])
+
+    def norm(self, layer: int) -> Tensor:
+        """The output of a block's first norm, (batch, tokens, channels)."""
+        return exact(self.tape.norm(layer))
+
+    def norm_gradient(self, backward: Pass, layer: int) -> Tensor:
+        """The gradient there, (batch, tokens, channels)."""
+        return exact(self.gradients[backward].norms[layer])
 
     def attention(self, layer: int) -> AttentionRecord:
         """The attention call of a block."""
         record: AttentionRecord = self.tape.attention(layer)
         return record
 
-    def attention_gradient(self, layer: int, rows: Rows) -> Tensor:
+    def attention_gradient(self, backward: Pass, layer: int, rows: Rows) -> Tensor:
         """dy/dA = (dy/dO) Vᵀ for some rows, (batch, head, rows, tokens); GradToken eq. 4."""
         value = exact(self.attention(layer).value)
-        output_gradient = self.gradients.outputs[layer].to(value.dtype)
+        output_gradient = self.gradients[backward].outputs[layer].to(value.dtype)
         return output_gradient[:, :, rows] @ value.transpose(-2, -1)
 
     @cached_property

@@ -2,7 +2,19 @@
 
 from vitreous.tape.attention import AttentionRecord
 from vitreous.tape.layout import Layout
-from vitreous.tape.plan import Needs, Pass, Plan
+from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan, unite
 from vitreous.tape.tape import Gradients, Tape, record
 
-__all__ = ["AttentionRecord", "Gradients", "Layout", "Needs", "Pass", "Plan", "Tape", "record"]
+__all__ = [
+    "PIXELS",
+    "AttentionRecord",
+    "GradientNeeds",
+    "Gradients",
+    "Layout",
+    "Needs",
+    "Pass",
+    "Plan",
+    "Tape",
+    "record",
+    "unite",
+]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,11 +19,27 @@ from vitreous.tape.rules import ElementwiseCall, NormCall, Rule
 # mypy: disable-error-code="no-untyped-call,override"
 
 
+Kind = Literal["activation", "gate", "length"]
+
+
 @dataclass
 class InForce:
-    """The rule that a backward pass through one tape follows."""
+    """The rule that a backward pass through one tape follows, and what it adds up on its way.
+
+    Attributes:
+        rule: the rule.
+        biases: bias x gradient by layer, (batch, tokens) or, behind the pooling, (batch,); ``None`` where not wanted.
+    """
 
     rule: Rule
+    biases: dict[int, list[Tensor]] | None = None
+
+    def add_bias(self, layer: int, contribution: Callable[[], Tensor | None]) -> None:
+        """Note what a bias contributes, if this pass wants to know."""
+        if self.biases is not None and layer in self.biases:
+            found = contribution()
+            if found is not None:
+                self.biases[layer].append(found)
 
 
 class Attend(torch.autograd.Function):
@@ -82,7 +98,7 @@ class Normalise(torch.autograd.Function):
 
 
 class Elementwise(torch.autograd.Function):
-    """An activation (``gate=False``) or a function that only weighs something else (``gate=True``)."""
+    """An activation, a gate that only weighs something else, or a length that something is divided by."""
 
     @staticmethod
     def forward(
@@ -90,21 +106,36 @@ class Elementwise(torch.autograd.Function):
         tokens: Tensor,
         function: Callable[[Tensor], Tensor],
         slope_at_zero: float,
-        gate: bool,  # noqa: FBT001
+        kind: Kind,
         in_force: InForce,
     ) -> Tensor:
         # Only the input is kept; a rule that wants the output runs the function again, which is cheaper than memory.
         ctx.save_for_backward(tokens)
-        ctx.function, ctx.slope_at_zero, ctx.gate, ctx.in_force = function, slope_at_zero, gate, in_force
+        ctx.function, ctx.slope_at_zero, ctx.kind, ctx.in_force = function, slope_at_zero, kind, in_force
         return function(tokens)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,) = ctx.saved_tensors
         call = ElementwiseCall(tokens, ctx.function, ctx.slope_at_zero)
-        rule = ctx.in_force.rule
-        result = (rule.gate if ctx.gate else rule.activation)(call, gradient)
+        result: Tensor | None = getattr(ctx.in_force.rule, ctx.kind)(call, gradient)
         return (result, None, None, None, None)
+
+
+class Product(torch.autograd.Function):
+    """A product of two streams, such as SwiGLU's; some rules give each factor half of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, in_force: InForce) -> Tensor:
+        ctx.save_for_backward(left, right)
+        ctx.in_force = in_force
+        return left * right
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        left, right = ctx.saved_tensors
+        share = gradient / 2 if ctx.in_force.rule.halves_products else gradient
+        return (share * right).sum_to_size(left.shape), (share * left).sum_to_size(right.shape), None
 
 
 def _statistics(tokens: Tensor, shape: tuple[int, ...], eps: float, *, centred: bool) -> tuple[Tensor, Tensor]:

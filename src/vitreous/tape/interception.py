@@ -107,6 +107,12 @@ GATES = (
     *(torch.tanh, Tensor.tanh, F.tanh, torch.erf, Tensor.erf),
     *(torch.rsqrt, Tensor.rsqrt),
 )
+LENGTHS = (torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm)
+NORMALIZE = (F.normalize,)
+LINEAR = (F.linear,)
+MULTIPLICATION = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+ADDITION = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+SCORE_STEPS = (torch.div, Tensor.div, Tensor.__truediv__, torch.masked_fill, Tensor.masked_fill)
 CONVOLUTION = (F.conv2d, torch.conv2d)
 # Activations f with f(0) = 0, so that f(u)/u is a gate, and their slope at 0 (for f(u)/u at u = 0).
 ACTIVATIONS: Mapping[Callable[..., Any], float] = {

@@ -67,7 +67,7 @@ def find_layout(
     read = _tokens_read(head_gradient, prefix)
     if pooling_gradient is None:
         return Layout(grid, prefix, read)
-    pooled = recorder.attention[recorder.anatomy.depth].key.shape[2]
+    pooled = recorder.attention.records[recorder.anatomy.depth].key.shape[2]
     if pooled not in (tokens, tokens - prefix):
         raise UnsupportedModelError(
             f"{recorder.anatomy.name}: attention behind the last block pools {pooled} tokens where there are {tokens}, "

@@ -15,6 +15,7 @@ from vitreous.tape.attention import additive_bias, attention_rows
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def can_open(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -24,18 +25,24 @@ def can_open(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return given["query"].dim() == 3 and not given["add_zero_attn"] and all(given[name] is None for name in extras)
 
 
-def open_up(attend: Attend, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+def open_up(
+    attend: Attend, linear: Linear, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
     """Do what the function does, but with ``attend(q, k, v, bias)`` for the attention itself.
+
+    ``linear`` applies the projections to (batch, token, channel).
 
     Tokens come first: (token, batch, channel), as in the original.
     """
     given = _arguments(args, kwargs)
     heads, (tokens, batch, width) = given["num_heads"], given["query"].shape
-    query, key, value = (part.reshape(*part.shape[:2], heads, -1).permute(1, 2, 0, 3) for part in _projections(given))
+    query, key, value = (
+        part.reshape(*part.shape[:2], heads, -1).transpose(1, 2) for part in _projections(given, linear)
+    )
     bias = _bias(given, query, key.shape[2])
     output = attend(query, key, value, bias)
-    output = output.permute(2, 0, 1, 3).reshape(tokens, batch, width)
-    output = F.linear(output, given["out_proj_weight"], given["out_proj_bias"])
+    output = output.transpose(1, 2).reshape(batch, tokens, width)
+    output = linear(output, given["out_proj_weight"], given["out_proj_bias"]).transpose(0, 1)
     if not given["need_weights"]:
         return output, None
     weights = attention_rows(query.detach(), key.detach(), query.shape[-1] ** -0.5, bias)
@@ -48,14 +55,14 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return bound.arguments
 
 
-def _projections(given: dict[str, Any]) -> list[Tensor]:
+def _projections(given: dict[str, Any], linear: Linear) -> list[Tensor]:
     if given["use_separate_proj_weight"]:
         weights = [given[f"{part}_proj_weight"] for part in "qkv"]
     else:
         weights = list(given["in_proj_weight"].chunk(3))
     biases = [None] * 3 if given["in_proj_bias"] is None else list(given["in_proj_bias"].chunk(3))
-    inputs = (given["query"], given["key"], given["value"])
-    return [F.linear(tokens, weight, bias) for tokens, weight, bias in zip(inputs, weights, biases, strict=True)]
+    inputs = (given[part].transpose(0, 1) for part in ("query", "key", "value"))
+    return [linear(tokens, weight, bias) for tokens, weight, bias in zip(inputs, weights, biases, strict=True)]
 
 
 def _bias(given: dict[str, Any], query: Tensor, keys: int) -> Tensor | None:

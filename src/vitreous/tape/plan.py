@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import NamedTuple
 
 Layers = frozenset[int]
 NONE: Layers = frozenset()
+PIXELS = -1  # as a layer: the input of the model, below the first block
 
 
 class Pass(NamedTuple):
@@ -18,80 +20,121 @@ class Pass(NamedTuple):
 
 
 @dataclass(frozen=True)
+class GradientNeeds:
+    """What is read of one backward pass, by layer.
+
+    Attributes:
+        tokens: dy/dx_l at the block's input; layer ``PIXELS`` is the picture.
+        norms: the gradient at the output of the block's first norm.
+        attention: dy/dO_l, from which dy/dA_l follows.
+        biases: bias x gradient, summed over channels, of everything in a block; layer L is all behind the last block.
+    """
+
+    tokens: Layers = NONE
+    norms: Layers = NONE
+    attention: Layers = NONE
+    biases: Layers = NONE
+
+    def __or__(self, other: GradientNeeds) -> GradientNeeds:
+        return GradientNeeds(*(getattr(self, part.name) | getattr(other, part.name) for part in fields(self)))
+
+    @property
+    def lowest(self) -> int | None:
+        """The first block that the pass has to reach."""
+        return min(self.tokens | self.norms | self.attention | self.biases, default=None)
+
+
+@dataclass(frozen=True)
 class Needs:
     """What one method reads, by layer.
 
     Attributes:
         tokens: residual stream x_l at the block's input.
-        halves: the stream between attention and feed-forward part, and the feed-forward part's contribution.
+        norms: the output of the block's first norm.
+        halves: the stream between attention and feed-forward part, and with the feed-forward part added.
         attention: attention matrices, all rows.
         attention_rows: q, k and v, from which a few rows of A are rebuilt.
-        token_gradients: dy/dx_l.
-        attention_gradients: dy/dO_l, from which dy/dA_l follows.
-        backward: the pass that gives the gradients; ``None`` if there are none.
+        gradients: what is read of each backward pass.
     """
 
     tokens: Layers = NONE
+    norms: Layers = NONE
     halves: Layers = NONE
     attention: Layers = NONE
     attention_rows: Layers = NONE
-    token_gradients: Layers = NONE
-    attention_gradients: Layers = NONE
-    backward: Pass | None = None
+    gradients: Mapping[Pass, GradientNeeds] = field(default_factory=dict)
 
     @property
     def uses_attention(self) -> bool:
         """Whether a model without attention cannot serve this."""
-        return bool(self.attention | self.attention_rows | self.attention_gradients)
-
-    def __or__(self, other: Needs) -> Needs:
-        """What serves both; they must share the backward pass."""
-        assert self.backward == other.backward or not (self.backward and other.backward)
-        return Needs(
-            self.tokens | other.tokens,
-            self.halves | other.halves,
-            self.attention | other.attention,
-            self.attention_rows | other.attention_rows,
-            self.token_gradients | other.token_gradients,
-            self.attention_gradients | other.attention_gradients,
-            self.backward or other.backward,
-        )
-
-
-@dataclass
-class Plan:
-    """The union of several methods' needs, ready for a recorder."""
-
-    depth: int
-    tokens: set[int] = field(default_factory=set)
-    halves: set[int] = field(default_factory=set)
-    matrices: set[int] = field(default_factory=set)
-    attention: set[int] = field(default_factory=set)
-    passes: dict[Pass, Needs] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, depth: int, needs: Iterable[Needs]) -> Plan:
-        """Unite the needs of several methods."""
-        plan = cls(depth)
-        for need in needs:
-            plan.tokens |= need.tokens | need.token_gradients
-            plan.halves |= need.halves
-            plan.matrices |= need.attention
-            plan.attention |= need.attention | need.attention_rows | need.attention_gradients
-            if need.backward is not None:
-                plan.passes[need.backward] = plan.passes.get(need.backward, Needs()) | need
-        return plan
+        return bool(self.attention | self.attention_rows) or any(part.attention for part in self.gradients.values())
 
     @property
     def rules(self) -> set[str]:
         """The rules that the backward passes follow."""
-        return {backward.rule for backward in self.passes}
+        return {backward.rule for backward in self.gradients}
 
-    @property
+    def __or__(self, other: Needs) -> Needs:
+        """What serves both."""
+        gradients = dict(self.gradients)
+        for backward, part in other.gradients.items():
+            gradients[backward] = gradients.get(backward, GradientNeeds()) | part
+        return Needs(
+            self.tokens | other.tokens,
+            self.norms | other.norms,
+            self.halves | other.halves,
+            self.attention | other.attention,
+            self.attention_rows | other.attention_rows,
+            gradients,
+        )
+
+
+def unite(needs: Iterable[Needs]) -> Needs:
+    """What serves all of several methods."""
+    united = Needs()
+    for each in needs:
+        united |= each
+    return united
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The needs of all methods together, in a recorder's terms."""
+
+    depth: int
+    needs: Needs
+
+    @cached_property
+    def rules(self) -> set[str]:
+        """The rules that the backward passes follow."""
+        return self.needs.rules
+
+    @cached_property
+    def tokens(self) -> Layers:
+        """Block inputs to keep."""
+        return self.needs.tokens.union(*(part.tokens for part in self.needs.gradients.values()))
+
+    @cached_property
+    def norms(self) -> Layers:
+        """First norms whose output is kept."""
+        return self.needs.norms.union(*(part.norms for part in self.needs.gradients.values()))
+
+    @cached_property
+    def attention(self) -> Layers:
+        """Attention calls to keep."""
+        kept = self.needs.attention | self.needs.attention_rows
+        return kept.union(*(part.attention for part in self.needs.gradients.values()))
+
+    @cached_property
+    def biases(self) -> Layers:
+        """Blocks whose biases' gradients are wanted."""
+        return NONE.union(*(part.biases for part in self.needs.gradients.values()))
+
+    @cached_property
     def graph_start(self) -> int:
         """The first block that a backward pass has to reach; below it no graph is built.
 
         At least the head is always in the graph: where its gradient lands shows which tokens it reads.
         """
-        gradients = (needs.token_gradients | needs.attention_gradients for needs in self.passes.values())
-        return min((layer for layers in gradients for layer in layers), default=self.depth)
+        lowest = (part.lowest for part in self.needs.gradients.values())
+        return min((layer for layer in lowest if layer is not None), default=self.depth)

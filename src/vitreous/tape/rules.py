@@ -47,9 +47,10 @@ class Rule:
     """The ``plain`` rule, ordinary autograd, and the base of the others."""
 
     name = "plain"
+    halves_products = False
 
-    def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """dq, dk, dv from the gradient at O = A V."""
+    def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """dq, dk, dv from the gradient at O = A V; ``None`` for nothing."""
         return plain_gradients(call, gradient)
 
     def norm(self, call: NormCall, gradient: Tensor) -> Tensor:
@@ -69,6 +70,15 @@ class Rule:
         """The gradient through a softmax, sigmoid or tanh that only weighs something else."""
         return vector_jacobian(call.function, call.input, gradient)
 
+    def length(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """The gradient through the length that a feature is divided by."""
+        return vector_jacobian(call.function, call.input, gradient)
+
+    def residue(self, call: ElementwiseCall) -> Tensor | None:
+        """What of f(u) the slope times u does not explain, which counts as a bias; ``None`` where that is nothing."""
+        slope = vector_jacobian(call.function, call.input, torch.ones_like(call.input))
+        return call.function(call.input) - slope * call.input
+
 
 class FrozenRule(Rule):
     """Attention matrix, normalisation variance (not its mean) and activation gate f(u)/u held constant.
@@ -79,7 +89,7 @@ class FrozenRule(Rule):
 
     name = "frozen"
 
-    def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[None, None, Tensor]:
+    def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Nothing reaches q and k: A is a constant."""
         return None, None, value_gradient(call, gradient)
 
@@ -97,12 +107,84 @@ class FrozenRule(Rule):
         gate = call.function(call.input).div_(call.input)
         return gate.masked_fill_(call.input == 0, call.slope_at_zero).mul_(gradient)
 
-    def gate(self, call: ElementwiseCall, gradient: Tensor) -> None:
+    def gate(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
         """A constant passes nothing on."""
         del call, gradient
+        return None
+
+    def residue(self, call: ElementwiseCall) -> Tensor | None:
+        """The gate explains all of f(u)."""
+        del call
+        return None
 
 
-RULES: Mapping[str, Rule] = {rule.name: rule for rule in (Rule(), FrozenRule())}
+class LibraRule(FrozenRule):
+    """Frozen, with half the gradient to each factor of a gated product and unit lengths held constant.
+
+    LibraGrad (Mehri et al., CVPR 2025): pruned and scaled this way the gradient is complete; inputs and biases times
+    gradient add up to the output.
+    """
+
+    name = "libra"
+    halves_products = True
+
+    def length(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """A constant passes nothing on."""
+        del call, gradient
+        return None
+
+
+class AttnLrpRule(FrozenRule):
+    """AttnLRP (Achtibat et al., ICML 2024) as a gradient: input x gradient under this rule is its relevance.
+
+    Variance and activation gate are constants (identity rule), softmax has its ordinary gradient (Taylor), and every
+    product of two streams gives half the gradient to each (uniform rule): A V, q kᵀ and gated products.
+    """
+
+    name = "attnlrp"
+    halves_products = True
+
+    def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Half through A V; of A's half, half through q kᵀ."""
+        query, key, value = plain_gradients(call, gradient)
+        return query.div_(4), key.div_(4), value.div_(2)
+
+
+class ConservativeRule(FrozenRule):
+    """Conservative LRP (Ali et al., ICML 2022): A and the normalisation variance are constants, activations are not."""
+
+    name = "conservative"
+
+    def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
+        """As in the plain rule."""
+        return Rule.activation(self, call, gradient)
+
+    def gate(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """As in the plain rule: hand-written activations and gates are not attention."""
+        return Rule.gate(self, call, gradient)
+
+    def residue(self, call: ElementwiseCall) -> Tensor | None:
+        """As in the plain rule."""
+        return Rule.residue(self, call)
+
+
+class ResidualRule(Rule):
+    """Nothing passes back through attention; the gradient goes down by the residual stream and the feed-forward part.
+
+    AGCAM's program detaches the attention's input.
+    """
+
+    name = "residual"
+
+    def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Nothing reaches q, k or v."""
+        del call, gradient
+        return None, None, None
+
+
+RULES: Mapping[str, Rule] = {
+    rule.name: rule for rule in (Rule(), FrozenRule(), LibraRule(), AttnLrpRule(), ConservativeRule(), ResidualRule())
+}
 
 
 def vector_jacobian(function: Callable[[Tensor], Tensor], point: Tensor, gradient: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.layout import Layout, find_layout
-from vitreous.tape.plan import Needs, Pass, Plan
+from vitreous.tape.plan import PIXELS, GradientNeeds, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rules import RULES
 
@@ -23,10 +23,19 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass
 class Gradients:
-    """What one backward pass left: dy/dx_l, (batch, tokens, channels), and dy/dO_l, (batch, head, tokens, channels)."""
+    """What one backward pass left, by layer.
 
-    tokens: Mapping[int, Tensor] = field(default_factory=dict)
-    outputs: Mapping[int, Tensor] = field(default_factory=dict)
+    Attributes:
+        tokens: dy/dx_l, (batch, tokens, channels); of the picture, (batch, channel, height, width).
+        norms: the gradient at the first norm's output, (batch, tokens, channels).
+        outputs: dy/dO_l, (batch, head, tokens, channels).
+        biases: bias x gradient of everything in a block, (batch, tokens).
+    """
+
+    tokens: dict[int, Tensor] = field(default_factory=dict)
+    norms: dict[int, Tensor] = field(default_factory=dict)
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    biases: dict[int, Tensor] = field(default_factory=dict)
 
 
 class Tape:
@@ -48,11 +57,16 @@ class Tape:
     @property
     def unseen_attention(self) -> frozenset[int]:
         """The blocks in which no attention call was recognised."""
-        return frozenset(range(self.depth)) - self._recorder.attention.keys()
+        return frozenset(range(self.depth)) - self._recorder.attention.records.keys()
 
     def tokens(self, layer: int) -> Tensor:
-        """x_l: the stream at the input of block ``layer``, (batch, tokens, channels)."""
-        return self._batch_first(self._recorder.tokens[layer]).detach()
+        """x_l: the stream at the input of a block, (batch, tokens, channels); layer ``PIXELS`` is the picture."""
+        stream = self._recorder.tokens[layer]
+        return (stream if layer == PIXELS else self._batch_first(stream)).detach()
+
+    def norm(self, layer: int) -> Tensor:
+        """The output of a block's first norm, (batch, tokens, channels)."""
+        return self._batch_first(self._recorder.norms[layer]).detach()
 
     def middle(self, layer: int) -> Tensor:
         """The stream between the attention and the feed-forward part of a block."""
@@ -64,15 +78,18 @@ class Tape:
 
     def attention(self, layer: int) -> Any:
         """The attention call of a block; index L is a pooling attention behind the last block."""
-        return self._recorder.attention[layer]
+        return self._recorder.attention.records[layer]
 
-    def backward(self, backward: Pass, target: Tensor, needs: Needs) -> Gradients:
+    def backward(self, backward: Pass, target: Tensor, needs: GradientNeeds) -> Gradients:
         """Gradients of the target's logit or probability, one class per image, under the pass's rule."""
         recorder = self._recorder
-        tokens, outputs = sorted(needs.token_gradients), sorted(needs.attention_gradients)
-        if outputs and self.layout.pooled_by_attention:
-            outputs.append(self.depth)
-        sources = [recorder.tokens[layer] for layer in tokens] + [recorder.outputs[layer] for layer in outputs]
+        outputs = needs.attention | ({self.depth} if needs.attention and self.layout.pooled_by_attention else set())
+        wanted = [
+            *(("tokens", layer, recorder.tokens[layer]) for layer in needs.tokens),
+            *(("norms", layer, recorder.norms[layer]) for layer in needs.norms),
+            *(("outputs", layer, recorder.attention.outputs[layer]) for layer in outputs),
+        ]
+        sources = [source for _, _, source in wanted]
         recorder.in_force.rule = RULES[backward.rule]
         slope = _slope(self.logits, target, backward.objective)
         size = slope.abs().amax(dim=1) if any(source.dtype in _HALF for source in sources) else None
@@ -80,13 +97,32 @@ class Tape:
             # Half precision rounds the small gradient of a probability near 1 to nothing. Images do not mix and every
             # rule is linear in the gradient, so each image's is carried at size 1 and scaled when it has arrived.
             slope = slope / size.masked_fill(size == 0, 1)[:, None]
-        found = self._gradients(slope.to(self._logits.dtype), sources)
-        batch_first = [self._batch_first(gradient) for gradient in found[: len(tokens)]] + list(found[len(tokens) :])
-        if size is not None:
-            batch_first = [gradient.float() * size.view(-1, *[1] * (gradient.dim() - 1)) for gradient in batch_first]
-        return Gradients(
-            dict(zip(tokens, batch_first, strict=False)), dict(zip(outputs, batch_first[len(tokens) :], strict=True))
-        )
+        recorder.in_force.biases = {layer: [] for layer in needs.biases} or None
+        arrived = self._gradients(slope.to(self._logits.dtype), sources)
+        found = Gradients(biases=self._bias_scores(recorder.in_force.biases or {}, size))
+        recorder.in_force.biases = None
+        for (part, layer, _), gradient in zip(wanted, arrived, strict=True):
+            stream = part != "outputs" and layer != PIXELS
+            gradient = self._batch_first(gradient) if stream else gradient  # noqa: PLW2901
+            scaled = gradient if size is None else gradient.float() * size.view(-1, *[1] * (gradient.dim() - 1))
+            getattr(found, part)[layer] = scaled
+        return found
+
+    def _bias_scores(self, noted: dict[int, list[Tensor]], size: Tensor | None) -> dict[int, Tensor]:
+        """What biases contribute, per token; behind the pooling it goes to the tokens that the head reads."""
+        read = self.layout.read
+        scores: dict[int, Tensor] = {}
+        for layer, contributions in noted.items():
+            sums = torch.zeros(len(self.logits), self.layout.tokens, dtype=self.logits.dtype, device=self.logits.device)
+            for contribution in contributions:
+                if contribution.dim() == 1:
+                    sums[:, read] += contribution[:, None] / len(read)
+                else:
+                    sums += (
+                        contribution if self.anatomy.batch_first or contribution.shape == sums.shape else contribution.T
+                    )
+            scores[layer] = sums if size is None else sums * size[:, None]
+        return scores
 
     def _head_gradients(self) -> tuple[Tensor, Tensor | None]:
         """Where the gradient of the output lands: in which of the last block's tokens, in which pooling queries.
@@ -94,7 +130,7 @@ class Tape:
         Of the attention calls behind the blocks the first that the output depends on is the one that pools them; a
         model may have a pooling head that it does not use for this output.
         """
-        behind = [(call, output) for call, output in self._recorder.behind if output.requires_grad]
+        behind = [(call, output) for call, output in self._recorder.attention.behind if output.requires_grad]
         stream = self._recorder.tokens[self.anatomy.depth]
         if not self._logits.requires_grad:
             raise UnsupportedModelError(
@@ -111,7 +147,8 @@ class Tape:
             raise UnsupportedModelError(f"the output of {self.anatomy.name} does not depend on its last block")
         for (call, output), pooling_gradient in zip(behind, pooling_gradients, strict=True):
             if pooling_gradient is not None:
-                self._recorder.attention[self.depth], self._recorder.outputs[self.depth] = call, output
+                listener = self._recorder.attention
+                listener.records[self.depth], listener.outputs[self.depth] = call, output
                 return self._batch_first(gradient), pooling_gradient
         return self._batch_first(gradient), None
 
@@ -141,6 +178,9 @@ def record(model: nn.Module, anatomy: Anatomy, images: Tensor, plan: Plan) -> It
     with torch.inference_mode(mode=False), torch.enable_grad():
         pixels = images.detach().clone() if images.is_inference() else images.detach()
         recorder = Recorder(anatomy, plan, len(images))
+        if plan.graph_start == PIXELS:
+            pixels = pixels.clone().requires_grad_()
+            recorder.tokens[PIXELS] = pixels
         with evaluation_mode(model), recorder.listening():
             output = _run(model, pixels, recorder)
         yield Tape(recorder, _logits(output, anatomy.name, len(images)), (images.shape[-2], images.shape[-1]))
@@ -153,7 +193,7 @@ def _run(model: nn.Module, pixels: Tensor, recorder: Recorder) -> Any:
     except VitreousError:
         raise
     except (AssertionError, ValueError, RuntimeError) as error:
-        if recorder.reached_blocks:
+        if recorder.progress.reached_blocks:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         height, width = pixels.shape[-2:]

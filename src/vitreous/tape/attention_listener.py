@@ -1,0 +1,226 @@
+"""Hearing attention, in whatever way a model spells it: fused, nn.MultiheadAttention, or written out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.anatomy import Anatomy
+from vitreous.errors import UnsupportedModelError
+from vitreous.tape import multihead
+from vitreous.tape.attention import AttentionRecord, additive_bias
+from vitreous.tape.functions import Attend, Elementwise, InForce
+from vitreous.tape.plan import Plan
+from vitreous.tape.progress import Progress
+
+# mypy: disable-error-code="no-untyped-call"
+
+_EXACT = (torch.float32, torch.float64)
+# Rules to which a hand-written A is a constant or an ordinary softmax, so that its steps need not be followed.
+_NEED_NO_SCORES = {"plain", "frozen", "libra", "conservative"}
+_EMPTY = AttentionRecord(None, torch.empty(0), torch.empty(0), 1.0)
+
+
+class AttentionListener:
+    """Keeps the attention calls that a plan asks for and puts them under the rule in force.
+
+    Attributes:
+        records: the attention calls of the blocks.
+        outputs: O of each call, as it stands in the graph.
+        behind: the attention calls behind the last block, in order; one of them may be what pools the tokens.
+    """
+
+    def __init__(
+        self, anatomy: Anatomy, plan: Plan, progress: Progress, in_force: InForce, linear: multihead.Linear
+    ) -> None:
+        self._anatomy, self._plan, self._progress, self._in_force = anatomy, plan, progress, in_force
+        self._linear = linear
+        self.records: dict[int, AttentionRecord] = {}
+        self.outputs: dict[int, Tensor] = {}
+        self.behind: list[tuple[AttentionRecord, Tensor]] = []
+        self._rules_differ = bool(plan.rules - {"plain"})
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew with hand-written attention: another attention module or block begins."""
+        self._operands: tuple[Tensor, Tensor] | None = None
+        self._scores: Tensor | None = None
+        self._factor = 1.0
+        self._followed = False
+        self._weights: Tensor | None = None
+
+    def on_fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``scaled_dot_product_attention``."""
+        layer = self._progress.layer
+        if layer is None:
+            return func(*args, **kwargs)
+        return self._attend(layer, *_attention_arguments(*args, **kwargs))
+
+    def on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``multi_head_attention_forward``."""
+        layer = self._progress.layer
+        if layer is None or not multihead.can_open(args, kwargs):
+            return func(*args, **kwargs)
+        return multihead.open_up(
+            lambda query, key, value, bias: self._attend(layer, query, key, value, bias, query.shape[-1] ** -0.5),
+            self._linear,
+            args,
+            kwargs,
+        )
+
+    def _attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+    ) -> Tensor:
+        self._check(layer, query.shape[0], query.shape[2], key.shape[2])
+        record = AttentionRecord(query.detach(), key.detach(), value.detach(), scale, bias)
+        if self._worth_keeping(layer, record):
+            record.matrix = record.rows(slice(None))
+
+        def forward_call() -> Tensor:
+            if record.matrix is not None:
+                return record.matrix @ value
+            return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+
+        in_graph = query.requires_grad or key.requires_grad or value.requires_grad
+        if in_graph and (self._rules_differ or record.matrix is not None):
+            output: Tensor = Attend.apply(query, key, value, forward_call, record, self._in_force)
+        else:
+            output = forward_call()
+        self._keep(layer, record, output)
+        return output
+
+    def _worth_keeping(self, layer: int, record: AttentionRecord) -> bool:
+        """Keep A where all of it is needed and it is not larger than half of what a block's backward pass keeps anyway.
+
+        That is about 14 numbers per channel of a token. In half precision the fused kernel's own rounding is wanted.
+        """
+        if layer not in self._plan.needs.attention or record.value.dtype not in _EXACT:
+            return False
+        width = record.heads * record.value.shape[-1]
+        return record.heads * record.key.shape[2] <= 7 * width
+
+    def _keep(self, layer: int, record: AttentionRecord, output: Tensor) -> None:
+        if layer == self._anatomy.depth:
+            self.behind.append((record, output))
+            return
+        if layer in self.records:
+            raise UnsupportedModelError(f"{self._anatomy.name} attends more than once in block {layer}")
+        self.outputs[layer] = output
+        self.records[layer] = record if layer in self._plan.attention else _EMPTY
+
+    def _check(self, layer: int, batch: int, queries: int, keys: int) -> None:
+        """Between all tokens, or it is no attention between patches; which call behind the blocks pools shows later."""
+        tokens = self._progress.tokens
+        if layer < self._anatomy.depth and (batch, queries, keys) != (self._progress.batch, tokens, tokens):
+            raise UnsupportedModelError(
+                f"{self._anatomy.name}: attention in block {layer} runs over {batch} x {queries} x {keys} tokens where "
+                f"the batch holds {self._progress.batch} pictures of {tokens} tokens: it is windowed, pooled or "
+                "between channels, so there is no attention between all patches and no method here serves it"
+            )
+
+    # Written out by hand: q kᵀ, perhaps scaled and masked, softmax, A v ----------------------------------------------
+
+    def on_matrix_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The first product before a softmax is q kᵀ, the one that the softmax's output enters is A v."""
+        output = func(*args, **kwargs)
+        layer = self._progress.layer
+        if layer is None or len(args) < 2 or not isinstance(args[1], Tensor):
+            return output
+        if self._weights is not None and args[0] is self._weights and self._operands is not None:
+            return self._attend_by_hand(layer, args[1], output)
+        if self._weights is None:
+            self._operands, self._scores, self._factor = (args[0], args[1]), output, 1.0
+        return output
+
+    def follows(self, args: tuple[Any, ...]) -> bool:
+        """Whether a call works on q kᵀ on its way to the softmax."""
+        return self._scores is not None and bool(args) and args[0] is self._scores
+
+    def on_score_step(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Scores are scaled by a number, or something constant is added to them."""
+        output = func(*args, **kwargs)
+        other = args[1] if len(args) > 1 else None
+        if func.__name__ in {"mul", "__mul__", "__rmul__"} and isinstance(other, int | float):
+            self._factor *= other
+        elif func.__name__ in {"div", "__truediv__"} and isinstance(other, int | float):
+            self._factor /= other
+        elif func.__name__ not in {"add", "__add__", "__radd__", "masked_fill"} or _in_graph(other):
+            return output
+        self._scores = output
+        return output
+
+    def on_softmax(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What enters is the scores, what comes out is A."""
+        scores = args[0]
+        if self._progress.layer is None or not isinstance(scores, Tensor) or scores.dim() != 4:
+            return func(*args, **kwargs)
+        self._followed = scores is self._scores
+        if self._rules_differ and scores.requires_grad:
+
+            def function(value: Tensor) -> Tensor:
+                result: Tensor = func(value, *args[1:], **kwargs)
+                return result
+
+            self._weights = Elementwise.apply(scores, function, 0.0, "gate", self._in_force)
+        else:
+            self._weights = func(*args, **kwargs)
+        return self._weights
+
+    def on_same_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Dropout that does nothing, or another dtype, between softmax and A v."""
+        output = func(*args, **kwargs)
+        if self._weights is not None and args and args[0] is self._weights:
+            self._weights = output
+        return output
+
+    def _attend_by_hand(self, layer: int, value: Tensor, output: Tensor) -> Tensor:
+        assert self._weights is not None
+        assert self._operands is not None
+        matrix, query, key = self._weights.detach(), self._operands[0], self._operands[1].transpose(-2, -1)
+        self._check(layer, matrix.shape[0], *matrix.shape[-2:])
+        record = AttentionRecord(None, key.detach(), value.detach(), self._scale(layer, key), matrix=matrix)
+        if self._plan.rules - _NEED_NO_SCORES:
+            if not self._followed:
+                raise UnsupportedModelError(
+                    f"{self._anatomy.name} writes out its attention in a way that the rules "
+                    f"{', '.join(sorted(self._plan.rules - _NEED_NO_SCORES))} cannot follow; use its fused attention"
+                )
+            ours = AttentionRecord(query, key, value, self._factor, matrix=matrix)
+            output = Attend.apply(query, key, value, output.detach, ours, self._in_force)
+        self._keep(layer, record, output)
+        self.forget()
+        return output
+
+    def _scale(self, layer: int, key: Tensor) -> float:
+        module = self._anatomy.blocks[layer].attention if layer < self._anatomy.depth else None
+        for name in ("scale", "scaling"):
+            scale = getattr(module, name, None)
+            if isinstance(scale, float):
+                return scale
+        return float(key.shape[-1] ** -0.5)
+
+
+def _in_graph(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _attention_arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - this is the signature of scaled_dot_product_attention
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, float]:
+    """q, k, v with one k and v per head, the score bias and the scale of a fused attention call."""
+    del dropout_p  # explained as in evaluation
+    if enable_gqa:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    bias = additive_bias(attn_mask, query, key.shape[-2], causal=is_causal)
+    return query, key, value, bias, query.shape[-1] ** -0.5 if scale is None else scale
