@@ -104,9 +104,7 @@ def _check_parts(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> 
         missing = _missing_part(tape, needs[recipe.spelling])
         if missing is not None:
             serving = [
-                info.name
-                for info in list_methods()
-                if not _missing_part(tape, parse(info.name).needs(tape.depth))
+                info.name for info in list_methods() if not _missing_part(tape, parse(info.name).needs(tape.depth))
             ]
             raise UnsupportedModelError(
                 f"{recipe.spelling} cannot explain {tape.anatomy.name}: {missing}. "
@@ -131,6 +129,8 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
+        if layer in tape.misplaced_norms:
+            return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
     return None
 
 

@@ -32,6 +32,7 @@ class Recorder:
         ends: what the feed-forward part's contribution was added up to.
         attention: the attention calls of the blocks.
         outputs: O of each call, as it stands in the graph.
+        misplaced_norms: pre-norm blocks, by their names, whose first norm got something else than the block's input.
         behind: the attention calls behind the last block, in order; one of them may be what pools the tokens.
         grid: (rows, columns) of the last convolution before the first block: the patch embedding.
     """
@@ -45,6 +46,7 @@ class Recorder:
         self.attention: dict[int, AttentionRecord] = {}
         self.outputs: dict[int, Tensor] = {}
         self.behind: list[tuple[AttentionRecord, Tensor]] = []
+        self.misplaced_norms: set[int] = set()
         self.grid: tuple[int, int] | None = None
         # With the plain rule alone autograd itself does the right thing and nothing is replaced.
         self._rules_differ = bool(plan.rules - {"plain"})
@@ -52,6 +54,7 @@ class Recorder:
         self._next_block = 0
         self._inside_block = False
         self._stream = 0
+        self._block_input: Tensor | None = None
         self._attending: int | None = None
         self._operands: tuple[Tensor, Tensor] | None = None
         self._weights: Tensor | None = None
@@ -104,6 +107,10 @@ class Recorder:
             return self._enter_block(layer, arguments)
         if role == "attention":
             self._attending, self._operands, self._weights = layer, None, None
+        elif role == "first_norm" and self.anatomy.blocks[layer].norm_place == "pre":
+            # By address: some blocks reshape the stream for their norm.
+            if self._block_input is None or arguments[0].data_ptr() != self._block_input.data_ptr():
+                self.misplaced_norms.add(layer)
         elif role == "second_norm":
             # Pre-norm: its input is the stream after attention. Post-norm: the stream with the feed-forward part added.
             kept = self.middles if self.anatomy.blocks[layer].norm_place == "pre" else self.ends
@@ -140,11 +147,12 @@ class Recorder:
             arguments = (tokens, *arguments[1:])
         if layer in self.plan.tokens:
             self.tokens[layer] = tokens
+        self._block_input = tokens
         return arguments
 
     def _leave_block(self, layer: int, output: Any) -> Any:
         tokens = output[0] if isinstance(output, tuple) else output
-        self._inside_block, self._next_block = False, layer + 1
+        self._inside_block, self._next_block, self._block_input = False, layer + 1, None
         self._operands = self._weights = None
         last = layer + 1 == self.anatomy.depth
         if last and not tokens.requires_grad:
