@@ -27,7 +27,7 @@ from vitreous.images import read_image
 from vitreous.models import demo
 from vitreous.models.preprocessing import Preprocessing, from_timm
 
-WEIGHT_DECAYS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+WEIGHT_DECAYS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 FOLDS = 5
 BATCH = 32
 
@@ -96,8 +96,8 @@ def read_folder(folder: Path) -> Photos:
 def class_tokens(
     backbone: nn.Module, preprocessing: Preprocessing, files: list[Path], *, mirrored: bool, cache: Path
 ) -> Tensor:
-    """Return the final class token of every photo in float64, from the cache where it is there."""
-    key = json.dumps([[str(file), file.stat().st_size] for file in files] + [repr(preprocessing), mirrored])
+    """Return the final class token of every photo, from the cache where it is there."""
+    key = json.dumps([[file.name, file.stat().st_size] for file in files] + [repr(preprocessing), mirrored])
     stored = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
     if stored.is_file():
         stored_tokens: Tensor = torch.load(stored, weights_only=True)
@@ -106,7 +106,7 @@ def class_tokens(
     for start in range(0, len(files), BATCH):
         images = [read_image(file) for file in files[start : start + BATCH]]
         views = [ImageOps.mirror(image) for image in images] if mirrored else images
-        tokens.append(backbone(preprocessing(views)).double())
+        tokens.append(backbone(preprocessing(views)))
         print(f"\r{start + len(images)} of {len(files)} photos", end="", flush=True)
     print()
     cache.mkdir(parents=True, exist_ok=True)
@@ -135,15 +135,15 @@ def fit(features: Tensor, labels: Tensor, decay: float) -> Head:
     mean, std = features.mean(0), features.std(0)
     standardised = (features - mean) / std
     classes = int(labels.max()) + 1
-    weight = torch.zeros(classes, features.shape[1], dtype=torch.float64, requires_grad=True)
-    bias = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS([weight, bias], max_iter=200, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
+    weight = torch.zeros(classes, features.shape[1], requires_grad=True)
+    bias = torch.zeros(classes, requires_grad=True)
+    optimiser = torch.optim.LBFGS([weight, bias], max_iter=100, tolerance_grad=1e-5, line_search_fn="strong_wolfe")
 
     def loss() -> float:
         optimiser.zero_grad()
         value = functional.cross_entropy(standardised @ weight.T + bias, labels) + decay / 2 * weight.square().sum()
         value.backward()  # type: ignore[no-untyped-call]
-        return float(value)
+        return value.item()
 
     optimiser.step(loss)  # type: ignore[no-untyped-call]
     scaled = weight.detach() / std

@@ -16,6 +16,7 @@ import torch
 import vitreous
 from literal import attention, decompx, forward, gradtoken, tokentm
 from small_models import CLASSES, largest_difference, one_thread, random_images, small_vit
+from vitreous.tape.rules import ElementwiseCall, FrozenRule
 
 EXACT = 1e-10
 
@@ -186,3 +187,27 @@ def test_the_frozen_rule_leaves_the_logits_unchanged(case, methods):
     """1e-12 of the largest logit: attention may be computed by another kernel than the model's own."""
     model, pictures, _ = case
     assert largest_difference(vitreous.explain(model, pictures, methods).logits, model(pictures)) < 1e-12
+
+
+@pytest.mark.parametrize(("function", "slope"), [(torch.nn.functional.gelu, 0.5), (torch.nn.functional.relu, 0.0)])
+def test_the_gate_at_zero_is_the_slope_there(function, slope):
+    """f(u)/u is 0/0 at 0, which real images reach; its limit is f'(0)."""
+    call = ElementwiseCall(torch.tensor([-1.0, 0.0, -0.0, 2.0]), function, slope)
+    gates = FrozenRule().activation(call, torch.ones(4))
+    expected = [float(function(torch.tensor(-1.0))) / -1, slope, slope, float(function(torch.tensor(2.0))) / 2]
+    assert torch.equal(gates, torch.tensor(expected))
+
+
+def test_hidden_units_that_are_exactly_zero_leave_the_decomposition_exact():
+    model = small_vit(depth=2, seed=6)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.mlp.fc1.weight[::3] = 0
+            block.mlp.fc1.bias[::3] = 0
+    pictures = random_images(1)
+    record = forward.run(model, pictures[0])
+    assert (record.hidden[0] == 0).any()
+    with torch.no_grad():
+        expected, _ = decompx.decompx(model, record, 0)
+    found = vitreous.explain(model, pictures, ["decompx"], target=2).scores["decompx"][0]
+    assert largest_difference(found, expected[record.prefix :, 2]) < EXACT

@@ -178,14 +178,15 @@ def test_timm_folder_with_its_class_names(tmp_path):
 
 
 def test_size_that_the_model_was_built_for_counts(tmp_path):
+    name = "vit_tiny_patch16_224"
     config = {
-        "architecture": TINY,
+        "architecture": name,
         "num_classes": 2,
         "model_args": {"img_size": 96},
         "pretrained_cfg": {"num_classes": 2},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(timm.create_model(TINY, num_classes=2, img_size=96).state_dict(), tmp_path / "model.safetensors")
+    save_file(timm.create_model(name, num_classes=2, img_size=96).state_dict(), tmp_path / "model.safetensors")
     loaded = load_model(f"timm/local-dir:{tmp_path}")
     assert loaded.preprocessing.image_size == (96, 96)
     assert loaded.model(torch.zeros(1, 3, 96, 96)).shape == (1, 2)

@@ -126,6 +126,8 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
+        if layer in tape.misplaced_norms:
+            return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ class Family:
         read: the tokens that the head reads, "patches" for all patches, or how attention pools them.
         batch_first: whether blocks see (batch, tokens, channels).
         tokentm: whether a linear map leads from the heads to the stream, which TokenTM needs.
-        rounding: the relative precision that the model itself works in.
+        rounding: the relative precision that the model itself works in where it is less than float64; small scores
+            are compared to a hundredth of it.
     """
 
     name: str
@@ -70,14 +72,15 @@ class Family:
 
     @property
     def agrees(self) -> dict[str, float]:
-        return AGREES if self.rounding is None else {"rtol": self.rounding, "atol": self.rounding}
+        return AGREES if self.rounding is None else {"rtol": self.rounding, "atol": self.rounding / 100}
 
     @property
     def methods(self) -> tuple[str, ...]:
         return (*ATTENTION_METHODS, "tokentm") if self.tokentm else ATTENTION_METHODS
 
     def model(self) -> nn.Module:
-        return randomised(self.build())
+        """A copy of its own for every test; building takes longer."""
+        return copy.deepcopy(_built(self.build))
 
     def images(self, batch: int = BATCH) -> Tensor:
         generator = torch.Generator().manual_seed(7)
@@ -89,6 +92,11 @@ class Family:
 
     def reference(self, model: nn.Module, *, frozen: bool) -> Reference:
         return Reference(model, self.blocks, frozen=frozen, batch_first=self.batch_first)
+
+
+@functools.cache
+def _built(build: Callable[[], nn.Module]) -> nn.Module:
+    return randomised(build())
 
 
 def randomised(model: nn.Module) -> nn.Module:
@@ -213,8 +221,9 @@ class FamilyChecks:
             # ReLU over heads may leave nothing of GradToken's map of an untrained model; its heads=average cannot.
             if method != "gradtoken":
                 assert (scores.std(dim=1) > 1e-6 * scores.abs().amax(dim=1)).all(), method
+        for method in ("rollout", "gradtoken"):  # they need the least, so most is left out for them alone
             alone = vitreous.explain(model, images, method, target).scores[method]
-            torch.testing.assert_close(alone, scores, **case.agrees)
+            torch.testing.assert_close(alone, together.scores[method], **case.agrees)
 
     def test_tokentm_agrees_with_full_products_or_says_what_it_misses(self, case: Family) -> None:
         model, images, target = case.model(), case.images(), case.target()

@@ -15,7 +15,7 @@ from vitreous.methods import list_methods
 timm = pytest.importorskip("timm", reason="timm is not installed")
 
 from timm.models.mlp_mixer import MlpMixer  # noqa: E402
-from timm.models.vision_transformer import Attention, ParallelScalingBlock, ParallelThingsBlock  # noqa: E402
+from timm.models.vision_transformer import Attention, Block, ParallelScalingBlock, ParallelThingsBlock  # noqa: E402
 
 METHODS = [info.name for info in list_methods()]
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 4, "num_classes": CLASSES}
@@ -69,12 +69,33 @@ class Unattended(nn.Module):
         return self.head(images.mean(dim=(2, 3)))
 
 
+class ClassTokenLast(nn.Module):
+    """Nothing says where a class token stands but the token that the head reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = vit(class_token=False, global_pool="avg")
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, VIT["embed_dim"]))
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.vit.patch_embed(images) + self.vit.pos_embed
+        tokens = torch.cat((patches, self.cls_token.expand(len(patches), -1, -1)), dim=1)
+        return self.vit.head(self.vit.blocks(tokens)[:, -1])
+
+
+class NormsBehind(Block):
+    """Post-norm under the names that pre-norm blocks use."""
+
+    def forward(self, tokens: Tensor, **_: object) -> Tensor:
+        tokens = self.norm1(tokens + self.attn(tokens))
+        return self.norm2(tokens + self.mlp(tokens))
+
+
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 2)}
 CAIT = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4, "num_classes": CLASSES}
 CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASSES}
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
@@ -87,7 +108,7 @@ CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASS
             lambda: timm.create_model("resnet10t", num_classes=CLASSES), "no stack of transformer", id="resnet"
         ),
         pytest.param(
-            lambda: timm.create_model("resnet26", num_classes=CLASSES, layers=(1, 1, 4, 1)),
+            lambda: timm.create_model("resnet26", num_classes=CLASSES, layers=(1, 1, 4, 1), channels=(8, 8, 8, 8)),
             "no token stream",
             id="resnet_deep",
         ),
@@ -96,14 +117,16 @@ CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASS
         pytest.param(lambda: timm.create_model("cait_xxs24_224", **CAIT), "separate stacks", id="cait"),
         pytest.param(lambda: vit(block_fn=ParallelThingsBlock), "separate stacks", id="parallel_things"),
         pytest.param(lambda: vit(attn_layer=BetweenChannels), "between.*channels", id="between_channels"),
+        pytest.param(ClassTokenLast, "reads token 16 of 17.*behind the patches", id="class_token_last"),
         pytest.param(Unattended, "does not depend on its last block|has no gradient", id="unattended"),
     ],
 )
-def test_no_method_serves_models_without_attention_between_all_patches(build, reason: str, method: str) -> None:
+def test_no_method_serves_models_without_attention_between_all_patches(build, reason: str) -> None:
     model = randomised(build())
-    with pytest.raises(UnsupportedModelError, match=reason):
-        vitreous.explain(model, torch.randn(1, 3, 32, 32, dtype=torch.float64), method)
-    assert_nothing_listens()
+    for method in METHODS:
+        with pytest.raises(UnsupportedModelError, match=reason):
+            vitreous.explain(model, torch.randn(1, 3, 32, 32, dtype=torch.float64), method)
+        assert_nothing_listens()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -199,6 +222,22 @@ def test_attention_that_cannot_be_seen_is_refused_where_it_is_needed(kind: str, 
     with pytest.raises(UnsupportedModelError, match=r"attention.*Methods that work on it: gradient, ixg, cat"):
         vitreous.explain(model, images, method, target)
     assert_nothing_listens()
+
+
+def test_a_post_norm_block_in_disguise_is_read_rightly_or_refused() -> None:
+    model = randomised(vit(block_fn=NormsBehind))
+    images, target = torch.randn(2, 3, 32, 32, dtype=torch.float64), torch.tensor([0, 4])
+    explanation = vitreous.explain(model, images, ["decompx", "rollout", "gae"], target)
+    plain, frozen = Reference(model, "blocks"), Reference(model, "blocks", frozen=True)
+    expected = {
+        "decompx": frozen.input_times_gradient(images, target)[0],
+        "rollout": plain.rollout(images, [0]),
+        "gae": plain.gae(images, target, [0]),
+    }
+    for method, scores in expected.items():
+        torch.testing.assert_close(explanation.scores[method], scores[:, 1:], **AGREES)
+    with pytest.raises(UnsupportedModelError, match=r"no pre-norm block\. Methods that work on it: .*gradtoken$"):
+        vitreous.explain(model, images, "tokentm")
 
 
 def test_every_refusal_is_an_error_of_this_package() -> None:

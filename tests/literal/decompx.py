@@ -36,7 +36,8 @@ def decompx(model: VisionTransformer, record: Run, start: int) -> tuple[Tensor, 
         attended = attention(block.attn, normalise(block.norm1, parts, record.tokens[layer]), record.attention[layer])
         parts = parts.plus(scaled(block.ls1, attended))
         hidden = linear(block.mlp.fc1, normalise(block.norm2, parts, record.middle[layer]))
-        gate = gelu(record.hidden[layer]) / record.hidden[layer]
+        hidden_values = record.hidden[layer]
+        gate = torch.where(hidden_values == 0, 0.5, gelu(hidden_values) / hidden_values)
         gated = Parts(hidden.tokens * gate[:, None], hidden.bias * gate)
         parts = parts.plus(scaled(block.ls2, linear(block.mlp.fc2, gated)))
     logits = linear(model.head, normalise(model.norm, parts, record.last))

@@ -121,7 +121,8 @@ ACTIVATIONS: Mapping[Callable[..., Any], float] = {
     F.silu: 0.5,
     F.mish: 0.6,
     F.hardswish: 0.5,
-    F.elu: 1.0,
+    **dict.fromkeys((F.elu, F.celu), 1.0),
+    F.selu: 1.0507009873554805,  # its scale
     F.leaky_relu: 1.0,
     **dict.fromkeys((F.relu6, F.hardtanh), 0.0),
 }

@@ -66,6 +66,7 @@ def find_layout(
     prefix = tokens - grid[0] * grid[1]
     read = _tokens_read(head_gradient, prefix)
     if pooling_gradient is None:
+        _check_order(recorder.anatomy.name, read, prefix, tokens)
         return Layout(grid, prefix, read)
     pooled = recorder.attention.records[recorder.anatomy.depth].key.shape[2]
     if pooled not in (tokens, tokens - prefix):
@@ -103,6 +104,15 @@ def _tokens_read(head_gradient: Tensor, prefix: int) -> Tensor:
         read = torch.cat([in_prefix, torch.zeros_like(read[prefix:])])
     (indices,) = torch.where(read)
     return indices
+
+
+def _check_order(name: str, read: Tensor, prefix: int, tokens: int) -> None:
+    """A head that reads one or a few of the later tokens reads no average of patches: its class token stands behind."""
+    if prefix and bool((read >= prefix).all()) and len(read) <= prefix and len(read) < tokens - prefix:
+        raise UnsupportedModelError(
+            f"the head of {name} reads token {int(read[0])} of {tokens}, counted from 0, and {prefix} belong to no "
+            "patch: tokens that stand behind the patches are not known here, so no map can be laid out"
+        )
 
 
 def _queries_read(pooling_gradient: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ class Recorder:
         middles: the stream between the two parts of a block.
         ends: what the feed-forward part's contribution was added up to.
         attention: the attention calls.
+        misplaced_norms: pre-norm blocks, by their names, whose first norm got something else than the block's input.
         grid: (rows, columns) of the last convolution before the first block: the patch embedding.
     """
 
@@ -41,7 +42,9 @@ class Recorder:
         self.norms: dict[int, Tensor] = {}
         self.middles: dict[int, Tensor] = {}
         self.ends: dict[int, Tensor] = {}
+        self.misplaced_norms: set[int] = set()
         self.grid: tuple[int, int] | None = None
+        self._block_input: Tensor | None = None
         self._rules = RuleListener(plan, self.progress, self.in_force)
         self.attention = AttentionListener(anatomy, plan, self.progress, self.in_force, self._rules.linear)
         self._places = self._where_things_are()
@@ -106,6 +109,10 @@ class Recorder:
         if role == "attention":
             self.progress.attending = layer
             self.attention.forget()
+        elif role == "first_norm" and self.anatomy.blocks[layer].norm_place == "pre":
+            # By address: some blocks reshape the stream for their norm.
+            if self._block_input is None or arguments[0].data_ptr() != self._block_input.data_ptr():
+                self.misplaced_norms.add(layer)
         elif role == "second_norm" and layer in self.plan.needs.halves:
             # Pre-norm: its input is the stream after attention. Post-norm: the stream with the feed-forward part added.
             kept = self.middles if self.anatomy.blocks[layer].norm_place == "pre" else self.ends
@@ -144,11 +151,12 @@ class Recorder:
             arguments = (tokens, *arguments[1:])
         if layer in self.plan.tokens:
             self.tokens[layer] = tokens
+        self._block_input = tokens
         return arguments
 
     def _leave_block(self, layer: int, output: Any) -> Any:
         tokens = output[0] if isinstance(output, tuple) else output
-        self.progress.inside_block, self.progress.next_block = False, layer + 1
+        self.progress.inside_block, self.progress.next_block, self._block_input = False, layer + 1, None
         self.attention.forget()
         self._rules.forget()
         last = layer + 1 == self.anatomy.depth

@@ -59,6 +59,11 @@ class Tape:
         """The blocks in which no attention call was recognised."""
         return frozenset(range(self.depth)) - self._recorder.attention.records.keys()
 
+    @property
+    def misplaced_norms(self) -> frozenset[int]:
+        """The blocks whose norms do not stand where their names say, so that their halves were not seen."""
+        return frozenset(self._recorder.misplaced_norms)
+
     def tokens(self, layer: int) -> Tensor:
         """x_l: the stream at the input of a block, (batch, tokens, channels); layer ``PIXELS`` is the picture."""
         stream = self._recorder.tokens[layer]
