@@ -12,6 +12,7 @@ from vitreous.anatomy import find_anatomy
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.explanation import Explanation
 from vitreous.methods import View, list_methods
+from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel, load_model
 from vitreous.pixels import Images, find_pixels
 from vitreous.provenance import collect_provenance
@@ -122,13 +123,11 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
         )
     for layer in needs.halves:
         block = anatomy.blocks[layer]
-        if block.heads_to_stream is None:
-            return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
         if layer in tape.misplaced_norms:
             return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
-    return None
+    return missing_linear_part(tape, needs)
 
 
 def _scores(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Methods: what is read from a tape, one file per family; importing this package fills the registry."""
 
-from vitreous.methods import attention, gradient, gradtoken, tokentm
+from vitreous.methods import attention, decomposition, gradient, gradtoken, tokentm
 from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Readout, TokenReadout
 from vitreous.methods.registry import MethodInfo, list_methods, method_info, register
@@ -15,6 +15,7 @@ __all__ = [
     "TokenReadout",
     "View",
     "attention",
+    "decomposition",
     "gradient",
     "gradtoken",
     "list_methods",

@@ -100,6 +100,16 @@ def mean_over_heads(matrices: Tensor) -> Tensor:
     return matrices.mean(dim=1)
 
 
+def projected_lengths(value: Tensor, projection: Tensor) -> Tensor:
+    """||v W_O|| of every head, (batch, head, tokens).
+
+    v W_O (batch, head, tokens, channels) is never built: ||v W_O||² = v (W_O W_Oᵀ) vᵀ with a Gram matrix of the head's
+    channels.
+    """
+    gram = torch.einsum("dhk,dhl->hkl", projection, projection)
+    return ((value @ gram) * value).sum(-1).clamp_(min=0).sqrt_()
+
+
 def times(weights: Tensor, matrix: Tensor) -> Tensor:
     """(batch, rows) x (batch, rows, tokens) -> (batch, tokens)."""
     return torch.bmm(weights[:, None].to(matrix.dtype), matrix)[:, 0]

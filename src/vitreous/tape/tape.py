@@ -73,6 +73,11 @@ class Tape:
         """The output of a block's first norm, (batch, tokens, channels)."""
         return self._batch_first(self._recorder.norms[layer]).detach()
 
+    def attended(self, layer: int) -> Tensor:
+        """The stream with the attention part of a block added, before a post-norm block normalises it."""
+        pre = self.anatomy.blocks[layer].norm_place == "pre"
+        return self.middle(layer) if pre else self._batch_first(self._recorder.attended[layer]).detach()
+
     def middle(self, layer: int) -> Tensor:
         """The stream between the attention and the feed-forward part of a block."""
         return self._batch_first(self._recorder.middles[layer]).detach()
