@@ -101,7 +101,8 @@ def main() -> None:
         # Before torch starts threads in this process: forking after that is not safe.
         grown = {name: peak_memory(given.model, given.batch, name) for name in names}
         for name, kilobytes in grown.items():
-            print(f"{name:20s} {kilobytes / 1024:9.0f} MB  {kilobytes / grown['forward+backward']:6.2f} x forward+backward")
+            ratio = kilobytes / grown["forward+backward"]
+            print(f"{name:20s} {kilobytes / 1024:9.0f} MB  {ratio:6.2f} x forward+backward")
         return
     seconds = time_all(jobs(*make(given.model, given.batch)), given.repeats)
     for name, measured in seconds.items():
