@@ -62,7 +62,7 @@ def explain(
             signed={recipe.spelling: recipe.signed for recipe in recipes},
             class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
             images=pictures,
-            provenance=_provenance(loaded, network, recipes),
+            provenance=_provenance(loaded, network, recipes, anatomy.name),
         )
 
 
@@ -86,11 +86,14 @@ def _network(model: LoadedModel | nn.Module) -> nn.Module:
     return original if isinstance(original, nn.Module) else network
 
 
-def _provenance(loaded: LoadedModel | nn.Module, network: nn.Module, recipes: list[Recipe]) -> dict[str, Any]:
+def _provenance(
+    loaded: LoadedModel | nn.Module, network: nn.Module, recipes: list[Recipe], family: str
+) -> dict[str, Any]:
     named = loaded if isinstance(loaded, LoadedModel) else None
     return collect_provenance(
         methods=[recipe.spelling for recipe in recipes],
         model=named.name if named else None,
+        family=family,
         model_class=f"{type(network).__module__}.{type(network).__qualname__}",
         fingerprint=named.fingerprint if named else None,
     )
