@@ -285,7 +285,7 @@ class TestProcess:
             stderr=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads yet
         )
         # It is asked to stop once it has begun to import what the command needs.
         for line in process.stderr:
