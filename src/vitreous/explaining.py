@@ -17,6 +17,7 @@ from vitreous.models import LoadedModel, load_model
 from vitreous.pixels import Images, find_pixels
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe, parse
+from vitreous.subject import Subject
 from vitreous.tape import Gradients, Needs, Pass, Plan, Tape, record, unite
 from vitreous.targets import Target, find_targets
 
@@ -52,7 +53,7 @@ def explain(
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = find_targets(tape.logits, target, topk)
-        scores = _scores(tape, recipes, needs, targets.classes)
+        scores = _scores(tape, Subject(network, anatomy, pixels), recipes, needs, targets.classes)
         return Explanation(
             scores={name: maps if targets.several else maps[:, 0] for name, maps in scores.items()},
             grid=tape.layout.grid,
@@ -62,7 +63,7 @@ def explain(
             signed={recipe.spelling: recipe.signed for recipe in recipes},
             class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
             images=pictures,
-            provenance=_provenance(loaded, network, recipes),
+            provenance=_provenance(loaded, network, recipes, anatomy.name),
         )
 
 
@@ -86,11 +87,14 @@ def _network(model: LoadedModel | nn.Module) -> nn.Module:
     return original if isinstance(original, nn.Module) else network
 
 
-def _provenance(loaded: LoadedModel | nn.Module, network: nn.Module, recipes: list[Recipe]) -> dict[str, Any]:
+def _provenance(
+    loaded: LoadedModel | nn.Module, network: nn.Module, recipes: list[Recipe], family: str
+) -> dict[str, Any]:
     named = loaded if isinstance(loaded, LoadedModel) else None
     return collect_provenance(
         methods=[recipe.spelling for recipe in recipes],
         model=named.name if named else None,
+        family=family,
         model_class=f"{type(network).__module__}.{type(network).__qualname__}",
         fingerprint=named.fingerprint if named else None,
     )
@@ -130,13 +134,15 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
     return missing_linear_part(tape, needs)
 
 
-def _scores(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor) -> dict[str, Tensor]:
+def _scores(
+    tape: Tape, subject: Subject, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor
+) -> dict[str, Tensor]:
     """Scores (batch, k, patches) of every method, one backward pass per rule, objective and target."""
     found: dict[str, list[Tensor]] = {recipe.spelling: [] for recipe in recipes}
     for number, target in enumerate(targets.unbind(dim=1)):
         # A method whose map does not depend on the class is asked once.
-        asked = [recipe for recipe in recipes if number == 0 or needs[recipe.spelling].gradients]
-        for spelling, scores in _scores_of_one_target(tape, asked, needs, target):
+        asked = [recipe for recipe in recipes if number == 0 or recipe.info.class_specific]
+        for spelling, scores in _scores_of_one_target(tape, subject, asked, needs, target):
             found[spelling].append(scores)
     count = targets.shape[1]
     return {
@@ -146,7 +152,7 @@ def _scores(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs], targets:
 
 
 def _scores_of_one_target(
-    tape: Tape, recipes: list[Recipe], needs: dict[str, Needs], target: Tensor
+    tape: Tape, subject: Subject, recipes: list[Recipe], needs: dict[str, Needs], target: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """Ask every method as soon as its backward passes are there, and drop gradients that nobody waits for."""
     waiting = {recipe.spelling: recipe for recipe in recipes}
@@ -158,7 +164,8 @@ def _scores_of_one_target(
         ready = [spelling for spelling in waiting if needs[spelling].gradients.keys() <= gradients.keys()]
         # A caller's autocast is for the model's run, not for reading it.
         with torch.autocast(target.device.type, enabled=False):
-            scores = {spelling: waiting.pop(spelling).scores(View(tape, gradients)) for spelling in ready}
+            view = View(tape, gradients, target, subject)
+            scores = {spelling: waiting.pop(spelling).scores(view) for spelling in ready}
         yield from scores.items()
         awaited = {each for spelling in waiting for each in needs[spelling].gradients}
         gradients = {each: found for each, found in gradients.items() if each in awaited}

@@ -85,6 +85,11 @@ class Explanation:
         """The method spellings, in the order they were asked for."""
         return tuple(self.scores)
 
+    def grid_of(self, method: str) -> tuple[int, int]:
+        """Rows and columns of a method's map: patches, or pixels where it was asked for them."""
+        pixels = self.scores[method].shape[-1] == self.image_size[0] * self.image_size[1]
+        return self.image_size if pixels else self.grid
+
     @property
     def classes_per_image(self) -> int:
         """How many classes are explained for each image."""
@@ -208,7 +213,7 @@ class Explanation:
             raise ExplanationError(f"a heatmap cannot have the size {size}")
         if not scores.isfinite().all():
             raise ExplanationError(f"the scores of {method!r} contain NaN or infinity and cannot be shown")
-        return display_maps(scores, self.grid, size, signed=self.signed[method], smooth=smooth)
+        return display_maps(scores, self.grid_of(method), size, signed=self.signed[method], smooth=smooth)
 
     def _scores_of(self, method: str) -> Tensor:
         if method not in self.scores:
@@ -279,9 +284,9 @@ def _check_scores(explanation: Explanation) -> None:
         raise ExplanationError("an explanation needs the scores of at least one method")
     if set(explanation.signed) != set(explanation.scores):
         raise ExplanationError("signed must have exactly the methods that scores has")
-    rows, columns = explanation.grid
-    expected = (*explanation.target.shape, rows * columns)
     for method, scores in explanation.scores.items():
+        rows, columns = explanation.grid_of(method)
+        expected = (*explanation.target.shape, rows * columns)
         if tuple(scores.shape) != expected or not scores.is_floating_point():
             raise ExplanationError(
                 f"the scores of {method!r} must be floating {expected}, not {scores.dtype} {tuple(scores.shape)}"

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vitreous.aggregate import AGGREGATIONS, Aggregation, OneLayer, Propagate
 from vitreous.errors import MethodError
-from vitreous.methods import MethodInfo, Readout, View, method_info
-from vitreous.methods.options import close_match, options_of
+from vitreous.methods import MethodInfo, Procedure, Readout, View, method_info
+from vitreous.methods.options import OptionInfo, close_match, options_of
 from vitreous.tape import Needs
 
 
@@ -43,8 +43,11 @@ class Recipe:
         return needs if self.propagate is None else needs | self.propagate.needs(depth)
 
     def scores(self, view: View) -> Tensor:
-        """Raw scores of the patches, (batch, patches)."""
-        scores = self.aggregation.combine(self.readout, view)[:, view.layout.prefix :]
+        """Raw scores of the patches, (batch, patches), or of all pixels where that was asked for."""
+        if isinstance(self.readout, Procedure):
+            scores = self.readout.map(view)
+        else:
+            scores = self.aggregation.combine(self.readout, view)[:, view.layout.prefix :]
         return scores if self.propagate is None else self.propagate.apply(view, scores)
 
 
@@ -69,20 +72,21 @@ def _parse(spelling: str) -> Recipe:
     combining = [aggregation for aggregation in aggregations if aggregation != "propagate"]
     chosen = combining[0] if combining else info.default_aggregation
     texts = _texts(tail) if colon else {}
-    layer = _take(texts, "layer") if chosen is None or (not combining and "layer" in texts) else None
-    if layer is not None or chosen is None:
-        aggregation: Aggregation = OneLayer(layer=info.default_layer if layer is None else layer)
-        allowed: Mapping[str, Any] = {**info.options, **options_of(OneLayer)}
-    else:
-        make = AGGREGATIONS[chosen]
-        allowed = {**info.options, **options_of(make)}
-        aggregation = make(**_values(texts, options_of(make)))
+    # One layer may be asked of a method that combines layers by default, unless the spelling combines them itself.
+    make = OneLayer if chosen is None or (not combining and "layer" in texts) else AGGREGATIONS[chosen]
+    combining_options = options_of(make) if info.has_layers else {}
+    _check_options(texts, {**info.options, **combining_options})
+    values = _values(texts, combining_options)
+    aggregation = make(**({"layer": info.default_layer} if make is OneLayer else {}) | values)
     readout = info.make(**_values(texts, info.options))
+    return Recipe(spelling, info, readout, aggregation, Propagate() if propagate else None)
+
+
+def _check_options(texts: Mapping[str, str], allowed: Mapping[str, OptionInfo]) -> None:
     unknown = next((option for option in texts if option not in allowed), None)
     if unknown is not None:
         known = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
         raise MethodError(f"unknown option {unknown!r}; {known}{close_match(unknown, allowed)}")
-    return Recipe(spelling, info, readout, aggregation, Propagate() if propagate else None)
 
 
 def _check(info: MethodInfo, aggregations: list[str]) -> None:
@@ -92,12 +96,12 @@ def _check(info: MethodInfo, aggregations: list[str]) -> None:
         if aggregation not in known:
             raise MethodError(f"there is no aggregation {aggregation!r}{close_match(aggregation, known)}")
         if aggregation not in info.aggregations:
-            reason = (
-                "a rollout multiplies matrices between tokens, and it gives one score per token"
-                if aggregation == "rollout"
-                else "it propagates already"
-            )
-            raise MethodError(f"{info.name} cannot be followed by .{aggregation}: {reason}")
+            reasons = {
+                "rollout": "a rollout multiplies matrices between tokens, and it gives one score per token",
+                "propagate": "it propagates already",
+            }
+            reason = reasons.get(aggregation) if info.has_layers else None
+            raise MethodError(f"{info.name} cannot be followed by .{aggregation}: {reason or 'it has no layers'}")
     combining = [aggregation for aggregation in aggregations if aggregation != "propagate"]
     if len(combining) > 1:
         raise MethodError(f"{' and '.join(combining)} both combine layers; choose one")
@@ -117,9 +121,5 @@ def _texts(tail: str) -> dict[str, str]:
     return texts
 
 
-def _take(texts: dict[str, str], option: str) -> Any:
-    return options_of(OneLayer)[option].convert(option, texts[option]) if option in texts else None
-
-
-def _values(texts: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
+def _values(texts: Mapping[str, str], options: Mapping[str, OptionInfo]) -> dict[str, Any]:
     return {option: info.convert(option, texts[option]) for option, info in options.items() if option in texts}

@@ -2,7 +2,7 @@
 
 from vitreous.methods import attention, decomposition, gradient, gradtoken, tokentm
 from vitreous.methods.options import OptionInfo
-from vitreous.methods.readout import MatrixReadout, Readout, TokenReadout
+from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
 from vitreous.methods.registry import MethodInfo, list_methods, method_info, register
 from vitreous.methods.view import Row, View
 
@@ -10,6 +10,7 @@ __all__ = [
     "MatrixReadout",
     "MethodInfo",
     "OptionInfo",
+    "Procedure",
     "Readout",
     "Row",
     "TokenReadout",

@@ -66,6 +66,7 @@ class HeadWeightedAttention(MatrixReadout):
 
 @register(
     "raw_attention",
+    family="attention",
     paper="Attention of the last block, as in Caron et al., Emerging Properties in Self-Supervised Vision Transformers",
     year=2021,
     layer=-1,
@@ -79,6 +80,7 @@ def raw_attention() -> Readout:
 
 @register(
     "rollout",
+    family="attention",
     paper="Abnar and Zuidema, Quantifying Attention Flow in Transformers",
     year=2020,
     aggregation="rollout",
@@ -92,6 +94,7 @@ def rollout() -> Readout:
 
 @register(
     "attcam",
+    family="attention",
     paper="Grad-CAM on attention, the baseline of Chefer et al., Transformer Interpretability Beyond Attention",
     year=2021,
     layer=-1,
@@ -105,6 +108,7 @@ def attcam() -> Readout:
 
 @register(
     "gae",
+    family="attention",
     paper="Chefer et al., Generic Attention-model Explainability",
     year=2021,
     aggregation="rollout",
@@ -118,6 +122,7 @@ def gae() -> Readout:
 
 @register(
     "gradsam",
+    family="attention",
     paper="Barkan et al., Grad-SAM: Explaining Transformers via Gradient Self-Attention Maps",
     year=2021,
     aggregation="plus",

@@ -195,6 +195,7 @@ def _wide(values: Tensor) -> Tensor:
 
 @register(
     "attin",
+    family="decomposition",
     paper="Kobayashi et al., Attention is Not Only a Weight: Analyzing Transformers with Vector Norms",
     year=2020,
     layer=-1,
@@ -210,6 +211,7 @@ def attin(
 
 @register(
     "attin_residual",
+    family="decomposition",
     paper="Kobayashi et al., Incorporating Residual and Normalization Layers into Analysis of Masked Language Models",
     year=2021,
     layer=-1,
@@ -225,6 +227,7 @@ def attin_residual(
 
 @register(
     "globenc",
+    family="decomposition",
     paper="Modarressi et al., GlobEnc: Quantifying Global Token Attribution by Incorporating the Whole Encoder Layer",
     year=2022,
     aggregation="rollout",
@@ -238,6 +241,7 @@ def globenc() -> Readout:
 
 @register(
     "alti",
+    family="decomposition",
     paper="Ferrando et al., Measuring the Mixing of Contextual Information in the Transformer",
     year=2022,
     aggregation="rollout",

@@ -80,6 +80,7 @@ class AttendedInputGradient(InputGradient):
 
 @register(
     "gradient",
+    family="gradient",
     paper="Simonyan et al., Deep Inside Convolutional Networks",
     year=2013,
     class_specific=True,
@@ -92,6 +93,7 @@ def gradient(*, rule: RuleName = "plain") -> Readout:
 
 @register(
     "ixg",
+    family="gradient",
     paper="Shrikumar et al., Learning Important Features Through Propagating Activation Differences",
     year=2017,
     class_specific=True,
@@ -104,6 +106,7 @@ def ixg(*, rule: RuleName = "plain") -> Readout:
 
 @register(
     "cat",
+    family="gradient",
     paper="Qiang et al., AttCAT: Explaining Transformers via Attentive Class Activation Tokens (CAT)",
     year=2022,
     aggregation="plus",
@@ -117,6 +120,7 @@ def cat(*, rule: RuleName = "plain") -> Readout:
 
 @register(
     "attixg",
+    family="gradient",
     paper="Qiang et al., AttCAT: Explaining Transformers via Attentive Class Activation Tokens",
     year=2022,
     class_specific=True,
@@ -129,6 +133,7 @@ def attixg(*, rule: RuleName = "plain", pairing: Literal["same", "next"] = "same
 
 @register(
     "attcat",
+    family="gradient",
     paper="Qiang et al., AttCAT: Explaining Transformers via Attentive Class Activation Tokens",
     year=2022,
     aggregation="plus",
@@ -142,6 +147,7 @@ def attcat(*, rule: RuleName = "plain", pairing: Literal["same", "next"] = "same
 
 @register(
     "decompx",
+    family="decomposition",
     paper="Modarressi et al., DecompX: Explaining Transformers Decisions by Propagating Token Decomposition",
     year=2023,
     class_specific=True,

@@ -140,6 +140,7 @@ def rollout_row(view: View, blocks: range) -> Tensor:
 
 @register(
     "gradtoken",
+    family="attention",
     paper="Cheng et al., GradToken: Decoupling tokens with class-aware gradient for visual explanation of Transformer",
     year=2025,
     layer=-1,

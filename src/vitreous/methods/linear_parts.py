@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitreous.anatomy import Block
 from vitreous.anatomy.norms import LinearNorm, linear_norm
 from vitreous.methods.view import View, exact
 from vitreous.tape import Needs, Tape
@@ -27,7 +26,8 @@ def value_without_bias(view: View, layer: int) -> Tensor:
     """W_V (N(x) - the norm's bias) of a pre-norm block, (batch, head, tokens, channels): what comes from x alone."""
     first, _ = norms(view, layer)
     normed = view.norm(layer)
-    return _through_value_weight(view, layer, normed if first.bias is None else normed - first.bias.to(normed.dtype))
+    from_token = normed if first.bias is None else normed - first.bias.to(normed.dtype)
+    return _through_value_weight(view.tape, layer, from_token)
 
 
 def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
@@ -41,7 +41,7 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
             if norm is not None and linear_norm(norm) is None:
                 return f"{type(norm).__name__} in block {layer} is neither LayerNorm nor RMSNorm, so it is not linear"
     for layer in sorted(needs.unbiased_values):
-        if blocks[layer].norm_place == "pre" and not _has_linear_values(View(tape, {}), layer, blocks[layer]):
+        if blocks[layer].norm_place == "pre" and not _has_linear_values(tape, layer):
             return (
                 f"in block {layer} no weights were found that lead from the first norm to the values, "
                 "so the biases in them are not known"
@@ -49,23 +49,24 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
     return None
 
 
-def _has_linear_values(view: View, layer: int, block: Block) -> bool:
+def _has_linear_values(tape: Tape, layer: int) -> bool:
     """Seen in the run: W_V was found by its name, and between the first and the last token it does what it should."""
-    if block.value_weight is None:
+    value_weight = tape.anatomy.blocks[layer].value_weight
+    if value_weight is None:
         return False
-    value, normed, weight = view.value(layer), view.norm(layer), block.value_weight()
+    value, normed, weight = exact(tape.attention(layer).value), exact(tape.norm(layer)), value_weight()
     heads, _, width = value.shape[1:]
     if weight.shape[1] != normed.shape[2] or (heads * width) % len(weight) or len(weight) % width:
         return False
     expected = value[:, :, :1] - value[:, :, -1:]
-    found = _through_value_weight(view, layer, normed[:, :1] - normed[:, -1:])
+    found = _through_value_weight(tape, layer, normed[:, :1] - normed[:, -1:])
     return bool((found - expected).abs().amax() <= _ROUNDING * value.abs().amax())
 
 
-def _through_value_weight(view: View, layer: int, tokens: Tensor) -> Tensor:
+def _through_value_weight(tape: Tape, layer: int, tokens: Tensor) -> Tensor:
     """(batch, tokens, channels) -> (batch, head, tokens, head's channels); several heads may share one value."""
-    value_weight = view.tape.anatomy.blocks[layer].value_weight
+    value_weight = tape.anatomy.blocks[layer].value_weight
     assert value_weight is not None
-    heads, _, width = view.attention(layer).value.shape[1:]
+    heads, _, width = tape.attention(layer).value.shape[1:]
     value = (tokens @ exact(value_weight()).T).reshape(*tokens.shape[:2], -1, width).transpose(1, 2)
     return value.repeat_interleave(heads // value.shape[1], dim=1)

@@ -17,7 +17,7 @@ from vitreous.tape.plan import Layers
 Residual = Literal["add", "half", "none"]
 
 
-class Readout(ABC):  # noqa: B024 - the two kinds below have the abstract methods
+class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
     """What a method reads at a layer, and what a tape has to hold for it.
 
     Attributes:
@@ -46,6 +46,14 @@ class TokenReadout(Readout):
     @abstractmethod
     def read(self, view: View, layer: int) -> Tensor:
         """Scores of all tokens at a layer, (batch, tokens)."""
+
+
+class Procedure(Readout):
+    """A method as a whole, for those that are not a read-out of layers: it may ask the subject again."""
+
+    @abstractmethod
+    def map(self, view: View) -> Tensor:
+        """Scores of the patches (batch, patches), or of all pixels (batch, height x width)."""
 
 
 class MatrixReadout(Readout):

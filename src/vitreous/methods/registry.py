@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vitreous.errors import MethodError
 from vitreous.methods.options import OptionInfo, close_match, options_of
-from vitreous.methods.readout import MatrixReadout, Readout
+from vitreous.methods.readout import MatrixReadout, Procedure, Readout
 
 ReadoutMaker = Callable[..., Readout]
 
@@ -18,6 +18,7 @@ class MethodInfo:
 
     Attributes:
         name: how it is spelled.
+        family: the kind of method it is; ``FAMILIES`` has them all.
         summary: one sentence on what it shows.
         paper: where it was published.
         year: when.
@@ -30,6 +31,7 @@ class MethodInfo:
     """
 
     name: str
+    family: str
     summary: str
     paper: str
     year: int
@@ -41,6 +43,13 @@ class MethodInfo:
     default_layer: int
     make: ReadoutMaker
 
+    @property
+    def has_layers(self) -> bool:
+        """Whether it can be read at one layer or combined over several."""
+        return "plus" in self.aggregations
+
+
+FAMILIES = ("attention", "gradient", "cam", "relevance", "decomposition", "perturbation")
 
 _methods: dict[str, MethodInfo] = {}
 
@@ -48,6 +57,7 @@ _methods: dict[str, MethodInfo] = {}
 def register(
     name: str,
     *,
+    family: str,
     paper: str,
     year: int,
     class_specific: bool,
@@ -60,6 +70,7 @@ def register(
 
     Args:
         name: how the method is spelled.
+        family: the kind of method it is, one of ``FAMILIES``.
         paper: where it was published.
         year: when.
         class_specific: whether its map depends on the class that is explained.
@@ -70,10 +81,13 @@ def register(
     """
 
     def enter(make: ReadoutMaker) -> ReadoutMaker:
-        aggregations = ["rollout"] if isinstance(make(), MatrixReadout) else []
-        aggregations += ["plus", "skipplus"] if propagates else ["plus", "skipplus", "propagate"]
+        readout = make()
+        aggregations = ["rollout"] if isinstance(readout, MatrixReadout) else []
+        aggregations += [] if isinstance(readout, Procedure) else ["plus", "skipplus"]
+        aggregations += [] if propagates else ["propagate"]
         _methods[name] = MethodInfo(
             name=name,
+            family=family,
             summary=(make.__doc__ or "").strip().splitlines()[0],
             paper=paper,
             year=year,

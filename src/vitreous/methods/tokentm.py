@@ -157,6 +157,7 @@ def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 @register(
     "tokentm",
+    family="attention",
     paper="Wu et al., Token Transformation Matters: Towards Faithful Post-hoc Explanation for Vision Transformer",
     year=2024,
     aggregation="rollout",

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from vitreous.subject import Subject
 from vitreous.tape import AttentionRecord, Gradients, Layout, Pass, Tape
 from vitreous.tape.attention import Rows
 
@@ -37,10 +38,19 @@ class Row:
 
 @dataclass(frozen=True)
 class View:
-    """One tape and the gradients of one target per image, by backward pass."""
+    """One tape and the gradients of one target per image, by backward pass.
+
+    Attributes:
+        tape: the recorded run.
+        gradients: what the backward passes left.
+        target: the class that is explained of each image, (batch,).
+        subject: the model and images themselves, for methods that run them again.
+    """
 
     tape: Tape
     gradients: Mapping[Pass, Gradients]
+    target: Tensor
+    subject: Subject
 
     @property
     def layout(self) -> Layout:

@@ -1,0 +1,125 @@
+"""Models of the transformers library come from a folder with everything they need, and never run foreign code."""
+
+import json
+import sys
+import warnings
+
+import pytest
+import torch
+
+from vitreous.errors import MissingDependencyError, ModelError
+from vitreous.models import load_model
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 8}
+
+
+def error_of(name, **options):
+    with pytest.raises(ModelError) as caught:
+        load_model(name, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def same_weights(one, other):
+    theirs = other.state_dict()
+    return all(torch.equal(value, theirs[key]) for key, value in one.state_dict().items())
+
+
+@pytest.fixture
+def hf():
+    return pytest.importorskip("transformers")
+
+
+def save_classifier(hf, folder, labels=None, **settings):
+    labels = {} if labels is None else {"id2label": dict(enumerate(labels)), "label2id": {}}
+    config = hf.ViTConfig(**SMALL, image_size=32, **labels, **settings)
+    model = hf.ViTForImageClassification(config)
+    model.save_pretrained(folder)
+    return model
+
+
+def test_folder_of_a_classifier(hf, tmp_path, photo):
+    model = save_classifier(hf, tmp_path, ["cat", "dog", "bird"])
+    processor = hf.ViTImageProcessor(size={"height": 32, "width": 32}, image_mean=[0.1] * 3)
+    processor.save_pretrained(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        loaded = load_model(f"hf/{tmp_path}")
+    assert same_weights(model, loaded.model)
+    assert not loaded.model.training
+    assert loaded.class_names == ("cat", "dog", "bird")
+    assert loaded.preprocessing.mean == (0.1, 0.1, 0.1)
+    assert loaded.model(loaded.preprocessing([photo])).logits.shape == (1, 3)
+
+
+def test_folder_without_processor_falls_back_and_says_so(hf, tmp_path):
+    save_classifier(hf, tmp_path, num_labels=4)
+    with pytest.warns(UserWarning, match=r"mean = std = 0\.5 at 32 x 32"):
+        loaded = load_model(f"hf/{tmp_path}", mean=0.25)
+    assert loaded.class_names is None
+    assert loaded.preprocessing.image_size == (32, 32)
+    assert loaded.preprocessing.mean == (0.25, 0.25, 0.25)
+    assert loaded.preprocessing.std == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*no image processor")
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+@pytest.mark.parametrize("part", ["whole", "tower"])
+def test_image_tower_of_a_model_that_also_reads(hf, tmp_path, family, part):
+    prefix, tower_class = {
+        "clip": ("CLIP", "CLIPVisionModelWithProjection"),
+        "siglip": ("Siglip", "SiglipVisionModel"),
+    }[family]
+    vision = {**SMALL, "image_size": 32}
+    text = {key: value for key, value in SMALL.items() if key != "patch_size"} | {"vocab_size": 99}
+    if part == "whole":
+        model = getattr(hf, f"{prefix}Model")(getattr(hf, f"{prefix}Config")(text_config=text, vision_config=vision))
+    else:
+        model = getattr(hf, tower_class)(getattr(hf, f"{prefix}VisionConfig")(**vision))
+    model.save_pretrained(tmp_path)
+    loaded = load_model(f"hf/{tmp_path}")
+    assert type(loaded.model).__name__ == tower_class
+    assert loaded.class_names is None
+    assert loaded.preprocessing.image_size == (32, 32)
+    theirs = model.state_dict()
+    assert all(torch.equal(value, theirs[key]) for key, value in loaded.model.state_dict().items() if key in theirs)
+
+
+def test_backbone_without_classifier_is_refused(hf, tmp_path):
+    hf.ViTModel(hf.ViTConfig(**SMALL, image_size=32)).save_pretrained(tmp_path)
+    assert "classifier" in error_of(f"hf/{tmp_path}")
+
+
+@pytest.mark.filterwarnings("ignore:.*no image processor")
+def test_image_size_of_transformers_models(hf, tmp_path):
+    save_classifier(hf, tmp_path / "vit", num_labels=4)
+    assert "32 x 32 pixels only" in error_of(f"hf/{tmp_path / 'vit'}", image_size=64)
+    config = hf.Dinov2Config(**SMALL, image_size=32, num_labels=4)
+    hf.Dinov2ForImageClassification(config).save_pretrained(tmp_path / "dinov2")
+    loaded = load_model(f"hf/{tmp_path / 'dinov2'}", image_size=(64, 48))
+    assert loaded.model(torch.zeros(1, 3, *loaded.preprocessing.image_size)).logits.shape == (1, 4)
+
+
+def test_repository_code_is_never_run(hf, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", "auto_map": {"AutoConfig": "evil.Evil"}}))
+    (tmp_path / "evil.py").write_text("raise SystemExit('code of the repository was run')")
+    assert "cannot be loaded" in error_of(f"hf/{tmp_path}")
+
+
+def test_folders_that_hold_no_model(hf, tmp_path):
+    assert "config.json" in error_of(f"hf/{tmp_path}")
+    assert "no folder" in error_of(f"hf/{tmp_path / 'gone'}")
+    (tmp_path / "config.json").write_text("{not json")
+    error_of(f"hf/{tmp_path}")
+
+
+def test_damaged_hf_weights(hf, tmp_path):
+    save_classifier(hf, tmp_path, num_labels=4)
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    error_of(f"hf/{tmp_path}")
+
+
+def test_missing_transformers_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
+    with pytest.raises(MissingDependencyError, match=r"vitreous\[hf\]"):
+        load_model("hf/anything")
