@@ -94,9 +94,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument(
-        "--methods", nargs="+", help="spellings, each measured alone; else the usual ones and all of them"
-    )
+    parser.add_argument("--methods", nargs="+", help="spellings, each measured alone")
     given = parser.parse_args()
     print(f"{given.model}, batch {given.batch}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     methods = {spelling: [spelling] for spelling in given.methods or USUAL}

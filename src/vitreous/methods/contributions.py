@@ -9,8 +9,10 @@ T_i(x_j) = Σ_t w_tij f_tj over a few terms t, and lengths and distances are wor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations_with_replacement
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,72 +27,93 @@ from vitreous.tape.attention import Rows, pieces_of
 _CACHED = 1 << 19
 
 
+class Group(NamedTuple):
+    """Some of the terms: one vector per head, and one for the residual connection if it counts.
+
+    Attributes:
+        vectors: f, (batch, from, terms, channels).
+        scale: a factor (batch, to) of their weights; ``None`` is 1.
+    """
+
+    vectors: Tensor
+    scale: Tensor | None
+
+
 @dataclass(frozen=True)
 class Contributions:
     """T_i(x_j) of one block, as weights and vectors.
 
     Attributes:
         attention: the attention call of the block.
-        vectors: f, (batch, from, terms, channels); terms are the heads, or the heads and the token itself, once for
-            each of ``scales``.
-        residual: whether the token itself is one of them.
-        scales: factors (batch, to) of the weights; ``None`` is 1.
+        residual: whether the residual connection is the last term of every group.
+        groups: the terms; the weights of all groups are the same but for their scale.
     """
 
     attention: AttentionRecord
-    vectors: Tensor
     residual: bool
-    scales: tuple[Tensor | None, ...] = (None,)
+    groups: tuple[Group, ...]
 
     def through(self, norm: LinearNorm, tokens: Tensor) -> Contributions:
         """Behind a norm that was given ``tokens``."""
         inverse = norm.deviation(tokens).reciprocal_()
-        scales = tuple(inverse if scale is None else inverse * scale for scale in self.scales)
-        return Contributions(self.attention, norm.linear(self.vectors), self.residual, scales)
+        groups = (Group(norm.linear(vectors), _product(scale, inverse)) for vectors, scale in self.groups)
+        return replace(self, groups=tuple(groups))
 
     def __add__(self, other: Contributions) -> Contributions:
-        vectors = torch.cat([self.vectors, other.vectors], dim=2)
-        return Contributions(self.attention, vectors, self.residual, (*self.scales, *other.scales))
+        return replace(self, groups=self.groups + other.groups)
 
     def lengths(self, rows: Rows) -> Tensor:
         """||T_i(x_j)||_2 for some i, (batch, rows, tokens).
 
-        Its square is Σ_tu w_tij w_uij <f_tj, f_uj>: a Gram matrix of the terms for every token j is all it takes.
+        Its square is Σ_tu w_tij w_uij <f_tj, f_uj>: Gram matrices of the terms for every token j are all it takes.
         """
         weights = self.weights(rows)
-        squared = (weights @ self._gram).mul_(weights).sum(dim=-1)
+        squared = weights.new_zeros(weights.shape[:3])
+        for gram, scale in self._grams:
+            part = (weights @ gram).mul_(weights).sum(dim=-1)
+            squared += part if scale is None else part.mul_(scale[:, None, rows])
         return squared.clamp_(min=0).sqrt_().transpose(1, 2)
 
     def distances(self, rows: Rows, goals: Tensor, shift: float = 0.0) -> Tensor:
         """||T_i(x_j) - goal_i + shift||_1 for some i, (batch, rows, tokens); a few (j, i, channel) at a time."""
         weights = self.weights(rows)
-        aims = shift - goals[:, rows]
         found = weights.new_empty(weights.shape[:3])
-        for image, aim in enumerate(aims):
+        for image, aim in enumerate(shift - goals[:, rows]):
             for tokens in pieces_of(weights.shape[1], aim.numel(), _CACHED):
-                differences = torch.baddbmm(aim[None], weights[image, tokens], self.vectors[image, tokens])
+                differences = aim.expand(tokens.stop - tokens.start, -1, -1)
+                for vectors, scale in self.groups:
+                    share = weights[image, tokens]
+                    share = share if scale is None else share * scale[image, rows, None]
+                    differences = torch.baddbmm(differences, share, vectors[image, tokens])
                 torch.linalg.vector_norm(differences, ord=1, dim=-1, out=found[image, tokens])
         return found.transpose(1, 2)
 
     def weights(self, rows: Rows) -> Tensor:
-        """The weights w for some i, (batch, from, rows, terms)."""
-        attention = exact(self.attention.rows(rows))
-        batch, heads, count, tokens = attention.shape
-        group = heads + self.residual
-        weights = attention.new_zeros(batch, tokens, count, group * len(self.scales))
-        weights[..., :heads] = attention.permute(0, 3, 2, 1)
-        if self.residual:
-            own = torch.arange(tokens, device=weights.device)[rows]
-            weights[:, own, torch.arange(count, device=weights.device), heads] = 1
-        # The first group holds what the others are made of, so it is scaled last.
-        for place, scale in reversed(list(enumerate(self.scales))):
-            factor = 1 if scale is None else scale[:, None, rows, None]
-            weights[..., place * group : (place + 1) * group] = weights[..., :group] * factor
+        """The weights w for some i, without the groups' scales, (batch, from, rows, terms)."""
+        attention = exact(self.attention.rows(rows)).permute(0, 3, 2, 1)
+        batch, tokens, count, heads = attention.shape
+        if not self.residual:
+            return attention.contiguous()
+        weights = attention.new_zeros(batch, tokens, count, heads + 1)
+        weights[..., :heads] = attention
+        own = torch.arange(tokens, device=weights.device)[rows]
+        weights[:, own, torch.arange(count, device=weights.device), heads] = 1
         return weights
 
     @cached_property
-    def _gram(self) -> Tensor:
-        return self.vectors @ self.vectors.transpose(-2, -1)
+    def _grams(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Gram matrices (batch, from, term, term) of pairs of groups, and the scales; mixed pairs count double."""
+        found = []
+        for first, second in combinations_with_replacement(self.groups, 2):
+            gram = first.vectors @ second.vectors.transpose(-2, -1)
+            found.append((gram if first is second else gram.mul_(2), _product(first.scale, second.scale)))
+        return found
+
+
+def _product(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first * second
 
 
 def contributions(view: View, layer: int, *, biases: bool, residual: bool) -> Contributions:
@@ -106,4 +129,4 @@ def contributions(view: View, layer: int, *, biases: bool, residual: bool) -> Co
     # W_O once per head: (head, tokens, head's channels) x (head, head's channels, channels).
     carried = torch.matmul(value, view.heads_to_stream(layer).permute(1, 2, 0)).transpose(1, 2)
     vectors = torch.cat([carried, view.tokens(layer)[:, :, None]], dim=2) if residual else carried
-    return Contributions(view.attention(layer), vectors, residual)
+    return Contributions(view.attention(layer), residual, (Group(vectors, None),))

@@ -50,10 +50,10 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
 
 
 def _has_linear_values(tape: Tape, layer: int) -> bool:
-    """Seen in the run: W_V was found by its name, and between the first and the last token it does what it should."""
+    """W_V was found by its name, and in the run it does between the first and the last token what it should."""
     value_weight = tape.anatomy.blocks[layer].value_weight
-    if value_weight is None:
-        return False
+    if value_weight is None or layer not in tape.needs.unbiased_values:
+        return value_weight is not None  # recorded for other methods: the name is all there is
     value, normed, weight = exact(tape.attention(layer).value), exact(tape.norm(layer)), value_weight()
     heads, _, width = value.shape[1:]
     if weight.shape[1] != normed.shape[2] or (heads * width) % len(weight) or len(weight) % width:

@@ -14,7 +14,7 @@ from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.layout import Layout, find_layout
-from vitreous.tape.plan import PIXELS, GradientNeeds, Pass, Plan
+from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rules import RULES
 
@@ -53,6 +53,11 @@ class Tape:
     def depth(self) -> int:
         """L, the number of blocks."""
         return self.anatomy.depth
+
+    @property
+    def needs(self) -> Needs:
+        """What the recording was made for."""
+        return self._recorder.plan.needs
 
     @property
     def unseen_attention(self) -> frozenset[int]:
