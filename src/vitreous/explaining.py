@@ -52,7 +52,7 @@ def explain(
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = find_targets(tape.logits, target, topk)
-        scores = _scores(tape, Subject(network, anatomy, pixels), recipes, needs, targets.classes)
+        scores = _scores(tape, Subject(network, anatomy, pixels, _black(loaded, pixels)), recipes, needs, targets.classes)
         return Explanation(
             scores={name: maps if targets.several else maps[:, 0] for name, maps in scores.items()},
             grid=tape.layout.grid,
@@ -84,6 +84,14 @@ def _network(model: LoadedModel | nn.Module) -> nn.Module:
     # A compiled model cannot be listened to; the one it was made from gives the same numbers.
     original = getattr(network, "_orig_mod", network)
     return original if isinstance(original, nn.Module) else network
+
+
+def _black(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None:
+    """What the model gets for a black pixel, where its preprocessing is known."""
+    if not isinstance(model, LoadedModel):
+        return None
+    mean, std = (pixels.new_tensor(values) for values in (model.preprocessing.mean, model.preprocessing.std))
+    return -mean / std
 
 
 def _provenance(
@@ -124,10 +132,11 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
+    for layer in needs.halves | needs.projections:
+        if anatomy.blocks[layer].heads_to_stream is None:
+            return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
     for layer in needs.halves:
         block = anatomy.blocks[layer]
-        if block.heads_to_stream is None:
-            return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
         if layer in tape.misplaced_norms:

@@ -1,6 +1,6 @@
 """Methods: what is read from a tape, one file per family; importing this package fills the registry."""
 
-from vitreous.methods import attention, gradient, gradtoken, tokentm
+from vitreous.methods import attention, attention_gradient, gradient, gradtoken, integrated_attention, tokentm
 from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
 from vitreous.methods.registry import MethodInfo, list_methods, method_info, register
@@ -16,8 +16,10 @@ __all__ = [
     "TokenReadout",
     "View",
     "attention",
+    "attention_gradient",
     "gradient",
     "gradtoken",
+    "integrated_attention",
     "list_methods",
     "method_info",
     "register",

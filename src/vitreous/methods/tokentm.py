@@ -77,9 +77,8 @@ class TokenTransformation(MatrixReadout):
         """
         if not self.length:
             return None
-        value = exact(view.attention(layer).value)
+        value, projection = view.value(layer), view.heads_to_stream(layer)
         tokens = view.tokens(layer)
-        projection = self._projection(view, layer, value)
         gram = torch.einsum("dhk,dhl->hkl", projection, projection)
         squared = ((value @ gram) * value).sum(-1).clamp_(min=0)
         backwards = torch.einsum("bnd,dhk->bhnk", tokens.to(value.dtype), projection)
@@ -105,12 +104,6 @@ class TokenTransformation(MatrixReadout):
         cosine = _quotient(product, transformed * original)
         necc = torch.softmax(cosine, dim=-1)
         return ratio * (necc * necc.shape[-1] if self.necc == "rescaled" else necc)
-
-    def _projection(self, view: View, layer: int, value: Tensor) -> Tensor:
-        heads_to_stream = view.tape.anatomy.blocks[layer].heads_to_stream
-        assert heads_to_stream is not None
-        weight = heads_to_stream().to(value.dtype)
-        return weight.reshape(len(weight), value.shape[1], -1)
 
 
 class InputAttention(GradientAttention):

@@ -7,13 +7,21 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import NamedTuple
 
+from vitreous.tape.intervention import Intervention
+
 Layers = frozenset[int]
 NONE: Layers = frozenset()
 PIXELS = -1  # as a layer: the input of the model, below the first block
 
 
 class Pass(NamedTuple):
-    """One backward pass: under which rule, and of what (``logit`` or ``probability`` of the target class)."""
+    """One backward pass: under which rule, and of what.
+
+    Attributes:
+        rule: one of ``RULES``.
+        objective: ``logit`` or ``probability`` of the target class; or ``intermediate``, the logit that the head gives
+            to each block's own output, of which only the gradient at that block's attention is read.
+    """
 
     rule: str
     objective: str
@@ -54,6 +62,8 @@ class Needs:
         halves: the stream between attention and feed-forward part, and with the feed-forward part added.
         attention: attention matrices, all rows.
         attention_rows: q, k and v, from which a few rows of A are rebuilt.
+        scores: what enters the softmax, also where a model writes out its attention itself.
+        projections: W_O, by which the heads reach the stream.
         gradients: what is read of each backward pass.
     """
 
@@ -62,12 +72,14 @@ class Needs:
     halves: Layers = NONE
     attention: Layers = NONE
     attention_rows: Layers = NONE
+    scores: Layers = NONE
+    projections: Layers = NONE
     gradients: Mapping[Pass, GradientNeeds] = field(default_factory=dict)
 
     @property
     def uses_attention(self) -> bool:
         """Whether a model without attention cannot serve this."""
-        return bool(self.attention | self.attention_rows) or any(part.attention for part in self.gradients.values())
+        return bool(self.attention | self.attention_rows | self.scores) or any(part.attention for part in self.gradients.values())
 
     @property
     def rules(self) -> set[str]:
@@ -79,14 +91,8 @@ class Needs:
         gradients = dict(self.gradients)
         for backward, part in other.gradients.items():
             gradients[backward] = gradients.get(backward, GradientNeeds()) | part
-        return Needs(
-            self.tokens | other.tokens,
-            self.norms | other.norms,
-            self.halves | other.halves,
-            self.attention | other.attention,
-            self.attention_rows | other.attention_rows,
-            gradients,
-        )
+        layers = (part.name for part in fields(self) if part.name != "gradients")
+        return Needs(**{name: getattr(self, name) | getattr(other, name) for name in layers}, gradients=gradients)
 
 
 def unite(needs: Iterable[Needs]) -> Needs:
@@ -99,10 +105,11 @@ def unite(needs: Iterable[Needs]) -> Needs:
 
 @dataclass(frozen=True)
 class Plan:
-    """The needs of all methods together, in a recorder's terms."""
+    """The needs of all methods together, in a recorder's terms, and what the run does differently from the model."""
 
     depth: int
     needs: Needs
+    intervention: Intervention = field(default_factory=Intervention)
 
     @cached_property
     def rules(self) -> set[str]:
@@ -112,7 +119,12 @@ class Plan:
     @cached_property
     def tokens(self) -> Layers:
         """Block inputs to keep."""
-        return self.needs.tokens.union(*(part.tokens for part in self.needs.gradients.values()))
+        intermediate = (
+            {layer + 1 for layer in part.attention}
+            for backward, part in self.needs.gradients.items()
+            if backward.objective == "intermediate"
+        )
+        return self.needs.tokens.union(*(part.tokens for part in self.needs.gradients.values()), *intermediate)
 
     @cached_property
     def norms(self) -> Layers:
@@ -122,7 +134,7 @@ class Plan:
     @cached_property
     def attention(self) -> Layers:
         """Attention calls to keep."""
-        kept = self.needs.attention | self.needs.attention_rows
+        kept = self.needs.attention | self.needs.attention_rows | self.needs.scores
         return kept.union(*(part.attention for part in self.needs.gradients.values()))
 
     @cached_property
