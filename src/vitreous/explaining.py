@@ -52,7 +52,8 @@ def explain(
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = find_targets(tape.logits, target, topk)
-        scores = _scores(tape, Subject(network, anatomy, pixels, _black(loaded, pixels)), recipes, needs, targets.classes)
+        subject = Subject(network, anatomy, pixels, _black(loaded, pixels))
+        scores = _scores(tape, subject, recipes, needs, targets.classes)
         return Explanation(
             scores={name: maps if targets.several else maps[:, 0] for name, maps in scores.items()},
             grid=tape.layout.grid,
@@ -135,7 +136,7 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
     for layer in needs.halves | needs.projections:
         if anatomy.blocks[layer].heads_to_stream is None:
             return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
-    for layer in needs.halves:
+    for layer in needs.halves | needs.norms:
         block = anatomy.blocks[layer]
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"

@@ -74,7 +74,7 @@ def agcam() -> Readout:
 @register(
     "legrad",
     family="attention",
-    paper="Bousselham et al., LeGrad: An Explainability Method for Vision Transformers via Feature Formation Sensitivity",
+    paper="Bousselham et al., LeGrad: Explainability for Vision Transformers via Feature Formation Sensitivity",
     year=2024,
     aggregation="plus",
     class_specific=True,

@@ -1,4 +1,4 @@
-"""Methods that integrate attention gradients over scaled images or scaled attention: IIA, DIX, TAM, Beyond Intuition."""
+"""Methods that integrate attention gradients over scaled pictures or attention: IIA, DIX, TAM, Beyond Intuition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention, MeanAttention
-from vitreous.methods.readout import MatrixReadout, Procedure, Readout, Residual, row_pieces, times, total
+from vitreous.methods.readout import Procedure, Readout, Residual, row_pieces, times, total
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import each_scaled, few_at_once, rerun, sum_of_variations
 from vitreous.methods.view import Row, View, exact
@@ -94,7 +94,7 @@ def integrated_gradient_row(view: View, steps: int) -> Tensor:
     return torch.nn.functional.pad(row, (view.layout.tokens - row.shape[1], 0))
 
 
-class Feedback(MatrixReadout):
+class Feedback(MeanAttention):
     """A product of matrices whose class token row is weighed, at its end, by the integrated gradient of the last A."""
 
     residual: Residual = "add"
@@ -109,7 +109,7 @@ class Feedback(MatrixReadout):
         return row.dense(view.layout.tokens).abs() * integrated_gradient_row(view, self.steps)
 
 
-class TransitionAttention(Feedback, MeanAttention):
+class TransitionAttention(Feedback):
     """A Markov chain of attention (Yuan et al. 2021): state 0 is the class token's row of the last block's mean_h A.
 
     A block below takes a state s to s A + s, A its mean over heads and the identity its residual connection. The last
@@ -124,11 +124,11 @@ class TransitionAttention(Feedback, MeanAttention):
         return super().step(view, layer, row, "none" if first else residual)
 
 
-class TokenwiseAttention(Feedback, MeanAttention):
+class TokenwiseAttention(Feedback):
     """I + mean_h A diag(||v_j W_O|| / ||x_j||), x_j the token that enters the block (Beyond Intuition, token-wise).
 
     The attention perception of Chen et al. (ICML 2023): how much of a token is left of its length in what the attention
-    moves, heads together, without the biases of the projection. The reasoning feedback is the integrated gradient of the
+    moves, heads together, without the bias of the projection. The reasoning feedback is the integrated gradient of the
     last A. Taken from the authors' program, in which the product starts above the lowest blocks (its ``start_layer`` is
     counted from 1: ``start=5`` here is its default of 6); the paper's equations could not be consulted.
     """
@@ -145,7 +145,8 @@ class TokenwiseAttention(Feedback, MeanAttention):
         value = view.value(layer)
         projected = torch.einsum("bhnk,dhk->bnd", value, view.heads_to_stream(layer).to(value.dtype))
         length = view.tokens(layer).norm(dim=-1)
-        return projected.norm(dim=-1) / length.clamp_min(torch.finfo(length.dtype).tiny)
+        ratio: Tensor = projected.norm(dim=-1) / length.clamp_min(torch.finfo(length.dtype).tiny)
+        return ratio
 
 
 class HeadwiseAttention(Feedback):
@@ -157,7 +158,6 @@ class HeadwiseAttention(Feedback):
     could not be consulted.
     """
 
-    values = ("attention",)
     slopes = ("attention",)
     backward = PLAIN
 
@@ -166,7 +166,8 @@ class HeadwiseAttention(Feedback):
         attention = view.attention(layer)
         importance = self.head_importance(view, layer)[:, :, None, None]
         return total(
-            times(weights, (importance * attention.rows(rows)).sum(dim=1)) for rows, weights in row_pieces(attention, row)
+            times(weights, (importance * attention.rows(rows)).sum(dim=1))
+            for rows, weights in row_pieces(attention, row)
         )
 
     def head_importance(self, view: View, layer: int) -> Tensor:
@@ -251,5 +252,3 @@ def bi_token(*, steps: Steps = _AUTHORS_STEPS) -> Readout:
 def bi_head(*, steps: Steps = _AUTHORS_STEPS) -> Readout:
     """Rollout with heads weighed by their part in the gradient, times the integrated gradient."""
     return HeadwiseAttention(steps)
-
-

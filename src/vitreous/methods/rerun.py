@@ -25,9 +25,12 @@ def rerun(view: View, images: Tensor, needs: Needs, intervention: Intervention |
         yield View(tape, gradients, target, view.subject)
 
 
-def few_at_once(view: View, points: Tensor) -> Iterator[Tensor]:
-    """Cut what all images are varied by, (points, ...), so that images x points of one piece fit into one run."""
-    yield from torch.split(points, max(1, view.subject.at_once // len(view.target)))
+def few_at_once(view: View, points: Tensor, *, room: int = 1) -> Iterator[Tensor]:
+    """Cut what all images are varied by, (points, ...), so that images x points of one piece fit into one run.
+
+    ``room`` times as many fit where a run takes so much less memory.
+    """
+    yield from torch.split(points, max(1, room * view.subject.at_once // len(view.target)))
 
 
 def each_scaled(scales: Tensor, inputs: Tensor) -> Tensor:
@@ -38,4 +41,4 @@ def each_scaled(scales: Tensor, inputs: Tensor) -> Tensor:
 
 def sum_of_variations(values: Tensor, batch: int) -> Tensor:
     """(variations x batch, ...) -> (batch, ...)."""
-    return values.unflatten(0, (-1, batch)).sum(dim=0)
+    return values.reshape(-1, batch, *values.shape[1:]).sum(dim=0)

@@ -84,7 +84,7 @@ class View:
         return record
 
     def value(self, layer: int) -> Tensor:
-        """v of every head, with all biases, (batch, head, tokens, channels)."""
+        """The values of every head, with all biases, (batch, head, tokens, channels)."""
         return exact(self.attention(layer).value)
 
     def heads_to_stream(self, layer: int) -> Tensor:

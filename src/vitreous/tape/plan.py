@@ -79,7 +79,9 @@ class Needs:
     @property
     def uses_attention(self) -> bool:
         """Whether a model without attention cannot serve this."""
-        return bool(self.attention | self.attention_rows | self.scores) or any(part.attention for part in self.gradients.values())
+        return bool(self.attention | self.attention_rows | self.scores) or any(
+            part.attention for part in self.gradients.values()
+        )
 
     @property
     def rules(self) -> set[str]:

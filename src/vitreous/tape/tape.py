@@ -126,7 +126,7 @@ class Tape:
         return found
 
     def _intermediate_gradients(self, rule: str, target: Tensor, layers: frozenset[int]) -> Gradients:
-        """dy_l/dO_l with y_l the logit that the head gives to the output of block l; the blocks above have no part in it.
+        """dy_l/dO_l with y_l the logit that the head gives to the output of block l; blocks above have no part in it.
 
         All outputs are read by the head at once, stacked along the batch, in one further run on a single image.
         """
