@@ -53,7 +53,8 @@ def explain(
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = find_targets(tape.logits, target, topk)
-        scores = _scores(tape, Subject(network, anatomy, pixels), recipes, needs, targets.classes)
+        subject = Subject(network, anatomy, pixels, _black(loaded, pixels))
+        scores = _scores(tape, subject, recipes, needs, targets.classes)
         return Explanation(
             scores={name: maps if targets.several else maps[:, 0] for name, maps in scores.items()},
             grid=tape.layout.grid,
@@ -85,6 +86,14 @@ def _network(model: LoadedModel | nn.Module) -> nn.Module:
     # A compiled model cannot be listened to; the one it was made from gives the same numbers.
     original = getattr(network, "_orig_mod", network)
     return original if isinstance(original, nn.Module) else network
+
+
+def _black(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None:
+    """What the model gets for a black pixel, where its preprocessing is known."""
+    if not isinstance(model, LoadedModel):
+        return None
+    mean, std = (pixels.new_tensor(values) for values in (model.preprocessing.mean, model.preprocessing.std))
+    return -mean / std
 
 
 def _provenance(
@@ -125,7 +134,7 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
-    for layer in needs.halves:
+    for layer in needs.halves | needs.norms:
         block = anatomy.blocks[layer]
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"

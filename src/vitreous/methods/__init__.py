@@ -1,6 +1,16 @@
 """Methods: what is read from a tape, one file per family; importing this package fills the registry."""
 
-from vitreous.methods import attention, decomposition, gradient, gradtoken, tokentm
+from vitreous.methods import (
+    attention,
+    attention_gradient,
+    decomposition,
+    gradient,
+    gradtoken,
+    integrated,
+    integrated_attention,
+    masking_cam,
+    tokentm,
+)
 from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
 from vitreous.methods.registry import MethodInfo, list_methods, method_info, register
@@ -16,10 +26,14 @@ __all__ = [
     "TokenReadout",
     "View",
     "attention",
+    "attention_gradient",
     "decomposition",
     "gradient",
     "gradtoken",
+    "integrated",
+    "integrated_attention",
     "list_methods",
+    "masking_cam",
     "method_info",
     "register",
     "tokentm",

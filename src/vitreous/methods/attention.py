@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
-from vitreous.methods.readout import MatrixReadout, Readout, mean_over_heads, row_pieces, times, total
+from vitreous.methods.readout import MatrixReadout, Readout, Residual, mean_over_heads, row_pieces, times, total
 from vitreous.methods.registry import register
 from vitreous.methods.view import Row, View
 from vitreous.tape.attention import Rows
@@ -13,9 +15,9 @@ from vitreous.tape.attention import Rows
 class MeanAttention(MatrixReadout):
     """mean_h A."""
 
-    values = ("attention",)
+    values: ClassVar[tuple[str, ...]] = ("attention",)
     # Rows of mean_h A sum to 1, so normalising the rows of I + A is halving it (SkipPLUS eq. 2).
-    residual = "half"
+    residual: Residual = "half"
 
     def row_times(self, view: View, layer: int, row: Row) -> Tensor:
         """Row x mean_h A."""

@@ -122,5 +122,14 @@ class View:
         return Row(weights, read)
 
     @property
+    def last_attention(self) -> tuple[int, Tensor]:
+        """The last attention that the output depends on, and the rows of it that do: the class token's, or all pooled.
+
+        Layer L is an attention behind the last block that pools the tokens.
+        """
+        queries = self.layout.pooling_queries
+        return (self.depth - 1, self.layout.read) if queries is None else (self.depth, queries)
+
+    @property
     def _dtype(self) -> torch.dtype:
         return exact(self.tape.logits[:0]).dtype

@@ -50,6 +50,7 @@ class AttentionListener:
         self._scores: Tensor | None = None
         self._factor = 1.0
         self._followed = False
+        self._entering: Tensor | None = None
         self._weights: Tensor | None = None
 
     def on_fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -76,6 +77,8 @@ class AttentionListener:
     ) -> Tensor:
         self._check(layer, query.shape[0], query.shape[2], key.shape[2])
         record = AttentionRecord(query.detach(), key.detach(), value.detach(), scale, bias)
+        if layer in self._plan.intervention.attention_scale:
+            return self._attend_scaled(layer, record, value)
         if self._worth_keeping(layer, record):
             record.matrix = record.rows(slice(None))
 
@@ -89,6 +92,14 @@ class AttentionListener:
             output: Tensor = Attend.apply(query, key, value, forward_call, record, self._in_force)
         else:
             output = forward_call()
+        self._keep(layer, record, output)
+        return output
+
+    def _attend_scaled(self, layer: int, record: AttentionRecord, value: Tensor) -> Tensor:
+        """With another attention matrix than the model's: a multiple of it, and a constant."""
+        factors = self._plan.intervention.attention_scale[layer].to(record.value)
+        record.matrix = record.rows(slice(None)).to(value.dtype) * factors[:, None, None, None]
+        output = record.matrix @ value
         self._keep(layer, record, output)
         return output
 
@@ -157,7 +168,7 @@ class AttentionListener:
         scores = args[0]
         if self._progress.layer is None or not isinstance(scores, Tensor) or scores.dim() != 4:
             return func(*args, **kwargs)
-        self._followed = scores is self._scores
+        self._followed, self._entering = scores is self._scores, scores
         if self._rules_differ and scores.requires_grad:
 
             def function(value: Tensor) -> Tensor:
@@ -182,6 +193,12 @@ class AttentionListener:
         matrix, query, key = self._weights.detach(), self._operands[0], self._operands[1].transpose(-2, -1)
         self._check(layer, matrix.shape[0], *matrix.shape[-2:])
         record = AttentionRecord(None, key.detach(), value.detach(), self._scale(layer, key), matrix=matrix)
+        if self._plan.needs.scores & {layer, layer - 1}:  # behind the last block as in it
+            assert self._entering is not None
+            record.scores = self._entering.detach()
+        if layer in self._plan.intervention.attention_scale:
+            self.forget()
+            return self._attend_scaled(layer, record, value)
         if self._plan.rules - _NEED_NO_SCORES:
             if not self._followed:
                 raise UnsupportedModelError(

@@ -7,13 +7,21 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import NamedTuple
 
+from vitreous.tape.intervention import Intervention
+
 Layers = frozenset[int]
 NONE: Layers = frozenset()
 PIXELS = -1  # as a layer: the input of the model, below the first block
 
 
 class Pass(NamedTuple):
-    """One backward pass: under which rule, and of what (``logit`` or ``probability`` of the target class)."""
+    """One backward pass: under which rule, and of what.
+
+    Attributes:
+        rule: one of ``RULES``.
+        objective: ``logit`` or ``probability`` of the target class; or ``intermediate``, the logit that the head gives
+            to each block's own output, of which only the gradient at that block's attention is read.
+    """
 
     rule: str
     objective: str
@@ -57,6 +65,7 @@ class Needs:
         projections: W_O, by which the heads reach the stream.
         linear_norms: both norms as linear maps, with what they were given in this run.
         unbiased_values: in pre-norm blocks the values as they are without the biases of norm and projection, with W_V.
+        scores: what enters the softmax, also where a model writes out its attention itself.
         gradients: what is read of each backward pass.
     """
 
@@ -68,12 +77,15 @@ class Needs:
     projections: Layers = NONE
     linear_norms: Layers = NONE
     unbiased_values: Layers = NONE
+    scores: Layers = NONE
     gradients: Mapping[Pass, GradientNeeds] = field(default_factory=dict)
 
     @property
     def uses_attention(self) -> bool:
         """Whether a model without attention cannot serve this."""
-        return bool(self.attention | self.attention_rows) or any(part.attention for part in self.gradients.values())
+        return bool(self.attention | self.attention_rows | self.scores) or any(
+            part.attention for part in self.gradients.values()
+        )
 
     @property
     def rules(self) -> set[str]:
@@ -99,10 +111,11 @@ def unite(needs: Iterable[Needs]) -> Needs:
 
 @dataclass(frozen=True)
 class Plan:
-    """The needs of all methods together, in a recorder's terms."""
+    """The needs of all methods together, in a recorder's terms, and what the run does differently from the model."""
 
     depth: int
     needs: Needs
+    intervention: Intervention = field(default_factory=Intervention)
 
     @cached_property
     def rules(self) -> set[str]:
@@ -112,7 +125,12 @@ class Plan:
     @cached_property
     def tokens(self) -> Layers:
         """Block inputs to keep."""
-        return self.needs.tokens.union(*(part.tokens for part in self.needs.gradients.values()))
+        intermediate = (
+            {layer + 1 for layer in part.attention}
+            for backward, part in self.needs.gradients.items()
+            if backward.objective == "intermediate"
+        )
+        return self.needs.tokens.union(*(part.tokens for part in self.needs.gradients.values()), *intermediate)
 
     @cached_property
     def norms(self) -> Layers:
@@ -122,7 +140,7 @@ class Plan:
     @cached_property
     def attention(self) -> Layers:
         """Attention calls to keep."""
-        kept = self.needs.attention | self.needs.attention_rows
+        kept = self.needs.attention | self.needs.attention_rows | self.needs.scores
         return kept.union(*(part.attention for part in self.needs.gradients.values()))
 
     @cached_property

@@ -146,7 +146,7 @@ class Recorder:
             raise UnsupportedModelError(f"{name} runs its blocks out of order or more than once; this is not supported")
         if not arguments or not isinstance(arguments[0], Tensor):
             raise UnsupportedModelError(f"{name} does not hand the tokens to its blocks as their first argument")
-        tokens = arguments[0]
+        tokens = self._replaced(layer, arguments[0])
         if tokens.dim() != 3:
             raise UnsupportedModelError(
                 f"{name} hands its blocks a tensor of shape {tuple(tokens.shape)}, not (batch, tokens, channels): "
@@ -156,11 +156,17 @@ class Recorder:
         self.progress.tokens = tokens.shape[1] if self.anatomy.batch_first else tokens.shape[0]
         if layer == self.plan.graph_start:
             tokens = tokens.detach().requires_grad_()
-            arguments = (tokens, *arguments[1:])
         if layer in self.plan.tokens:
             self.tokens[layer] = tokens
         self._block_input = tokens
-        return arguments
+        return (tokens, *arguments[1:])
+
+    def _replaced(self, layer: int, tokens: Tensor) -> Tensor:
+        stream = self.plan.intervention.replacement(layer)
+        if stream is None:
+            return tokens
+        self.progress.batch = len(stream)
+        return stream if self.anatomy.batch_first else stream.transpose(0, 1)
 
     def _leave_block(self, layer: int, output: Any) -> Any:
         tokens = output[0] if isinstance(output, tuple) else output
@@ -168,6 +174,7 @@ class Recorder:
         self.attention.forget()
         self._rules.forget()
         last = layer + 1 == self.anatomy.depth
+        tokens = self._replaced(layer + 1, tokens) if last else tokens
         if last and not tokens.requires_grad:
             tokens = tokens.detach().requires_grad_()
         if last:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.tape.evaluation_mode import evaluation_mode
+from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
 from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.recorder import Recorder
@@ -39,10 +40,19 @@ class Gradients:
 
 
 class Tape:
-    """One recorded forward pass. Made by ``record``; holds the graph until that context ends."""
+    """One recorded forward pass. Made by ``record``; holds the graph until that context ends.
 
-    def __init__(self, recorder: Recorder, logits: Tensor, image_size: tuple[int, int]) -> None:
-        self._recorder = recorder
+    ``again`` runs the model once more, on one image, with an intervention.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        logits: Tensor,
+        image_size: tuple[int, int],
+        again: Callable[[Needs, Intervention], AbstractContextManager[Tape]],
+    ) -> None:
+        self._recorder, self._again = recorder, again
         self._logits = logits
         self.anatomy = recorder.anatomy
         self.logits = logits.detach()
@@ -96,7 +106,9 @@ class Tape:
         return self._recorder.attention.records[layer]
 
     def backward(self, backward: Pass, target: Tensor, needs: GradientNeeds) -> Gradients:
-        """Gradients of the target's logit or probability, one class per image, under the pass's rule."""
+        """Gradients of the pass's objective, one class per image, under its rule."""
+        if backward.objective == "intermediate":
+            return self._intermediate_gradients(backward.rule, target, needs.attention)
         recorder = self._recorder
         outputs = needs.attention | ({self.depth} if needs.attention and self.layout.pooled_by_attention else set())
         wanted = [
@@ -121,6 +133,24 @@ class Tape:
             gradient = self._batch_first(gradient) if stream else gradient  # noqa: PLW2901
             scaled = gradient if size is None else gradient.float() * size.view(-1, *[1] * (gradient.dim() - 1))
             getattr(found, part)[layer] = scaled
+        return found
+
+    def _intermediate_gradients(self, rule: str, target: Tensor, layers: frozenset[int]) -> Gradients:
+        """dy_l/dO_l with y_l the logit that the head gives to the output of block l; blocks above have no part in it.
+
+        All outputs are read by the head at once, stacked along the batch, in one further run on a single image.
+        """
+        streams = torch.cat([self.tokens(layer + 1) for layer in layers])
+        logit, behind = Pass(rule, "logit"), GradientNeeds(tokens=frozenset({self.depth}))
+        with self._again(Needs(gradients={logit: behind}), Intervention(self.depth, streams)) as head:
+            slopes = head.backward(logit, target.repeat(len(layers)), behind).tokens[self.depth]
+        recorder = self._recorder
+        recorder.in_force.rule = RULES[rule]
+        found = Gradients()
+        for layer, slope in zip(layers, slopes.chunk(len(layers)), strict=True):
+            stream, output = recorder.tokens[layer + 1], recorder.attention.outputs[layer]
+            slope = self._batch_first(slope).to(stream.dtype)  # noqa: PLW2901
+            (found.outputs[layer],) = torch.autograd.grad(stream, output, slope, retain_graph=True)
         return found
 
     def _bias_scores(self, noted: dict[int, list[Tensor]], size: Tensor | None) -> dict[int, Tensor]:
@@ -187,6 +217,8 @@ class Tape:
 def record(model: nn.Module, anatomy: Anatomy, images: Tensor, plan: Plan) -> Iterator[Tape]:
     """Run ``model`` once on ``images`` and keep what ``plan`` asks for, until the context ends.
 
+    The plan's intervention may put another stream in the place of a block's input, or scale attention.
+
     The model is not edited; it runs in evaluation mode and is put back; a caller's ``no_grad``, ``inference_mode`` or
     ``autocast`` may surround this.
     """
@@ -198,7 +230,12 @@ def record(model: nn.Module, anatomy: Anatomy, images: Tensor, plan: Plan) -> It
             recorder.tokens[PIXELS] = pixels
         with evaluation_mode(model), recorder.listening():
             output = _run(model, pixels, recorder)
-        yield Tape(recorder, _logits(output, anatomy.name, len(images)), (images.shape[-2], images.shape[-1]))
+        logits = _logits(output, anatomy.name, recorder.progress.batch)
+
+        def again(needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
+            return record(model, anatomy, images[:1], Plan(anatomy.depth, needs, intervention))
+
+        yield Tape(recorder, logits, (images.shape[-2], images.shape[-1]), again)
 
 
 def _run(model: nn.Module, pixels: Tensor, recorder: Recorder) -> Any:
