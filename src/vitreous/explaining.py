@@ -124,6 +124,9 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
+    for layer in needs.norms:
+        if layer not in tape.seen_norms:
+            return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
     for layer in needs.halves:
         block = anatomy.blocks[layer]
         if block.heads_to_stream is None:

@@ -1,4 +1,4 @@
-"""Autograd functions whose backward pass asks the rule in force: attention, normalisation, activation, gate.
+"""Autograd functions whose backward pass asks the rule in force: attention, normalisation, activation, product.
 
 ``InForce`` is handed to each at recording time; the tape sets its rule before every backward pass. No global state, so
 threads do not see each other.
@@ -19,7 +19,7 @@ from vitreous.tape.rules import ElementwiseCall, NormCall, Rule
 # mypy: disable-error-code="no-untyped-call,override"
 
 
-Kind = Literal["activation", "gate", "length"]
+Kind = Literal["activation", "softmax", "gate", "deviation", "length"]
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Normalise(torch.autograd.Function):
 
 
 class Elementwise(torch.autograd.Function):
-    """An activation, a gate that only weighs something else, or a length that something is divided by."""
+    """An activation, a softmax or gate that weighs something else, a deviation or length that something is divided by."""
 
     @staticmethod
     def forward(

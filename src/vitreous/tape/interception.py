@@ -105,8 +105,10 @@ RMS_NORM = (F.rms_norm, torch.rms_norm)
 GATES = (
     *(torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit, F.hardsigmoid),
     *(torch.tanh, Tensor.tanh, F.tanh, torch.erf, Tensor.erf),
-    *(torch.rsqrt, Tensor.rsqrt),
 )
+INVERSE_ROOT = (torch.rsqrt, Tensor.rsqrt)
+ROOT = (torch.sqrt, Tensor.sqrt)
+POWER = (torch.pow, Tensor.pow, Tensor.__pow__)
 LENGTHS = (torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm)
 NORMALIZE = (F.normalize,)
 LINEAR = (F.linear,)
