@@ -96,7 +96,9 @@ def package_maps(name: str, layer: int, target: int) -> np.ndarray:
             for part in (cam.activations_and_grads.activations, cam.activations_and_grads.gradients)
         )
         slopes = gradients[0] if gradients else None
-        return cam.get_cam_image(images, None, targets, activations[0], slopes, False).reshape(len(images), 16)
+        return cam.get_cam_image(images, None, targets, activations[0], slopes, eigen_smooth=False).reshape(
+            len(images), 16
+        )
 
 
 @pytest.mark.parametrize("layer", [1, -1])

@@ -124,11 +124,15 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
+    return _missing_norm(tape, needs)
+
+
+def _missing_norm(tape: Tape, needs: Needs) -> str | None:
     for layer in needs.norms:
         if layer not in tape.seen_norms:
             return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
     for layer in needs.halves:
-        block = anatomy.blocks[layer]
+        block = tape.anatomy.blocks[layer]
         if block.heads_to_stream is None:
             return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
         if block.first_norm is None or block.second_norm is None:

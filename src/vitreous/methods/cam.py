@@ -34,22 +34,22 @@ class ActivationMap(TokenReadout):
     """A map of activations, which a convention picks."""
 
     def __init__(self, convention: Convention, relu: Relu) -> None:
-        self.part = "norms" if convention == "pytorch_grad_cam" else "tokens"
-        self.patches_only = convention == "pytorch_grad_cam"
-        self.signed = not self.patches_only if relu == "default" else relu == "no"
+        self.of_norms = convention == "pytorch_grad_cam"
+        self.signed = not self.of_norms if relu == "default" else relu == "no"
 
     def needs(self, layer: int, depth: int) -> Needs:
         """The activations."""
         del depth
-        return Needs(**{self.part: frozenset({layer})})
+        here = frozenset({layer})
+        return Needs(norms=here) if self.of_norms else Needs(tokens=here)
 
     def activations(self, view: View, layer: int) -> Tensor:
         """A, (batch, tokens that count, channels)."""
-        return self.counted(view, view.norm(layer) if self.part == "norms" else view.tokens(layer))
+        return self.counted(view, view.norm(layer) if self.of_norms else view.tokens(layer))
 
     def counted(self, view: View, values: Tensor) -> Tensor:
         """The tokens that count."""
-        return values[:, view.layout.prefix :] if self.patches_only else values
+        return values[:, view.layout.prefix :] if self.of_norms else values
 
     def finish(self, view: View, scores: Tensor) -> Tensor:
         """Scores of all tokens: clamped if need be, and 0 for those that do not count."""
@@ -66,13 +66,14 @@ class ClassActivationMap(ActivationMap):
 
     def needs(self, layer: int, depth: int) -> Needs:
         """The activations and their gradients."""
-        gradients = GradientNeeds(**{self.part: frozenset({layer})})
-        return super().needs(layer, depth) | Needs(gradients={self.backward: gradients})
+        here = frozenset({layer})
+        slopes = GradientNeeds(norms=here) if self.of_norms else GradientNeeds(tokens=here)
+        return super().needs(layer, depth) | Needs(gradients={self.backward: slopes})
 
     def read(self, view: View, layer: int) -> Tensor:
         """The map."""
         activations = self.activations(view, layer)
-        gradients = (view.norm_gradient if self.part == "norms" else view.token_gradient)(self.backward, layer)
+        gradients = (view.norm_gradient if self.of_norms else view.token_gradient)(self.backward, layer)
         weighed = self.weighing(activations, self.counted(view, gradients).to(activations.dtype))
         return self.finish(view, weighed.sum(dim=-1))
 

@@ -41,15 +41,14 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
         slopes = GradientNeeds(**dict.fromkeys(self.slopes, here))
         return Needs(**dict.fromkeys(self.values, here), gradients={self.backward: slopes} if self.slopes else {})
 
-
     def under(self, rule: RuleName) -> Self:
         """This read-out, with its gradients taken under a rule.
 
-        An attention matrix's gradient is (dy/dO) Vᵀ with dy/dO under the rule, also where the rule lets none of it pass.
+        An attention matrix's gradient is (dy/dO) Vᵀ with dy/dO under the rule, also where the rule lets none of it on.
         """
         if rule == "residual" and "attention" not in self.slopes:
             raise MethodError(
-                "under rule=residual nothing passes attention, so no gradient gets from the class token to the patches; "
+                "under rule=residual nothing passes attention, so no gradient gets from the class token to patches; "
                 "it is for methods that read the attention's gradient"
             )
         self.backward = Pass(rule, self.backward.objective)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
+from vitreous.tape.biases import BiasNotes
 from vitreous.tape.functions import Elementwise, InForce, Kind, Normalise, Product
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
@@ -22,8 +22,8 @@ class RuleListener:
     """Puts the non-linear parts of a forward pass under the rule in force and notes biases where they are wanted."""
 
     def __init__(self, plan: Plan, progress: Progress, in_force: InForce, *, batch_first: bool) -> None:
-        self._plan, self._progress, self._in_force = plan, progress, in_force
-        self._tokens_first = not batch_first
+        self._progress, self._in_force = progress, in_force
+        self._biases = BiasNotes(plan, progress, in_force, batch_first=batch_first)
         # With the plain rule alone autograd itself does the right thing and nothing is replaced.
         self.rules_differ = bool(plan.rules - {"plain"})
         self.products_matter = any(RULES[name].halves_products for name in plan.rules)
@@ -38,7 +38,7 @@ class RuleListener:
     def on_layer_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Layer normalisation; its bias counts."""
         output = self._normalise(func, args, kwargs, eps=_argument(args, kwargs, 4, "eps", 1e-5), centred=True)
-        self._note_bias(output, _argument(args, kwargs, 3, "bias", None))
+        self._biases.note(output, _argument(args, kwargs, 3, "bias", None))
         return output
 
     def on_rms_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -58,19 +58,17 @@ class RuleListener:
         return Normalise.apply(tokens, weight, shape, eps, centred, _of_first(func, args, kwargs), self._in_force)
 
     def on_activation(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An activation function; what a rule's slope leaves unexplained counts as a bias."""
-        slope_at_zero = heard.ACTIVATIONS[func]
-        output = self._elementwise(func, args, kwargs, slope_at_zero, "activation")
-        self._note_residue(output, ElementwiseCall(args[0].detach(), _of_first(func, args, kwargs), slope_at_zero))
-        return output
+        """An activation function."""
+        return self._weigh(func, args, kwargs, heard.ACTIVATIONS[func], "activation")
 
     def on_gate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Inside a block these weigh something (hand-written GELU, gated attention); a head may end in one."""
+        """Inside a block these weigh something (hand-written GELU, gated attention); a head's tanh is an activation."""
+        if self._progress.behind and func in heard.TANH:
+            return self._weigh(func, args, kwargs, 1.0, "activation")
         if not self._progress.inside_block:
             return func(*args, **kwargs)
-        gate = self._elementwise(func, args, kwargs, 0.0, "gate")
+        gate = self._weigh(func, args, kwargs, 0.0, "gate")
         self._gates.append(gate)
-        self._note_residue(gate, ElementwiseCall(args[0].detach(), _of_first(func, args, kwargs), 0.0))
         return gate
 
     def on_inverse_root(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,7 +121,7 @@ class RuleListener:
             return Product.apply(args[0], args[1], self._in_force)
         output = func(*args, **kwargs)
         if two_streams and any(gates) and not all(gates):
-            self._note_gated(output)
+            self._biases.note_gated(output)
         else:
             self._pass_on_gate(args, output)
         return output
@@ -132,10 +130,10 @@ class RuleListener:
         """A gate plus a constant is a gate: 1 + tanh(...) of a hand-written GELU. Other constants are biases."""
         output = func(*args, **kwargs)
         if self._pass_on_gate(args, output):
-            self._note_shifted(output, func.__name__)
+            self._biases.note_shifted(output)
         else:
             constant = next((value for value in args[:2] if isinstance(value, Tensor) and not _in_graph(value)), None)
-            self._note_bias(output, constant)
+            self._biases.note(output, constant)
         return output
 
     def _pass_on_gate(self, args: tuple[Any, ...], output: Any) -> bool:
@@ -149,71 +147,23 @@ class RuleListener:
     def on_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A linear layer; its bias counts."""
         output = func(*args, **kwargs)
-        self._note_bias(output, _argument(args, kwargs, 2, "bias", None))
+        self._biases.note(output, _argument(args, kwargs, 2, "bias", None))
         return output
 
     def linear(self, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """A linear layer that is part of an opened-up call, where the batch always comes first."""
         output = torch.nn.functional.linear(tokens, weight, bias)
-        self._note_bias(output, bias, tokens_first=False)
+        self._biases.note(output, bias, tokens_first=False)
         return output
 
-    # Biases ----------------------------------------------------------------------------------------------------------
-
-    def _note_bias(self, output: Tensor, bias: Tensor | None, *, tokens_first: bool | None = None) -> None:
-        """A bias contributes bias x gradient."""
-        if bias is not None:
-            constant = bias.detach()
-            self._note(output, lambda gradient: gradient * constant, tokens_first=tokens_first)
-
-    def _note(
-        self, output: Tensor, contribution: Callable[[Tensor], Tensor | None], *, tokens_first: bool | None = None
-    ) -> None:
-        """Have what ``contribution`` makes of the gradient at ``output`` added up in backward passes that ask for it."""
-        layer, in_force = self._progress.layer, self._in_force
-        if layer not in self._plan.biases or not output.requires_grad:
-            return
-        if tokens_first is None:
-            tokens_first = self._tokens_first and self._progress.inside_block
-
-        def summed(gradient: Tensor) -> Tensor | None:
-            found = contribution(_exact(gradient))
-            if found is None:
-                return None
-            found = found.sum(dim=-1)
-            return found.transpose(0, 1) if tokens_first and found.dim() > 1 else found
-
-        output.register_hook(lambda gradient: in_force.add_bias(layer, lambda: summed(gradient)))
-
-    def _note_residue(self, output: Tensor, call: ElementwiseCall) -> None:
-        """What the slope leaves unexplained of an activation contributes like a bias."""
-        in_force = self._in_force
-
-        def contribution(gradient: Tensor) -> Tensor | None:
-            left = in_force.rule.residue(call)
-            return None if left is None else gradient * left
-
-        self._note(output, contribution)
-
-    def _note_gated(self, output: Tensor) -> None:
-        """u g(u), written out: where the gate has a gradient the factors explain it twice, and once is taken back."""
-        in_force, product = self._in_force, output.detach()
-        self._note(output, lambda gradient: None if in_force.rule.constant_gates else -gradient * product)
-
-    def _note_shifted(self, gate: Tensor, name: str) -> None:
-        """1 + tanh(...): not followed any further where the gate has a gradient."""
-        in_force = self._in_force
-
-        def refuse(gradient: Tensor) -> Tensor | None:
-            del gradient
-            if in_force.rule.constant_gates:
-                return None
-            raise UnsupportedModelError(
-                f"the model writes out its activation with {name}, and what counts as its bias is known under "
-                "constant gates only: use rule=libra or rule=frozen"
-            )
-
-        self._note(gate, refuse)
+    def _weigh(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slope_at_zero: float, kind: Kind
+    ) -> Any:
+        """An activation or gate; what a rule's slope leaves unexplained of it counts as a bias."""
+        call = ElementwiseCall(args[0].detach(), _of_first(func, args, kwargs), slope_at_zero)
+        output = self._elementwise(func, args, kwargs, slope_at_zero, kind)
+        self._biases.note_residue(output, call)
+        return output
 
     def _elementwise(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slope_at_zero: float, kind: Kind
@@ -236,11 +186,6 @@ def _of_first(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 def _among(tensors: list[Tensor], value: Any) -> bool:
     return any(tensor is value for tensor in tensors)
-
-
-def _exact(values: Tensor) -> Tensor:
-    """Half precision as float32, for sums over channels."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def _in_graph(value: Any) -> bool:

@@ -121,11 +121,12 @@ class Tape:
 
     def _bias_scores(self, noted: dict[int, list[Tensor]], size: Tensor | None) -> dict[int, Tensor]:
         """What biases contribute, per token."""
-        batch, nothing = len(self.logits), self.logits.new_zeros(len(self.logits))
-        return {
-            layer: bias_scores(contributions or [nothing], self.layout, batch) * (1 if size is None else size[:, None])
+        batch, nothing = len(self.logits), self.logits.new_zeros(len(self.logits), self.layout.tokens)
+        scores = {
+            layer: bias_scores(contributions or [nothing], self.layout, batch, behind=layer == self.depth)
             for layer, contributions in noted.items()
         }
+        return scores if size is None else {layer: sums * size[:, None] for layer, sums in scores.items()}
 
     def _head_gradients(self) -> tuple[Tensor, Tensor | None]:
         """Where the gradient of the output lands: in which of the last block's tokens, in which pooling queries.
