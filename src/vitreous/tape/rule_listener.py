@@ -80,10 +80,11 @@ class RuleListener:
         return inverse
 
     def on_root(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A deviation inside a block; behind the blocks it may be the length of a feature."""
+        """The deviation of tokens; of the pooled feature behind the blocks, its length."""
         if self._progress.layer is None:
             return func(*args, **kwargs)
-        return self._elementwise(func, args, kwargs, 0.0, "length" if self._progress.behind else "deviation")
+        pooled = self._progress.behind and args[0].dim() == 2
+        return self._elementwise(func, args, kwargs, 0.0, "length" if pooled else "deviation")
 
     def on_power(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A root may be written as a power."""
