@@ -68,7 +68,13 @@ class TokenReadout(Readout):
 
 
 class Procedure(Readout):
-    """A method as a whole, for those that are not a read-out of layers: it may ask the subject again."""
+    """A method as a whole, for those that are not a read-out of layers.
+
+    Attributes:
+        runs_again: whether it asks the subject again, which is what makes a method expensive.
+    """
+
+    runs_again: bool = True
 
     @abstractmethod
     def map(self, view: View) -> Tensor:
