@@ -134,13 +134,20 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
-    for layer in needs.halves | needs.norms:
-        block = anatomy.blocks[layer]
+    return _missing_norm(tape, needs) or missing_linear_part(tape, needs)
+
+
+def _missing_norm(tape: Tape, needs: Needs) -> str | None:
+    for layer in needs.norms:
+        if layer not in tape.seen_norms:
+            return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
+    for layer in needs.halves:
+        block = tape.anatomy.blocks[layer]
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
         if layer in tape.misplaced_norms:
             return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
-    return missing_linear_part(tape, needs)
+    return None
 
 
 def _scores(

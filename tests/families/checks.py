@@ -18,11 +18,17 @@ from torch.overrides import _get_current_function_mode_stack
 
 import vitreous
 from vitreous.errors import UnsupportedModelError
+from whole_maps import all_token_scores
 
 DEPTH = 3
 CLASSES = 5
 BATCH = 2
 ATTENTION_METHODS = ("raw_attention", "rollout", "gae", "gradtoken", "gradtoken:heads=average")
+# Every rule, through the stream and the attention.
+RULED_METHODS = (
+    *("ixg:rule=libra", "attnlrp", "conservative_lrp", "fullgrad:rule=libra"),
+    *("gae:rule=libra", "gae:rule=attnlrp", "gae:rule=conservative", "gae:rule=residual"),
+)
 # Float64 throughout. The same operations in the same order: only rounding of reordered sums may differ.
 SAME = {"rtol": 1e-12, "atol": 1e-12}
 # The reference sums in another order through three blocks; values are of order 0.01 to 10.
@@ -203,6 +209,14 @@ class FamilyChecks:
             torch.testing.assert_close(both, plain[layer][:, case.prefix :], **case.agrees)
         # Where the rules agree a test of them proves nothing.
         assert not torch.allclose(expected[0], plain[0], rtol=1e-3, atol=1e-3)
+
+    @pytest.mark.parametrize("layer", [0, DEPTH - 1])
+    def test_libra_full_gradient_adds_up_to_the_logit(self, case: Family, layer: int) -> None:
+        """LibraGrad's completeness: inputs and biases times gradient are all of the output, on any model."""
+        model, images, target = case.model(), case.images(), case.target()
+        scores, logits = all_token_scores(model, images, f"fullgrad:rule=libra,layer={layer}", target)
+        # Rounding of some hundred signed terms; no logit here is smaller than 1e-2 of them.
+        torch.testing.assert_close(scores.sum(dim=1), logits, rtol=case.rounding or 1e-9, atol=0)
 
     def test_rollout_and_gae_agree_with_full_products(self, case: Family) -> None:
         model, images, target = case.model(), case.images(), case.target()

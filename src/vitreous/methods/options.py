@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from vitreous.errors import MethodError
 
+RuleName = Literal["plain", "frozen", "libra", "attnlrp", "conservative", "residual"]
+RuleOption = Annotated[RuleName, "how the backward pass treats attention, norms and activations"]
+
 
 @dataclass(frozen=True)
 class OptionInfo:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
+from vitreous.errors import MethodError
+from vitreous.methods.options import RuleName
 from vitreous.methods.view import Row, View
 from vitreous.tape import AttentionRecord, GradientNeeds, Needs, Pass
 from vitreous.tape.attention import Rows
@@ -39,6 +41,19 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
         slopes = GradientNeeds(**dict.fromkeys(self.slopes, here))
         return Needs(**dict.fromkeys(self.values, here), gradients={self.backward: slopes} if self.slopes else {})
 
+    def under(self, rule: RuleName) -> Self:
+        """This read-out, with its gradients taken under a rule.
+
+        An attention matrix's gradient is (dy/dO) Vᵀ with dy/dO under the rule, also where the rule lets none of it on.
+        """
+        if rule == "residual" and "attention" not in self.slopes:
+            raise MethodError(
+                "under rule=residual nothing passes attention, so no gradient gets from the class token to patches; "
+                "it is for methods that read the attention's gradient"
+            )
+        self.backward = Pass(rule, self.backward.objective)
+        return self
+
 
 class TokenReadout(Readout):
     """A score for every token."""
@@ -46,6 +61,10 @@ class TokenReadout(Readout):
     @abstractmethod
     def read(self, view: View, layer: int) -> Tensor:
         """Scores of all tokens at a layer, (batch, tokens)."""
+
+    def read_sum(self, view: View, layers: range) -> Tensor:
+        """Scores summed over layers; what several layers share may count once."""
+        return total(self.read(view, layer) for layer in layers)
 
 
 class Procedure(Readout):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention
+from vitreous.methods.options import RuleOption
 from vitreous.methods.readout import (
     MatrixReadout,
     Readout,
@@ -170,6 +171,7 @@ def tokentm(
     components: Annotated[Components, "the rows of the paper's table 6"] = "af_l_necc",
     necc: Annotated[Necc, "as written, of order 1/n, or times the number of tokens"] = "paper",
     variant: Annotated[Literal["paper", "third_party"], "third_party: as the SkipPLUS authors coded it"] = "paper",
+    rule: RuleOption = "plain",
 ) -> Readout:
     """Rollout of attention x gradient, weighed by how blocks change the length and direction of tokens."""
     if necc != "paper" and (components != "af_l_necc" or variant == "third_party"):
@@ -177,7 +179,7 @@ def tokentm(
     if variant == "third_party" and components != "af_l_necc":
         raise MethodError("the third-party variant has no ablations: leave out components")
     if variant == "third_party":
-        return ThirdPartyTokenTransformation()
+        return ThirdPartyTokenTransformation().under(rule)
     if components == "baseline":
-        return InputAttention(gradient)
-    return TokenTransformation(gradient, components, necc)
+        return InputAttention(gradient).under(rule)
+    return TokenTransformation(gradient, components, necc).under(rule)

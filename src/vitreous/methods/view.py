@@ -78,6 +78,10 @@ class View:
         """The gradient there, (batch, tokens, channels)."""
         return exact(self.gradients[backward].norms[layer])
 
+    def biases(self, backward: Pass, layer: int) -> Tensor:
+        """Bias x gradient of everything in a block, (batch, tokens); index L is all behind the last block."""
+        return self.gradients[backward].biases[layer]
+
     def attention(self, layer: int) -> AttentionRecord:
         """The attention call of a block."""
         record: AttentionRecord = self.tape.attention(layer)

@@ -175,7 +175,7 @@ class AttentionListener:
                 result: Tensor = func(value, *args[1:], **kwargs)
                 return result
 
-            self._weights = Elementwise.apply(scores, function, 0.0, "gate", self._in_force)
+            self._weights = Elementwise.apply(scores, function, 0.0, "softmax", self._in_force)
         else:
             self._weights = func(*args, **kwargs)
         return self._weights

@@ -102,11 +102,15 @@ MATRIX_PRODUCT = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Ten
 SAME_VALUES = (F.dropout, torch.dropout, Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.contiguous)
 LAYER_NORM = (F.layer_norm, torch.layer_norm)
 RMS_NORM = (F.rms_norm, torch.rms_norm)
+TANH = (torch.tanh, Tensor.tanh, F.tanh)
 GATES = (
     *(torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit, F.hardsigmoid),
-    *(torch.tanh, Tensor.tanh, F.tanh, torch.erf, Tensor.erf),
-    *(torch.rsqrt, Tensor.rsqrt),
+    *TANH,
+    *(torch.erf, Tensor.erf),
 )
+INVERSE_ROOT = (torch.rsqrt, Tensor.rsqrt)
+ROOT = (torch.sqrt, Tensor.sqrt)
+POWER = (torch.pow, Tensor.pow, Tensor.__pow__)
 LENGTHS = (torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm)
 NORMALIZE = (F.normalize,)
 LINEAR = (F.linear,)

@@ -48,7 +48,7 @@ class Recorder:
         self.misplaced_norms: set[int] = set()
         self.grid: tuple[int, int] | None = None
         self._block_input: Tensor | None = None
-        self._rules = RuleListener(plan, self.progress, self.in_force)
+        self._rules = RuleListener(plan, self.progress, self.in_force, batch_first=anatomy.batch_first)
         self.attention = AttentionListener(anatomy, plan, self.progress, self.in_force, self._rules.linear)
         self._places = self._where_things_are()
 
@@ -62,8 +62,9 @@ class Recorder:
             places[block.module] = ("block", layer)
             if block.attention is not None:
                 places[block.attention] = ("attention", layer)
-            if layer in self.plan.needs.halves | self.plan.norms and block.first_norm and block.second_norm:
+            if layer in self.plan.needs.halves | self.plan.norms and block.first_norm:
                 places[block.first_norm] = ("first_norm", layer)
+            if layer in self.plan.needs.halves and block.second_norm:
                 places[block.second_norm] = ("second_norm", layer)
         return places
 
@@ -82,15 +83,18 @@ class Recorder:
         hear(heard.SAME_VALUES, attention.on_same_values)
         if rules.rules_differ:
             hear(heard.RMS_NORM, rules.on_rms_norm)
-            hear(heard.GATES, rules.on_gate)
+            hear(heard.INVERSE_ROOT, rules.on_inverse_root)
+            hear(heard.ROOT, rules.on_root)
+            hear(heard.POWER, rules.on_power)
             hear(heard.LENGTHS, rules.on_length)
             hear(heard.NORMALIZE, rules.on_normalize)
-            hear(heard.MULTIPLICATION, self._or_score_step(rules.on_multiply))
-            hear(heard.ADDITION, self._or_score_step(rules.on_add))
             hear(heard.SCORE_STEPS, self._or_score_step(lambda func, args, kwargs: func(*args, **kwargs)))
         if rules.rules_differ or self.plan.biases:
             hear(heard.LAYER_NORM, rules.on_layer_norm)
             hear(tuple(heard.ACTIVATIONS), rules.on_activation)
+            hear(heard.GATES, rules.on_gate)
+            hear(heard.MULTIPLICATION, self._or_score_step(rules.on_multiply))
+            hear(heard.ADDITION, self._or_score_step(rules.on_add))
         if self.plan.biases:
             hear(heard.LINEAR, rules.on_linear)
         return handlers

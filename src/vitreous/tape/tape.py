@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
+from vitreous.tape.biases import bias_scores
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
@@ -78,6 +79,11 @@ class Tape:
     def misplaced_norms(self) -> frozenset[int]:
         """The blocks whose norms do not stand where their names say, so that their halves were not seen."""
         return frozenset(self._recorder.misplaced_norms)
+
+    @property
+    def seen_norms(self) -> frozenset[int]:
+        """The blocks whose first norm was found and gave (batch, tokens, channels)."""
+        return frozenset(layer for layer, norm in self._recorder.norms.items() if norm.dim() == 3)
 
     def tokens(self, layer: int) -> Tensor:
         """x_l: the stream at the input of a block, (batch, tokens, channels); layer ``PIXELS`` is the picture."""
@@ -154,20 +160,13 @@ class Tape:
         return found
 
     def _bias_scores(self, noted: dict[int, list[Tensor]], size: Tensor | None) -> dict[int, Tensor]:
-        """What biases contribute, per token; behind the pooling it goes to the tokens that the head reads."""
-        read = self.layout.read
-        scores: dict[int, Tensor] = {}
-        for layer, contributions in noted.items():
-            sums = torch.zeros(len(self.logits), self.layout.tokens, dtype=self.logits.dtype, device=self.logits.device)
-            for contribution in contributions:
-                if contribution.dim() == 1:
-                    sums[:, read] += contribution[:, None] / len(read)
-                else:
-                    sums += (
-                        contribution if self.anatomy.batch_first or contribution.shape == sums.shape else contribution.T
-                    )
-            scores[layer] = sums if size is None else sums * size[:, None]
-        return scores
+        """What biases contribute, per token."""
+        batch, nothing = len(self.logits), self.logits.new_zeros(len(self.logits), self.layout.tokens)
+        scores = {
+            layer: bias_scores(contributions or [nothing], self.layout, batch, behind=layer == self.depth)
+            for layer, contributions in noted.items()
+        }
+        return scores if size is None else {layer: sums * size[:, None] for layer, sums in scores.items()}
 
     def _head_gradients(self) -> tuple[Tensor, Tensor | None]:
         """Where the gradient of the output lands: in which of the last block's tokens, in which pooling queries.
