@@ -121,6 +121,9 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
+    gap = tape.relevance_gap(needs.rules)
+    if gap is not None:
+        return gap
     for layer in needs.halves:
         block = anatomy.blocks[layer]
         if block.heads_to_stream is None:

@@ -1,6 +1,6 @@
 """Methods: what is read from a tape, one file per family; importing this package fills the registry."""
 
-from vitreous.methods import attention, gradient, gradtoken, tokentm
+from vitreous.methods import attention, gradient, gradtoken, relevance, tokentm
 from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
 from vitreous.methods.registry import MethodInfo, list_methods, method_info, register
@@ -21,5 +21,6 @@ __all__ = [
     "list_methods",
     "method_info",
     "register",
+    "relevance",
     "tokentm",
 ]

@@ -13,7 +13,10 @@ PIXELS = -1  # as a layer: the input of the model, below the first block
 
 
 class Pass(NamedTuple):
-    """One backward pass: under which rule, and of what (``logit`` or ``probability`` of the target class)."""
+    """One backward pass: under which rule, and of what.
+
+    That is ``logit`` or ``probability`` of the target class, or ``others``, the mean logit of all other classes.
+    """
 
     rule: str
     objective: str

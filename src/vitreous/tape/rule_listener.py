@@ -12,7 +12,8 @@ from vitreous.tape import interception as heard
 from vitreous.tape.functions import Elementwise, InForce, Kind, Normalise, Product
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
-from vitreous.tape.rules import RULES, ElementwiseCall
+from vitreous.tape.rulebook import RULES
+from vitreous.tape.rules import ElementwiseCall
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -24,12 +25,17 @@ class RuleListener:
         self._plan, self._progress, self._in_force = plan, progress, in_force
         # With the plain rule alone autograd itself does the right thing and nothing is replaced.
         self.rules_differ = bool(plan.rules - {"plain"})
-        self.products_matter = any(RULES[name].halves_products for name in plan.rules)
+        rules = [RULES[name] for name in plan.rules]
+        self.products_matter = any(rule.halves_products or rule.carries_relevance for rule in rules)
         self._gates: list[Tensor] = []
 
     def forget(self) -> None:
         """Another block begins: the gates of the last one are gone."""
         self._gates.clear()
+
+    def is_gate(self, value: Any) -> bool:
+        """Whether a tensor only weighs something else."""
+        return any(gate is value for gate in self._gates)
 
     def on_layer_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Layer normalisation; its bias counts."""
@@ -91,7 +97,7 @@ class RuleListener:
             output = func(*args, **kwargs)
             self._pass_on_gate(args, output)
             return output
-        if any(gate is factor for gate in self._gates for factor in args[:2]):
+        if any(self.is_gate(factor) for factor in args[:2]):
             return func(*args, **kwargs)
         return Product.apply(args[0], args[1], self._in_force)
 
@@ -103,7 +109,7 @@ class RuleListener:
 
     def _pass_on_gate(self, args: tuple[Any, ...], output: Any) -> None:
         if self._gates and isinstance(output, Tensor) and len(args) > 1:
-            gates = [any(gate is value for gate in self._gates) for value in args[:2]]
+            gates = [self.is_gate(value) for value in args[:2]]
             if any(gates) and all(gate or not _in_graph(value) for gate, value in zip(gates, args[:2], strict=True)):
                 self._gates.append(output)
 
@@ -111,11 +117,6 @@ class RuleListener:
         """A linear layer; its bias counts."""
         output = func(*args, **kwargs)
         self._note_bias(output, _argument(args, kwargs, 2, "bias", None))
-        return output
-
-    def linear(self, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """A linear layer that is part of an opened-up call."""
-        output: Tensor = self.on_linear(torch.nn.functional.linear, (tokens, weight, bias), {})
         return output
 
     # Biases ----------------------------------------------------------------------------------------------------------
