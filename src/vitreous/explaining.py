@@ -121,9 +121,6 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
-    gap = tape.relevance_gap(needs.rules)
-    if gap is not None:
-        return gap
     for layer in needs.halves:
         block = anatomy.blocks[layer]
         if block.heads_to_stream is None:
@@ -132,7 +129,7 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
         if layer in tape.misplaced_norms:
             return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
-    return None
+    return tape.relevance_gap(needs.rules)
 
 
 def _scores(

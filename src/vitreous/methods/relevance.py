@@ -85,7 +85,7 @@ def patch_sums(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
         raise MethodError(
             f"{height} x {width} pixels are not {grid[0]} x {grid[1]} whole patches; ask for resolution=pixel"
         )
-    return pixels.unflatten(2, (grid[1], -1)).unflatten(1, (grid[0], -1)).sum(dim=(2, 4)).flatten(1)
+    return pixels.reshape(len(pixels), grid[0], -1, grid[1], width // grid[1]).sum(dim=(2, 4)).flatten(1)
 
 
 @register(
@@ -137,7 +137,7 @@ def plrp(
 @register(
     "lrp",
     family="relevance",
-    paper="Bach et al., On Pixel-Wise Explanations by Layer-Wise Relevance Propagation, as in Chefer et al. (CVPR 2021)",
+    paper="Bach et al., On Pixel-Wise Explanations for Non-Linear Classifier Decisions, as in Chefer et al. (CVPR 2021)",
     year=2015,
     class_specific=True,
     signed=True,
@@ -155,6 +155,13 @@ def lrp(*, rules: Rules = "orig", resolution: Resolution = "patch") -> Readout:
     class_specific=True,
     signed=True,
 )
-def abslrp(*, resolution: Resolution = "patch") -> Readout:
+def abslrp(
+    *,
+    shortcut: Annotated[
+        Literal["program", "share"], "a residual shortcut's relevance: with the gradient through the branch, or without"
+    ] = "program",
+    resolution: Resolution = "patch",
+) -> Readout:
     """Relevance by absolute magnitude, for the class minus for all others."""
-    return ContrastiveRelevance((Pass("abslrp", "logit"), Pass("abslrp", "others")), resolution)
+    rule = "abslrp" if shortcut == "program" else "abslrp_share"
+    return ContrastiveRelevance((Pass(rule, "logit"), Pass(rule, "others")), resolution)

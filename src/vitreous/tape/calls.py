@@ -51,10 +51,13 @@ class SumCall(Call):
     Attributes:
         image_axis: the axis along which the images of a batch lie.
         forks: whether the sum goes on into a branch and past it.
+        gradient_between: what a gradient at one tensor becomes at another, ``None`` where the first does not depend on
+            the second; the statistics of normalisation and softmax are constants.
     """
 
     image_axis: int
     forks: bool
+    gradient_between: Callable[[Tensor, Tensor, Tensor], Tensor | None]
     kind = "sum"
 
     def gradients(self, inputs: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor | None, ...]:

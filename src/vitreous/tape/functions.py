@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from vitreous.tape.absolute_relevance import ConstantStatisticsRule
 from vitreous.tape.attention import AttentionRecord
 from vitreous.tape.calls import Call
 from vitreous.tape.rules import ElementwiseCall, NormCall, Rule, statistics
@@ -41,6 +42,17 @@ class InForce:
             found = contribution()
             if found is not None:
                 self.biases[layer].append(found)
+
+
+def gradient_between(in_force: InForce, output: Tensor, source: Tensor, gradient: Tensor) -> Tensor | None:
+    """What ``gradient`` at ``output`` becomes at ``source``, asked from inside a backward pass under another rule."""
+    if not (output.requires_grad and source.requires_grad):
+        return None
+    rule, in_force.rule = in_force.rule, ConstantStatisticsRule()
+    try:
+        return torch.autograd.grad(output, source, gradient, retain_graph=True, allow_unused=True)[0]
+    finally:
+        in_force.rule = rule
 
 
 class Attend(torch.autograd.Function):

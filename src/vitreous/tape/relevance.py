@@ -82,10 +82,10 @@ class RelevanceRule(Rule):
 class LrpRule(RelevanceRule):
     """The relevance rules of Transformer Attribution (Chefer et al., CVPR 2021), its program's "ours".
 
-    Linear layers: alpha = 1 (eq. 4), biases ignored. Products of two streams: each factor by its share, halved (eqs. 7
-    and 9). Sums: by share, then the two branches rescaled so that their totals have the sizes of their shares and add up
-    to what arrived (eq. 10); the program takes totals over the batch, here each image has its own. Normalisation,
-    activation, softmax, dropout and scales pass relevance on unchanged.
+    Linear layers: alpha = 1 (eq. 4), biases ignored. Products of two streams: each factor by its share, halved. Sums:
+    by share, then the two branches rescaled so that their totals keep the ratio of their sizes and add up to what
+    arrived (eq. 10); the program takes totals over the batch, here each image has its own. Normalisation, activation,
+    softmax, dropout and scales pass relevance on unchanged.
     """
 
     name = "lrp_ours"
@@ -125,7 +125,7 @@ class LrpRule(RelevanceRule):
         return (relevance,)
 
     def embedding(self, call: EmbeddingCall, pixels: Tensor, relevance: Tensor) -> Shares:
-        """The z^B rule (Montavon et al. 2017, eq. 14), with the smallest and largest value of each picture as bounds."""
+        """The z^B rule (Montavon et al. 2017), with the smallest and largest value of each picture as bounds."""
         low = pixels.amin(dim=(1, 2, 3), keepdim=True).expand_as(pixels)
         high = pixels.amax(dim=(1, 2, 3), keepdim=True).expand_as(pixels)
         weight = call.weight

@@ -7,15 +7,15 @@ is either followed, pure re-indexing, or noted as a gap, and a model with a gap 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from vitreous.anatomy import Anatomy
 from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
-from vitreous.tape.functions import Follow, InForce
+from vitreous.tape.functions import Follow, InForce, gradient_between
 from vitreous.tape.interception import Handler
 from vitreous.tape.plan import PIXELS, Plan
 from vitreous.tape.progress import Progress
@@ -24,14 +24,13 @@ from vitreous.tape.rulebook import RULES
 # mypy: disable-error-code="no-untyped-call"
 
 # By name, for each exists as a function and as a method: relevance goes where the numbers went.
-_REINDEXING = frozenset(
-    "reshape view view_as flatten unflatten permute transpose swapaxes movedim t squeeze unsqueeze unbind chunk split "
-    "__getitem__ select narrow index_select cat concat stack expand expand_as contiguous clone detach flip roll "
-    "tensor_split repeat_interleave".split()
-)
-_READING = frozenset(
-    "__get__ __set__ size dim numel ndimension __len__ is_floating_point is_contiguous stride get_device".split()
-)
+_REINDEXING = {
+    *("reshape", "view", "view_as", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach"),
+    *("permute", "transpose", "swapaxes", "movedim", "t", "flip", "roll", "expand", "expand_as", "repeat_interleave"),
+    *("unbind", "chunk", "split", "tensor_split", "select", "narrow", "index_select", "cat", "concat", "stack"),
+}
+_READING = {"__get__", "__set__", "size", "dim", "numel", "__len__", "is_floating_point", "is_contiguous", "stride"}
+_ABSOLUTE = {"abslrp", "abslrp_share"}
 _EXACT = (torch.float32, torch.float64)
 
 
@@ -53,8 +52,8 @@ class RelevanceListener:
         self._lowest = min((layer for layer in needs if layer is not None), default=plan.depth)
         self.gaps: dict[str, str] = {}
         self._last_sum: SumCall | None = None
-        if not anatomy.batch_first and "abslrp" in self.rules:
-            self._gap("its tokens come before the images of a batch", {"abslrp"})
+        if not anatomy.batch_first:
+            self._gap("its tokens come before the images of a batch", _ABSOLUTE)
 
     def gap_of(self, rules: set[str]) -> str | None:
         """Why relevance under one of the rules cannot be trusted in this run; ``None`` where it can."""
@@ -64,7 +63,7 @@ class RelevanceListener:
         return next((self.gaps[name] for name in sorted(wanted) if name in self.gaps), None)
 
     def noting(self, outer: Handler, unless: Callable[[], bool] = lambda: False) -> Handler:
-        """``outer``, with a gap wherever it works on the stream and ``unless`` does not say that a rule knows it there."""
+        """``outer``, with a gap wherever it works on the stream, unless a rule knows it there."""
 
         def handler(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not unless():
@@ -94,7 +93,7 @@ class RelevanceListener:
         if not self._watches(tokens):
             return func(*args, **kwargs)
         if _in_graph(weight) or not self._progress.reached_blocks:
-            self._gap("its patches are not embedded by one convolution, or a linear layer has weights that depend on them")
+            self._gap("its patches are not embedded by one convolution, or weights of a layer depend on the picture")
         return self._follow(LinearCall(weight, bias), tokens)
 
     def on_matrix_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,7 +122,7 @@ class RelevanceListener:
             axis = 0 if self._anatomy.batch_first or not self._progress.inside_block else 1
             if func(*args).shape[axis] != self._progress.batch:
                 self._gap("it adds tensors in which the images of a batch are not known")
-            call = SumCall(torch.add, axis, forks=inside)
+            call = SumCall(torch.add, axis, inside, partial(gradient_between, self._in_force))
             self._last_sum = call if inside else self._last_sum
             return self._follow(call, *args)
         return func(*args, **kwargs)
@@ -134,7 +133,7 @@ class RelevanceListener:
             return func(*args, **kwargs)
         stream, factor = args if _in_graph(args[0]) and not self._is_gate(args[0]) else reversed(args)
         if _in_graph(stream) and self._is_gate(factor):
-            self._gap("an activation is written out by hand", {"abslrp"})
+            self._gap("an activation is written out by hand", _ABSOLUTE)
             return self._follow(ScaleCall(torch.mul), stream, factor)
         return self._scale(torch.mul, stream, factor)
 
@@ -211,7 +210,11 @@ class RelevanceListener:
             self.gaps.setdefault(name, reason)
 
 
-def _linear_arguments(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:  # noqa: A002
+def _linear_arguments(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """The signature of ``F.linear``."""
     return input, weight, bias
 
