@@ -137,7 +137,7 @@ def plrp(
 @register(
     "lrp",
     family="relevance",
-    paper="Bach et al., On Pixel-Wise Explanations for Non-Linear Classifier Decisions, as in Chefer et al. (CVPR 2021)",
+    paper="Bach et al., On Pixel-Wise Explanations for Non-Linear Classifier Decisions (as in Chefer et al. 2021)",
     year=2015,
     class_specific=True,
     signed=True,
