@@ -12,6 +12,7 @@ from vitreous.methods import (
     integrated,
     integrated_attention,
     masking_cam,
+    relevance,
     tokentm,
 )
 from vitreous.methods.options import OptionInfo
@@ -42,5 +43,6 @@ __all__ = [
     "masking_cam",
     "method_info",
     "register",
+    "relevance",
     "tokentm",
 ]

@@ -12,6 +12,7 @@ from torch import Tensor
 from vitreous.subject import Subject
 from vitreous.tape import AttentionRecord, Gradients, Layout, Pass, Tape
 from vitreous.tape.attention import Rows
+from vitreous.tape.relevance import attention_relevance
 
 
 def exact(values: Tensor) -> Tensor:
@@ -115,6 +116,10 @@ class View:
         value = self.value(layer)
         output_gradient = self.gradients[backward].outputs[layer].to(value.dtype)
         return output_gradient[:, :, rows] @ value.transpose(-2, -1)
+
+    def attention_relevance(self, backward: Pass, layer: int, rows: Rows) -> Tensor:
+        """R_A for some rows, (batch, head, rows, tokens), under a rule that carries relevance."""
+        return attention_relevance(self.attention(layer), rows, self.gradients[backward].outputs[layer][:, :, rows])
 
     @cached_property
     def read_row(self) -> Row:

@@ -30,6 +30,7 @@ class AttentionListener:
     Attributes:
         records: the attention calls of the blocks.
         outputs: O of each call, as it stands in the graph.
+        biased: the blocks in which something is added to the scores: relative positions, a mask.
         behind: the attention calls behind the last block, in order; one of them may be what pools the tokens.
     """
 
@@ -40,6 +41,7 @@ class AttentionListener:
         self._linear = linear
         self.records: dict[int, AttentionRecord] = {}
         self.outputs: dict[int, Tensor] = {}
+        self.biased: set[int] = set()
         self.behind: list[tuple[AttentionRecord, Tensor]] = []
         self._rules_differ = bool(plan.rules - {"plain"})
         self.forget()
@@ -77,6 +79,8 @@ class AttentionListener:
     ) -> Tensor:
         self._check(layer, query.shape[0], query.shape[2], key.shape[2])
         record = AttentionRecord(query.detach(), key.detach(), value.detach(), scale, bias)
+        if bias is not None:
+            self.biased.add(layer)
         if layer in self._plan.intervention.attention_scale:
             return self._attend_scaled(layer, record, value)
         if self._worth_keeping(layer, record):
@@ -160,6 +164,8 @@ class AttentionListener:
             self._factor /= other
         elif func.__name__ not in {"add", "__add__", "__radd__", "masked_fill"} or _in_graph(other):
             return output
+        elif self._progress.layer is not None:
+            self.biased.add(self._progress.layer)
         self._scores = output
         return output
 

@@ -13,8 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from vitreous.tape.absolute_relevance import ConstantStatisticsRule
 from vitreous.tape.attention import AttentionRecord
-from vitreous.tape.rules import ElementwiseCall, NormCall, Rule
+from vitreous.tape.calls import Call
+from vitreous.tape.rules import ElementwiseCall, NormCall, Rule, statistics
 
 # mypy: disable-error-code="no-untyped-call,override"
 
@@ -42,6 +44,17 @@ class InForce:
         """Note what a bias contributes to the running pass."""
         assert self.biases is not None
         self.biases[layer].append(contribution)
+
+
+def gradient_between(in_force: InForce, output: Tensor, source: Tensor, gradient: Tensor) -> Tensor | None:
+    """What ``gradient`` at ``output`` becomes at ``source``, asked from inside a backward pass under another rule."""
+    if not (output.requires_grad and source.requires_grad):
+        return None
+    rule, in_force.rule = in_force.rule, ConstantStatisticsRule()
+    try:
+        return torch.autograd.grad(output, source, gradient, retain_graph=True, allow_unused=True)[0]
+    finally:
+        in_force.rule = rule
 
 
 class Attend(torch.autograd.Function):
@@ -83,9 +96,9 @@ class Normalise(torch.autograd.Function):
         function: Callable[[Tensor], Tensor],
         in_force: InForce,
     ) -> Tensor:
-        mean, inverse_deviation = _statistics(tokens, shape, eps, centred=centred)
+        mean, inverse_deviation = statistics(tokens, shape, eps, centred=centred)
         ctx.save_for_backward(tokens, mean, inverse_deviation, weight)
-        ctx.shape, ctx.centred, ctx.function, ctx.in_force = shape, centred, function, in_force
+        ctx.shape, ctx.eps, ctx.centred, ctx.function, ctx.in_force = shape, eps, centred, function, in_force
         return function(tokens)
 
     @staticmethod
@@ -94,7 +107,7 @@ class Normalise(torch.autograd.Function):
         # The fused backward kernel wants one dtype throughout; mixed precision takes the general way.
         fused = ctx.centred and weight is not None and weight.dtype == tokens.dtype == gradient.dtype == mean.dtype
         call = NormCall(
-            tokens, inverse_deviation, mean if fused else None, weight, ctx.shape, ctx.centred, ctx.function
+            tokens, inverse_deviation, mean if fused else None, weight, ctx.shape, ctx.eps, ctx.centred, ctx.function
         )
         return (ctx.in_force.rule.norm(call, gradient).to(tokens.dtype), *[None] * 6)
 
@@ -136,16 +149,18 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         left, right = ctx.saved_tensors
-        share = gradient / 2 if ctx.in_force.rule.halves_products else gradient
-        return (share * right).sum_to_size(left.shape), (share * left).sum_to_size(right.shape), None
+        return (*ctx.in_force.rule.product(left, right, gradient), None)
 
 
-def _statistics(tokens: Tensor, shape: tuple[int, ...], eps: float, *, centred: bool) -> tuple[Tensor, Tensor]:
-    """Mean and 1/deviation over the last axes, in float32 at least."""
-    exact = tokens.float() if tokens.dtype in (torch.float16, torch.bfloat16) else tokens
-    axes = tuple(range(-len(shape), 0))
-    if centred:
-        variance, mean = torch.var_mean(exact, axes, correction=0, keepdim=True)
-    else:
-        variance, mean = exact.square().mean(axes, keepdim=True), torch.zeros_like(exact[..., :1])
-    return mean, torch.rsqrt(variance + eps)
+class Follow(torch.autograd.Function):
+    """A linear map, sum, scale, pooling, dropout or patch embedding, for rules that carry relevance through it."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, in_force: InForce, *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*inputs)
+        ctx.call, ctx.in_force = call, in_force
+        return call.function(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *ctx.in_force.rule.follow(ctx.call, ctx.saved_tensors, gradient))

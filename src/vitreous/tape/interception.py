@@ -36,11 +36,16 @@ class Interception(TorchFunctionMode):
     """A context in which one thread's forward passes are reported to ``listener`` and ``handlers``."""
 
     def __init__(
-        self, listener: Listener, handlers: Mapping[Callable[..., Any], Handler], modules: frozenset[nn.Module]
+        self,
+        listener: Listener,
+        handlers: Mapping[Callable[..., Any], Handler],
+        modules: frozenset[nn.Module],
+        otherwise: Handler | None = None,
     ) -> None:
         super().__init__()
         self._listener = listener
         self._handlers = handlers
+        self._otherwise = otherwise
         self._modules = modules
         self._thread = threading.get_ident()
         self._hooks: list[RemovableHandle] = []
@@ -69,7 +74,7 @@ class Interception(TorchFunctionMode):
         if func.__name__ not in {"__get__", "__set__"}:
             args = tuple(_as_constant(value) for value in args)
             kwargs = {name: _as_constant(value) for name, value in kwargs.items()}
-        handler = self._handlers.get(func)
+        handler = self._handlers.get(func, self._otherwise)
         return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
 
     def _enter_module(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -116,6 +121,7 @@ NORMALIZE = (F.normalize,)
 LINEAR = (F.linear,)
 MULTIPLICATION = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
 ADDITION = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+POOLING = (Tensor.__getitem__, torch.mean, Tensor.mean)
 SCORE_STEPS = (torch.div, Tensor.div, Tensor.__truediv__, torch.masked_fill, Tensor.masked_fill)
 CONVOLUTION = (F.conv2d, torch.conv2d)
 # Activations f with f(0) = 0, so that f(u)/u is a gate, and their slope at 0 (for f(u)/u at u = 0).

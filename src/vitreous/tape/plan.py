@@ -19,7 +19,8 @@ class Pass(NamedTuple):
 
     Attributes:
         rule: one of ``RULES``.
-        objective: ``logit`` or ``probability`` of the target class; or ``intermediate``, the logit that the head gives
+        objective: ``logit`` or ``probability`` of the target class; ``others``, the mean logit of all other classes; or
+            ``intermediate``, the logit that the head gives
             to each block's own output, of which only the gradient at that block's attention is read.
     """
 

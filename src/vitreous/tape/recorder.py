@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
@@ -16,8 +17,9 @@ from vitreous.tape.functions import InForce
 from vitreous.tape.interception import Handler, Interception
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
+from vitreous.tape.relevance_listener import RelevanceListener
 from vitreous.tape.rule_listener import RuleListener
-from vitreous.tape.rules import RULES
+from vitreous.tape.rulebook import RULES
 
 
 class Recorder:
@@ -32,6 +34,7 @@ class Recorder:
         middles: the stream between the two parts of a block.
         ends: what the feed-forward part's contribution was added up to.
         attention: the attention calls.
+        relevance: what rules that carry relevance could follow.
         misplaced_norms: pre-norm blocks, by their names, whose first norm got something else than the block's input.
         grid: (rows, columns) of the last convolution before the first block: the patch embedding.
     """
@@ -49,12 +52,17 @@ class Recorder:
         self.grid: tuple[int, int] | None = None
         self._block_input: Tensor | None = None
         self._rules = RuleListener(plan, self.progress, self.in_force, batch_first=anatomy.batch_first)
-        self.attention = AttentionListener(anatomy, plan, self.progress, self.in_force, self._rules.linear)
+        self.relevance = RelevanceListener(anatomy, plan, self.progress, self.in_force, self._rules.is_gate)
+        linear = self.relevance.over(self._rules.on_opened_linear, self.relevance.on_linear)
+        self.attention = AttentionListener(
+            *(anatomy, plan, self.progress, self.in_force), lambda *given: linear(F.linear, given, {})
+        )
         self._places = self._where_things_are()
 
     def listening(self) -> Interception:
         """The context in which the model has to run."""
-        return Interception(self, self._handlers(), frozenset(self._places))
+        otherwise = self.relevance.on_unknown if self.relevance.follows else None
+        return Interception(self, self._handlers(), frozenset(self._places), otherwise)
 
     def _where_things_are(self) -> dict[nn.Module, tuple[str, int]]:
         places: dict[nn.Module, tuple[str, int]] = {}
@@ -69,34 +77,37 @@ class Recorder:
         return places
 
     def _handlers(self) -> dict[Callable[..., Any], Handler]:
-        attention, rules = self.attention, self._rules
+        attention, rules, relevance = self.attention, self._rules, self.relevance
         handlers: dict[Callable[..., Any], Handler] = {}
 
         def hear(functions: tuple[Callable[..., Any], ...], handler: Handler) -> None:
             handlers.update(dict.fromkeys(functions, handler))
 
-        hear(heard.CONVOLUTION, self._on_convolution)
-        hear(heard.ATTENTION, attention.on_fused)
+        hear(heard.CONVOLUTION, relevance.over(self._on_convolution, relevance.on_embedding))
+        in_blocks = lambda: self.progress.layer is not None  # noqa: E731
+        hear(heard.ATTENTION, relevance.noting(attention.on_fused, unless=in_blocks))
         hear(heard.MULTI_HEAD_ATTENTION, attention.on_multi_head)
-        hear(heard.SOFTMAX, attention.on_softmax)
-        hear(heard.MATRIX_PRODUCT, attention.on_matrix_product)
-        hear(heard.SAME_VALUES, attention.on_same_values)
+        hear(heard.SOFTMAX, relevance.noting(attention.on_softmax, unless=in_blocks))
+        hear(heard.MATRIX_PRODUCT, relevance.over(attention.on_matrix_product, relevance.on_matrix_product))
+        hear(heard.SAME_VALUES, relevance.over(attention.on_same_values, relevance.on_same_values))
         if rules.rules_differ:
             hear(heard.RMS_NORM, rules.on_rms_norm)
             hear(heard.INVERSE_ROOT, rules.on_inverse_root)
             hear(heard.ROOT, rules.on_root)
             hear(heard.POWER, rules.on_power)
-            hear(heard.LENGTHS, rules.on_length)
-            hear(heard.NORMALIZE, rules.on_normalize)
-            hear(heard.SCORE_STEPS, self._or_score_step(lambda func, args, kwargs: func(*args, **kwargs)))
+            hear(heard.LENGTHS, relevance.noting(rules.on_length))
+            hear(heard.NORMALIZE, relevance.noting(rules.on_normalize))
+            hear(heard.SCORE_STEPS, self._or_score_step(relevance.on_divide))
         if rules.rules_differ or self.plan.biases:
             hear(heard.LAYER_NORM, rules.on_layer_norm)
             hear(tuple(heard.ACTIVATIONS), rules.on_activation)
-            hear(heard.GATES, rules.on_gate)
-            hear(heard.MULTIPLICATION, self._or_score_step(rules.on_multiply))
-            hear(heard.ADDITION, self._or_score_step(rules.on_add))
-        if self.plan.biases:
-            hear(heard.LINEAR, rules.on_linear)
+            hear(heard.GATES, relevance.noting(rules.on_gate, unless=lambda: self.progress.inside_block))
+            hear(heard.MULTIPLICATION, self._or_score_step(relevance.over(rules.on_multiply, relevance.on_multiply)))
+            hear(heard.ADDITION, self._or_score_step(relevance.over(rules.on_add, relevance.on_add)))
+        if self.plan.biases or relevance.follows:
+            hear(heard.LINEAR, relevance.over(rules.on_linear, relevance.on_linear))
+        if relevance.follows:
+            hear(heard.POOLING, relevance.on_pool)
         return handlers
 
     def _or_score_step(self, otherwise: Handler) -> Handler:
@@ -183,6 +194,7 @@ class Recorder:
             tokens = tokens.detach().requires_grad_()
         if last:
             self.tokens[layer + 1] = tokens
+            self.relevance.leave_last_block()
         if layer in self.plan.needs.halves and self._place(layer) == "pre":
             self.ends[layer] = tokens
         return (tokens, *output[1:]) if isinstance(output, tuple) else tokens

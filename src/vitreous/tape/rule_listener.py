@@ -13,7 +13,8 @@ from vitreous.tape.biases import BiasNotes
 from vitreous.tape.functions import Elementwise, InForce, Kind, Normalise, Product
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
-from vitreous.tape.rules import RULES, ElementwiseCall
+from vitreous.tape.rulebook import RULES
+from vitreous.tape.rules import ElementwiseCall
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -26,7 +27,8 @@ class RuleListener:
         self._biases = BiasNotes(plan, progress, in_force, batch_first=batch_first)
         # With the plain rule alone autograd itself does the right thing and nothing is replaced.
         self.rules_differ = bool(plan.rules - {"plain"})
-        self.products_matter = any(RULES[name].halves_products for name in plan.rules)
+        rules = [RULES[name] for name in plan.rules]
+        self.products_matter = any(rule.halves_products or rule.carries_relevance for rule in rules)
         self._gates: list[Tensor] = []
         self._deviations: list[Tensor] = []
 
@@ -34,6 +36,10 @@ class RuleListener:
         """Another block begins: the gates of the last one are gone."""
         self._gates.clear()
         self._deviations.clear()
+
+    def is_gate(self, value: Any) -> bool:
+        """Whether a tensor only weighs something else."""
+        return _among(self._gates, value)
 
     def on_layer_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Layer normalisation; its bias counts."""
@@ -116,7 +122,7 @@ class RuleListener:
     def on_multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A product of two streams inside a block, unless one of them is only a gate."""
         two_streams = len(args) > 1 and _in_graph(args[0]) and _in_graph(args[1]) and self._progress.inside_block
-        gates = [_among(self._gates, value) for value in args[:2]]
+        gates = [self.is_gate(value) for value in args[:2]]
         weighs = any(gates) or any(_among(self._deviations, value) for value in args[:2])
         if self.products_matter and two_streams and not weighs:
             return Product.apply(args[0], args[1], self._in_force)
@@ -139,7 +145,7 @@ class RuleListener:
 
     def _pass_on_gate(self, args: tuple[Any, ...], output: Any) -> bool:
         """Whether the output is a gate because one operand is and the other has no gradient."""
-        gates = [_among(self._gates, value) for value in args[:2]]
+        gates = [self.is_gate(value) for value in args[:2]]
         if not any(gates) or any(_in_graph(value) and not gate for gate, value in zip(gates, args[:2], strict=True)):
             return False
         self._gates.append(output)
@@ -151,10 +157,10 @@ class RuleListener:
         self._biases.note(output, _argument(args, kwargs, 2, "bias", None))
         return output
 
-    def linear(self, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def on_opened_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A linear layer that is part of an opened-up call, where the batch always comes first."""
-        output = torch.nn.functional.linear(tokens, weight, bias)
-        self._biases.note(output, bias, tokens_first=False)
+        output = func(*args, **kwargs)
+        self._biases.note(output, _argument(args, kwargs, 2, "bias", None), tokens_first=False)
         return output
 
     def _weigh(

@@ -6,7 +6,7 @@ is left to autograd. Since only the backward pass differs, one recorded forward 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vitreous.tape.attention import AttentionRecord, plain_gradients, value_gradient
+from vitreous.tape.calls import Call
 
 
 @dataclass
@@ -25,6 +26,7 @@ class NormCall:
     mean: Tensor | None
     weight: Tensor | None
     shape: tuple[int, ...]
+    eps: float
     centred: bool
     function: Callable[[Tensor], Tensor]
 
@@ -55,6 +57,7 @@ class Rule:
     name = "plain"
     halves_products = False
     constant_gates = False
+    carries_relevance = False
 
     def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """dq, dk, dv from the gradient at O = A V; ``None`` for nothing."""
@@ -88,6 +91,15 @@ class Rule:
     def length(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
         """The gradient through the length that a feature is divided by."""
         return vector_jacobian(call.function, call.input, gradient)
+
+    def product(self, left: Tensor, right: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients at the factors of a product of two streams."""
+        share = gradient / 2 if self.halves_products else gradient
+        return (share * right).sum_to_size(left.shape), (share * left).sum_to_size(right.shape)
+
+    def follow(self, call: Call, inputs: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients at the inputs of a call that only relevance treats in another way."""
+        return call.gradients(inputs, gradient)
 
     def residue(self, call: ElementwiseCall) -> Tensor | None:
         """What of f(u) the slope times u does not explain, which counts as a bias; ``None`` where that is nothing."""
@@ -193,11 +205,6 @@ class ResidualRule(Rule):
         return None, None, None
 
 
-RULES: Mapping[str, Rule] = {
-    rule.name: rule for rule in (Rule(), FrozenRule(), LibraRule(), AttnLrpRule(), ConservativeRule(), ResidualRule())
-}
-
-
 def vector_jacobian(function: Callable[[Tensor], Tensor], point: Tensor, gradient: Tensor) -> Tensor:
     """The ordinary gradient of ``function`` at ``point``, by running it once more."""
     with torch.enable_grad():
@@ -205,3 +212,14 @@ def vector_jacobian(function: Callable[[Tensor], Tensor], point: Tensor, gradien
         output: Any = function(leaf)
         (result,) = torch.autograd.grad(output, leaf, gradient.to(output.dtype))
     return result
+
+
+def statistics(tokens: Tensor, shape: tuple[int, ...], eps: float, *, centred: bool) -> tuple[Tensor, Tensor]:
+    """Mean and 1/deviation over the last axes, in float32 at least."""
+    exact = tokens.float() if tokens.dtype in (torch.float16, torch.bfloat16) else tokens
+    axes = tuple(range(-len(shape), 0))
+    if centred:
+        variance, mean = torch.var_mean(exact, axes, correction=0, keepdim=True)
+    else:
+        variance, mean = exact.square().mean(axes, keepdim=True), torch.zeros_like(exact[..., :1])
+    return mean, torch.rsqrt(variance + eps)

@@ -18,7 +18,7 @@ from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
 from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.recorder import Recorder
-from vitreous.tape.rules import RULES
+from vitreous.tape.rulebook import RULES
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -84,6 +84,13 @@ class Tape:
     def seen_norms(self) -> frozenset[int]:
         """The blocks whose first norm was found and gave (batch, tokens, channels)."""
         return frozenset(layer for layer, norm in self._recorder.norms.items() if norm.dim() == 3)
+
+    def relevance_gap(self, rules: set[str]) -> str | None:
+        """Why relevance under one of the rules would be wrong here; ``None`` where it is not, or none carries it."""
+        listener = self._recorder.relevance
+        biased = self._recorder.attention.biased if listener.rules & rules else ()
+        gap = "it adds relative positions or a mask to its attention scores, for which relevance has no rule"
+        return gap if biased else listener.gap_of(rules)
 
     def tokens(self, layer: int) -> Tensor:
         """x_l: the stream at the input of a block, (batch, tokens, channels); layer ``PIXELS`` is the picture."""
@@ -266,7 +273,9 @@ def _objective(logits: Tensor, target: Tensor, objective: str) -> Tensor:
     if objective == "probability":
         # A single output is a yes-or-no model; its softmax would be 1 whatever it says.
         scores = torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, dim=1)
-    return scores.gather(1, target[:, None]).sum()
+    chosen = scores.gather(1, target[:, None]).sum()
+    # A single output has no others; whatever they would be told is nothing.
+    return chosen if objective != "others" else (scores.sum() - chosen) / max(1, logits.shape[1] - 1)
 
 
 def _logits(output: Any, name: str, batch: int) -> Tensor:

@@ -1,0 +1,167 @@
+"""Methods that propagate relevance: Transformer Attribution, LRP, partial LRP, LRP rollout and absLRP."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from vitreous.errors import MethodError
+from vitreous.methods.readout import MatrixReadout, Procedure, Readout, mean_over_heads, row_pieces, times, total
+from vitreous.methods.registry import register
+from vitreous.methods.view import Row, View
+from vitreous.tape import PIXELS, GradientNeeds, Needs, Pass
+from vitreous.tape.attention import Rows
+
+Rules = Annotated[Literal["orig", "ours"], "the relevance rules: the baselines' or Transformer Attribution's own"]
+Resolution = Annotated[Literal["patch", "pixel"], "one score per patch, the sum of its pixels, or one per pixel"]
+
+
+class AttentionRelevance(MatrixReadout):
+    """mean_h (R_A)^+, or mean_h (dy_c/dA * R_A)^+ (Chefer et al. CVPR 2021, eq. 13) where the gradient weighs it."""
+
+    values = ("attention",)
+
+    def __init__(self, rules: Literal["orig", "ours"], *, weighed: bool) -> None:
+        self.relevance = Pass(f"lrp_{rules}", "logit")
+        self.weighed = weighed
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """Attention and the relevance at its output, and the gradient there where it weighs."""
+        here = GradientNeeds(attention=frozenset({layer}))
+        passes = {self.backward: here, self.relevance: here} if self.weighed else {self.relevance: here}
+        return super().needs(layer, depth) | Needs(gradients=passes)
+
+    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
+        """Row x the mean over heads."""
+        return total(
+            times(weights, mean_over_heads(self.matrix(view, layer, rows)))
+            for rows, weights in row_pieces(view.attention(layer), row)
+        )
+
+    def matrix(self, view: View, layer: int, rows: Rows) -> Tensor:
+        """The positive part for some rows, (batch, head, rows, tokens)."""
+        relevance = view.attention_relevance(self.relevance, layer, rows)
+        if self.weighed:
+            relevance.mul_(view.attention_gradient(self.backward, layer, rows))
+        return relevance.clamp_(min=0)
+
+
+class PixelRelevance(Procedure):
+    """The relevance that arrives at the picture, summed over channels."""
+
+    def __init__(self, passes: tuple[Pass, ...], resolution: Literal["patch", "pixel"]) -> None:
+        self.passes = passes
+        self.resolution = resolution
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """The relevance of the picture."""
+        del layer, depth
+        return Needs(gradients=dict.fromkeys(self.passes, GradientNeeds(tokens=frozenset({PIXELS}))))
+
+    def map(self, view: View) -> Tensor:
+        """Scores of patches or pixels."""
+        relevance = self.channels(view).sum(dim=1)
+        return relevance.flatten(1) if self.resolution == "pixel" else patch_sums(relevance, view.layout.grid)
+
+    def channels(self, view: View) -> Tensor:
+        """The relevance of every value of the picture, (batch, channel, height, width)."""
+        return view.token_gradient(self.passes[0], PIXELS)
+
+
+class ContrastiveRelevance(PixelRelevance):
+    """What speaks for the class minus what speaks for the others, each propagated by itself."""
+
+    def channels(self, view: View) -> Tensor:
+        """The difference."""
+        target, others = (view.token_gradient(backward, PIXELS) for backward in self.passes)
+        return target - others
+
+
+def patch_sums(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(batch, height, width) summed over each patch: (batch, patches)."""
+    height, width = pixels.shape[1:]
+    if height % grid[0] or width % grid[1]:
+        raise MethodError(
+            f"{height} x {width} pixels are not {grid[0]} x {grid[1]} whole patches; ask for resolution=pixel"
+        )
+    return pixels.reshape(len(pixels), grid[0], -1, grid[1], width // grid[1]).sum(dim=(2, 4)).flatten(1)
+
+
+@register(
+    "transattr",
+    family="relevance",
+    paper="Chefer et al., Transformer Interpretability Beyond Attention Visualization",
+    year=2021,
+    aggregation="rollout",
+    class_specific=True,
+    signed=False,
+)
+def transattr() -> Readout:
+    """Rollout of attention's relevance x its positive gradient (Transformer Attribution)."""
+    return AttentionRelevance("ours", weighed=True)
+
+
+@register(
+    "lrp_rollout",
+    family="relevance",
+    paper="Relevance instead of attention in a rollout, from the program of Chefer et al. (CVPR 2021)",
+    year=2021,
+    aggregation="rollout",
+    class_specific=True,
+    signed=False,
+)
+def lrp_rollout(*, rules: Rules = "ours") -> Readout:
+    """Rollout of attention's positive relevance."""
+    return AttentionRelevance(rules, weighed=False)
+
+
+@register(
+    "plrp",
+    family="relevance",
+    paper="Voita et al., Analyzing Multi-Head Self-Attention (partial LRP), as in Chefer et al. (CVPR 2021)",
+    year=2019,
+    layer=-1,
+    class_specific=True,
+    signed=False,
+)
+def plrp(
+    *,
+    rules: Rules = "orig",
+    weighed: Annotated[Literal["none", "gradient"], "whether the gradient weighs relevance, an ablation"] = "none",
+) -> Readout:
+    """Positive relevance of the last block's attention, averaged over heads."""
+    return AttentionRelevance(rules, weighed=weighed == "gradient")
+
+
+@register(
+    "lrp",
+    family="relevance",
+    paper="Bach et al., On Pixel-Wise Explanations for Non-Linear Classifier Decisions (as in Chefer et al. 2021)",
+    year=2015,
+    class_specific=True,
+    signed=True,
+)
+def lrp(*, rules: Rules = "orig", resolution: Resolution = "patch") -> Readout:
+    """Relevance propagated through every layer to the pixels."""
+    return PixelRelevance((Pass(f"lrp_{rules}", "logit"),), resolution)
+
+
+@register(
+    "abslrp",
+    family="relevance",
+    paper="Vukadin et al., Advancing Attribution-Based Neural Network Explainability (absLRP)",
+    year=2024,
+    class_specific=True,
+    signed=True,
+)
+def abslrp(
+    *,
+    shortcut: Annotated[
+        Literal["program", "share"], "a residual shortcut's relevance: with the gradient through the branch, or without"
+    ] = "program",
+    resolution: Resolution = "patch",
+) -> Readout:
+    """Relevance by absolute magnitude, for the class minus for all others."""
+    rule = "abslrp" if shortcut == "program" else "abslrp_share"
+    return ContrastiveRelevance((Pass(rule, "logit"), Pass(rule, "others")), resolution)

@@ -1,0 +1,162 @@
+"""The absLRP rules: relevance by absolute magnitude (Vukadin et al., 2024)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitreous.tape.attention import AttentionRecord
+from vitreous.tape.calls import EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
+from vitreous.tape.relevance import RelevanceRule, Shares
+from vitreous.tape.rules import ElementwiseCall, NormCall, Rule, statistics, vector_jacobian
+
+_SMALL = 1e-9  # as in the authors' program
+
+
+class AbsoluteLrpRule(RelevanceRule):
+    """absLRP: R_in = x * d/dx [(y + y_abs) R / (|y| + 1e-9)], y_abs = module(|x|; |W|, |b|), for every module.
+
+    Every relevance is scaled to absolute sum 1 in each image, the branches of a sum and the factors of a product each
+    for itself. The statistics of normalisation and the sum of a softmax are constants. Dropout is a module too, as in
+    the program: y + y_abs is 0 there for a negative activation, which so loses its relevance.
+    """
+
+    name = "abslrp_share"
+
+    def linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
+        """R_in = x (Wᵀ S) + |x| (|W|ᵀ S), S = R / |y|."""
+        ratio = _ratio(relevance, call.function(tokens))
+        return (_scaled((ratio @ call.weight).mul_(tokens).add_((ratio @ call.weight.abs()).mul_(tokens.abs()))),)
+
+    def sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
+        """(a + |a|) S to each term, scaled separately."""
+        ratio = _ratio(relevance, call.function(left, right))
+        slopes = [ratio * (1 + value.sign()) for value in (left, right)]
+        slopes = self.sum_slopes(call, left, right, slopes)
+        return tuple(
+            _scaled(value * slope).sum_to_size(value.shape) for value, slope in zip((left, right), slopes, strict=True)
+        )
+
+    def sum_slopes(self, call: SumCall, left: Tensor, right: Tensor, slopes: list[Tensor]) -> list[Tensor]:
+        """What each term of a sum is multiplied by to give its relevance: (1 + sign(a)) S."""
+        del call, left, right
+        return slopes
+
+    def scale(self, call: ScaleCall, stream: Tensor, factor: Tensor, relevance: Tensor) -> Shares:
+        """(y + |y|) S for a learned factor; a number is no module."""
+        if factor.dim() == 0:
+            return relevance, None
+        output = call.function(stream, factor)
+        return _scaled((_doubled(output) * _ratio(relevance, output)).sum_to_size(stream.shape)), None
+
+    def pool(self, call: PoolCall, tokens: Tensor, relevance: Tensor) -> Shares:
+        """(x + |x|) S for the tokens that are read."""
+        ratio = _ratio(relevance, call.function(tokens))
+        return (_scaled(vector_jacobian(call.function, tokens, ratio).mul_(_doubled(tokens))),)
+
+    def same(self, call: SameCall, tokens: Tensor, relevance: Tensor) -> Shares:
+        """(x + |x|) R / |x|."""
+        del call
+        return (_scaled(_ratio(relevance, tokens).mul_(_doubled(tokens))),)
+
+    def embedding(self, call: EmbeddingCall, pixels: Tensor, relevance: Tensor) -> Shares:
+        """As a linear layer."""
+        weight = call.weight
+        ratio = _ratio(relevance, call.function(pixels))
+        signed = vector_jacobian(lambda picture: call.convolve(picture, weight), pixels, ratio)
+        absolute = vector_jacobian(lambda picture: call.convolve(picture, weight.abs()), pixels, ratio)
+        return (_scaled(signed.mul_(pixels).add_(absolute.mul_(pixels.abs()))),)
+
+    def product(self, left: Tensor, right: Tensor, gradient: Tensor) -> Shares:
+        """(y + |y|) S to each factor, scaled separately."""
+        output = left * right
+        relevance = _doubled(output) * _ratio(gradient, output)
+        return _scaled(relevance.sum_to_size(left.shape)), _scaled(relevance.sum_to_size(right.shape))
+
+    def attention(self, call: AttentionRecord, gradient: Tensor) -> Shares:
+        """Through A V, dropout, the softmax with its sum held constant, and q kᵀ.
+
+        All rows at once, for they are scaled together.
+        """
+        assert call.query is not None
+        query, key, value, everything = call.query * call.scale, call.key, call.value, slice(None)
+        attention = call.rows(everything)
+        ratio = _ratio(gradient, attention @ value)
+        value_relevance = _scaled((attention.transpose(-2, -1) @ ratio).mul_(_doubled(value)))
+        relevance = _scaled((ratio @ _doubled(value).transpose(-2, -1)).mul_(attention))
+        relevance = _scaled(_ratio(relevance, attention).mul_(_doubled(attention)))
+        scores = query @ key.transpose(-2, -1)
+        slope = attention + scores.sign() * torch.softmax(scores.abs(), dim=-1)
+        relevance = _scaled(slope.mul_(scores).mul_(_ratio(relevance, attention)))
+        ratio = _ratio(relevance, scores)
+        return (
+            _scaled((ratio @ key).mul_(query).add_((ratio @ key.abs()).mul_(query.abs()))),
+            _scaled((ratio.mT @ query).mul_(key).add_((ratio.mT @ query.abs()).mul_(key.abs()))),
+            value_relevance,
+        )
+
+    def norm(self, call: NormCall, gradient: Tensor) -> Tensor:
+        """R_in = x (w/σ(x) + sign(x) |w|/σ(|x|)) S."""
+        tokens, size = call.input, call.input.abs()
+        weight = torch.ones_like(tokens[..., :1]) if call.weight is None else call.weight
+        _, inverse_deviation = statistics(size, call.shape, call.eps, centred=call.centred)
+        slope = tokens * call.inverse_deviation * weight + size * inverse_deviation * weight.abs()
+        return _scaled(_ratio(gradient, call.function(tokens)).mul_(slope))
+
+    def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
+        """R_in = x (f'(x) + sign(x) f'(|x|)) S."""
+        tokens = call.input
+        ratio = _ratio(gradient, call.function(tokens))
+
+        def both(values: Tensor) -> Tensor:
+            return call.function(values) + call.function(values.abs())
+
+        return _scaled(vector_jacobian(both, tokens, ratio).mul_(tokens))
+
+
+class ProgramAbsoluteLrpRule(AbsoluteLrpRule):
+    """absLRP as its authors' program computes it.
+
+    The program differentiates a residual sum with respect to the shortcut while the branch still depends on it, so the
+    shortcut's relevance also holds the ordinary gradient through the branch.
+    """
+
+    name = "abslrp"
+
+    def sum_slopes(self, call: SumCall, left: Tensor, right: Tensor, slopes: list[Tensor]) -> list[Tensor]:
+        """(1 + sign(a)) S, and what that at the other term becomes at this one."""
+        through = (call.gradient_between(right, left, slopes[1]), call.gradient_between(left, right, slopes[0]))
+        return [slope if more is None else slope + more for slope, more in zip(slopes, through, strict=True)]
+
+
+class ConstantStatisticsRule(Rule):
+    """The ordinary gradient with mean and deviation of normalisation and the sum of a softmax held constant."""
+
+    name = "constant_statistics"
+
+    def norm(self, call: NormCall, gradient: Tensor) -> Tensor:
+        """Times weight / deviation."""
+        scaled = gradient * call.inverse_deviation
+        return scaled if call.weight is None else scaled.mul_(call.weight)
+
+    def attention(self, call: AttentionRecord, gradient: Tensor) -> Shares:
+        """The softmax passes A * dA on."""
+        assert call.query is not None
+        attention = call.rows(slice(None))
+        scores = (gradient @ call.value.mT).mul_(attention).mul_(call.scale)
+        return scores @ call.key, scores.mT @ call.query, attention.mT @ gradient
+
+
+def _ratio(relevance: Tensor, output: Tensor) -> Tensor:
+    return relevance / output.abs().add_(_SMALL)
+
+
+def _doubled(values: Tensor) -> Tensor:
+    """Give v + |v|."""
+    return values + values.abs()
+
+
+def _scaled(relevance: Tensor) -> Tensor:
+    """To absolute sum 1 in each image."""
+    total = relevance.flatten(1).abs().sum(dim=1)
+    return relevance / total.add_(_SMALL).view(-1, *[1] * (relevance.dim() - 1))

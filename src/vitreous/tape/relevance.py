@@ -1,0 +1,208 @@
+"""Rules under which the backward pass carries relevance instead of a gradient: the LRP of Chefer et al.
+
+Re-indexing passes relevance on as it passes a gradient on, and where a stream forks both add up. Everything else that
+touches a stream has a rule here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from vitreous.tape.attention import AttentionRecord
+from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
+from vitreous.tape.rules import ElementwiseCall, NormCall, Rule, vector_jacobian
+
+_SMALL = 1e-9  # as in the authors' program; relevance that explodes ("orig") depends on it
+
+Shares = tuple[Tensor | None, ...]
+
+
+def safe_divide(relevance: Tensor, output: Tensor) -> Tensor:
+    """R/(Z + 1e-9), and 0 where Z is 0."""
+    denominator = output + _SMALL
+    denominator.masked_fill_(denominator == 0, _SMALL)
+    return torch.div(relevance, denominator, out=denominator).masked_fill_(output == 0, 0)
+
+
+def attention_relevance(call: AttentionRecord, rows: slice | Tensor, relevance: Tensor) -> Tensor:
+    """R_A = A * ((R_O / O) Vᵀ) / 2 for some rows, with the relevance that arrives at those rows of O."""
+    attention = call.rows(rows)
+    return _attention_shares(attention, call.value, relevance)[0]
+
+
+def _attention_shares(attention: Tensor, value: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
+    """R_A, halved, and R_O / O."""
+    ratio = safe_divide(relevance, attention @ value)
+    return (ratio @ value.transpose(-2, -1)).mul_(attention).div_(2), ratio
+
+
+class RelevanceRule(Rule):
+    """What rules that carry relevance have in common."""
+
+    carries_relevance = True
+
+    def follow(self, call: Call, inputs: tuple[Tensor, ...], gradient: Tensor) -> Shares:
+        """The relevance of the inputs of a linear map, sum, scale, pooling, dropout or patch embedding."""
+        shares: Shares = getattr(self, call.kind)(call, *inputs, gradient)
+        return shares
+
+    @abstractmethod
+    def linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
+        """Through a linear layer."""
+
+    @abstractmethod
+    def sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
+        """Through a sum."""
+
+    @abstractmethod
+    def scale(self, call: ScaleCall, stream: Tensor, factor: Tensor, relevance: Tensor) -> Shares:
+        """Through a multiplication by something that only weighs."""
+
+    @abstractmethod
+    def pool(self, call: PoolCall, tokens: Tensor, relevance: Tensor) -> Shares:
+        """Through the choice or mean of tokens."""
+
+    @abstractmethod
+    def same(self, call: SameCall, tokens: Tensor, relevance: Tensor) -> Shares:
+        """Through dropout."""
+
+    @abstractmethod
+    def embedding(self, call: EmbeddingCall, pixels: Tensor, relevance: Tensor) -> Shares:
+        """Through the patch embedding."""
+
+    def gate(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """What only weighs something else gets nothing."""
+        del call, gradient
+        return None
+
+
+class LrpRule(RelevanceRule):
+    """The relevance rules of Transformer Attribution (Chefer et al., CVPR 2021), its program's "ours".
+
+    Linear layers: alpha = 1 (eq. 4), biases ignored. Products of two streams: each factor by its share, halved. Sums:
+    by share, then the two branches rescaled so that their totals keep the ratio of their sizes and add up to what
+    arrived (eq. 10); the program takes totals over the batch, here each image has its own. Normalisation, activation,
+    softmax, dropout and scales pass relevance on unchanged.
+    """
+
+    name = "lrp_ours"
+
+    def linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
+        """R_in = x⁺ (W⁺ᵀ S) + x⁻ (W⁻ᵀ S) with S = R / (x⁺ W⁺ + x⁻ W⁻)."""
+        positive, negative = call.weight.clamp(min=0), call.weight.clamp(max=0)
+        excited = _product(tokens.clamp(min=0), positive)
+        ratio = safe_divide(relevance, excited.add_(_product(tokens.clamp(max=0), negative)))
+        return (torch.where(tokens > 0, ratio @ positive, ratio @ negative).mul_(tokens),)
+
+    def sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
+        """Proportional, then rescaled branch by branch (eq. 10)."""
+        relevance, shares = _proportional(call, left, right, relevance)
+        axes = tuple(axis for axis in range(relevance.dim()) if axis != call.image_axis)
+        totals = [share.sum(axes, keepdim=True) for share in shares]
+        arrived = relevance.sum(axes, keepdim=True)
+        size = totals[0].abs() + totals[1].abs()
+        return tuple(
+            share.mul_(safe_divide(safe_divide(total.abs(), size) * arrived, total)).sum_to_size(value.shape)
+            for share, total, value in zip(shares, totals, (left, right), strict=True)
+        )
+
+    def scale(self, call: ScaleCall, stream: Tensor, factor: Tensor, relevance: Tensor) -> Shares:
+        """Unchanged; the factor gets nothing."""
+        del call, factor
+        return relevance.sum_to_size(stream.shape), None
+
+    def pool(self, call: PoolCall, tokens: Tensor, relevance: Tensor) -> Shares:
+        """By share."""
+        ratio = safe_divide(relevance, call.function(tokens))
+        return (vector_jacobian(call.function, tokens, ratio).mul_(tokens),)
+
+    def same(self, call: SameCall, tokens: Tensor, relevance: Tensor) -> Shares:
+        """Unchanged."""
+        del call, tokens
+        return (relevance,)
+
+    def embedding(self, call: EmbeddingCall, pixels: Tensor, relevance: Tensor) -> Shares:
+        """The z^B rule (Montavon et al. 2017), with the smallest and largest value of each picture as bounds."""
+        low = pixels.amin(dim=(1, 2, 3), keepdim=True).expand_as(pixels)
+        high = pixels.amax(dim=(1, 2, 3), keepdim=True).expand_as(pixels)
+        weight = call.weight
+        parts = ((pixels, weight), (-low, weight.clamp(min=0)), (-high, weight.clamp(max=0)))
+        with torch.enable_grad():
+            leaves = [values.detach().requires_grad_() for values, _ in parts]
+            outputs = [call.convolve(leaf, part) for leaf, (_, part) in zip(leaves, parts, strict=True)]
+            output = outputs[0] + outputs[1] + outputs[2]
+            slopes = torch.autograd.grad(output, leaves, relevance / (output.detach() + _SMALL))
+        shares = (leaf.detach() * slope for leaf, slope in zip(leaves, slopes, strict=True))
+        return (next(shares) + next(shares) + next(shares),)
+
+    def product(self, left: Tensor, right: Tensor, gradient: Tensor) -> Shares:
+        """Half to each factor."""
+        half = gradient / 2
+        return half.sum_to_size(left.shape), half.sum_to_size(right.shape)
+
+    def attention(self, call: AttentionRecord, gradient: Tensor) -> Shares:
+        """Half through A V to each, of A's half through q kᵀ half to each; the softmax passes it on unchanged."""
+        assert call.query is not None
+        key, value = call.key, call.value
+        query_parts: list[Tensor] = []
+        key_total, value_total = torch.zeros_like(key), torch.zeros_like(value)
+        for rows in call.pieces():
+            attention, query = call.rows(rows), call.query[:, :, rows]
+            relevance, ratio = _attention_shares(attention, value, gradient[:, :, rows])
+            value_total += attention.transpose(-2, -1) @ ratio
+            ratio = safe_divide(relevance, query @ key.transpose(-2, -1))
+            query_parts.append((ratio @ key).mul_(query))
+            key_total += ratio.transpose(-2, -1) @ query
+        shares = (torch.cat(query_parts, dim=2), key_total.mul_(key), value_total.mul_(value))
+        return tuple(share.div_(2) for share in shares)
+
+    def norm(self, call: NormCall, gradient: Tensor) -> Tensor:
+        """Unchanged."""
+        del call
+        return gradient
+
+    def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
+        """Unchanged."""
+        del call
+        return gradient
+
+
+class OriginalLrpRule(LrpRule):
+    """The rules of the LRP and partial-LRP baselines in the same paper, its program's "orig".
+
+    Linear layers divide by the positive and the negative part separately, and sums are not rescaled. Values explode.
+    """
+
+    name = "lrp_orig"
+
+    def linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
+        """R_in = x⁺ (W⁺ᵀ S⁺) + x⁻ (W⁻ᵀ S⁻) with S⁺ = R / (x⁺ W⁺) and S⁻ = R / (x⁻ W⁻)."""
+        positive, negative = call.weight.clamp(min=0), call.weight.clamp(max=0)
+        from_positive = safe_divide(relevance, _product(tokens.clamp(min=0), positive)) @ positive
+        from_negative = safe_divide(relevance, _product(tokens.clamp(max=0), negative)) @ negative
+        return (torch.where(tokens > 0, from_positive, from_negative).mul_(tokens),)
+
+    def sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
+        """Proportional."""
+        _, shares = _proportional(call, left, right, relevance)
+        return tuple(share.sum_to_size(value.shape) for share, value in zip(shares, (left, right), strict=True))
+
+
+def _product(tokens: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.linear(tokens, weight)
+
+
+def _proportional(call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The relevance that arrives at a sum and each term's share of it.
+
+    The program divides and multiplies by the sum once more where it forks; without that, relevance that explodes would
+    differ in the fourth digit.
+    """
+    output = left + right
+    if call.forks:
+        relevance = safe_divide(relevance, output).mul_(output)
+    ratio = safe_divide(relevance, output)
+    return relevance, [left * ratio, right * ratio]

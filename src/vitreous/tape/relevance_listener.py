@@ -1,0 +1,241 @@
+"""Where rules that carry relevance take hold besides: linear maps, sums, scales, pooling, dropout, patch embedding.
+
+Relevance is not a gradient: what is not known here would be passed on wrongly, so every call that touches the stream
+is either followed, pure re-indexing, or noted as a gap, and a model with a gap is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.anatomy import Anatomy
+from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
+from vitreous.tape.functions import Follow, InForce, gradient_between
+from vitreous.tape.interception import Handler
+from vitreous.tape.plan import PIXELS, Plan
+from vitreous.tape.progress import Progress
+from vitreous.tape.rulebook import RULES
+
+# mypy: disable-error-code="no-untyped-call"
+
+# By name, for each exists as a function and as a method: relevance goes where the numbers went.
+_REINDEXING = {
+    *("reshape", "view", "view_as", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach"),
+    *("permute", "transpose", "swapaxes", "movedim", "t", "flip", "roll", "expand", "expand_as", "repeat_interleave"),
+    *("unbind", "chunk", "split", "tensor_split", "select", "narrow", "index_select", "cat", "concat", "stack"),
+}
+_READING = {"__get__", "__set__", "size", "dim", "numel", "__len__", "is_floating_point", "is_contiguous", "stride"}
+_ABSOLUTE = {"abslrp", "abslrp_share"}
+_EXACT = (torch.float32, torch.float64)
+
+
+class RelevanceListener:
+    """Puts the linear parts of a forward pass under the rules that carry relevance.
+
+    Attributes:
+        follows: whether a rule of the plan carries relevance; nothing is replaced otherwise.
+        gaps: by rule, the first thing that it could not follow.
+    """
+
+    def __init__(
+        self, anatomy: Anatomy, plan: Plan, progress: Progress, in_force: InForce, is_gate: Callable[[Any], bool]
+    ) -> None:
+        self._anatomy, self._progress, self._in_force, self._is_gate = anatomy, progress, in_force, is_gate
+        self.rules = {name for name in plan.rules if RULES[name].carries_relevance}
+        self.follows = bool(self.rules)
+        needs = (part.lowest for backward, part in plan.needs.gradients.items() if backward.rule in self.rules)
+        self._lowest = min((layer for layer in needs if layer is not None), default=plan.depth)
+        self.gaps: dict[str, str] = {}
+        self._last_sum: SumCall | None = None
+        if not anatomy.batch_first:
+            self._gap("its tokens come before the images of a batch", _ABSOLUTE)
+
+    def gap_of(self, rules: set[str]) -> str | None:
+        """Why relevance under one of the rules cannot be trusted in this run; ``None`` where it can."""
+        wanted = {name for name in rules if RULES[name].carries_relevance}
+        if not wanted <= self.rules:
+            return "relevance was not followed in this run"
+        return next((self.gaps[name] for name in sorted(wanted) if name in self.gaps), None)
+
+    def noting(self, outer: Handler, unless: Callable[[], bool] = lambda: False) -> Handler:
+        """``outer``, with a gap wherever it works on the stream, unless a rule knows it there."""
+
+        def handler(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not unless():
+                self._note_unknown(func, args, kwargs)
+            return outer(func, args, kwargs)
+
+        return handler
+
+    def over(self, outer: Handler, inner: Handler) -> Handler:
+        """``outer``, which calls ``inner`` where it would have called the function itself."""
+        if not self.follows:
+            return outer
+
+        def handler(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return outer(lambda *given, **named: inner(func, given, named), args, kwargs)
+
+        return handler
+
+    def leave_last_block(self) -> None:
+        """The sum that leaves the last block goes to the final norm alone."""
+        if self._last_sum is not None:
+            self._last_sum.forks = False
+
+    def on_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A linear layer."""
+        tokens, weight, bias = _linear_arguments(*args, **kwargs)
+        if not self._watches(tokens):
+            return func(*args, **kwargs)
+        if _in_graph(weight) or not self._progress.reached_blocks:
+            self._gap("its patches are not embedded by one convolution, or weights of a layer depend on the picture")
+        return self._follow(LinearCall(weight, bias), tokens)
+
+    def on_matrix_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A product with a constant matrix is a linear layer; one of two streams belongs to the attention."""
+        if not any(self._watches(value) for value in args):
+            return func(*args, **kwargs)
+        left, right = args[:2]
+        if not _in_graph(right) and right.dim() == 2 and self._progress.reached_blocks:
+            return self._follow(LinearCall(right.T, None), left)
+        if not (_in_graph(left) and _in_graph(right)) or self._progress.layer is None:
+            self._gap("it multiplies matrices outside attention and linear layers")
+        return func(*args, **kwargs)
+
+    def on_add(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A sum of streams, or of a stream and a constant such as positions."""
+        if not any(self._watches(value) for value in args):
+            return func(*args, **kwargs)
+        if any(self._is_gate(value) for value in args):
+            return func(*args, **kwargs)
+        if kwargs or not all(isinstance(value, Tensor) for value in args):
+            self._gap("it adds a number to its tokens")
+        elif self._progress.attending is not None:
+            self._gap("it adds to queries, keys or values inside its attention (rotated positions)")
+        else:
+            inside = self._progress.inside_block or not self._progress.reached_blocks
+            axis = 0 if self._anatomy.batch_first or not self._progress.inside_block else 1
+            if func(*args).shape[axis] != self._progress.batch:
+                self._gap("it adds tensors in which the images of a batch are not known")
+            call = SumCall(torch.add, axis, inside, partial(gradient_between, self._in_force))
+            self._last_sum = call if inside else self._last_sum
+            return self._follow(call, *args)
+        return func(*args, **kwargs)
+
+    def on_multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A stream times a constant or a gate; products of two streams inside a block have been taken hold of."""
+        if not any(self._watches(value) for value in args):
+            return func(*args, **kwargs)
+        stream, factor = args if _in_graph(args[0]) and not self._is_gate(args[0]) else reversed(args)
+        if _in_graph(stream) and self._is_gate(factor):
+            self._gap("an activation is written out by hand", _ABSOLUTE)
+            return self._follow(ScaleCall(torch.mul), stream, factor)
+        return self._scale(torch.mul, stream, factor)
+
+    def on_divide(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A stream divided by a constant."""
+        if func.__name__ not in {"div", "__truediv__"}:
+            return self.on_unknown(func, args, kwargs)
+        if kwargs or not any(self._watches(value) for value in args):
+            return self.on_unknown(func, args, kwargs)
+        return self._scale(torch.div, *args)
+
+    def _scale(self, func: Callable[..., Any], stream: Any, factor: Any) -> Any:
+        if not _in_graph(stream) or _in_graph(factor):
+            self._gap("it multiplies or divides by something that depends on the tokens")
+            return func(stream, factor)
+        weight = factor if isinstance(factor, Tensor) else torch.tensor(factor, dtype=torch.float64)
+        return self._follow(ScaleCall(func), stream, weight)
+
+    def on_pool(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Behind the blocks, choosing tokens or taking their mean."""
+        if not self._progress.behind and func.__name__ == "__getitem__":
+            return func(*args, **kwargs)
+        if not self._progress.behind or not self._watches(args[0]):
+            return self.on_unknown(func, args, kwargs)
+        tokens, *options = args
+        return self._follow(PoolCall(lambda values: func(values, *options, **kwargs)), tokens)
+
+    def on_same_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Dropout, from the first block on; another dtype would round relevance."""
+        output = func(*args, **kwargs)
+        if func.__name__ != "dropout" or not self._progress.reached_blocks or not self._watches(args[0]):
+            return output
+        tokens, *options = args
+        return self._follow(SameCall(lambda values: func(values, *options, **kwargs)), tokens)
+
+    def on_embedding(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The convolution of the picture itself."""
+        pixels, weight, bias, options, named = _convolution_arguments(*args, **kwargs)
+        if not self._watches(pixels):
+            return func(*args, **kwargs)
+        if self._progress.reached_blocks or not pixels.is_leaf:
+            self._gap("it has more convolutions than the patch embedding")
+
+        def convolve(picture: Tensor, kernel: Tensor, shift: Tensor | None = None) -> Tensor:
+            result: Tensor = func(picture, kernel, shift, *options, **named)
+            return result
+
+        return self._follow(EmbeddingCall(lambda picture: convolve(picture, weight, bias), weight, convolve), pixels)
+
+    def on_unknown(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Anything else that works on the stream leaves a gap, unless it only moves or reads numbers."""
+        self._note_unknown(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _note_unknown(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = func.__name__
+        known = name in _REINDEXING or name in _READING
+        if not known and any(self._watches(value) for value in _flat(args, kwargs)):
+            self._gap(f"there is no relevance rule for its {name}()")
+
+    def _watches(self, value: Any) -> bool:
+        """Whether relevance may come to a tensor; inside a function that was taken hold of, nothing is watched."""
+        if not (self.follows and _in_graph(value) and torch.is_grad_enabled()):
+            return False
+        return (self._progress.next_block if self._progress.reached_blocks else PIXELS) >= self._lowest
+
+    def _follow(self, call: Call, *inputs: Tensor) -> Any:
+        if inputs[0].dtype not in _EXACT:
+            self._gap(f"it runs in {inputs[0].dtype}, in which relevance is lost to rounding; run it in float32")
+        return Follow.apply(call, self._in_force, *inputs)
+
+    def _gap(self, reason: str, rules: set[str] | None = None) -> None:
+        for name in self.rules if rules is None else rules & self.rules:
+            self.gaps.setdefault(name, reason)
+
+
+def _linear_arguments(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The signature of ``F.linear``."""
+    return input, weight, bias
+
+
+def _convolution_arguments(
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *options: Any,
+    **named: Any,
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[Any, ...], dict[str, Any]]:
+    """The signature of ``F.conv2d``; stride, padding, dilation and groups as they were given."""
+    return input, weight, bias, options, named
+
+
+def _in_graph(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    flat: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        flat.extend(value if isinstance(value, list | tuple) else [value])
+    return flat
