@@ -22,7 +22,7 @@ from small_models import golden_model, largest_difference, one_thread, random_im
 from test_golden import PATCHES, assert_agrees, golden
 from vitreous.errors import MethodError
 from vitreous.tape.functions import InForce, Product
-from vitreous.tape.rules import RULES
+from vitreous.tape.rulebook import RULES
 from whole_maps import all_token_scores
 
 EXACT = 1e-10
