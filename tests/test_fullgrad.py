@@ -13,7 +13,7 @@ import torch
 from timm.layers import GELUTanh, GluMlp, RmsNorm, SwiGLU
 from timm.models.eva import Eva
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
 import vitreous
 from small_models import golden_model, largest_difference, one_thread, random_images, randomise, small_vit

@@ -14,7 +14,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 
 import vitreous
 from literal.ruled import run_under

@@ -70,6 +70,11 @@ class Needs:
         return bool(self.attention | self.attention_rows) or any(part.attention for part in self.gradients.values())
 
     @property
+    def biases(self) -> Layers:
+        """Blocks whose biases' gradients are wanted."""
+        return NONE.union(*(part.biases for part in self.gradients.values()))
+
+    @property
     def rules(self) -> set[str]:
         """The rules that the backward passes follow."""
         return {backward.rule for backward in self.gradients}
@@ -128,7 +133,7 @@ class Plan:
     @cached_property
     def biases(self) -> Layers:
         """Blocks whose biases' gradients are wanted."""
-        return NONE.union(*(part.biases for part in self.needs.gradients.values()))
+        return self.needs.biases
 
     @cached_property
     def graph_start(self) -> int:
