@@ -16,7 +16,7 @@ from vitreous.methods.activation_maps import (
     Relu,
     WeighedGradientMean,
 )
-from vitreous.methods.options import RuleOption
+from vitreous.methods.options import StreamRuleOption
 from vitreous.methods.readout import Readout
 from vitreous.methods.registry import register
 
@@ -34,7 +34,7 @@ ReluOption = Annotated[Relu, "whether the map is clamped at 0; default: as the c
     signed=False,
 )
 def gradcam(
-    *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: RuleOption = "plain"
+    *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: StreamRuleOption = "plain"
 ) -> Readout:
     """Activations with channels weighed by their mean gradient."""
     return GradientMean(convention, relu).under(rule)
@@ -54,7 +54,7 @@ def gradcampp(
     convention: ConventionOption = "pytorch_grad_cam",
     relu: ReluOption = "default",
     gradients: Annotated[Literal["positive", "all"], "which gradients count in a channel's weight"] = "positive",
-    rule: RuleOption = "plain",
+    rule: StreamRuleOption = "plain",
 ) -> Readout:
     """Activations with channels weighed by a mean of their positive gradients, each with a weight of its own."""
     return WeighedGradientMean(convention, relu, positive=gradients == "positive").under(rule)
@@ -70,7 +70,7 @@ def gradcampp(
     signed=False,
 )
 def xgradcam(
-    *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: RuleOption = "plain"
+    *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: StreamRuleOption = "plain"
 ) -> Readout:
     """Activations with channels weighed by their gradients' mean, weighed by the activations."""
     return ActivationMean(convention, relu).under(rule)
@@ -86,7 +86,7 @@ def xgradcam(
     signed=False,
 )
 def xgradcam_abs(
-    *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: RuleOption = "plain"
+    *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: StreamRuleOption = "plain"
 ) -> Readout:
     """Activations with channels weighed by their gradients' mean, weighed by the size of the activations."""
     return AbsoluteActivationMean(convention, relu).under(rule)
@@ -102,7 +102,7 @@ def xgradcam_abs(
     signed=False,
 )
 def hirescam(
-    *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: RuleOption = "plain"
+    *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: StreamRuleOption = "plain"
 ) -> Readout:
     """Activations x gradients."""
     return ActivationGradient(convention, relu).under(rule)
@@ -118,7 +118,7 @@ def hirescam(
     signed=False,
 )
 def layercam(
-    *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: RuleOption = "plain"
+    *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: StreamRuleOption = "plain"
 ) -> Readout:
     """Activations x positive gradients."""
     return PositiveGradient(convention, relu).under(rule)
@@ -133,7 +133,9 @@ def layercam(
     class_specific=True,
     signed=False,
 )
-def gradcam_elementwise(*, convention: ConventionOption = "pytorch_grad_cam", rule: RuleOption = "plain") -> Readout:
+def gradcam_elementwise(
+    *, convention: ConventionOption = "pytorch_grad_cam", rule: StreamRuleOption = "plain"
+) -> Readout:
     """Activations x gradients where that is positive."""
     return PositiveActivationGradient(convention, "yes").under(rule)
 
