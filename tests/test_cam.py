@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from timm.models.vision_transformer import Block
 
 import vitreous
 from small_models import CLASSES, largest_difference, one_thread, random_images, small_vit
@@ -220,9 +221,22 @@ def test_classes_differ_but_for_eigencam():
         assert torch.equal(scores[:, 0], scores[:, 1]) == (method == "eigencam")
 
 
-def test_blocks_without_a_first_norm_are_refused_with_the_reason():
-    model = small_vit()
-    for block in model.blocks:
-        block.norm1 = torch.nn.Identity()
-    with pytest.raises(UnsupportedModelError, match="first norm"):
+class UnnamedNorms(Block):
+    """A pre-norm block whose norms nobody would look for under their names."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.one, self.two = self.norm1, self.norm2
+        del self.norm1, self.norm2
+
+    def forward(self, tokens, **_):
+        tokens = tokens + self.attn(self.one(tokens))
+        return tokens + self.mlp(self.two(tokens))
+
+
+def test_blocks_without_a_first_norm_are_refused_with_the_reason_and_what_works():
+    model = small_vit(block_fn=UnnamedNorms)
+    with pytest.raises(UnsupportedModelError, match=r"first norm of block 3 was not found.*work on it: .*ixg"):
         vitreous.explain(model, random_images(), "gradcam")
+    scores = vitreous.explain(model, random_images(), "gradcam:convention=skipplus").scores
+    assert scores["gradcam:convention=skipplus"].isfinite().all()

@@ -21,6 +21,7 @@ from literal.ruled import run_under
 from small_models import golden_model, largest_difference, one_thread, random_images, randomise, small_vit
 from test_golden import PATCHES, assert_agrees, golden
 from vitreous.errors import MethodError
+from vitreous.methods import method_info
 from vitreous.tape.functions import InForce, Product
 from vitreous.tape.rulebook import RULES
 from whole_maps import all_token_scores
@@ -128,8 +129,10 @@ def test_every_gradient_method_takes_rules_and_rules_do_not_mix(method):
 
 @pytest.mark.parametrize("method", STREAM_METHODS)
 def test_a_rule_that_cuts_attention_is_refused_where_only_the_stream_is_read(method):
-    with pytest.raises(MethodError, match="rule=residual nothing passes attention"):
+    with pytest.raises(MethodError, match=r"rule=residual is not one of .*under residual no gradient would reach"):
         vitreous.explain(small_vit(), random_images(), spelled(method, rule="residual"))
+    with pytest.raises(MethodError, match="rule=residual nothing passes attention"):
+        method_info(method).make().under("residual")
 
 
 def test_unknown_rules_are_refused_with_those_that_there_are():

@@ -257,7 +257,7 @@ REFUSED = {
     "gae:start=1.5": "not a whole number",
     "gae:start==1": "not a whole number",
     "gae:start=1:depth=2": "not a whole number",
-    "gae:begin=1": "unknown option 'begin'; it takes start, depth, residual",
+    "gae:begin=1": "unknown option 'begin'; it takes rule, start, depth, residual",
     "gae:strat=1": "did you mean start",
     "gae.plus:layer=1": "unknown option 'layer'",
     "gae:layer=1,start=1": "unknown option 'start'",

@@ -332,12 +332,16 @@ def test_parameters_created_in_inference_mode(expected):
 
 
 def test_float32_agrees_with_float64(expected):
-    """1e-4 of the largest score: float32 rounds at 6e-8, cancellation in signed sums over layers costs two digits."""
+    """1e-4 of the largest score: float32 rounds at 6e-8, cancellation in signed sums over layers costs two digits.
+
+    Grad-CAM++ divides by sums that nearly vanish, which costs one more.
+    """
     model = small_vit(dtype=torch.float32)
     target = vitreous.explain(small_vit(), random_images(), ["rollout"]).target
     explanation = vitreous.explain(model, random_images(dtype=torch.float32), METHODS, target=target)
     assert all(maps.dtype == torch.float32 for maps in explanation.scores.values())
-    check(explanation.scores, expected, 1e-4)
+    for name, maps in explanation.scores.items():
+        check({name: maps}, expected, 1e-3 if name == "gradcampp" else 1e-4)
 
 
 def test_images_are_taken_to_the_models_precision(expected):

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from vitreous.methods.gradient import InputGradient
-from vitreous.methods.options import RuleOption
+from vitreous.methods.options import StreamRuleOption
 from vitreous.methods.readout import Readout
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
@@ -50,7 +50,7 @@ class FullGradient(InputGradient):
     class_specific=True,
     signed=True,
 )
-def fullgrad(*, rule: RuleOption = "plain") -> Readout:
+def fullgrad(*, rule: StreamRuleOption = "plain") -> Readout:
     """Token x gradient, and bias x gradient of everything above."""
     return FullGradient().under(rule)
 
@@ -64,7 +64,7 @@ def fullgrad(*, rule: RuleOption = "plain") -> Readout:
     class_specific=True,
     signed=True,
 )
-def fullgrad_plus(*, rule: RuleOption = "plain") -> Readout:
+def fullgrad_plus(*, rule: StreamRuleOption = "plain") -> Readout:
     """Token x gradient, summed over all blocks, and bias x gradient, each bias once."""
     return FullGradient().under(rule)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitreous.methods.options import RuleOption
+from vitreous.methods.options import StreamRuleOption
 from vitreous.methods.readout import Readout, TokenReadout
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
@@ -94,7 +94,7 @@ class AttendedInputGradient(InputGradient):
     class_specific=True,
     signed=False,
 )
-def gradient(*, rule: RuleOption = "plain", channels: Channels = "l2") -> Readout:
+def gradient(*, rule: StreamRuleOption = "plain", channels: Channels = "l2") -> Readout:
     """Length of the gradient at each token."""
     return Gradient(channels).under(rule)
 
@@ -107,7 +107,7 @@ def gradient(*, rule: RuleOption = "plain", channels: Channels = "l2") -> Readou
     class_specific=True,
     signed=True,
 )
-def ixg(*, rule: RuleOption = "plain", channels: Channels = "sum") -> Readout:
+def ixg(*, rule: StreamRuleOption = "plain", channels: Channels = "sum") -> Readout:
     """Token x gradient, summed over channels."""
     return InputGradient(channels).under(rule)
 
@@ -121,7 +121,7 @@ def ixg(*, rule: RuleOption = "plain", channels: Channels = "sum") -> Readout:
     class_specific=True,
     signed=True,
 )
-def cat(*, rule: RuleOption = "plain", channels: Channels = "sum") -> Readout:
+def cat(*, rule: StreamRuleOption = "plain", channels: Channels = "sum") -> Readout:
     """Token x gradient, summed over all blocks."""
     return InputGradient(channels).under(rule)
 
@@ -134,7 +134,7 @@ def cat(*, rule: RuleOption = "plain", channels: Channels = "sum") -> Readout:
     class_specific=True,
     signed=True,
 )
-def attixg(*, rule: RuleOption = "plain", pairing: Literal["same", "next"] = "same") -> Readout:
+def attixg(*, rule: StreamRuleOption = "plain", pairing: Literal["same", "next"] = "same") -> Readout:
     """Token x gradient x the attention the token receives."""
     return AttendedInputGradient(pairing).under(rule)
 
@@ -148,6 +148,6 @@ def attixg(*, rule: RuleOption = "plain", pairing: Literal["same", "next"] = "sa
     class_specific=True,
     signed=True,
 )
-def attcat(*, rule: RuleOption = "plain", pairing: Literal["same", "next"] = "same") -> Readout:
+def attcat(*, rule: StreamRuleOption = "plain", pairing: Literal["same", "next"] = "same") -> Readout:
     """Token x gradient x the attention the token receives, summed over all blocks."""
     return AttendedInputGradient(pairing).under(rule)

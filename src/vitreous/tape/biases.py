@@ -100,8 +100,8 @@ def bias_scores(contributions: Iterable[Tensor], layout: Layout, batch: int, *, 
         by_token = _by_token(contribution, layout, batch)
         if by_token is None and not behind:
             raise UnsupportedModelError(
-                f"a bias inside a block acts on something of shape {tuple(contribution.shape)}, channels left out, where "
-                f"there are {layout.tokens} tokens: it is not known which token it belongs to"
+                f"a bias inside a block acts on something of shape {tuple(contribution.shape)}, channels left out, "
+                f"where there are {layout.tokens} tokens: it is not known which token it belongs to"
             )
         if by_token is None:
             by_token = contribution.reshape(batch, -1).sum(dim=1, keepdim=True) * read.to(contribution)

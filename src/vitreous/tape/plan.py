@@ -89,6 +89,11 @@ class Needs:
         )
 
     @property
+    def biases(self) -> Layers:
+        """Blocks whose biases' gradients are wanted."""
+        return NONE.union(*(part.biases for part in self.gradients.values()))
+
+    @property
     def rules(self) -> set[str]:
         """The rules that the backward passes follow."""
         return {backward.rule for backward in self.gradients}
@@ -147,7 +152,7 @@ class Plan:
     @cached_property
     def biases(self) -> Layers:
         """Blocks whose biases' gradients are wanted."""
-        return NONE.union(*(part.biases for part in self.needs.gradients.values()))
+        return self.needs.biases
 
     @cached_property
     def graph_start(self) -> int:
