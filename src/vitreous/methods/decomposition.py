@@ -87,7 +87,7 @@ class StreamLength(ContributionMatrix):
 
 
 class NormedStreamLength(ContributionMatrix):
-    """The same behind the norm that reads the sum (Kobayashi et al. 2021)."""
+    """||N(Σ_h A_hij v_hj W_O^h + 1{i=j} x_j)|| with the norm N that reads the sum (Kobayashi et al. 2021)."""
 
     values = ("tokens", "halves", "attention", "projections", "linear_norms")
 
@@ -98,7 +98,11 @@ class NormedStreamLength(ContributionMatrix):
 
 
 class EncoderLength(ContributionMatrix):
-    """The length of a token's contribution to a whole block's output, the feed-forward network itself left out."""
+    """||y_ij + N_2(y_ij)||_2 with y_ij = Σ_h A_hij v_hj W_O^h + 1{i=j} x_j without biases; post-norm ||N_2(N_1(y))||.
+
+    How much of a whole block's output comes from token j, with the identity for the feed-forward network (Modarressi et
+    al. 2022; for pre-norm blocks as the SkipPLUS authors have it).
+    """
 
     values = ("tokens", "norms", "halves", "attention", "projections", "linear_norms", "unbiased_values")
 
@@ -135,7 +139,10 @@ class Nearness(ContributionMatrix):
 
 
 class NearnessToOutput(Nearness):
-    """The SkipPLUS authors' setting: GlobEnc's vectors, and y the block's output."""
+    """(||y_i||_1 - ||T_i(x_j) - y_i||_1)^+, rows normalised, with GlobEnc's vectors for T and the block's output for y.
+
+    This is the SkipPLUS authors' setting.
+    """
 
     values = EncoderLength.values
 
@@ -149,7 +156,7 @@ class NearnessToOutput(Nearness):
 
 
 class NearnessToAttended(Nearness):
-    """The original setting: y the tokens behind the attention part, in post-norm blocks with its norm."""
+    """The same in the original setting: y the tokens behind the attention part, in post-norm blocks with its norm."""
 
     values = NormedStreamLength.values
     shift = 1e-6  # by torch's pairwise_distance, which ALTI's program uses
