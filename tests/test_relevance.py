@@ -11,20 +11,14 @@ from functools import cache
 
 import numpy as np
 import pytest
-import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer
-from torch import nn
 
 import vitreous
 from literal import abslrp as literal_abslrp
 from literal import relevance as literal
-from small_models import GOLDEN, SIZE, golden_model, largest_difference, one_thread, random_images, randomise, small_vit
+from small_models import GOLDEN, golden_model, largest_difference, one_thread, random_images, small_vit
 from vitreous.anatomy import find_anatomy
-from vitreous.errors import MethodError, UnsupportedModelError
 from vitreous.tape import PIXELS, GradientNeeds, Needs, Pass, Plan, record
-from vitreous.tape.calls import EmbeddingCall, LinearCall, SumCall
-from vitreous.tape.rulebook import RULES
 
 GOLDEN_TOLERANCE = 1e-8
 EXACT = 1e-9
@@ -134,7 +128,9 @@ def case(request):
 def test_agrees_with_a_literal_transcription(case, spelling, transcription):
     model, images = case
     found = vitreous.explain(model, images, spelling, [[0, 3], [0, 3]]).scores[spelling]
-    expected = torch.stack([torch.stack([transcription(model, image, target) for target in (0, 3)]) for image in images])
+    expected = torch.stack(
+        [torch.stack([transcription(model, image, target) for target in (0, 3)]) for image in images]
+    )
     assert largest_difference(found, expected) < EXACT
 
 

@@ -145,7 +145,7 @@ def propagate(model: VisionTransformer, image: Tensor, start: Tensor, *, program
     relevance = spread(same, same, relevance, last[0])[0]
     relevance = spread(lambda x: x[0], lambda x: x[0], relevance, last)[0]
     relevance = through_norm(model.norm, stream, relevance)
-    for stream, normalise, scale, part in reversed(halves):  # noqa: PLW2901
+    for stream, normalise, scale, part in reversed(halves):
 
         def branch(values: Tensor, normalise=normalise, scale=scale, part=part) -> Tensor:
             return scaled(scale, part.run(norm(normalise, values, normalise.weight, normalise.bias)))
@@ -163,8 +163,8 @@ def to_pixels(model: VisionTransformer, image: Tensor, relevance: Tensor) -> Ten
     weight, result = model.patch_embed.proj.weight, torch.zeros_like(image)
     ratios = relevance / (embedded_patches(model, image).abs() + SMALL)
     for into, patch, ratio in zip(cut(model, result), cut(model, image), ratios, strict=True):
-        ratio = ratio[:, None, None, None]  # noqa: PLW2901
-        into += ((weight * patch + weight.abs() * patch.abs()) * ratio).sum(dim=0)
+        parts = weight * patch + weight.abs() * patch.abs()  # (d, 3, size, size)
+        into.copy_((parts * ratio[:, None, None, None]).sum(dim=0))
     return unit(result)
 
 

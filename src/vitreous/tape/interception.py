@@ -92,7 +92,7 @@ class Interception(TorchFunctionMode):
 def _as_constant(value: Any) -> Any:
     if isinstance(value, Tensor):
         if isinstance(value, nn.Parameter) or value.is_inference():
-            return value.clone() if value.is_inference() else value.detach()
+            return value.clone().detach() if value.is_inference() else value.detach()
         return value
     if type(value) in (list, tuple) and any(isinstance(item, Tensor) for item in value):
         return type(value)(_as_constant(item) for item in value)
