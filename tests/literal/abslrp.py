@@ -163,8 +163,8 @@ def to_pixels(model: VisionTransformer, image: Tensor, relevance: Tensor) -> Ten
     weight, result = model.patch_embed.proj.weight, torch.zeros_like(image)
     ratios = relevance / (embedded_patches(model, image).abs() + SMALL)
     for into, patch, ratio in zip(cut(model, result), cut(model, image), ratios, strict=True):
-        ratio = ratio[:, None, None, None]  # noqa: PLW2901
-        into += ((weight * patch + weight.abs() * patch.abs()) * ratio).sum(dim=0)
+        parts = weight * patch + weight.abs() * patch.abs()  # (d, 3, size, size)
+        into.copy_((parts * ratio[:, None, None, None]).sum(dim=0))
     return unit(result)
 
 

@@ -134,7 +134,8 @@ def to_pixels(model: VisionTransformer, image: Tensor, relevance: Tensor) -> Ten
     result = torch.zeros_like(image)
     for into, patch, arriving in zip(cut(model, result), cut(model, image), relevance, strict=True):
         parts = weight * patch - plus * low - minus * high  # (d, 3, size, size)
-        into += (parts * (arriving / (parts.sum(dim=(1, 2, 3)) + SMALL))[:, None, None, None]).sum(dim=0)
+        ratio = arriving / (parts.sum(dim=(1, 2, 3)) + SMALL)
+        into.copy_((parts * ratio[:, None, None, None]).sum(dim=0))
     return result
 
 

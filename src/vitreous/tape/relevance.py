@@ -92,10 +92,11 @@ class LrpRule(RelevanceRule):
 
     def linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """R_in = x⁺ (W⁺ᵀ S) + x⁻ (W⁻ᵀ S) with S = R / (x⁺ W⁺ + x⁻ W⁻)."""
+        rows, relevance = tokens.flatten(0, -2), relevance.flatten(0, -2)
         positive, negative = call.weight.clamp(min=0), call.weight.clamp(max=0)
-        excited = _product(tokens.clamp(min=0), positive)
-        ratio = safe_divide(relevance, excited.add_(_product(tokens.clamp(max=0), negative)))
-        return (torch.where(tokens > 0, ratio @ positive, ratio @ negative).mul_(tokens),)
+        excited = rows.clamp(min=0) @ positive.T
+        ratio = _excited_ratio(relevance, excited.addmm_(rows.clamp(max=0), negative.T))
+        return (_by_sign(rows, ratio @ positive, ratio @ negative).view_as(tokens),)
 
     def sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
         """Proportional, then rescaled branch by branch (eq. 10)."""
@@ -180,10 +181,11 @@ class OriginalLrpRule(LrpRule):
 
     def linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """R_in = x⁺ (W⁺ᵀ S⁺) + x⁻ (W⁻ᵀ S⁻) with S⁺ = R / (x⁺ W⁺) and S⁻ = R / (x⁻ W⁻)."""
+        rows, relevance = tokens.flatten(0, -2), relevance.flatten(0, -2)
         positive, negative = call.weight.clamp(min=0), call.weight.clamp(max=0)
-        from_positive = safe_divide(relevance, _product(tokens.clamp(min=0), positive)) @ positive
-        from_negative = safe_divide(relevance, _product(tokens.clamp(max=0), negative)) @ negative
-        return (torch.where(tokens > 0, from_positive, from_negative).mul_(tokens),)
+        above = _excited_ratio(relevance, rows.clamp(min=0) @ positive.T)
+        below = _excited_ratio(relevance, rows.clamp(max=0) @ negative.T)
+        return (_by_sign(rows, above @ positive, below @ negative).view_as(tokens),)
 
     def sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
         """Proportional."""
@@ -191,8 +193,17 @@ class OriginalLrpRule(LrpRule):
         return tuple(share.sum_to_size(value.shape) for share, value in zip(shares, (left, right), strict=True))
 
 
-def _product(tokens: Tensor, weight: Tensor) -> Tensor:
-    return torch.nn.functional.linear(tokens, weight)
+def _excited_ratio(relevance: Tensor, excited: Tensor) -> Tensor:
+    """R/(Z + 1e-9), in Z's place, for a Z that is a sum of terms ≥ 0.
+
+    Where Z is 0 each of its terms is, so that the ratio is multiplied by 0 wherever it goes and need not be 0 itself.
+    """
+    return torch.div(relevance, excited.add_(_SMALL), out=excited)
+
+
+def _by_sign(tokens: Tensor, from_positive: Tensor, from_negative: Tensor) -> Tensor:
+    """Give x⁺ * the first + x⁻ * the second."""
+    return torch.where(tokens > 0, from_positive, from_negative).mul_(tokens)
 
 
 def _proportional(call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> tuple[Tensor, list[Tensor]]:

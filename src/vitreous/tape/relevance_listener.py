@@ -29,7 +29,18 @@ _REINDEXING = {
     *("permute", "transpose", "swapaxes", "movedim", "t", "flip", "roll", "expand", "expand_as", "repeat_interleave"),
     *("unbind", "chunk", "split", "tensor_split", "select", "narrow", "index_select", "cat", "concat", "stack"),
 }
-_READING = {"__get__", "__set__", "size", "dim", "numel", "__len__", "is_floating_point", "is_contiguous", "stride"}
+_READING = {
+    "__get__",
+    "__set__",
+    "size",
+    "dim",
+    "numel",
+    "__len__",
+    "is_floating_point",
+    "is_contiguous",
+    "stride",
+    "data_ptr",
+}
 _ABSOLUTE = {"abslrp", "abslrp_share"}
 _EXACT = (torch.float32, torch.float64)
 
@@ -164,7 +175,8 @@ class RelevanceListener:
     def on_same_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Dropout, from the first block on; another dtype would round relevance."""
         output = func(*args, **kwargs)
-        if func.__name__ != "dropout" or not self._progress.reached_blocks or not self._watches(args[0]):
+        counts = func.__name__ == "dropout" and self._progress.reached_blocks and self.rules & _ABSOLUTE
+        if not (counts and self._watches(args[0])):
             return output
         tokens, *options = args
         return self._follow(SameCall(lambda values: func(values, *options, **kwargs)), tokens)
