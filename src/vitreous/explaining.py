@@ -141,7 +141,7 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
 
 def _missing_norm(tape: Tape, needs: Needs) -> str | None:
     for layer in needs.norms:
-        if layer not in tape.seen_norms:
+        if tape.anatomy.blocks[layer].first_norm is None or layer in tape.unseen_norms:
             return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
     for layer in needs.halves:
         block = tape.anatomy.blocks[layer]

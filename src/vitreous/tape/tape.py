@@ -81,9 +81,10 @@ class Tape:
         return frozenset(self._recorder.misplaced_norms)
 
     @property
-    def seen_norms(self) -> frozenset[int]:
-        """The blocks whose first norm was found and gave (batch, tokens, channels)."""
-        return frozenset(layer for layer, norm in self._recorder.norms.items() if norm.dim() == 3)
+    def unseen_norms(self) -> frozenset[int]:
+        """The blocks whose first norm was asked for and did not give (batch, tokens, channels)."""
+        norms = self._recorder.norms
+        return frozenset(layer for layer in self._recorder.plan.norms if layer not in norms or norms[layer].dim() != 3)
 
     def relevance_gap(self, rules: set[str]) -> str | None:
         """Why relevance under one of the rules would be wrong here; ``None`` where it is not, or none carries it."""
