@@ -137,7 +137,7 @@ def test_unpooled_output_is_refused(method: str) -> None:
 
 
 def needs_attention(method: str) -> bool:
-    return method not in {"gradient", "ixg", "cat", "decompx"}
+    return method not in {"gradient", "ixg", "cat", "decompx", "lrp", "abslrp"}
 
 
 def mixer() -> nn.Module:

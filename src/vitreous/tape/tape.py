@@ -14,7 +14,7 @@ from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.layout import Layout, find_layout
-from vitreous.tape.plan import PIXELS, GradientNeeds, Pass, Plan
+from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
 
@@ -64,12 +64,12 @@ class Tape:
         """The blocks whose norms do not stand where their names say, so that their halves were not seen."""
         return frozenset(self._recorder.misplaced_norms)
 
-    def relevance_gap(self, rules: set[str]) -> str | None:
-        """Why relevance under one of the rules would be wrong here; ``None`` where it is not, or none carries it."""
+    def relevance_gap(self, needs: Needs) -> str | None:
+        """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
         listener = self._recorder.relevance
-        biased = self._recorder.attention.biased if listener.rules & rules else ()
-        gap = "it adds relative positions or a mask to its attention scores, for which relevance has no rule"
-        return gap if biased else listener.gap_of(rules)
+        if listener.rules & needs.rules and self._recorder.attention.biased:
+            return "it adds relative positions or a mask to its attention scores, for which relevance has no rule"
+        return listener.gap_of(needs)
 
     def tokens(self, layer: int) -> Tensor:
         """x_l: the stream at the input of a block, (batch, tokens, channels); layer ``PIXELS`` is the picture."""
