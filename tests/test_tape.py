@@ -335,13 +335,14 @@ def test_float32_agrees_with_float64(expected):
     """1e-4 of the largest score: float32 rounds at 6e-8, cancellation in signed sums over layers costs two digits.
 
     Grad-CAM++ divides by sums that nearly vanish, which costs one more.
+    LRP divides by numbers near 0 until its relevance is of order 1e7, and that magnifies rounding: measured 1e-3.
     """
     model = small_vit(dtype=torch.float32)
     target = vitreous.explain(small_vit(), random_images(), ["rollout"]).target
     explanation = vitreous.explain(model, random_images(dtype=torch.float32), METHODS, target=target)
     assert all(maps.dtype == torch.float32 for maps in explanation.scores.values())
     for name, maps in explanation.scores.items():
-        check({name: maps}, expected, 1e-3 if name == "gradcampp" else 1e-4)
+        check({name: maps}, expected, {"gradcampp": 1e-3, "lrp": 1e-2}.get(name, 1e-4))
 
 
 def test_images_are_taken_to_the_models_precision(expected):
@@ -375,7 +376,9 @@ def scale_head(model, factor):
 
 @pytest.mark.parametrize(("dtype", "autocast"), HALF)
 def test_half_precision_gives_finite_maps_in_single_precision(dtype, autocast):
-    for name, maps in in_half(dtype, autocast, METHODS).items():
+    """All but relevance, which is refused: it divides by numbers that half precision does not have."""
+    methods = [name for name in METHODS if vitreous.spelling.parse(name).info.family != "relevance"]
+    for name, maps in in_half(dtype, autocast, methods).items():
         assert torch.isfinite(maps).all(), name
         assert maps.dtype == torch.float32, name
 

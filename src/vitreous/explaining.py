@@ -149,7 +149,7 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
         if layer in tape.misplaced_norms:
             return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
-    return tape.relevance_gap(needs.rules)
+    return tape.relevance_gap(needs)
 
 
 def _scores(

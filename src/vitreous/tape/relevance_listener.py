@@ -17,7 +17,7 @@ from vitreous.anatomy import Anatomy
 from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
 from vitreous.tape.functions import Follow, InForce, gradient_between
 from vitreous.tape.interception import Handler
-from vitreous.tape.plan import PIXELS, Plan
+from vitreous.tape.plan import PIXELS, Needs, Plan
 from vitreous.tape.progress import Progress
 from vitreous.tape.rulebook import RULES
 
@@ -59,18 +59,17 @@ class RelevanceListener:
         self._anatomy, self._progress, self._in_force, self._is_gate = anatomy, progress, in_force, is_gate
         self.rules = {name for name in plan.rules if RULES[name].carries_relevance}
         self.follows = bool(self.rules)
-        needs = (part.lowest for backward, part in plan.needs.gradients.items() if backward.rule in self.rules)
-        self._lowest = min((layer for layer in needs if layer is not None), default=plan.depth)
+        self._lowest = _lowest(plan.needs, self.rules)
         self.gaps: dict[str, str] = {}
         self._last_sum: SumCall | None = None
         if not anatomy.batch_first:
             self._gap("its tokens come before the images of a batch", _ABSOLUTE)
 
-    def gap_of(self, rules: set[str]) -> str | None:
-        """Why relevance under one of the rules cannot be trusted in this run; ``None`` where it can."""
-        wanted = {name for name in rules if RULES[name].carries_relevance}
-        if not wanted <= self.rules:
-            return "relevance was not followed in this run"
+    def gap_of(self, needs: Needs) -> str | None:
+        """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
+        wanted = {name for name in needs.rules if RULES[name].carries_relevance}
+        if not wanted <= self.rules or _lowest(needs, wanted) < self._lowest:
+            return "relevance was not followed so far in this run"
         return next((self.gaps[name] for name in sorted(wanted) if name in self.gaps), None)
 
     def noting(self, outer: Handler, unless: Callable[[], bool] = lambda: False) -> Handler:
@@ -220,6 +219,12 @@ class RelevanceListener:
     def _gap(self, reason: str, rules: set[str] | None = None) -> None:
         for name in self.rules if rules is None else rules & self.rules:
             self.gaps.setdefault(name, reason)
+
+
+def _lowest(needs: Needs, rules: set[str]) -> float:
+    """The first block that passes under some rules have to reach."""
+    reached = (part.lowest for backward, part in needs.gradients.items() if backward.rule in rules)
+    return min((layer for layer in reached if layer is not None), default=float("inf"))
 
 
 def _linear_arguments(

@@ -86,12 +86,12 @@ class Tape:
         norms = self._recorder.norms
         return frozenset(layer for layer in self._recorder.plan.norms if layer not in norms or norms[layer].dim() != 3)
 
-    def relevance_gap(self, rules: set[str]) -> str | None:
-        """Why relevance under one of the rules would be wrong here; ``None`` where it is not, or none carries it."""
+    def relevance_gap(self, needs: Needs) -> str | None:
+        """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
         listener = self._recorder.relevance
-        biased = self._recorder.attention.biased if listener.rules & rules else ()
-        gap = "it adds relative positions or a mask to its attention scores, for which relevance has no rule"
-        return gap if biased else listener.gap_of(rules)
+        if listener.rules & needs.rules and self._recorder.attention.biased:
+            return "it adds relative positions or a mask to its attention scores, for which relevance has no rule"
+        return listener.gap_of(needs)
 
     def tokens(self, layer: int) -> Tensor:
         """x_l: the stream at the input of a block, (batch, tokens, channels); layer ``PIXELS`` is the picture."""
