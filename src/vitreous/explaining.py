@@ -52,7 +52,7 @@ def explain(
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = find_targets(tape.logits, target, topk)
-        scores = _scores(tape, Subject(network, anatomy, pixels), recipes, needs, targets.classes)
+        scores = _scores(tape, Subject(network, anatomy, pixels, _layout=tape.layout), recipes, needs, targets.classes)
         return Explanation(
             scores={name: maps if targets.several else maps[:, 0] for name, maps in scores.items()},
             grid=tape.layout.grid,

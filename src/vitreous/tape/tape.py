@@ -14,6 +14,7 @@ from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.layout import Layout, find_layout
+from vitreous.tape.output import class_scores
 from vitreous.tape.plan import PIXELS, GradientNeeds, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rules import RULES
@@ -188,7 +189,7 @@ def record(model: nn.Module, anatomy: Anatomy, images: Tensor, plan: Plan) -> It
             recorder.tokens[PIXELS] = pixels
         with evaluation_mode(model), recorder.listening():
             output = _run(model, pixels, recorder)
-        yield Tape(recorder, _logits(output, anatomy.name, len(images)), (images.shape[-2], images.shape[-1]))
+        yield Tape(recorder, class_scores(output, anatomy.name, len(images)), (images.shape[-2], images.shape[-1]))
 
 
 def _run(model: nn.Module, pixels: Tensor, recorder: Recorder) -> Any:
@@ -221,21 +222,3 @@ def _objective(logits: Tensor, target: Tensor, objective: str) -> Tensor:
         # A single output is a yes-or-no model; its softmax would be 1 whatever it says.
         scores = torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, dim=1)
     return scores.gather(1, target[:, None]).sum()
-
-
-def _logits(output: Any, name: str, batch: int) -> Tensor:
-    """The class scores in whatever a model returns."""
-    found = output
-    if not isinstance(found, Tensor):
-        for attribute in ("logits", "image_embeds", "pooler_output"):
-            if isinstance(getattr(output, attribute, None), Tensor):
-                found = getattr(output, attribute)
-                break
-        else:
-            found = output[0] if isinstance(output, tuple) and output else output
-    if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != batch or found.shape[1] == 0:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise InputError(f"{name} must return class scores of shape (batch, classes), but returned {shape}")
-    if bool((found.isnan() | found.isposinf()).any()):
-        raise InputError(f"{name} returned NaN or infinite class scores for these images in {found.dtype}")
-    return found
