@@ -52,7 +52,8 @@ def explain(
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = find_targets(tape.logits, target, topk)
-        scores = _scores(tape, Subject(network, anatomy, pixels, _layout=tape.layout), recipes, needs, targets.classes)
+        subject = Subject(network, anatomy, pixels, targets.classes, _layout=tape.layout)
+        scores = _scores(tape, subject, recipes, needs, targets.classes)
         return Explanation(
             scores={name: maps if targets.several else maps[:, 0] for name, maps in scores.items()},
             grid=tape.layout.grid,
@@ -121,13 +122,13 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
-    for layer in needs.halves:
+    for layer in needs.halves | needs.norms:
         block = anatomy.blocks[layer]
-        if block.heads_to_stream is None:
+        if layer in needs.halves and block.heads_to_stream is None:
             return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
-        if layer in tape.misplaced_norms:
+        if layer in needs.halves and layer in tape.misplaced_norms:
             return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
     return None
 

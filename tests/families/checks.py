@@ -282,9 +282,7 @@ class FamilyChecks:
             for method in methods:
                 torch.testing.assert_close(single.scores[method][0], together.scores[method][index], **BATCHED)
 
-    def test_dropped_patches_leave_what_hidden_ones_leave(
-        self, case: Family, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_dropped_patches_leave_what_hidden_ones_leave(self, case: Family, monkeypatch: pytest.MonkeyPatch) -> None:
         model, images = case.model(), case.images()
         subject = Subject(model, find_anatomy(model), images)
         before = state_of(model)

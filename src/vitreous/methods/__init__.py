@@ -1,6 +1,17 @@
 """Methods: what is read from a tape, one file per family; importing this package fills the registry."""
 
-from vitreous.methods import attention, gradient, gradtoken, tokentm
+from vitreous.methods import (
+    atman,
+    attention,
+    gradient,
+    gradtoken,
+    hsic,
+    occlusion,
+    rise,
+    surrogate,
+    tokentm,
+    vitcx,
+)
 from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
 from vitreous.methods.registry import MethodInfo, list_methods, method_info, register
@@ -15,11 +26,17 @@ __all__ = [
     "Row",
     "TokenReadout",
     "View",
+    "atman",
     "attention",
     "gradient",
     "gradtoken",
+    "hsic",
     "list_methods",
     "method_info",
+    "occlusion",
     "register",
+    "rise",
+    "surrogate",
     "tokentm",
+    "vitcx",
 ]

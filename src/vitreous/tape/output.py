@@ -1,12 +1,15 @@
-"""The class scores in whatever a model returns."""
+"""What a model says: the class scores in whatever it returns, and what is explained of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from vitreous.errors import InputError
+
+Objective = Literal["probability", "logit", "log_probability"]
 
 
 def class_scores(output: Any, name: str, batch: int) -> Tensor:
@@ -29,3 +32,15 @@ def class_scores(output: Any, name: str, batch: int) -> Tensor:
     if bool((found.isnan() | found.isposinf()).any()):
         raise InputError(f"{name} returned NaN or infinite class scores for these images in {found.dtype}")
     return found
+
+
+def explained(logits: Tensor, objective: str) -> Tensor:
+    """The explained quantity of every class, (batch, classes); ``objective`` is an ``Objective``.
+
+    A single output is a yes-or-no model; its softmax would be 1 whatever it says.
+    """
+    if objective == "probability":
+        return torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, dim=1)
+    if objective == "log_probability":
+        return torch.nn.functional.logsigmoid(logits) if logits.shape[1] == 1 else torch.log_softmax(logits, dim=1)
+    return logits

@@ -14,7 +14,7 @@ from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.layout import Layout, find_layout
-from vitreous.tape.output import class_scores
+from vitreous.tape.output import class_scores, explained
 from vitreous.tape.plan import PIXELS, GradientNeeds, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rules import RULES
@@ -217,8 +217,4 @@ def _slope(logits: Tensor, target: Tensor, objective: str) -> Tensor:
 
 def _objective(logits: Tensor, target: Tensor, objective: str) -> Tensor:
     """Σ over images of the explained quantity: images do not mix, so the gradient of the sum is each one's own."""
-    scores = logits
-    if objective == "probability":
-        # A single output is a yes-or-no model; its softmax would be 1 whatever it says.
-        scores = torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, dim=1)
-    return scores.gather(1, target[:, None]).sum()
+    return explained(logits, objective).gather(1, target[:, None]).sum()
