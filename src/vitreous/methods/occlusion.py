@@ -32,14 +32,15 @@ class Occlusion(Questioning):
 class Pami(Questioning):
     """f(x with nothing but a window), averaged over the windows that a patch lies in (PAMI section 3)."""
 
-    def __init__(self, *, by: By, of: Of, window: int, stride: int) -> None:
+    def __init__(self, *, by: By, of: Of, window: int | None, stride: int) -> None:
         self._by, self._of, self._window, self._stride = by, of, window, stride
         self.signed = of == "logit"
-        windows((1, 1), window, stride)
+        windows((1, 1), 1 if window is None else window, stride)
 
     def maps(self, view: View) -> Tensor:
         """What each patch achieves with its neighbours alone."""
-        shown = windows(view.layout.grid, self._window, self._stride)
+        grid = view.layout.grid
+        shown = windows(grid, self._window or max(1, round(min(grid) / 4)), self._stride)
         said = responses(view, PatchMasks(shown, view.layout, view.subject.size), self._by, self._of)
         return average_over(shown, said.mT)
 
@@ -82,7 +83,9 @@ def pami(
     *,
     by: Painting = "paint",
     of: Annotated[Of, "what the shown part is measured by"] = "probability",
-    window: Annotated[int, "patches of the shown square in each direction"] = 4,
+    window: Annotated[
+        int | None, "patches of the shown square in each direction; a quarter of the picture by default"
+    ] = None,
     stride: Annotated[int, "patches from one square to the next"] = 1,
 ) -> Pami:
     """What the model says when it sees nothing but a square of patches; one evaluation for every square."""
