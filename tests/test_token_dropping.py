@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_models import CLASSES, PATCHES, golden_model, random_images, small_vit
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 
+from small_models import CLASSES, PATCHES, golden_model, random_images, small_vit
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.subject import Subject
@@ -134,7 +134,7 @@ def test_a_model_that_counts_its_tokens_gets_the_same_by_hiding_them():
 def test_a_mixer_cannot_do_without_a_patch():
     model = MlpMixer(img_size=32, patch_size=8, embed_dim=24, num_blocks=4, num_classes=CLASSES).double()
     images = random_images()
-    with pytest.raises(UnsupportedModelError, match="no attention was seen in block 0.*by=paint"):
+    with pytest.raises(UnsupportedModelError, match=r"no attention was seen in block 0.*by=paint"):
         subject_of(model, images).logits_of_kept(images, some_patches(6))
     assert_nothing_listens()
 

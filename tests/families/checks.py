@@ -300,3 +300,23 @@ class FamilyChecks:
         torch.testing.assert_close(subject.logits_of_kept(images, kept), expected, **case.agrees)
         assert state_of(model) == before
         assert_nothing_listens()
+
+    def test_damped_attention_is_damped_in_every_block(self, case: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, images = case.model(), case.images()
+        subject = Subject(model, find_anatomy(model), images)
+        generator = torch.Generator().manual_seed(6)
+        factors = torch.rand(BATCH, case.prefix + case.patches, dtype=torch.float64, generator=generator)
+
+        def attention_matrix(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+            scores = torch.einsum("bhic,bhjc->bhij", query, key) * scale
+            scores = scores if bias is None else scores + bias
+            return (scores * factors[:, None, None, -key.shape[2] :]).softmax(-1)  # a pooling may leave out the prefix
+
+        reference = case.reference(model, frozen=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(hooked, "attention_matrix", attention_matrix)
+            expected = logits_of(reference.model(images)).detach()
+        found = subject.logits_of_damped(images, factors)
+        torch.testing.assert_close(found, expected, **case.agrees)
+        assert not torch.allclose(found, subject.logits(images), rtol=1e-3, atol=1e-3)
+        assert_nothing_listens()

@@ -102,7 +102,7 @@ class ScoreEditing:
         return multihead.open_up(attend, nn.functional.linear, args, kwargs)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-        factor, hidden = self._columns(key.shape[2])
+        factor, hidden = self._columns(key.shape[2], key.dtype)
         if factor is not None:
             key = key * factor.mT
             bias = None if bias is None else bias * factor
@@ -114,17 +114,17 @@ class ScoreEditing:
         scores = args[0]
         if self._layer is None or not isinstance(scores, Tensor) or scores.dim() != 4:
             return func(*args, **kwargs)
-        factor, hidden = self._columns(scores.shape[-1])
+        factor, hidden = self._columns(scores.shape[-1], scores.dtype)
         scores = scores if factor is None else scores * factor
         scores = scores if hidden is None else scores + hidden
         return func(scores, *args[1:], **kwargs)
 
-    def _columns(self, keys: int) -> tuple[Tensor | None, Tensor | None]:
+    def _columns(self, keys: int, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """Factors and biases of the looked-at tokens, (batch, 1, 1, keys); a pooling may leave out the prefix."""
         assert self._layer is not None
         if keys not in (self._count, self._patches):
             return None, None
         self._edited.add(self._layer)
-        factor = None if self._factor is None else self._factor[:, None, None, -keys:]
-        hidden = None if self._hidden is None else self._hidden[:, None, None, -keys:]
+        factor = None if self._factor is None else self._factor[:, None, None, -keys:].to(dtype)
+        hidden = None if self._hidden is None else self._hidden[:, None, None, -keys:].to(dtype)
         return factor, hidden
