@@ -12,6 +12,7 @@ from vitreous.anatomy import find_anatomy
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.explanation import Explanation
 from vitreous.methods import View, list_methods
+from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel, load_model
 from vitreous.pixels import Images, find_pixels
 from vitreous.provenance import collect_provenance
@@ -63,7 +64,7 @@ def explain(
             signed={recipe.spelling: recipe.signed for recipe in recipes},
             class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
             images=pictures,
-            provenance=_provenance(loaded, network, recipes),
+            provenance=_provenance(loaded, network, recipes, anatomy.name),
         )
 
 
@@ -87,11 +88,14 @@ def _network(model: LoadedModel | nn.Module) -> nn.Module:
     return original if isinstance(original, nn.Module) else network
 
 
-def _provenance(loaded: LoadedModel | nn.Module, network: nn.Module, recipes: list[Recipe]) -> dict[str, Any]:
+def _provenance(
+    loaded: LoadedModel | nn.Module, network: nn.Module, recipes: list[Recipe], family: str
+) -> dict[str, Any]:
     named = loaded if isinstance(loaded, LoadedModel) else None
     return collect_provenance(
         methods=[recipe.spelling for recipe in recipes],
         model=named.name if named else None,
+        family=family,
         model_class=f"{type(network).__module__}.{type(network).__qualname__}",
         fingerprint=named.fingerprint if named else None,
     )
@@ -124,13 +128,11 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
         )
     for layer in needs.halves | needs.norms:
         block = anatomy.blocks[layer]
-        if layer in needs.halves and block.heads_to_stream is None:
-            return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
         if layer in needs.halves and layer in tape.misplaced_norms:
             return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
-    return None
+    return missing_linear_part(tape, needs)
 
 
 def _scores(

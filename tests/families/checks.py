@@ -12,6 +12,7 @@ import hooked
 import pytest
 import torch
 from hooked import Read, Reference, block_inputs_times_gradients, logits_of
+from hooked_decomposition import Decomposition
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
@@ -46,7 +47,7 @@ class Family:
         prefix: how many tokens come before the patches.
         read: the tokens that the head reads, "patches" for all patches, or how attention pools them.
         batch_first: whether blocks see (batch, tokens, channels).
-        tokentm: whether a linear map leads from the heads to the stream, which TokenTM needs.
+        tokentm: whether a linear map leads from the heads to the stream, which TokenTM and decompositions need.
         rounding: the relative precision that the model itself works in where it is less than float64; small scores
             are compared to a hundredth of it.
     """
@@ -264,6 +265,19 @@ class FamilyChecks:
         else:
             with pytest.raises(UnsupportedModelError, match=r"linear projection.*Methods that work on it: .*rollout"):
                 vitreous.explain(model, images, "tokentm", target)
+
+    def test_decompositions_agree_with_written_out_vectors_or_say_what_they_miss(self, case: Family) -> None:
+        model, images, methods = case.model(), case.images(), ["globenc", "alti", "alti:setting=original"]
+        if case.tokentm:
+            reference = Decomposition(case.reference(model, frozen=True), images)
+            explanation = vitreous.explain(model, images, methods)
+            for method in methods:
+                expected = reference.rollout(method, case.tokens_read)[:, case.prefix :]
+                torch.testing.assert_close(explanation.scores[method], expected, **case.agrees)
+                assert (expected.std(dim=1) > 1e-6 * expected.amax(dim=1)).all()
+        else:
+            with pytest.raises(UnsupportedModelError, match=r"linear projection.*Methods that work on it: .*rollout"):
+                vitreous.explain(model, images, "globenc")
 
     def test_frozen_parameters_and_no_grad_change_nothing(self, case: Family) -> None:
         model, images, methods = case.model(), case.images(), ["rollout", "decompx"]

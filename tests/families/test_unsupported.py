@@ -101,7 +101,7 @@ CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASS
     [
         pytest.param(
             lambda: timm.create_model("swin_tiny_patch4_window7_224", num_classes=CLASSES, **SWIN),
-            "separate stacks of attention blocks.*Windowed",
+            "separate stacks of attention blocks.*windowed",
             id="swin",
         ),
         pytest.param(
@@ -136,8 +136,13 @@ def test_unpooled_output_is_refused(method: str) -> None:
     assert_nothing_listens()
 
 
+# Methods that need no attention: those of the stream, and those that only ask the model again.
+ASKING = ("occlusion", "pami", "rise", "hsic", "lime", "kernel_shap", "vitcx")
+STREAM = ("gradient", "ixg", "cat", "decompx")
+
+
 def needs_attention(method: str) -> bool:
-    return method not in {"gradient", "ixg", "cat", "decompx"}
+    return method not in {*STREAM, *ASKING}
 
 
 def mixer() -> nn.Module:
@@ -146,9 +151,16 @@ def mixer() -> nn.Module:
 
 @pytest.mark.parametrize("method", list(filter(needs_attention, METHODS)))
 def test_a_mixer_has_no_attention_and_is_told_what_does_work(method: str) -> None:
-    expected = r"its blocks have no attention part\. Methods that work on it: gradient, ixg, cat, decompx$"
+    expected = rf"its blocks have no attention part\. Methods that work on it: {', '.join((*STREAM, *ASKING))}$"
     with pytest.raises(UnsupportedModelError, match=expected):
         vitreous.explain(mixer(), torch.randn(1, 3, 32, 32), method)
+
+
+@pytest.mark.parametrize("method", ASKING)
+def test_a_mixer_can_be_asked_again(method: str) -> None:
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    scores = vitreous.explain(randomised(mixer()), images, method).scores[method]
+    assert (scores.std(dim=1) > 0).all()
 
 
 def test_a_mixer_is_explained_by_its_stream() -> None:
@@ -191,7 +203,7 @@ def test_attention_inside_a_block_without_attention_module_is_held_constant(*, f
     expected = reference.input_times_gradient(images, target)
     for method, layer in zip(methods, expected, strict=True):
         torch.testing.assert_close(scores[method], layer[:, 1:], **AGREES)
-    with pytest.raises(UnsupportedModelError, match=r"no attention part.*work on it: gradient, ixg, cat, decompx$"):
+    with pytest.raises(UnsupportedModelError, match=r"no attention part.*work on it: gradient, ixg, cat, decompx, o"):
         vitreous.explain(model, images, "rollout")
 
 
@@ -205,13 +217,13 @@ ODD_ATTENTION = {
 @pytest.mark.parametrize("kind", ODD_ATTENTION)
 @pytest.mark.parametrize("fused", [True, False])
 def test_attention_that_cannot_be_seen_is_refused_where_it_is_needed(kind: str, method: str, *, fused: bool) -> None:
-    """Methods of the plain gradient serve any stream of tokens; all others need to see the attention."""
+    """Methods of the plain gradient serve any stream of tokens, some only ask, all others must see the attention."""
     model = randomised(vit(**ODD_ATTENTION[kind]))
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = fused
     images, target = torch.randn(2, 3, 32, 32, dtype=torch.float64), torch.tensor([0, 4])
-    if method in {"gradient", "ixg", "cat"}:
+    if method in {"gradient", "ixg", "cat", *ASKING}:
         scores = vitreous.explain(model, images, method, target).scores[method]
         expected = block_inputs_times_gradients(model, "blocks", images, target)
         if method == "ixg":

@@ -3,6 +3,7 @@
 from vitreous.methods import (
     atman,
     attention,
+    decomposition,
     gradient,
     gradtoken,
     hsic,
@@ -28,6 +29,7 @@ __all__ = [
     "View",
     "atman",
     "attention",
+    "decomposition",
     "gradient",
     "gradtoken",
     "hsic",

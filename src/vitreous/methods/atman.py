@@ -32,9 +32,9 @@ class AtMan(Questioning):
         self._of: Objective = "log_probability" if of == "loss" else of
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """The tokens that enter the first block."""
-        del layer, depth
-        return Needs(tokens=frozenset({0}))
+        """The tokens that enter the first block; and attention that can be seen, or it could not be suppressed."""
+        del layer
+        return Needs(tokens=frozenset({0}), attention_rows=frozenset({depth - 1}))
 
     def maps(self, view: View) -> Tensor:
         """What suppressing every patch costs."""

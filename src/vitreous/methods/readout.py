@@ -49,7 +49,13 @@ class TokenReadout(Readout):
 
 
 class Procedure(Readout):
-    """A method as a whole, for those that are not a read-out of layers: it may ask the subject again."""
+    """A method as a whole, for those that are not a read-out of layers.
+
+    Attributes:
+        runs_again: whether it asks the subject again, which is what makes a method expensive.
+    """
+
+    runs_again: bool = True
 
     @abstractmethod
     def map(self, view: View) -> Tensor:
@@ -106,6 +112,16 @@ def row_pieces(attention: AttentionRecord, row: Row) -> Iterator[tuple[Rows, Ten
 def mean_over_heads(matrices: Tensor) -> Tensor:
     """mean_h of (batch, head, rows, tokens)."""
     return matrices.mean(dim=1)
+
+
+def projected_lengths(value: Tensor, projection: Tensor) -> Tensor:
+    """||v W_O|| of every head, (batch, head, tokens).
+
+    v W_O (batch, head, tokens, channels) is never built: ||v W_O||² = v (W_O W_Oᵀ) vᵀ with a Gram matrix of the head's
+    channels.
+    """
+    gram = torch.einsum("dhk,dhl->hkl", projection, projection)
+    return ((value @ gram) * value).sum(-1).clamp_(min=0).sqrt_()
 
 
 def times(weights: Tensor, matrix: Tensor) -> Tensor:

@@ -83,9 +83,32 @@ class View:
         record: AttentionRecord = self.tape.attention(layer)
         return record
 
+    def attended(self, layer: int) -> Tensor:
+        """The stream with the attention part of a block added, before a post-norm block normalises it."""
+        return exact(self.tape.attended(layer))
+
+    def middle(self, layer: int) -> Tensor:
+        """The stream between the attention and the feed-forward part of a block, (batch, tokens, channels)."""
+        return exact(self.tape.middle(layer))
+
+    def end(self, layer: int) -> Tensor:
+        """The stream with the feed-forward part of a block added, before a post-norm block normalises it."""
+        return exact(self.tape.end(layer))
+
+    def value(self, layer: int) -> Tensor:
+        """The values v of every head, with all biases, (batch, head, tokens, channels)."""
+        return exact(self.attention(layer).value)
+
+    def heads_to_stream(self, layer: int) -> Tensor:
+        """W_O of every head, LayerScale included, (channels of the stream, head, channels of the head)."""
+        heads_to_stream = self.tape.anatomy.blocks[layer].heads_to_stream
+        assert heads_to_stream is not None
+        weight = exact(heads_to_stream())
+        return weight.reshape(len(weight), self.attention(layer).heads, -1)
+
     def attention_gradient(self, backward: Pass, layer: int, rows: Rows) -> Tensor:
         """dy/dA = (dy/dO) Vᵀ for some rows, (batch, head, rows, tokens); GradToken eq. 4."""
-        value = exact(self.attention(layer).value)
+        value = self.value(layer)
         output_gradient = self.gradients[backward].outputs[layer].to(value.dtype)
         return output_gradient[:, :, rows] @ value.transpose(-2, -1)
 

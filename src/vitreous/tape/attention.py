@@ -71,7 +71,12 @@ class AttentionRecord:
 
 def row_pieces(matrices: int, rows: int, columns: int) -> Iterator[slice]:
     """Cut ``rows`` so that ``matrices`` pieces of (rows, columns) hold about ``_PIECE`` numbers together."""
-    step = max(1, min(rows, _PIECE // max(1, matrices * columns)))
+    return pieces_of(rows, matrices * columns, _PIECE)
+
+
+def pieces_of(rows: int, numbers: int, size: int) -> Iterator[slice]:
+    """Cut ``rows`` of so many ``numbers`` each into pieces of about ``size`` numbers."""
+    step = max(1, min(rows, size // max(1, numbers)))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 

@@ -54,6 +54,9 @@ class Needs:
         halves: the stream between attention and feed-forward part, and with the feed-forward part added.
         attention: attention matrices, all rows.
         attention_rows: q, k and v, from which a few rows of A are rebuilt.
+        projections: W_O, by which the heads reach the stream.
+        linear_norms: both norms as linear maps, with what they were given in this run.
+        unbiased_values: in pre-norm blocks the values as they are without the biases of norm and projection, with W_V.
         gradients: what is read of each backward pass.
     """
 
@@ -62,6 +65,9 @@ class Needs:
     halves: Layers = NONE
     attention: Layers = NONE
     attention_rows: Layers = NONE
+    projections: Layers = NONE
+    linear_norms: Layers = NONE
+    unbiased_values: Layers = NONE
     gradients: Mapping[Pass, GradientNeeds] = field(default_factory=dict)
 
     @property
@@ -79,14 +85,8 @@ class Needs:
         gradients = dict(self.gradients)
         for backward, part in other.gradients.items():
             gradients[backward] = gradients.get(backward, GradientNeeds()) | part
-        return Needs(
-            self.tokens | other.tokens,
-            self.norms | other.norms,
-            self.halves | other.halves,
-            self.attention | other.attention,
-            self.attention_rows | other.attention_rows,
-            gradients,
-        )
+        layers = (part.name for part in fields(self) if part.name != "gradients")
+        return Needs(**{name: getattr(self, name) | getattr(other, name) for name in layers}, gradients=gradients)
 
 
 def unite(needs: Iterable[Needs]) -> Needs:

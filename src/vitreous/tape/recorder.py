@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
+from vitreous.anatomy.description import NormPlace
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape.attention_listener import AttentionListener
@@ -27,6 +28,7 @@ class Recorder:
         in_force: the rule that backward passes follow.
         tokens: block inputs x_l as they stand in the graph; index L holds the last block's output.
         norms: the outputs of the blocks' first norms.
+        attended: what the attention part's contribution was added up to, where norms are read as linear maps.
         middles: the stream between the two parts of a block.
         ends: what the feed-forward part's contribution was added up to.
         attention: the attention calls.
@@ -40,6 +42,7 @@ class Recorder:
         self.in_force = InForce(RULES["plain"])
         self.tokens: dict[int, Tensor] = {}
         self.norms: dict[int, Tensor] = {}
+        self.attended: dict[int, Tensor] = {}
         self.middles: dict[int, Tensor] = {}
         self.ends: dict[int, Tensor] = {}
         self.misplaced_norms: set[int] = set()
@@ -109,13 +112,15 @@ class Recorder:
         if role == "attention":
             self.progress.attending = layer
             self.attention.forget()
-        elif role == "first_norm" and self.anatomy.blocks[layer].norm_place == "pre":
+        elif role == "first_norm" and layer in self.plan.needs.linear_norms and self._place(layer) == "post":
+            self.attended[layer] = arguments[0]
+        elif role == "first_norm" and self._place(layer) == "pre":
             # By address: some blocks reshape the stream for their norm.
             if self._block_input is None or arguments[0].data_ptr() != self._block_input.data_ptr():
                 self.misplaced_norms.add(layer)
         elif role == "second_norm" and layer in self.plan.needs.halves:
             # Pre-norm: its input is the stream after attention. Post-norm: the stream with the feed-forward part added.
-            kept = self.middles if self.anatomy.blocks[layer].norm_place == "pre" else self.ends
+            kept = self.middles if self._place(layer) == "pre" else self.ends
             kept[layer] = arguments[0]
         return None
 
@@ -128,9 +133,12 @@ class Recorder:
             self.progress.attending = None
         elif role == "first_norm":
             self.norms[layer] = output
-            if self.anatomy.blocks[layer].norm_place == "post":
+            if self._place(layer) == "post":
                 self.middles[layer] = output
         return None
+
+    def _place(self, layer: int) -> NormPlace:
+        return self.anatomy.blocks[layer].norm_place
 
     def _enter_block(self, layer: int, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         name = self.anatomy.name
@@ -164,7 +172,7 @@ class Recorder:
             tokens = tokens.detach().requires_grad_()
         if last:
             self.tokens[layer + 1] = tokens
-        if layer in self.plan.needs.halves and self.anatomy.blocks[layer].norm_place == "pre":
+        if layer in self.plan.needs.halves and self._place(layer) == "pre":
             self.ends[layer] = tokens
         return (tokens, *output[1:]) if isinstance(output, tuple) else tokens
 

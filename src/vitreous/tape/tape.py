@@ -15,7 +15,7 @@ from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.layout import Layout, find_layout
 from vitreous.tape.output import class_scores, explained
-from vitreous.tape.plan import PIXELS, GradientNeeds, Pass, Plan
+from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rules import RULES
 
@@ -56,6 +56,11 @@ class Tape:
         return self.anatomy.depth
 
     @property
+    def needs(self) -> Needs:
+        """What the recording was made for."""
+        return self._recorder.plan.needs
+
+    @property
     def unseen_attention(self) -> frozenset[int]:
         """The blocks in which no attention call was recognised."""
         return frozenset(range(self.depth)) - self._recorder.attention.records.keys()
@@ -73,6 +78,11 @@ class Tape:
     def norm(self, layer: int) -> Tensor:
         """The output of a block's first norm, (batch, tokens, channels)."""
         return self._batch_first(self._recorder.norms[layer]).detach()
+
+    def attended(self, layer: int) -> Tensor:
+        """The stream with the attention part of a block added, before a post-norm block normalises it."""
+        pre = self.anatomy.blocks[layer].norm_place == "pre"
+        return self.middle(layer) if pre else self._batch_first(self._recorder.attended[layer]).detach()
 
     def middle(self, layer: int) -> Tensor:
         """The stream between the attention and the feed-forward part of a block."""
