@@ -196,7 +196,7 @@ def test_every_value_of_every_option_runs(model):
         f"{info.name}:{name}={value}"
         for info in INFOS.values()
         for name, option in info.options.items()
-        for value in option.choices or ("2", "3")
+        for value in option.choices or (("2", "3") if option.kind is int else ("0.25", "0.5"))
     ]
     # Loaded by name, so that it is known what black is.
     loaded = LoadedModel("small", model, Preprocessing((32, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), None)
