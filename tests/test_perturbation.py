@@ -35,8 +35,8 @@ SOLVED = {"rtol": 1e-9, "atol": 1e-11}
 SINGLE = {"rtol": 2e-6, "atol": 5e-7}
 # Small budgets keep this quick; whether a map is good is not at stake here.
 SPELLINGS = (
-    *("rise:budget=40", "rise:budget=40,resolution=patch", "rise:budget=40,resolution=patch,by=drop"),
-    *("vitcx", "vitcx:resolution=patch", "vitcx:budget=11", "atman", "atman:of=logit,similarity=2"),
+    *("rise:budget=40", "rise:budget=40,resolution=pixel", "rise:budget=40,by=drop"),
+    *("vitcx", "vitcx:resolution=pixel", "vitcx:budget=11", "atman", "atman:of=logit,similarity=2"),
     *("lime:budget=40", "lime:budget=40,by=drop", "kernel_shap:budget=40", "kernel_shap:budget=40,by=drop"),
     *("hsic:budget=40", "hsic:budget=40,by=drop", "pami", "pami:by=drop", "occlusion", "occlusion:window=2,by=drop"),
 )
@@ -305,26 +305,27 @@ def test_occlusion_by_dropping_is_the_loss_of_the_dropped_patches():
         torch.testing.assert_close(found[:, patch], lost.gather(1, target[:, None])[:, 0], **SAME)
 
 
-def test_rise_by_patches_is_the_weighted_mean_of_its_masks():
+def test_rise_by_dropped_tokens_is_the_weighted_mean_of_its_masks():
     model, images, target = small_vit(), random_images(), two_classes()[:, 0]
     subject = Subject(model, find_anatomy(model), images)
     kept = blocks_of_patches(20, 3, 0.4, (4, 4), seeded(5))
-    pixels = kept[:, patch_of_pixel((4, 4), (32, 32))].view(-1, 1, 32, 32)
-    options = "budget=20,cells=3,keep=0.4,seed=5,resolution=patch"
-    for by in ("paint", "drop"):
-        spelling = f"rise:{options},by={by}"
-        found = vitreous.explain(model, images, spelling, target).scores[spelling]
-        for image in range(2):
-            expected = torch.zeros(PATCHES, dtype=torch.float64)
-            for mask, factor in zip(kept, pixels, strict=True):
-                one = images[image : image + 1]
-                said = (
-                    subject.logits(one * factor)
-                    if by == "paint"
-                    else subject.logits_of_kept(one, torch.where(mask)[0][None])
-                )
-                expected += said.softmax(1)[0, target[image]] * mask / (20 * 0.4)
-            torch.testing.assert_close(found[image], expected, **SAME)
+    spelling = "rise:budget=20,cells=3,keep=0.4,seed=5,by=drop"
+    found = vitreous.explain(model, images, spelling, target).scores[spelling]
+    for image in range(2):
+        expected = torch.zeros(PATCHES, dtype=torch.float64)
+        for mask in kept:
+            said = subject.logits_of_kept(images[image : image + 1], torch.where(mask)[0][None])
+            expected += said.softmax(1)[0, target[image]] * mask / (20 * 0.4)
+        torch.testing.assert_close(found[image], expected, **SAME)
+
+
+@pytest.mark.parametrize("spelling", ["rise:budget=20", "vitcx:seed=1"])
+def test_a_patch_is_the_mean_of_its_pixels(spelling):
+    model, images, target = small_vit(), random_images(), two_classes()[:, 0]
+    both = [f"{spelling},resolution={resolution}" for resolution in ("pixel", "patch")]
+    pixels, patches = (vitreous.explain(model, images, each, target).scores[each] for each in both)
+    means = pixels.reshape(2, 4, 8, 4, 8).mean(dim=(2, 4)).flatten(1)
+    torch.testing.assert_close(patches, means, **SAME)
 
 
 @pytest.mark.parametrize(("similarity", "measure"), [(2.0, "logit"), (0.3, "loss")])
@@ -414,7 +415,7 @@ def test_a_batch_gives_what_single_images_give(spelling):
     model, images, target = small_vit(), random_images(), two_classes()[:, 0]
     together = vitreous.explain(model, images, spelling, target)
     scores = together.scores[spelling]
-    pixels = spelling.startswith(("rise", "vitcx")) and "patch" not in spelling
+    pixels = "resolution=pixel" in spelling
     assert scores.shape == ((2, 32 * 32) if pixels else (2, PATCHES))
     assert together.heatmap(spelling).shape == (2, 32, 32)
     assert (scores.std(dim=1) > 1e-9).all()
@@ -445,7 +446,7 @@ def test_several_targets_cost_the_evaluations_of_one(spelling):
             for name in ("rise", "lime", "hsic", "kernel_shap")
             for budget in (37, 64)
         ],
-        ("rise:budget=37,resolution=patch,by=drop", 37),
+        ("rise:budget=37,by=drop", 37),
         *[(f"{name}:budget=37,by=drop", 37) for name in ("lime", "hsic", "kernel_shap")],
         ("vitcx:budget=11", 10),
         ("vitcx:budget=2", 2),
@@ -478,7 +479,7 @@ def test_vitcx_counts_two_evaluations_for_each_mask():
 @pytest.mark.parametrize(
     "spelling",
     [
-        *("rise:budget=20", "rise:resolution=patch,budget=20", "lime:budget=20", "kernel_shap:budget=20"),
+        *("rise:budget=20", "rise:resolution=pixel,budget=20", "lime:budget=20", "kernel_shap:budget=20"),
         *("hsic:budget=20", "vitcx"),
     ],
 )
@@ -505,7 +506,7 @@ def test_more_evaluations_come_closer_to_the_shapley_values():
 @pytest.mark.parametrize(
     ("spelling", "reason"),
     [
-        ("rise:by=drop", "pixels cannot be dropped"),
+        ("rise:by=drop,resolution=pixel", "pixels cannot be dropped"),
         ("rise:keep=1", "keep must lie between"),
         ("rise:budget=0", "at least 1"),
         ("rise.propagate", "cannot be followed"),

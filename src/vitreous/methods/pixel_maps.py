@@ -25,6 +25,13 @@ def patch_sums(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
     return rows @ pixels @ columns.T
 
 
+def patch_means(maps: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """Maps (..., height x width) averaged over the pixels of every patch: (..., patches)."""
+    pixels = maps.reshape(-1, *size)
+    sums = patch_sums(pixels, grid) / patch_sums(torch.ones_like(pixels[:1]), grid)
+    return sums.reshape(*maps.shape[:-1], -1)
+
+
 def _cells(length: int, cells: int, like: Tensor) -> Tensor:
     """Which of ``cells`` equal stretches each of ``length`` pixels falls into: a matrix (cells, length) of 0 and 1."""
     cell = torch.arange(length, device=like.device) * cells // length

@@ -49,6 +49,8 @@ class AttentionRelevance(MatrixReadout):
 class PixelRelevance(Procedure):
     """The relevance that arrives at the picture, summed over channels."""
 
+    runs_again = False
+
     def __init__(self, passes: tuple[Pass, ...], resolution: Resolution) -> None:
         self.passes = passes
         self.resolution = resolution

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.asking import By, Questioning, responses
 from vitreous.methods.masks import CellMasks, Masks, PatchMasks, PixelMasks, blocks_of_patches, seeded
+from vitreous.methods.pixel_maps import Resolution, patch_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 
-Resolution = Literal["patch", "pixel"]
 Budget = Annotated[int, "how many evaluations of the model an image may cost"]
 Seed = Annotated[int, "of the random masks"]
 
@@ -22,7 +22,8 @@ class Rise(Questioning):
 
     Args:
         by: whether patches are painted or dropped.
-        resolution: masks of soft pixels, as in the paper, or of whole patches.
+        resolution: a map of pixels, or its averages over patches. Masks are soft and of pixels, as in the paper, unless
+            tokens are dropped.
         cells: how many cells a mask has in each direction.
         keep: p1, the probability that a cell is kept.
         budget: N.
@@ -42,23 +43,25 @@ class Rise(Questioning):
         masks: Tensor | None = None,
     ) -> None:
         if by == "drop" and resolution == "pixel":
-            raise MethodError("single pixels cannot be dropped; use by=drop with resolution=patch")
+            raise MethodError("single pixels cannot be dropped; resolution=pixel needs by=paint")
         if not 0 < keep < 1 or cells < 1 or budget < 1:
             raise MethodError("keep must lie between 0 and 1, and cells and budget must be at least 1")
-        self._by, self._resolution, self._cells, self._keep = by, resolution, cells, keep
+        self._by, self.resolution, self._cells, self._keep = by, resolution, cells, keep
         self._budget, self._seed, self._given = budget, seed, masks
 
     def maps(self, view: View) -> Tensor:
         """The weighted average of the masks."""
         masks = self._masks(view)
         said = responses(view, masks, self._by, "probability")
-        return masks.weighted_sum(said.mT) / (len(masks) * self._keep)
+        maps = masks.weighted_sum(said.mT) / (len(masks) * self._keep)
+        soft = self._by == "paint" and self.resolution == "patch"
+        return patch_means(maps, view.subject.size, view.layout.grid) if soft else maps
 
     def _masks(self, view: View) -> Masks:
         if self._given is not None:
             return PixelMasks(self._given)
         size, layout = view.subject.size, view.layout
-        if self._resolution == "pixel":
+        if self._by == "paint":
             return CellMasks(self._budget, self._cells, self._keep, size, seeded(self._seed))
         kept = blocks_of_patches(self._budget, self._cells, self._keep, layout.grid, seeded(self._seed))
         return PatchMasks(kept, layout, size)
@@ -76,7 +79,7 @@ class Rise(Questioning):
 def rise(
     *,
     by: Annotated[By, "paint cells with 0, or drop their tokens"] = "paint",
-    resolution: Annotated[Resolution, "soft masks of pixels, as in the paper, or masks of whole patches"] = "pixel",
+    resolution: Annotated[Resolution, "one score per patch, the mean of its pixels, or one per pixel"] = "patch",
     cells: Annotated[int, "cells of a mask in each direction"] = 7,
     keep: Annotated[float, "the probability that a cell is kept"] = 0.5,
     budget: Budget = 1000,

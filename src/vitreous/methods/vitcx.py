@@ -10,9 +10,9 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.asking import Questioning, all_targets, unperturbed
-from vitreous.methods.masks import patch_of_pixel, seeded
+from vitreous.methods.masks import seeded
+from vitreous.methods.pixel_maps import Resolution, patch_means
 from vitreous.methods.registry import register
-from vitreous.methods.rise import Resolution
 from vitreous.methods.view import View, exact
 from vitreous.tape import Needs
 from vitreous.tape.output import explained
@@ -26,7 +26,7 @@ class VitCx(Questioning):
     1 - M_j. The division by N, the number of masks, is the authors' program's.
 
     Args:
-        resolution: channels enlarged to pixels, as in the paper, or whole patches.
+        resolution: a map of pixels, or its averages over patches; masks are of pixels, as in the paper.
         threshold: channels below this cosine distance are joined.
         noise: the deviation of the noise.
         budget: evaluations per image, two per mask; channels are joined until it suffices. ``None`` for any number.
@@ -46,7 +46,7 @@ class VitCx(Questioning):
     ) -> None:
         if budget is not None and budget < 2:
             raise MethodError("budget must be at least 2: every mask takes two evaluations")
-        self._resolution, self._threshold, self._noise = resolution, threshold, noise
+        self.resolution, self._threshold, self._noise = resolution, threshold, noise
         self._masks_at_most = None if budget is None else budget // 2
         self._seed, self._given = seed, noises
 
@@ -63,26 +63,21 @@ class VitCx(Questioning):
             masks = joined(channels, clusters(channels, self._threshold, self._masks_at_most))
             effects = self._effects(view, image, masks) + before[image, :, None]
             found.append(effects @ masks / masks.sum(dim=0).clamp(min=torch.finfo(masks.dtype).tiny) / len(masks))
-        return torch.stack(found)
+        maps = torch.stack(found)
+        return maps if self.resolution == "pixel" else patch_means(maps, view.subject.size, view.layout.grid)
 
     def channels(self, view: View) -> Tensor:
-        """The features of the patches as maps between 0 and 1, (batch, channels, patches or pixels)."""
+        """The features of the patches as maps of pixels between 0 and 1, (batch, channels, height x width)."""
         features = view.norm(view.depth - 1)[:, view.layout.prefix :].mT
-        if self._resolution == "pixel":
-            maps = features.reshape(*features.shape[:2], *view.layout.grid)
-            size = view.subject.size
-            features = torch.nn.functional.interpolate(maps, size, mode="bilinear", align_corners=False).flatten(2)
-        return scaled(features)
+        maps = features.reshape(*features.shape[:2], *view.layout.grid)
+        enlarged = torch.nn.functional.interpolate(maps, view.subject.size, mode="bilinear", align_corners=False)
+        return scaled(enlarged.flatten(2))
 
     def _effects(self, view: View, image: int, masks: Tensor) -> Tensor:
         """p(x M_j + n_j) - p(x + n_j) of every target, (targets, masks)."""
         subject = view.subject
         picture, target = subject.images[image], all_targets(view)[image]
-        if self._resolution == "pixel":
-            pixels = masks
-        else:
-            pixels = masks[:, patch_of_pixel(view.layout.grid, subject.size).to(masks.device)]
-        pixels = pixels.view(-1, 1, *subject.size).to(picture)
+        pixels = masks.view(-1, 1, *subject.size).to(picture)
         generator = seeded(self._seed)
         effects = []
         for numbers in torch.split(torch.arange(len(masks)), max(1, subject.batch // 2)):
@@ -150,7 +145,7 @@ def complete_linkage(distance: np.ndarray, threshold: float, at_most: int) -> np
 )
 def vitcx(
     *,
-    resolution: Annotated[Resolution, "masks of pixels, as in the paper, or of whole patches"] = "pixel",
+    resolution: Annotated[Resolution, "one score per patch, the mean of its pixels, or one per pixel"] = "patch",
     threshold: Annotated[float, "channels nearer than this are one mask"] = 0.1,
     noise: Annotated[float, "the deviation of the noise where the mask hides"] = 0.1,
     budget: Annotated[int | None, "how many evaluations an image may cost at most; any number by default"] = None,
