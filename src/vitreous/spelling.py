@@ -48,6 +48,8 @@ class Recipe:
             scores = self.readout.map(view)
         else:
             scores = self.aggregation.combine(self.readout, view)[:, view.layout.prefix :]
+        # Some read-outs work in float64 where float32 would cancel.
+        scores = scores.to(view.dtype)
         return scores if self.propagate is None else self.propagate.apply(view, scores)
 
 

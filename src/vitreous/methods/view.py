@@ -126,7 +126,7 @@ class View:
         """The tokens that the head reads, with equal weights summing to 1: the class token's row."""
         read = self.layout.read
         weights = torch.full(
-            (len(self.tape.logits), len(read)), 1 / len(read), dtype=self._dtype, device=self.tape.logits.device
+            (len(self.tape.logits), len(read)), 1 / len(read), dtype=self.dtype, device=self.tape.logits.device
         )
         return Row(weights, read)
 
@@ -140,5 +140,6 @@ class View:
         return (self.depth - 1, self.layout.read) if queries is None else (self.depth, queries)
 
     @property
-    def _dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
+        """What scores come in: the model's precision, float32 at least."""
         return exact(self.tape.logits[:0]).dtype
