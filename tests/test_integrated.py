@@ -224,6 +224,7 @@ def test_signs_mean_something_where_the_input_is_a_factor(model, images):
     ("options", "reason"),
     [
         ("integrated_gradients:at=tokens,resolution=pixel", "no pixels"),
+        ("integrated_gradients.propagate:resolution=pixel", "map of patches"),
         ("integrated_gradients:steps=0", "at least 1"),
         ("smoothgrad:samples=0", "at least 1"),
         ("smoothgrad:noise=-1", "from 0 up"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitreous.methods.readout import Procedure
 from vitreous.spelling import Recipe, parse
 from vitreous.tape import PIXELS
 
@@ -35,7 +34,7 @@ def cost_of(spelling: str) -> Cost:
 
 
 def _label(recipe: Recipe, lowest: list[int]) -> str:
-    if isinstance(recipe.readout, Procedure) and recipe.readout.runs_again:
+    if recipe.readout.runs_again:
         return "many runs"
     if not lowest:
         return "forward"

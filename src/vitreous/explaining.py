@@ -53,7 +53,7 @@ def explain(
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = find_targets(tape.logits, target, topk)
-        subject = Subject(network, anatomy, pixels, _black(loaded, pixels))
+        subject = Subject(network, anatomy, pixels, targets.classes, _black(loaded, pixels), _layout=tape.layout)
         scores = _scores(tape, subject, recipes, needs, targets.classes)
         return Explanation(
             scores={name: maps if targets.several else maps[:, 0] for name, maps in scores.items()},
@@ -147,7 +147,7 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
         block = tape.anatomy.blocks[layer]
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
-        if layer in tape.misplaced_norms:
+        if layer in needs.halves and layer in tape.misplaced_norms:
             return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
     return tape.relevance_gap(needs)
 

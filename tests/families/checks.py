@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import hooked
 import pytest
 import torch
 from hooked import Read, Reference, block_inputs_times_gradients, logits_of
@@ -17,7 +18,9 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 
 import vitreous
+from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
+from vitreous.subject import Subject
 from whole_maps import all_token_scores
 
 DEPTH = 3
@@ -147,6 +150,33 @@ def assert_nothing_listens() -> None:
     assert not torch_module._global_forward_pre_hooks
     assert not torch_module._global_backward_hooks
     assert not _get_current_function_mode_stack()
+
+
+def logits_with_hidden_patches(
+    case: Family, model: nn.Module, images: Tensor, kept: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> Tensor:
+    """The reference for dropped patches: nobody looks at them (score -inf), and the last block's output lacks them."""
+    reference = case.reference(model, frozen=False)
+    count = case.prefix + case.patches
+    tokens = torch.cat((torch.arange(case.prefix).expand(len(kept), -1), kept + case.prefix), dim=1)
+    hidden = torch.full((len(kept), 1, 1, count), -math.inf, dtype=torch.float64)
+    hidden.scatter_(3, tokens[:, None, None], 0.0)
+    whole = hooked.attention_matrix
+
+    def attention_matrix(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+        if key.shape[2] == count:
+            bias = hidden if bias is None else bias + hidden
+        return whole(query, key, scale, bias)
+
+    def without_dropped(_: nn.Module, __: object, output: object) -> object:
+        stream = reference.stream(output[0] if isinstance(output, tuple) else output)
+        left = reference.stream(torch.stack([row[index] for row, index in zip(stream, tokens, strict=True)]))
+        return (left, *output[1:]) if isinstance(output, tuple) else left
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hooked, "attention_matrix", attention_matrix)
+        reference.blocks[-1].register_forward_hook(without_dropped)
+        return logits_of(reference.model(images)).detach()  # under no_grad nn.TransformerEncoder would skip its parts
 
 
 class FamilyChecks:
@@ -279,3 +309,42 @@ class FamilyChecks:
             single = vitreous.explain(model, images[index : index + 1], methods, target[index : index + 1])
             for method in methods:
                 torch.testing.assert_close(single.scores[method][0], together.scores[method][index], **BATCHED)
+
+    def test_dropped_patches_leave_what_hidden_ones_leave(self, case: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, images = case.model(), case.images()
+        subject = Subject(model, find_anatomy(model), images)
+        before = state_of(model)
+        generator = torch.Generator().manual_seed(5)
+        for count in (1, case.patches // 2, case.patches - 1):
+            # Another choice for each image, and not in the picture's order.
+            kept = torch.stack([torch.randperm(case.patches, generator=generator)[:count] for _ in range(BATCH)])
+            expected = logits_with_hidden_patches(case, model, images, kept, monkeypatch)
+            found = subject.logits_of_kept(images, kept)
+            torch.testing.assert_close(found, expected, **case.agrees)
+            assert not torch.allclose(found, subject.logits(images), rtol=1e-3, atol=1e-3)  # they made a difference
+        assert not subject._cannot_drop  # really dropped, not hidden at full cost
+        # What serves models that cannot be run on fewer tokens gives the same.
+        subject._cannot_drop = True
+        torch.testing.assert_close(subject.logits_of_kept(images, kept), expected, **case.agrees)
+        assert state_of(model) == before
+        assert_nothing_listens()
+
+    def test_damped_attention_is_damped_in_every_block(self, case: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, images = case.model(), case.images()
+        subject = Subject(model, find_anatomy(model), images)
+        generator = torch.Generator().manual_seed(6)
+        factors = torch.rand(BATCH, case.prefix + case.patches, dtype=torch.float64, generator=generator)
+
+        def attention_matrix(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+            scores = torch.einsum("bhic,bhjc->bhij", query, key) * scale
+            scores = scores if bias is None else scores + bias
+            return (scores * factors[:, None, None, -key.shape[2] :]).softmax(-1)  # a pooling may leave out the prefix
+
+        reference = case.reference(model, frozen=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(hooked, "attention_matrix", attention_matrix)
+            expected = logits_of(reference.model(images)).detach()
+        found = subject.logits_of_damped(images, factors)
+        torch.testing.assert_close(found, expected, **case.agrees)
+        assert not torch.allclose(found, subject.logits(images), rtol=1e-3, atol=1e-3)
+        assert_nothing_listens()

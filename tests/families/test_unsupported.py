@@ -151,6 +151,10 @@ def served(message: str) -> list[str]:
     return message.partition("Methods that work on it: ")[2].split(", ")
 
 
+# Methods that only ask the model again.
+ASKING = ("occlusion", "pami", "rise", "hsic", "lime", "kernel_shap", "vitcx")
+
+
 def mixer() -> nn.Module:
     return MlpMixer(img_size=32, patch_size=8, embed_dim=48, num_blocks=4, num_classes=CLASSES)
 
@@ -166,6 +170,13 @@ def test_a_mixer_has_no_attention_and_is_told_what_does_work(method: str) -> Non
         vitreous.explain(mixer(), images, method)
     assert {"gradient", "ixg", "cat", "decompx", "gradcam", "attnlrp"} <= set(served(str(refusal.value)))
     assert not {"rollout", "gae", "tokentm", "fullgrad"} & set(served(str(refusal.value)))
+
+
+@pytest.mark.parametrize("method", ASKING)
+def test_a_mixer_can_be_asked_again(method: str) -> None:
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    scores = vitreous.explain(randomised(mixer()), images, method).scores[method]
+    assert (scores.std(dim=1) > 0).all()
 
 
 def test_a_mixer_is_explained_by_its_stream() -> None:
@@ -225,7 +236,7 @@ ODD_ATTENTION = {
 @pytest.mark.parametrize("kind", ODD_ATTENTION)
 @pytest.mark.parametrize("fused", [True, False])
 def test_attention_that_cannot_be_seen_is_refused_where_it_is_needed(kind: str, method: str, *, fused: bool) -> None:
-    """Methods of the plain gradient serve any stream of tokens; all others need to see the attention."""
+    """Methods of the plain gradient serve any stream of tokens, some only ask, all others must see the attention."""
     model = randomised(vit(**ODD_ATTENTION[kind]))
     for module in model.modules():
         if hasattr(module, "fused_attn"):

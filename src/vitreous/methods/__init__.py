@@ -1,6 +1,7 @@
 """Methods: what is read from a tape, one file per family; importing this package fills the registry."""
 
 from vitreous.methods import (
+    atman,
     attention,
     attention_gradient,
     cam,
@@ -9,11 +10,16 @@ from vitreous.methods import (
     gradient,
     gradient_relevance,
     gradtoken,
+    hsic,
     integrated,
     integrated_attention,
     masking_cam,
+    occlusion,
     relevance,
+    rise,
+    surrogate,
     tokentm,
+    vitcx,
 )
 from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
@@ -29,6 +35,7 @@ __all__ = [
     "Row",
     "TokenReadout",
     "View",
+    "atman",
     "attention",
     "attention_gradient",
     "cam",
@@ -37,12 +44,17 @@ __all__ = [
     "gradient",
     "gradient_relevance",
     "gradtoken",
+    "hsic",
     "integrated",
     "integrated_attention",
     "list_methods",
     "masking_cam",
     "method_info",
+    "occlusion",
     "register",
     "relevance",
+    "rise",
+    "surrogate",
     "tokentm",
+    "vitcx",
 ]

@@ -12,7 +12,7 @@ from vitreous.tape import Pass
 
 
 class GradientGuidedBySigmoid(MatrixReadout):
-    """Σ_h (dy_c/dA)^+ * sigmoid(S) with S the scores before the softmax (AGCAM eqs. 7-9).
+    """Σ_h (dy_c/dA)^+ * sigmoid(S) with S the scores before the softmax (Leem and Seo, AAAI 2024).
 
     The gradient reaches lower blocks by the residual stream and the feed-forward parts only (rule ``residual``): the
     authors' program detaches what enters the attention. A sigmoid instead of the softmax keeps the scores of a row from
@@ -39,7 +39,7 @@ class GradientGuidedBySigmoid(MatrixReadout):
 
 
 class FeatureFormation(TokenReadout):
-    """Mean over heads and rows of (dy_l/dA_l)^+, y_l the class score of block l's own output (LeGrad eqs. 4-8).
+    """Mean over heads and rows of (dy_l/dA_l)^+, y_l the class score of block l's own output (Bousselham et al. 2024).
 
     The head reads the tokens that leave a block as it reads those of the last one, and the blocks above have no part in
     it: LeGrad asks how sensitive the forming of features in this block is to where it looks. A model that pools its

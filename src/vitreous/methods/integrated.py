@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.methods.pixel_maps import Resolution, at_resolution
+from vitreous.methods.pixel_maps import Resolution, ResolutionOption, at_resolution
 from vitreous.methods.readout import Procedure, Readout, total
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun
@@ -168,7 +168,6 @@ def _baseline(view: View, kind: Baseline) -> Tensor:
 
 
 At = Annotated[Place, "what counts as the input: the picture, or the first block's tokens"]
-Res = Annotated[Resolution, "sums over the pixels of a patch, or a map of pixels"]
 
 
 @register(
@@ -182,7 +181,7 @@ Res = Annotated[Resolution, "sums over the pixels of a patch, or a map of pixels
 def integrated_gradients(
     *,
     at: At = "pixels",
-    resolution: Res = "patch",
+    resolution: ResolutionOption = "patch",
     steps: Annotated[int, "points of the integral"] = 50,
     baseline: Annotated[Baseline, "0 after normalisation, a black picture, or each picture's mean colour"] = "zero",
     quadrature: Annotated[Quadrature, "Gauss-Legendre, or the right Riemann sum of the paper"] = "gauss",
@@ -202,7 +201,7 @@ def integrated_gradients(
 def smoothgrad(
     *,
     at: At = "pixels",
-    resolution: Res = "patch",
+    resolution: ResolutionOption = "patch",
     samples: Annotated[int, "noisy inputs that are averaged"] = 50,
     noise: Annotated[float, "standard deviation as a part of the input's range"] = 0.15,
     seed: Annotated[int, "of the noise"] = 0,

@@ -98,6 +98,7 @@ class Feedback(MeanAttention):
     """A product of matrices whose class token row is weighed, at its end, by the integrated gradient of the last A."""
 
     residual: Residual = "add"
+    runs_again = True
 
     def __init__(self, steps: int) -> None:
         if steps < 2:
@@ -128,9 +129,10 @@ class TokenwiseAttention(Feedback):
     """I + mean_h A diag(||v_j W_O|| / ||x_j||), x_j the token that enters the block (Beyond Intuition, token-wise).
 
     The attention perception of Chen et al. (ICML 2023): how much of a token is left of its length in what the attention
-    moves, heads together, without the bias of the projection. The reasoning feedback is the integrated gradient of the
-    last A. Taken from the authors' program, in which the product starts above the lowest blocks (its ``start_layer`` is
-    counted from 1: ``start=5`` here is its default of 6); the paper's equations could not be consulted.
+    moves, heads together, LayerScale included and without the bias of the projection. The reasoning feedback is the
+    integrated gradient of the last A. Taken from the authors' program, in which the product starts above the lowest
+    blocks (its ``start_layer`` is counted from 1: ``start=5`` here is its default of 6); the paper's equations could
+    not be consulted.
     """
 
     values = ("tokens", "attention", "projections")

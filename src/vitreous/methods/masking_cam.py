@@ -19,7 +19,7 @@ Score = Literal["probability", "logit"]
 
 
 class ScoreWeightedActivations(Procedure):
-    """(Σ_k w_k A_k)^+, w the softmax over channels of y_c(x * M_k) (Score-CAM eqs. 3-5, as pytorch-grad-cam has it).
+    """(Σ_k w_k A_k)^+, w the softmax over channels of y_c(x * M_k) (Score-CAM as pytorch-grad-cam has it).
 
     A is the output of the last block's first norm at the patches; M_k is channel k brought to the picture's size
     (bilinear, corners aligned) and stretched to [0, 1]. The paper subtracts the score of an empty picture, which the

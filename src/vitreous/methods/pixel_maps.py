@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 Resolution = Literal["patch", "pixel"]
+ResolutionOption = Annotated[Resolution, "one score per patch, the sum of its pixels, or one per pixel"]
 
 
 def at_resolution(pixels: Tensor, grid: tuple[int, int], resolution: Resolution) -> Tensor:

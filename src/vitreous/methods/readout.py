@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.options import RuleName
+from vitreous.methods.pixel_maps import Resolution
 from vitreous.methods.view import Row, View
 from vitreous.tape import AttentionRecord, GradientNeeds, Needs, Pass
 from vitreous.tape.attention import Rows
@@ -27,12 +28,14 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
         slopes: names of ``GradientNeeds`` fields that are read at the layer itself.
         backward: the backward pass that its gradients come from.
         signed: whether the sign of its scores means something; ``None`` leaves it to the registry entry.
+        runs_again: whether it asks the subject again, which is what makes a method expensive.
     """
 
     values: ClassVar[tuple[str, ...]] = ()
     slopes: ClassVar[tuple[str, ...]] = ()
     backward: Pass = Pass("plain", "logit")
     signed: bool | None = None
+    runs_again: bool = False
 
     def needs(self, layer: int, depth: int) -> Needs:
         """What reading ``layer`` of a model with ``depth`` blocks takes."""
@@ -71,10 +74,11 @@ class Procedure(Readout):
     """A method as a whole, for those that are not a read-out of layers.
 
     Attributes:
-        runs_again: whether it asks the subject again, which is what makes a method expensive.
+        resolution: whether its map is one of patches or of pixels.
     """
 
-    runs_again: bool = True
+    runs_again = True
+    resolution: Resolution = "patch"
 
     @abstractmethod
     def map(self, view: View) -> Tensor:

@@ -60,7 +60,7 @@ class AttentionListener:
         layer = self._progress.layer
         if layer is None:
             return func(*args, **kwargs)
-        return self._attend(layer, *_attention_arguments(*args, **kwargs))
+        return self._attend(layer, *attention_arguments(*args, **kwargs))
 
     def on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``multi_head_attention_forward``."""
@@ -230,7 +230,7 @@ def _in_graph(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _attention_arguments(
+def attention_arguments(
     query: Tensor,
     key: Tensor,
     value: Tensor,

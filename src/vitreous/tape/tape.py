@@ -16,6 +16,7 @@ from vitreous.tape.biases import bias_scores
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
+from vitreous.tape.output import class_scores, explained
 from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
@@ -237,7 +238,7 @@ def record(model: nn.Module, anatomy: Anatomy, images: Tensor, plan: Plan) -> It
             recorder.tokens[PIXELS] = pixels
         with evaluation_mode(model), recorder.listening():
             output = _run(model, pixels, recorder)
-        logits = _logits(output, anatomy.name, recorder.progress.batch)
+        logits = class_scores(output, anatomy.name, recorder.progress.batch)
 
         def again(needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
             return record(model, anatomy, images[:1], Plan(anatomy.depth, needs, intervention))
@@ -270,28 +271,7 @@ def _slope(logits: Tensor, target: Tensor, objective: str) -> Tensor:
 
 def _objective(logits: Tensor, target: Tensor, objective: str) -> Tensor:
     """Σ over images of the explained quantity: images do not mix, so the gradient of the sum is each one's own."""
-    scores = logits
-    if objective == "probability":
-        # A single output is a yes-or-no model; its softmax would be 1 whatever it says.
-        scores = torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, dim=1)
+    scores = explained(logits, objective)
     chosen = scores.gather(1, target[:, None]).sum()
     # A single output has no others; whatever they would be told is nothing.
     return chosen if objective != "others" else (scores.sum() - chosen) / max(1, logits.shape[1] - 1)
-
-
-def _logits(output: Any, name: str, batch: int) -> Tensor:
-    """The class scores in whatever a model returns."""
-    found = output
-    if not isinstance(found, Tensor):
-        for attribute in ("logits", "image_embeds", "pooler_output"):
-            if isinstance(getattr(output, attribute, None), Tensor):
-                found = getattr(output, attribute)
-                break
-        else:
-            found = output[0] if isinstance(output, tuple) and output else output
-    if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != batch or found.shape[1] == 0:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise InputError(f"{name} must return class scores of shape (batch, classes), but returned {shape}")
-    if bool((found.isnan() | found.isposinf()).any()):
-        raise InputError(f"{name} returned NaN or infinite class scores for these images in {found.dtype}")
-    return found
