@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Literal
 
+import torch
 from torch import Tensor
 
 from vitreous.methods.attention import MeanAttention
@@ -47,18 +48,30 @@ class ContributionMatrix(MatrixReadout):
         """What gives some rows of the matrix, (batch, rows, tokens)."""
 
     def row_times(self, view: View, layer: int, row: Row) -> Tensor:
-        """Row x matrix; pooling by attention, behind which there is no stream to contribute to, is read as mean_h A.
-
-        In float64: rows of lengths do not sum to 1, and their product over 24 blocks leaves float32's range.
-        """
+        """Row x matrix; pooling by attention, behind which there is no stream to contribute to, is read as mean_h A."""
         if layer == view.depth:
             return MeanAttention().row_times(view, layer, row)
         read = self.reader(view, layer)
         pieces = row_pieces(view.attention(layer), row)
-        return total(times(weights, _wide(read(rows))) for rows, weights in pieces)
+        return total(times(weights, read(rows).to(weights.dtype)) for rows, weights in pieces)
 
 
-class AttentionLength(ContributionMatrix):
+class LengthMatrix(ContributionMatrix):
+    """A matrix of lengths, whose rows do not sum to 1: their product over 24 blocks leaves float32's range."""
+
+    def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
+        """One block of a rollout, carried in float64."""
+        wide = row.weights if row.weights.device.type == "mps" else row.weights.double()  # Apple's GPUs have no float64
+        return super().step(view, layer, Row(wide, row.rows), residual)
+
+    def finish(self, view: View, row: Row) -> Tensor:
+        """In the model's precision; an image's map that is too large for it is divided by a power of 2."""
+        scores, dtype = super().finish(view, row), view.read_row.weights.dtype
+        excess = scores.amax(dim=-1, keepdim=True) / torch.finfo(dtype).max
+        return torch.ldexp(scores, -excess.log2().ceil_().clamp_(min=0)).to(dtype)
+
+
+class AttentionLength(LengthMatrix):
     """||Σ_h A_hij v_hj W_O^h||, or the mean over heads of ||A_hij v_hj W_O^h|| (Kobayashi et al. 2020)."""
 
     values = ("attention", "projections")
@@ -76,7 +89,7 @@ class AttentionLength(ContributionMatrix):
         return lambda rows: mean_over_heads(exact(attention.rows(rows)) * lengths)
 
 
-class StreamLength(ContributionMatrix):
+class StreamLength(LengthMatrix):
     """||Σ_h A_hij v_hj W_O^h + 1{i=j} x_j|| (Kobayashi et al. 2021)."""
 
     values = ("tokens", "attention", "projections")
@@ -86,7 +99,7 @@ class StreamLength(ContributionMatrix):
         return contributions(view, layer, biases=True, residual=True).lengths
 
 
-class NormedStreamLength(ContributionMatrix):
+class NormedStreamLength(LengthMatrix):
     """||N(Σ_h A_hij v_hj W_O^h + 1{i=j} x_j)|| with the norm N that reads the sum (Kobayashi et al. 2021)."""
 
     values = ("tokens", "halves", "attention", "projections", "linear_norms")
@@ -97,7 +110,7 @@ class NormedStreamLength(ContributionMatrix):
         return _behind_following_norm(stream, view, layer).lengths
 
 
-class EncoderLength(ContributionMatrix):
+class EncoderLength(LengthMatrix):
     """||y_ij + N_2(y_ij)||_2 with y_ij = Σ_h A_hij v_hj W_O^h + 1{i=j} x_j without biases; post-norm ||N_2(N_1(y))||.
 
     How much of a whole block's output comes from token j, with the identity for the feed-forward network (Modarressi et
@@ -194,10 +207,6 @@ def _rows_to_one(matrix: Tensor) -> Tensor:
     """Rows that sum to 1; a row of zeros stays one."""
     sums = matrix.sum(dim=-1, keepdim=True)
     return matrix / sums.masked_fill_(sums == 0, 1)
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values if values.device.type == "mps" else values.double()  # Apple's GPUs have no float64
 
 
 @register(
