@@ -279,7 +279,14 @@ class TestProcess:
     def test_an_interrupt_from_the_keyboard_is_exit_code_130(self, photos, out):
         python = [sys.executable, "-X", "importtime", "-m", "vitreous"]
         command = [*python, "explain", str(photos / "cat.png"), *SMALL, "--out", str(out)]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # A shell that runs the tests in the background has children ignore interrupts; this one listens again.
+        process = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads yet
+        )
         # It is asked to stop once it has begun to import what the command needs.
         for line in process.stderr:
             if "torch" in line:

@@ -14,6 +14,8 @@ import vitreous
 from literal import forward
 from small_models import PATCHES, largest_difference, one_thread, random_images, small_vit
 from vitreous.errors import MethodError
+from vitreous.models import LoadedModel
+from vitreous.models.preprocessing import Preprocessing
 from vitreous.spelling import parse
 
 SAME = 1e-12
@@ -194,9 +196,11 @@ def test_every_value_of_every_option_runs(model):
         f"{info.name}:{name}={value}"
         for info in INFOS.values()
         for name, option in info.options.items()
-        for value in option.choices or ("1", "2")
+        for value in option.choices or (("2", "3") if option.kind is int else ("0.25", "0.5"))
     ]
-    for spelling, maps in vitreous.explain(model, random_images(1), spellings).scores.items():
+    # Loaded by name, so that it is known what black is.
+    loaded = LoadedModel("small", model, Preprocessing((32, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), None)
+    for spelling, maps in vitreous.explain(loaded, random_images(1), spellings).scores.items():
         assert torch.isfinite(maps).all(), spelling
 
 
@@ -257,7 +261,7 @@ REFUSED = {
     "gae:start=1.5": "not a whole number",
     "gae:start==1": "not a whole number",
     "gae:start=1:depth=2": "not a whole number",
-    "gae:begin=1": "unknown option 'begin'; it takes start, depth, residual",
+    "gae:begin=1": "unknown option 'begin'; it takes rule, start, depth, residual",
     "gae:strat=1": "did you mean start",
     "gae.plus:layer=1": "unknown option 'layer'",
     "gae:layer=1,start=1": "unknown option 'start'",

@@ -334,6 +334,7 @@ def test_parameters_created_in_inference_mode(expected):
 def test_float32_agrees_with_float64(expected):
     """1e-4 of the largest score: float32 rounds at 6e-8, cancellation in signed sums over layers costs two digits.
 
+    Grad-CAM++ divides by sums that nearly vanish, which costs one more.
     LRP divides by numbers near 0 until its relevance is of order 1e7, and that magnifies rounding: measured 1e-3.
     """
     model = small_vit(dtype=torch.float32)
@@ -341,7 +342,7 @@ def test_float32_agrees_with_float64(expected):
     explanation = vitreous.explain(model, random_images(dtype=torch.float32), METHODS, target=target)
     assert all(maps.dtype == torch.float32 for maps in explanation.scores.values())
     for name, maps in explanation.scores.items():
-        check({name: maps}, expected, 1e-2 if name == "lrp" else 1e-4)
+        check({name: maps}, expected, {"gradcampp": 1e-3, "lrp": 1e-2}.get(name, 1e-4))
 
 
 def test_images_are_taken_to_the_models_precision(expected):

@@ -64,7 +64,10 @@ class Plus(Aggregation):
 
     def combine(self, readout: Readout, view: View) -> Tensor:
         """The sum over layers."""
-        return total(_read(readout, view, layer) for layer in self.layers(view.depth))
+        layers = self.layers(view.depth)
+        if isinstance(readout, TokenReadout):
+            return readout.read_sum(view, layers)
+        return total(_read(readout, view, layer) for layer in layers)
 
 
 class SkipPlus(Plus):

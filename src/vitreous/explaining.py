@@ -12,6 +12,7 @@ from vitreous.anatomy import find_anatomy
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.explanation import Explanation
 from vitreous.methods import View, list_methods
+from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel, load_model
 from vitreous.pixels import Images, find_pixels
 from vitreous.provenance import collect_provenance
@@ -52,7 +53,8 @@ def explain(
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = find_targets(tape.logits, target, topk)
-        scores = _scores(tape, Subject(network, anatomy, pixels), recipes, needs, targets.classes)
+        subject = Subject(network, anatomy, pixels, targets.classes, _black(loaded, pixels), _layout=tape.layout)
+        scores = _scores(tape, subject, recipes, needs, targets.classes)
         return Explanation(
             scores={name: maps if targets.several else maps[:, 0] for name, maps in scores.items()},
             grid=tape.layout.grid,
@@ -62,7 +64,7 @@ def explain(
             signed={recipe.spelling: recipe.signed for recipe in recipes},
             class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
             images=pictures,
-            provenance=_provenance(loaded, network, recipes),
+            provenance=_provenance(loaded, network, recipes, anatomy.name),
         )
 
 
@@ -86,11 +88,22 @@ def _network(model: LoadedModel | nn.Module) -> nn.Module:
     return original if isinstance(original, nn.Module) else network
 
 
-def _provenance(loaded: LoadedModel | nn.Module, network: nn.Module, recipes: list[Recipe]) -> dict[str, Any]:
+def _black(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None:
+    """What the model gets for a black pixel, where its preprocessing is known."""
+    if not isinstance(model, LoadedModel):
+        return None
+    mean, std = (pixels.new_tensor(values) for values in (model.preprocessing.mean, model.preprocessing.std))
+    return -mean / std
+
+
+def _provenance(
+    loaded: LoadedModel | nn.Module, network: nn.Module, recipes: list[Recipe], family: str
+) -> dict[str, Any]:
     named = loaded if isinstance(loaded, LoadedModel) else None
     return collect_provenance(
         methods=[recipe.spelling for recipe in recipes],
         model=named.name if named else None,
+        family=family,
         model_class=f"{type(network).__module__}.{type(network).__qualname__}",
         fingerprint=named.fingerprint if named else None,
     )
@@ -114,6 +127,8 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
     anatomy, unseen = tape.anatomy, tape.unseen_attention
     if needs.uses_attention and not anatomy.has_attention:
         return "its blocks have no attention part"
+    if needs.biases and unseen and not anatomy.has_attention:
+        return "its blocks have no attention part, so that biases may act across tokens and belong to none"
     # A rule other than the plain one has to take hold of the attention, also where nothing is read from it.
     takes_hold = needs.uses_attention or needs.rules - {"plain"}
     if takes_hold and unseen and anatomy.has_attention:
@@ -121,13 +136,18 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
+    return _missing_norm(tape, needs) or missing_linear_part(tape, needs)
+
+
+def _missing_norm(tape: Tape, needs: Needs) -> str | None:
+    for layer in needs.norms:
+        if tape.anatomy.blocks[layer].first_norm is None or layer in tape.unseen_norms:
+            return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
     for layer in needs.halves:
-        block = anatomy.blocks[layer]
-        if block.heads_to_stream is None:
-            return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
+        block = tape.anatomy.blocks[layer]
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
-        if layer in tape.misplaced_norms:
+        if layer in needs.halves and layer in tape.misplaced_norms:
             return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
     return tape.relevance_gap(needs)
 

@@ -79,6 +79,8 @@ def _parse(spelling: str) -> Recipe:
     values = _values(texts, combining_options)
     aggregation = make(**({"layer": info.default_layer} if make is OneLayer else {}) | values)
     readout = info.make(**_values(texts, info.options))
+    if propagate and isinstance(readout, Procedure) and readout.resolution == "pixel":
+        raise MethodError("propagate spreads a map of patches by attention: leave out resolution=pixel")
     return Recipe(spelling, info, readout, aggregation, Propagate() if propagate else None)
 
 

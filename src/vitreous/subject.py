@@ -5,14 +5,31 @@ Methods that need more than one run (integrated gradients, perturbation) see thi
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
-from vitreous.tape import Needs, Plan, Tape, record
+from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
+from vitreous.tape.dropping import Dropping, check_kept, nothing_left
+from vitreous.tape.evaluation_mode import evaluation_mode
+from vitreous.tape.interception import Interception
+from vitreous.tape.output import class_scores
+from vitreous.tape.score_editing import ScoreEditing
+
+# Bare evaluations are run this many pixels at a time. Measured on ViT-Ti: 8 to 32 pictures of 224 x 224 at once cost
+# the same per picture, one alone 1.6 times as much, and 64 leave the processor's caches.
+_PIXELS_AT_ONCE = 16 * 224 * 224
+# So many images are recorded together even where fewer are explained: one at a time leaves most of a processor idle.
+_A_FEW = 8
+
+
+class _Listening(Protocol):
+    def listening(self) -> Interception: ...
 
 
 @dataclass
@@ -21,25 +38,118 @@ class Subject:
 
     Attributes:
         images: the model's input, (batch, channel, height, width).
+        targets: the classes that are explained of each image, (batch, k), where they are known.
+        black: what the model gets for a black pixel, (channel,), where its preprocessing is known.
         evaluations: how many images the model has been asked about so far, besides the recorded run.
+        memory: what methods have found out already and would otherwise ask again for another target.
     """
 
     _model: nn.Module
     _anatomy: Anatomy
     images: Tensor
+    targets: Tensor | None = None
+    black: Tensor | None = None
     evaluations: int = 0
+    memory: dict[Hashable, Tensor] = field(default_factory=dict)
+    _layout: Layout | None = None
+    _cannot_drop: bool = False
 
-    def record(self, images: Tensor, needs: Needs) -> AbstractContextManager[Tape]:
+    def __post_init__(self) -> None:
+        # Methods read a tape outside the caller's autocast; when they ask the model again, it runs as the caller wants.
+        kind = self.images.device.type
+        self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+
+    @property
+    def layout(self) -> Layout:
+        """Patch grid, prefix tokens and the tokens that the head reads."""
+        if self._layout is None:
+            with record(self._model, self._anatomy, self.images[:1], Plan(self._anatomy.depth, Needs())) as tape:
+                self._layout = tape.layout
+        return self._layout
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        return self.images.shape[-2], self.images.shape[-1]
+
+    @property
+    def batch(self) -> int:
+        """How many images are run at once in bare evaluations, of which nothing is recorded."""
+        return max(1, _PIXELS_AT_ONCE // (self.size[0] * self.size[1]))
+
+    @property
+    def at_once(self) -> int:
+        """How many images fit into one recorded run: as many as were explained together, and a few in any case."""
+        return max(len(self.images), _A_FEW)
+
+    def record(
+        self, images: Tensor, needs: Needs, intervention: Intervention | None = None
+    ) -> AbstractContextManager[Tape]:
         """Run the model on other images and keep what ``needs`` asks for, until the context ends."""
         self.evaluations += len(images)
-        return record(self._model, self._anatomy, images, Plan(self._anatomy.depth, needs))
+        plan = Plan(self._anatomy.depth, needs, intervention or Intervention())
+        return record(self._model, self._anatomy, images, plan)
 
     def logits(self, images: Tensor) -> Tensor:
-        """What the model says of other images, (images, classes); they are asked in batches of the original size."""
-        self.evaluations += len(images)
-        with torch.inference_mode(mode=False), torch.no_grad():
-            return torch.cat([self._ask(part) for part in torch.split(images, len(self.images))])
+        """What the model says of other images, (images, classes)."""
+        with self._evaluating():
+            return torch.cat([self._ask(part) for part in torch.split(images, self.batch)])
 
-    def _ask(self, images: Tensor) -> Tensor:
-        with record(self._model, self._anatomy, images, Plan(self._anatomy.depth, Needs())) as tape:
-            return tape.logits
+    def logits_of_kept(self, images: Tensor, kept: Tensor) -> Tensor:
+        """What the model says with all patches dropped but ``kept``, (images, k); prefix tokens always stay.
+
+        Patches are dropped at the input of the first block, behind the positional embedding (True Token Masking), so
+        the cost falls with the tokens kept.
+
+        Raises:
+            UnsupportedModelError: the model cannot do without a patch, or all are dropped and it reads nothing else.
+        """
+        kept = check_kept(kept.to(images.device), len(images), self.layout.patches)
+        if kept.shape[1] == self.layout.patches:
+            return self.logits(images)
+        if kept.shape[1] == 0 and (
+            self.layout.pooled_by_attention or bool((self.layout.read >= self.layout.prefix).any())
+        ):
+            raise nothing_left(self._anatomy.name)
+        with self._evaluating():
+            parts = zip(torch.split(images, self.batch), torch.split(kept, self.batch), strict=True)
+            return torch.cat([self._ask_kept(part, rows) for part, rows in parts])
+
+    def logits_of_damped(self, images: Tensor, factors: Tensor) -> Tensor:
+        """What the model says with the attention scores of token j times ``factors[:, j]``, (images, tokens)."""
+        with self._evaluating():
+            parts = zip(torch.split(images, self.batch), torch.split(factors, self.batch), strict=True)
+            return torch.cat([self._ask_edited(part, factor=rows) for part, rows in parts])
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        kind, dtype, enabled = self._autocast
+        autocast = torch.autocast(kind, dtype=dtype) if enabled else nullcontext()
+        with torch.inference_mode(mode=False), torch.no_grad(), evaluation_mode(self._model), autocast:
+            yield
+
+    def _ask(self, images: Tensor, listener: _Listening | None = None) -> Tensor:
+        with nullcontext() if listener is None else listener.listening():
+            output = self._model(images)
+        self.evaluations += len(images)
+        return class_scores(output, self._anatomy.name, len(images))
+
+    def _ask_kept(self, images: Tensor, kept: Tensor) -> Tensor:
+        if not self._cannot_drop:
+            try:
+                return self._ask(images, Dropping(self._anatomy, kept, self.layout.patches))
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                # Something inside counts on all tokens. Patches that nobody may look at and that are dropped behind
+                # the last block leave the same numbers, at full cost.
+                logits = self._ask_edited(images, kept=kept)
+                self._cannot_drop = True
+                return logits
+        return self._ask_edited(images, kept=kept)
+
+    def _ask_edited(self, images: Tensor, *, factor: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
+        editing = ScoreEditing(self._anatomy, factor=factor, kept=kept, patches=self.layout.patches)
+        logits = self._ask(images, editing)
+        editing.check()
+        return logits

@@ -8,20 +8,30 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import hooked
 import pytest
 import torch
 from hooked import Read, Reference, block_inputs_times_gradients, logits_of
+from hooked_decomposition import Decomposition
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 
 import vitreous
+from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
+from vitreous.subject import Subject
+from whole_maps import all_token_scores
 
 DEPTH = 3
 CLASSES = 5
 BATCH = 2
 ATTENTION_METHODS = ("raw_attention", "rollout", "gae", "gradtoken", "gradtoken:heads=average")
+# Every rule, through the stream and the attention.
+RULED_METHODS = (
+    *("ixg:rule=libra", "attnlrp", "conservative_lrp", "fullgrad:rule=libra"),
+    *("gae:rule=libra", "gae:rule=attnlrp", "gae:rule=conservative", "gae:rule=residual"),
+)
 # Float64 throughout. The same operations in the same order: only rounding of reordered sums may differ.
 SAME = {"rtol": 1e-12, "atol": 1e-12}
 # The reference sums in another order through three blocks; values are of order 0.01 to 10.
@@ -43,7 +53,7 @@ class Family:
         prefix: how many tokens come before the patches.
         read: the tokens that the head reads, "patches" for all patches, or how attention pools them.
         batch_first: whether blocks see (batch, tokens, channels).
-        tokentm: whether a linear map leads from the heads to the stream, which TokenTM needs.
+        tokentm: whether a linear map leads from the heads to the stream, which TokenTM and decompositions need.
         rounding: the relative precision that the model itself works in where it is less than float64; small scores
             are compared to a hundredth of it.
     """
@@ -142,6 +152,33 @@ def assert_nothing_listens() -> None:
     assert not _get_current_function_mode_stack()
 
 
+def logits_with_hidden_patches(
+    case: Family, model: nn.Module, images: Tensor, kept: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> Tensor:
+    """The reference for dropped patches: nobody looks at them (score -inf), and the last block's output lacks them."""
+    reference = case.reference(model, frozen=False)
+    count = case.prefix + case.patches
+    tokens = torch.cat((torch.arange(case.prefix).expand(len(kept), -1), kept + case.prefix), dim=1)
+    hidden = torch.full((len(kept), 1, 1, count), -math.inf, dtype=torch.float64)
+    hidden.scatter_(3, tokens[:, None, None], 0.0)
+    whole = hooked.attention_matrix
+
+    def attention_matrix(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+        if key.shape[2] == count:
+            bias = hidden if bias is None else bias + hidden
+        return whole(query, key, scale, bias)
+
+    def without_dropped(_: nn.Module, __: object, output: object) -> object:
+        stream = reference.stream(output[0] if isinstance(output, tuple) else output)
+        left = reference.stream(torch.stack([row[index] for row, index in zip(stream, tokens, strict=True)]))
+        return (left, *output[1:]) if isinstance(output, tuple) else left
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hooked, "attention_matrix", attention_matrix)
+        reference.blocks[-1].register_forward_hook(without_dropped)
+        return logits_of(reference.model(images)).detach()  # under no_grad nn.TransformerEncoder would skip its parts
+
+
 class FamilyChecks:
     """The checks; a family's test class inherits them and is parametrised with its table of ``case``s."""
 
@@ -203,6 +240,14 @@ class FamilyChecks:
         # Where the rules agree a test of them proves nothing.
         assert not torch.allclose(expected[0], plain[0], rtol=1e-3, atol=1e-3)
 
+    @pytest.mark.parametrize("layer", [0, DEPTH - 1])
+    def test_libra_full_gradient_adds_up_to_the_logit(self, case: Family, layer: int) -> None:
+        """LibraGrad's completeness: inputs and biases times gradient are all of the output, on any model."""
+        model, images, target = case.model(), case.images(), case.target()
+        scores, logits = all_token_scores(model, images, f"fullgrad:rule=libra,layer={layer}", target)
+        # Rounding of some hundred signed terms; no logit here is smaller than 1e-2 of them.
+        torch.testing.assert_close(scores.sum(dim=1), logits, rtol=case.rounding or 1e-9, atol=0)
+
     def test_rollout_and_gae_agree_with_full_products(self, case: Family) -> None:
         model, images, target = case.model(), case.images(), case.target()
         reference = case.reference(model, frozen=False)
@@ -235,6 +280,19 @@ class FamilyChecks:
             with pytest.raises(UnsupportedModelError, match=r"linear projection.*Methods that work on it: .*rollout"):
                 vitreous.explain(model, images, "tokentm", target)
 
+    def test_decompositions_agree_with_written_out_vectors_or_say_what_they_miss(self, case: Family) -> None:
+        model, images, methods = case.model(), case.images(), ["globenc", "alti", "alti:setting=original"]
+        if case.tokentm:
+            reference = Decomposition(case.reference(model, frozen=True), images)
+            explanation = vitreous.explain(model, images, methods)
+            for method in methods:
+                expected = reference.rollout(method, case.tokens_read)[:, case.prefix :]
+                torch.testing.assert_close(explanation.scores[method], expected, **case.agrees)
+                assert (expected.std(dim=1) > 1e-6 * expected.amax(dim=1)).all()
+        else:
+            with pytest.raises(UnsupportedModelError, match=r"linear projection.*Methods that work on it: .*rollout"):
+                vitreous.explain(model, images, "globenc")
+
     def test_frozen_parameters_and_no_grad_change_nothing(self, case: Family) -> None:
         model, images, methods = case.model(), case.images(), ["rollout", "decompx"]
         expected = vitreous.explain(model, images, methods)
@@ -251,3 +309,42 @@ class FamilyChecks:
             single = vitreous.explain(model, images[index : index + 1], methods, target[index : index + 1])
             for method in methods:
                 torch.testing.assert_close(single.scores[method][0], together.scores[method][index], **BATCHED)
+
+    def test_dropped_patches_leave_what_hidden_ones_leave(self, case: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, images = case.model(), case.images()
+        subject = Subject(model, find_anatomy(model), images)
+        before = state_of(model)
+        generator = torch.Generator().manual_seed(5)
+        for count in (1, case.patches // 2, case.patches - 1):
+            # Another choice for each image, and not in the picture's order.
+            kept = torch.stack([torch.randperm(case.patches, generator=generator)[:count] for _ in range(BATCH)])
+            expected = logits_with_hidden_patches(case, model, images, kept, monkeypatch)
+            found = subject.logits_of_kept(images, kept)
+            torch.testing.assert_close(found, expected, **case.agrees)
+            assert not torch.allclose(found, subject.logits(images), rtol=1e-3, atol=1e-3)  # they made a difference
+        assert not subject._cannot_drop  # really dropped, not hidden at full cost
+        # What serves models that cannot be run on fewer tokens gives the same.
+        subject._cannot_drop = True
+        torch.testing.assert_close(subject.logits_of_kept(images, kept), expected, **case.agrees)
+        assert state_of(model) == before
+        assert_nothing_listens()
+
+    def test_damped_attention_is_damped_in_every_block(self, case: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, images = case.model(), case.images()
+        subject = Subject(model, find_anatomy(model), images)
+        generator = torch.Generator().manual_seed(6)
+        factors = torch.rand(BATCH, case.prefix + case.patches, dtype=torch.float64, generator=generator)
+
+        def attention_matrix(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+            scores = torch.einsum("bhic,bhjc->bhij", query, key) * scale
+            scores = scores if bias is None else scores + bias
+            return (scores * factors[:, None, None, -key.shape[2] :]).softmax(-1)  # a pooling may leave out the prefix
+
+        reference = case.reference(model, frozen=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(hooked, "attention_matrix", attention_matrix)
+            expected = logits_of(reference.model(images)).detach()
+        found = subject.logits_of_damped(images, factors)
+        torch.testing.assert_close(found, expected, **case.agrees)
+        assert not torch.allclose(found, subject.logits(images), rtol=1e-3, atol=1e-3)
+        assert_nothing_listens()

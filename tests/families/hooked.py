@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 ACTIVATIONS = (
-    *("GELU", "GELUTanh", "QuickGELU", "SiLU", "ReLU"),
+    *("GELU", "GELUTanh", "QuickGELU", "SiLU", "ReLU", "Tanh"),
     *("GELUActivation", "QuickGELUActivation", "SiLUActivation", "NewGELUActivation"),
 )
 POOLS = ("AttentionPoolLatent",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checks import AGREES, CLASSES, DEPTH, Family, FamilyChecks
+from checks import AGREES, CLASSES, DEPTH, RULED_METHODS, Family, FamilyChecks
 from hooked import Pooling
 from torch import nn
 
@@ -86,7 +86,7 @@ FAMILIES = [
 class TestTimm(FamilyChecks):
     def test_written_out_attention_gives_the_fused_maps(self, case: Family) -> None:
         model, images, target = case.model(), case.images(), case.target()
-        methods = [*case.methods, "ixg", "decompx", "attcam", "gradsam.propagate"]
+        methods = [*case.methods, "ixg", "decompx", "attcam", "gradsam.propagate", *RULED_METHODS]
         fused = vitreous.explain(model, images, methods, target)
         switched = [module for module in model.modules() if getattr(module, "fused_attn", False)]
         assert len(switched) >= DEPTH

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from checks import CLASSES, DEPTH, Family, FamilyChecks
+from checks import CLASSES, DEPTH, RULED_METHODS, Family, FamilyChecks
 from hooked import Pooling
 
 import vitreous
@@ -168,7 +168,7 @@ class TestTransformers(FamilyChecks):
 @pytest.mark.parametrize(("fused", "written_out"), list(zip(SDPA, EAGER, strict=True)), ids=str)
 def test_written_out_attention_gives_the_fused_maps(fused: Family, written_out: Family) -> None:
     images, target = fused.images(), fused.target()
-    methods = [*fused.methods, "ixg", "decompx", "attcam", "gradsam.propagate"]
+    methods = [*fused.methods, "ixg", "decompx", "attcam", "gradsam.propagate", *RULED_METHODS]
     expected = vitreous.explain(fused.model(), images, methods, target)
     found = vitreous.explain(written_out.model(), images, methods, target)
     for method in methods:

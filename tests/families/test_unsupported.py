@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import vitreous
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.methods import list_methods
+from vitreous.spelling import parse
+from whole_maps import all_token_scores
 
 timm = pytest.importorskip("timm", reason="timm is not installed")
 
@@ -101,7 +103,7 @@ CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASS
     [
         pytest.param(
             lambda: timm.create_model("swin_tiny_patch4_window7_224", num_classes=CLASSES, **SWIN),
-            "separate stacks of attention blocks.*Windowed",
+            "separate stacks of attention blocks.*windowed",
             id="swin",
         ),
         pytest.param(
@@ -136,19 +138,45 @@ def test_unpooled_output_is_refused(method: str) -> None:
     assert_nothing_listens()
 
 
-def needs_attention(method: str) -> bool:
-    return method not in {"gradient", "ixg", "cat", "decompx", "lrp", "abslrp"}
+def reads_attention(method: str) -> bool:
+    return parse(method).needs(4).uses_attention
+
+
+def notes_biases(method: str) -> bool:
+    return bool(parse(method).needs(4).biases)
+
+
+def served(message: str) -> list[str]:
+    """The methods that a refusal names."""
+    return message.partition("Methods that work on it: ")[2].split(", ")
+
+
+# Methods that only ask the model again.
+ASKING = ("occlusion", "pami", "rise", "hsic", "lime", "kernel_shap", "vitcx")
 
 
 def mixer() -> nn.Module:
     return MlpMixer(img_size=32, patch_size=8, embed_dim=48, num_blocks=4, num_classes=CLASSES)
 
 
-@pytest.mark.parametrize("method", list(filter(needs_attention, METHODS)))
+@pytest.mark.parametrize("method", METHODS)
 def test_a_mixer_has_no_attention_and_is_told_what_does_work(method: str) -> None:
-    expected = r"its blocks have no attention part\. Methods that work on it: gradient, ixg, cat, decompx$"
-    with pytest.raises(UnsupportedModelError, match=expected):
-        vitreous.explain(mixer(), torch.randn(1, 3, 32, 32), method)
+    """Nor do the biases of its token-mixing layers belong to a token."""
+    images = torch.randn(1, 3, 32, 32)
+    if not reads_attention(method) and not notes_biases(method):
+        assert vitreous.explain(mixer(), images, method).scores[method].isfinite().all()
+        return
+    with pytest.raises(UnsupportedModelError, match="its blocks have no attention part") as refusal:
+        vitreous.explain(mixer(), images, method)
+    assert {"gradient", "ixg", "cat", "decompx", "gradcam", "attnlrp"} <= set(served(str(refusal.value)))
+    assert not {"rollout", "gae", "tokentm", "fullgrad"} & set(served(str(refusal.value)))
+
+
+@pytest.mark.parametrize("method", ASKING)
+def test_a_mixer_can_be_asked_again(method: str) -> None:
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    scores = vitreous.explain(randomised(mixer()), images, method).scores[method]
+    assert (scores.std(dim=1) > 0).all()
 
 
 def test_a_mixer_is_explained_by_its_stream() -> None:
@@ -191,8 +219,11 @@ def test_attention_inside_a_block_without_attention_module_is_held_constant(*, f
     expected = reference.input_times_gradient(images, target)
     for method, layer in zip(methods, expected, strict=True):
         torch.testing.assert_close(scores[method], layer[:, 1:], **AGREES)
-    with pytest.raises(UnsupportedModelError, match=r"no attention part.*work on it: gradient, ixg, cat, decompx$"):
+    with pytest.raises(UnsupportedModelError, match="no attention part") as refusal:
         vitreous.explain(model, images, "rollout")
+    assert {"gradient", "ixg", "cat", "decompx"} <= set(served(str(refusal.value)))
+    whole, logits = all_token_scores(model, images, "fullgrad:rule=libra", target)
+    torch.testing.assert_close(whole.sum(dim=1), logits, **AGREES)
 
 
 ODD_ATTENTION = {
@@ -205,22 +236,25 @@ ODD_ATTENTION = {
 @pytest.mark.parametrize("kind", ODD_ATTENTION)
 @pytest.mark.parametrize("fused", [True, False])
 def test_attention_that_cannot_be_seen_is_refused_where_it_is_needed(kind: str, method: str, *, fused: bool) -> None:
-    """Methods of the plain gradient serve any stream of tokens; all others need to see the attention."""
+    """Methods of the plain gradient serve any stream of tokens, some only ask, all others must see the attention."""
     model = randomised(vit(**ODD_ATTENTION[kind]))
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = fused
     images, target = torch.randn(2, 3, 32, 32, dtype=torch.float64), torch.tensor([0, 4])
-    if method in {"gradient", "ixg", "cat"}:
+    if not reads_attention(method) and not parse(method).needs(4).rules - {"plain"}:
         scores = vitreous.explain(model, images, method, target).scores[method]
+        assert scores.isfinite().all()
         expected = block_inputs_times_gradients(model, "blocks", images, target)
         if method == "ixg":
             torch.testing.assert_close(scores, expected[0][:, 1:], rtol=1e-10, atol=1e-12)
         elif method == "cat":
             torch.testing.assert_close(scores, sum(expected)[:, 1:], rtol=1e-10, atol=1e-12)
         return
-    with pytest.raises(UnsupportedModelError, match=r"attention.*Methods that work on it: gradient, ixg, cat"):
+    with pytest.raises(UnsupportedModelError, match="attention") as refusal:
         vitreous.explain(model, images, method, target)
+    assert {"gradient", "ixg", "cat", "fullgrad"} <= set(served(str(refusal.value)))
+    assert not {"gae", "decompx", "attnlrp"} & set(served(str(refusal.value)))
     assert_nothing_listens()
 
 
@@ -236,8 +270,11 @@ def test_a_post_norm_block_in_disguise_is_read_rightly_or_refused() -> None:
     }
     for method, scores in expected.items():
         torch.testing.assert_close(explanation.scores[method], scores[:, 1:], **AGREES)
-    with pytest.raises(UnsupportedModelError, match=r"no pre-norm block\. Methods that work on it: .*gradtoken$"):
+    with pytest.raises(UnsupportedModelError, match=r"no pre-norm block\.") as refusal:
         vitreous.explain(model, images, "tokentm")
+    methods = set(served(str(refusal.value)))
+    assert {"gradtoken", "attin_residual"} <= methods
+    assert not {"tokentm", "globenc", "alti"} & methods
 
 
 def test_every_refusal_is_an_error_of_this_package() -> None:

@@ -31,21 +31,30 @@ class Run:
         return len(self.tokens)
 
 
-def run(model: VisionTransformer, image: Tensor) -> Run:
-    """Run a timm ViT with a class token on one image (3, height, width)."""
+def run(model: VisionTransformer, image: Tensor, last_attention: float | None = None) -> Run:
+    """Run a timm ViT with a class token on one image (3, height, width).
+
+    ``last_attention`` times the last block's attention, as a constant, takes the place of that attention.
+    """
     record = Run(prefix=model.num_prefix_tokens)
     stream = embed(model, image).detach().requires_grad_()
     for block in model.blocks:
         record.tokens.append(stream)
-        stream = stream + scaled(block.ls1, attend(block.attn, normalise(block.norm1, stream), record))
+        factor = last_attention if block is model.blocks[-1] else None
+        stream = stream + scaled(block.ls1, attend(block.attn, normalise(block.norm1, stream), record, factor))
         record.middle.append(stream)
         hidden = linear(block.mlp.fc1, normalise(block.norm2, stream))
         record.hidden.append(hidden)
         record.feed_forward.append(scaled(block.ls2, linear(block.mlp.fc2, gelu(hidden))))
         stream = stream + record.feed_forward[-1]
     record.last = stream
-    record.logits = linear(model.head, normalise(model.norm, stream)[0])
+    record.logits = head(model, stream)
     return record
+
+
+def head(model: VisionTransformer, stream: Tensor) -> Tensor:
+    """The logits of tokens (n, d) behind a block."""
+    return linear(model.head, normalise(model.norm, stream)[0])
 
 
 def embed(model: VisionTransformer, image: Tensor) -> Tensor:
@@ -64,7 +73,7 @@ def embed(model: VisionTransformer, image: Tensor) -> Tensor:
     return torch.cat([*prefix, tokens]) + model.pos_embed[0]
 
 
-def attend(module: nn.Module, tokens: Tensor, record: Run) -> Tensor:
+def attend(module: nn.Module, tokens: Tensor, record: Run, factor: float | None = None) -> Tensor:
     """Multi-head attention, head after head."""
     width = tokens.shape[1] // module.num_heads
     stacked = tokens @ module.qkv.weight.T + module.qkv.bias
@@ -73,6 +82,8 @@ def attend(module: nn.Module, tokens: Tensor, record: Run) -> Tensor:
         columns = [part * tokens.shape[1] + head * width for part in range(3)]
         query, key, value = (stacked[:, column : column + width] for column in columns)
         matrix = softmax_rows(query @ key.T / math.sqrt(width))
+        if factor is not None:
+            matrix = (factor * matrix).detach().requires_grad_()
         for kept, part in zip((queries, keys, values, matrices), (query, key, value, matrix), strict=True):
             kept.append(part)
         outputs.append(matrix @ value)

@@ -24,9 +24,9 @@ def find_anatomy(model: nn.Module) -> Anatomy:
     if len(stacks) > 1:
         paths = ", ".join(f"{path} ({len(blocks)} x {type(blocks[0]).__name__})" for path, blocks in stacks)
         raise UnsupportedModelError(
-            f"{name} has {len(stacks)} separate stacks of attention blocks: {paths}. Windowed and hierarchical models "
-            "have no attention between all patches of the picture, and no method here serves them; of a model with "
-            "several towers, give the image tower alone"
+            f"{name} has {len(stacks)} separate stacks of attention blocks: {paths}. There is no single stream of "
+            "tokens with attention between all patches (windowed, hierarchical and branched models have none), so no "
+            "method here serves it; of a model with several towers, give the image tower alone"
         )
     blocks = stacks[0][1] if stacks else _longest_alike(model)
     if not blocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ ATTENTION = ("attn", "self_attention", "self_attn", "attention")
 FIRST_NORM = ("norm1", "ln_1", "layer_norm1", "layernorm_before")
 SECOND_NORM = ("norm2", "ln_2", "layer_norm2", "layernorm_after")
 PROJECTION = ("proj", "out_proj", "o_proj", "output.dense")
+# The value projection: by itself, or as the last third of a joint one for q, k and v.
+VALUE = ("v_proj.weight", "value.weight", "attention.value.weight", "v_proj_weight")
+QUERY_KEY_VALUE = ("qkv.weight", "in_proj_weight")
 LAYER_SCALE = ("ls1.gamma", "gamma_1", "ls_1.gamma", "lambda_1", "layer_scale1.lambda1")
 # Parts that stand between the attention's output and the projection, or between the projection and the stream.
 BETWEEN = ("attn.norm", "attn.gate", "attn.inner_attn_ln", "attn.ln_inner", "ln_attn", "attn.head_scale")
@@ -39,6 +43,7 @@ def describe_block(module: nn.Module) -> Block:
         module=module,
         attention=attention,
         heads_to_stream=heads_to_stream if linear and isinstance(projection, nn.Linear) else None,
+        value_weight=_value_weight(attention),
         first_norm=_module(module, FIRST_NORM),
         second_norm=_module(module, SECOND_NORM),
         norm_place=place,
@@ -63,6 +68,17 @@ def first_of(module: nn.Module, paths: tuple[str, ...]) -> Any:
             found = getattr(found, name, None)
         if isinstance(found, nn.Module | Tensor):
             return found
+    return None
+
+
+def _value_weight(attention: nn.Module | None) -> Callable[[], Tensor] | None:
+    alone = joint = None
+    if attention is not None:
+        alone, joint = first_of(attention, VALUE), first_of(attention, QUERY_KEY_VALUE)
+    if isinstance(alone, Tensor):
+        return alone.detach
+    if isinstance(joint, Tensor):
+        return lambda: joint.detach().chunk(3)[-1]
     return None
 
 

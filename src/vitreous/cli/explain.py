@@ -9,6 +9,7 @@ import typer
 
 from vitreous.cli.console import messages, print_json, results
 from vitreous.cli.guard import PHOTOS_FAILED, DebugOption
+from vitreous.cli.plugins import PluginOption, load_plugins
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
 
@@ -52,6 +53,7 @@ def explain(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Photos explained at once.")] = 8,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
+    plugin: PluginOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else.")] = False,
     _debug: DebugOption = False,
 ) -> None:
@@ -67,6 +69,7 @@ def explain(
 
     from vitreous.cli import explaining, explaining_report  # noqa: PLC0415  # imports torch: --help must not wait for it
 
+    load_plugins(plugin or [])
     request = explaining.Request(
         model=model,
         methods=methods,

@@ -8,16 +8,19 @@ import typer
 
 from vitreous.cli.console import print_json, results
 from vitreous.cli.guard import DebugOption
+from vitreous.cli.plugins import PluginOption, load_plugins
 
 
 def methods(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plugin: PluginOption = None,
     _debug: DebugOption = False,
 ) -> None:
     """List the explanation methods, with their papers, aggregations and options."""
     from vitreous.cli import methods_report  # noqa: PLC0415  # imports torch: --help must not wait for it
 
+    load_plugins(plugin or [])
     if as_json:
         print_json(methods_report.as_json())
     else:

@@ -9,8 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.aggregate import AGGREGATIONS
+from vitreous.cost import cost_of
 from vitreous.methods import list_methods
 from vitreous.methods.options import options_of
+from vitreous.methods.registry import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
 
 def show(console: Console) -> None:
     """Print the methods and the aggregations with their options."""
-    console.print(_table({method.name: _about_method(method) for method in list_methods()}, "method"))
+    for family in FAMILIES:
+        members = {method.name: _about_method(method) for method in list_methods() if method.family == family}
+        if members:
+            console.print(_table(members, family))
     console.print(_table({f".{name}": _about_aggregation(make) for name, make in AGGREGATIONS.items()}, "aggregation"))
     console.print(Text("Spelling: name[.aggregation...][:option=value,...]", style="dim"))
 
@@ -46,6 +51,7 @@ def _about_method(method: MethodInfo) -> Text:
     traits = [
         "depends on the class" if method.class_specific else "the same for every class",
         "signed" if method.signed else "not signed",
+        cost_of(method.name).label,
     ]
     about = Text(method.summary)
     about.append(f"\n{method.paper}, {method.year}", style="dim")
@@ -74,13 +80,17 @@ def _option(name: str, option: OptionInfo) -> str:
 
 
 def _as_json(method: MethodInfo) -> dict[str, Any]:
+    cost = cost_of(method.name)
     return {
         "name": method.name,
+        "family": method.family,
         "summary": method.summary,
         "paper": method.paper,
         "year": method.year,
         "class_specific": method.class_specific,
         "signed": method.signed,
+        "cost": cost.label,
+        "passes": list(cost.passes),
         "aggregations": list(method.aggregations),
         "options": {
             name: {

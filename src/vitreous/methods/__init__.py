@@ -1,6 +1,26 @@
 """Methods: what is read from a tape, one file per family; importing this package fills the registry."""
 
-from vitreous.methods import attention, gradient, gradtoken, relevance, tokentm
+from vitreous.methods import (
+    atman,
+    attention,
+    attention_gradient,
+    cam,
+    decomposition,
+    fullgrad,
+    gradient,
+    gradient_relevance,
+    gradtoken,
+    hsic,
+    integrated,
+    integrated_attention,
+    masking_cam,
+    occlusion,
+    relevance,
+    rise,
+    surrogate,
+    tokentm,
+    vitcx,
+)
 from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
 from vitreous.methods.registry import MethodInfo, list_methods, method_info, register
@@ -15,12 +35,26 @@ __all__ = [
     "Row",
     "TokenReadout",
     "View",
+    "atman",
     "attention",
+    "attention_gradient",
+    "cam",
+    "decomposition",
+    "fullgrad",
     "gradient",
+    "gradient_relevance",
     "gradtoken",
+    "hsic",
+    "integrated",
+    "integrated_attention",
     "list_methods",
+    "masking_cam",
     "method_info",
+    "occlusion",
     "register",
     "relevance",
+    "rise",
+    "surrogate",
     "tokentm",
+    "vitcx",
 ]

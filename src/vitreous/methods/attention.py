@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated, ClassVar, Literal
+
 from torch import Tensor
 
-from vitreous.methods.readout import MatrixReadout, Readout, mean_over_heads, row_pieces, times, total
+from vitreous.methods.options import RuleOption
+from vitreous.methods.readout import MatrixReadout, Readout, Residual, mean_over_heads, row_pieces, times, total
 from vitreous.methods.registry import register
 from vitreous.methods.view import Row, View
 from vitreous.tape.attention import Rows
+
+Convention = Literal["chefer", "skipplus"]
 
 
 class MeanAttention(MatrixReadout):
     """mean_h A."""
 
-    values = ("attention",)
+    values: ClassVar[tuple[str, ...]] = ("attention",)
     # Rows of mean_h A sum to 1, so normalising the rows of I + A is halving it (SkipPLUS eq. 2).
-    residual = "half"
+    residual: Residual = "half"
 
     def row_times(self, view: View, layer: int, row: Row) -> Tensor:
         """Row x mean_h A."""
@@ -64,6 +69,27 @@ class HeadWeightedAttention(MatrixReadout):
         return view.attention_gradient(self.backward, layer, rows)[..., -view.layout.patches :].mean(dim=(2, 3))
 
 
+class RowHeadWeightedAttention(MatrixReadout):
+    """mean_h w_h A, where w_h of every row is the mean of dy_c/dA over its patches; signed.
+
+    The form in the SkipPLUS authors' program. The class token's row is ``HeadWeightedAttention``'s before the clamp.
+    """
+
+    values = ("attention",)
+    slopes = ("attention",)
+    signed = True
+
+    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
+        """Row x mean_h w_h A."""
+        pieces = row_pieces(view.attention(layer), row)
+        return total(times(weights, mean_over_heads(self.matrix(view, layer, rows))) for rows, weights in pieces)
+
+    def matrix(self, view: View, layer: int, rows: Rows) -> Tensor:
+        """w_h A for some rows, (batch, head, rows, tokens)."""
+        gradient = view.attention_gradient(self.backward, layer, rows)
+        return gradient[..., -view.layout.patches :].mean(dim=-1, keepdim=True) * view.attention(layer).rows(rows)
+
+
 @register(
     "raw_attention",
     family="attention",
@@ -101,9 +127,13 @@ def rollout() -> Readout:
     class_specific=True,
     signed=False,
 )
-def attcam() -> Readout:
+def attcam(
+    *,
+    rule: RuleOption = "plain",
+    convention: Annotated[Convention, "skipplus: signed, every row weighs heads by its own gradient"] = "chefer",
+) -> Readout:
     """Attention of the last block with heads weighted by their mean gradient, clamped at zero."""
-    return HeadWeightedAttention()
+    return (HeadWeightedAttention() if convention == "chefer" else RowHeadWeightedAttention()).under(rule)
 
 
 @register(
@@ -115,9 +145,9 @@ def attcam() -> Readout:
     class_specific=True,
     signed=False,
 )
-def gae() -> Readout:
+def gae(*, rule: RuleOption = "plain") -> Readout:
     """Rollout of attention x its positive gradient (also called GenAtt)."""
-    return GradientAttention()
+    return GradientAttention().under(rule)
 
 
 @register(
@@ -129,6 +159,6 @@ def gae() -> Readout:
     class_specific=True,
     signed=False,
 )
-def gradsam() -> Readout:
+def gradsam(*, rule: RuleOption = "plain") -> Readout:
     """Attention x its positive gradient, summed over all blocks."""
-    return GradientAttention()
+    return GradientAttention().under(rule)

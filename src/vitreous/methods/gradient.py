@@ -1,50 +1,58 @@
-"""Methods that read the residual stream and its gradient: gradient, IxG, CAT, AttIxG, AttCAT and DecompX."""
+"""Methods that read the residual stream and its gradient: gradient, IxG, CAT, AttIxG and AttCAT."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from vitreous.methods.options import StreamRuleOption
 from vitreous.methods.readout import Readout, TokenReadout
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
-from vitreous.tape import Needs, Pass
+from vitreous.tape import Needs
 
-RuleName = Literal["plain", "frozen"]
+Channels = Annotated[Literal["sum", "l2"], "how channels become one score: their sum, or the length of the vector"]
 
 
-class GradientNorm(TokenReadout):
-    """||dy_c/dx_l||_2.
+class Gradient(TokenReadout):
+    """dy_c/dx_l, one score per token.
 
-    The plain channel sum would be identically 0 on a pre-norm stream: LayerNorm removes the all-ones direction.
+    Its channel sum is identically 0 on a pre-norm stream: LayerNorm removes the all-ones direction.
     """
 
     slopes = ("tokens",)
 
-    def __init__(self, rule: RuleName) -> None:
-        self.backward = Pass(rule, "logit")
+    def __init__(self, channels: Channels = "l2") -> None:
+        self.channels = channels
+        self.signed = channels == "sum"
 
     def read(self, view: View, layer: int) -> Tensor:
-        """The Euclidean norm over channels."""
-        length: Tensor = torch.linalg.vector_norm(view.token_gradient(self.backward, layer), dim=-1)
+        """The sum or Euclidean norm over channels."""
+        vectors = self.vectors(view, layer)
+        if self.channels == "sum":
+            return vectors.sum(dim=-1)
+        length: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
         return length
 
+    def vectors(self, view: View, layer: int) -> Tensor:
+        """What has a score, (batch, tokens, channels)."""
+        return view.token_gradient(self.backward, layer)
 
-class InputGradient(TokenReadout):
+
+class InputGradient(Gradient):
     """Σ_channels x_l * dy_c/dx_l."""
 
     values = ("tokens",)
-    slopes = ("tokens",)
 
-    def __init__(self, rule: RuleName) -> None:
-        self.backward = Pass(rule, "logit")
+    def __init__(self, channels: Channels = "sum") -> None:
+        super().__init__(channels)
 
-    def read(self, view: View, layer: int) -> Tensor:
-        """Input x gradient, summed over channels."""
+    def vectors(self, view: View, layer: int) -> Tensor:
+        """Input x gradient."""
         tokens = view.tokens(layer)
-        return (tokens * view.token_gradient(self.backward, layer).to(tokens.dtype)).sum(dim=-1)
+        return tokens * super().vectors(view, layer).to(tokens.dtype)
 
 
 class AttendedInputGradient(InputGradient):
@@ -54,8 +62,8 @@ class AttendedInputGradient(InputGradient):
     leaves out the last block.
     """
 
-    def __init__(self, rule: RuleName, pairing: Literal["same", "next"]) -> None:
-        super().__init__(rule)
+    def __init__(self, pairing: Literal["same", "next"]) -> None:
+        super().__init__()
         self.pairing = pairing
 
     def needs(self, layer: int, depth: int) -> Needs:
@@ -86,9 +94,9 @@ class AttendedInputGradient(InputGradient):
     class_specific=True,
     signed=False,
 )
-def gradient(*, rule: RuleName = "plain") -> Readout:
+def gradient(*, rule: StreamRuleOption = "plain", channels: Channels = "l2") -> Readout:
     """Length of the gradient at each token."""
-    return GradientNorm(rule)
+    return Gradient(channels).under(rule)
 
 
 @register(
@@ -99,9 +107,9 @@ def gradient(*, rule: RuleName = "plain") -> Readout:
     class_specific=True,
     signed=True,
 )
-def ixg(*, rule: RuleName = "plain") -> Readout:
+def ixg(*, rule: StreamRuleOption = "plain", channels: Channels = "sum") -> Readout:
     """Token x gradient, summed over channels."""
-    return InputGradient(rule)
+    return InputGradient(channels).under(rule)
 
 
 @register(
@@ -113,9 +121,9 @@ def ixg(*, rule: RuleName = "plain") -> Readout:
     class_specific=True,
     signed=True,
 )
-def cat(*, rule: RuleName = "plain") -> Readout:
+def cat(*, rule: StreamRuleOption = "plain", channels: Channels = "sum") -> Readout:
     """Token x gradient, summed over all blocks."""
-    return InputGradient(rule)
+    return InputGradient(channels).under(rule)
 
 
 @register(
@@ -126,9 +134,9 @@ def cat(*, rule: RuleName = "plain") -> Readout:
     class_specific=True,
     signed=True,
 )
-def attixg(*, rule: RuleName = "plain", pairing: Literal["same", "next"] = "same") -> Readout:
+def attixg(*, rule: StreamRuleOption = "plain", pairing: Literal["same", "next"] = "same") -> Readout:
     """Token x gradient x the attention the token receives."""
-    return AttendedInputGradient(rule, pairing)
+    return AttendedInputGradient(pairing).under(rule)
 
 
 @register(
@@ -140,19 +148,6 @@ def attixg(*, rule: RuleName = "plain", pairing: Literal["same", "next"] = "same
     class_specific=True,
     signed=True,
 )
-def attcat(*, rule: RuleName = "plain", pairing: Literal["same", "next"] = "same") -> Readout:
+def attcat(*, rule: StreamRuleOption = "plain", pairing: Literal["same", "next"] = "same") -> Readout:
     """Token x gradient x the attention the token receives, summed over all blocks."""
-    return AttendedInputGradient(rule, pairing)
-
-
-@register(
-    "decompx",
-    family="decomposition",
-    paper="Modarressi et al., DecompX: Explaining Transformers Decisions by Propagating Token Decomposition",
-    year=2023,
-    class_specific=True,
-    signed=True,
-)
-def decompx() -> Readout:
-    """What each token contributes to the logit once attention, variance and gates are constants; without biases."""
-    return InputGradient("frozen")
+    return AttendedInputGradient(pairing).under(rule)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.attention import MeanAttention
+from vitreous.methods.options import RuleOption
 from vitreous.methods.readout import Readout, TokenReadout, mean_over_heads, total
 from vitreous.methods.registry import register
 from vitreous.methods.view import View, exact
@@ -153,6 +154,7 @@ def gradtoken(
     propagation: Annotated[Propagation, "variants 0, 1, 2, 3 and 4 of the paper, in this order"] = "average_matrix",
     heads: Annotated[Heads, "variants ii and i of the paper"] = "relu_average",
     depth: Annotated[int | None, "how many blocks below the last one M is spread through; all by default"] = None,
+    rule: RuleOption = "plain",
 ) -> Readout:
     """Key . gradient of the class token's query in the last block, spread by the attention below."""
-    return QueryGradientKey(propagation, heads, depth)
+    return QueryGradientKey(propagation, heads, depth).under(rule)

@@ -11,6 +11,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from vitreous.errors import MethodError
 
+# The rule option, for methods that read the attention's gradient and for those that read the stream's.
+RuleName = Literal["plain", "frozen", "libra", "attnlrp", "conservative", "residual"]
+RuleOption = Annotated[RuleName, "how the backward pass treats attention, norms and activations"]
+StreamRuleOption = Annotated[
+    Literal["plain", "frozen", "libra", "attnlrp", "conservative"],
+    "how the backward pass treats attention, norms and activations; under residual no gradient would reach the patches",
+]
+
 
 @dataclass(frozen=True)
 class OptionInfo:
@@ -25,8 +33,9 @@ class OptionInfo:
         """The value that ``text`` stands for."""
         if self.choices is not None:
             if text not in self.choices:
+                reason = f" ({self.help})" if self.help else ""
                 raise MethodError(
-                    f"{name}={text} is not one of {', '.join(self.choices)}{close_match(text, self.choices)}"
+                    f"{name}={text} is not one of {', '.join(self.choices)}{close_match(text, self.choices)}{reason}"
                 )
             return text
         try:

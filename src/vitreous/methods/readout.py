@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
+from vitreous.errors import MethodError
+from vitreous.methods.options import RuleName
+from vitreous.methods.pixel_maps import Resolution
 from vitreous.methods.view import Row, View
 from vitreous.tape import AttentionRecord, GradientNeeds, Needs, Pass
 from vitreous.tape.attention import Rows
@@ -25,12 +28,14 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
         slopes: names of ``GradientNeeds`` fields that are read at the layer itself.
         backward: the backward pass that its gradients come from.
         signed: whether the sign of its scores means something; ``None`` leaves it to the registry entry.
+        runs_again: whether it asks the subject again, which is what makes a method expensive.
     """
 
     values: ClassVar[tuple[str, ...]] = ()
     slopes: ClassVar[tuple[str, ...]] = ()
     backward: Pass = Pass("plain", "logit")
     signed: bool | None = None
+    runs_again: bool = False
 
     def needs(self, layer: int, depth: int) -> Needs:
         """What reading ``layer`` of a model with ``depth`` blocks takes."""
@@ -38,6 +43,19 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
         here: Layers = frozenset({layer})
         slopes = GradientNeeds(**dict.fromkeys(self.slopes, here))
         return Needs(**dict.fromkeys(self.values, here), gradients={self.backward: slopes} if self.slopes else {})
+
+    def under(self, rule: RuleName) -> Self:
+        """This read-out, with its gradients taken under a rule.
+
+        An attention matrix's gradient is (dy/dO) Vᵀ with dy/dO under the rule, also where the rule lets none of it on.
+        """
+        if rule == "residual" and "attention" not in self.slopes:
+            raise MethodError(
+                "under rule=residual nothing passes attention, so no gradient gets from the class token to patches; "
+                "it is for methods that read the attention's gradient"
+            )
+        self.backward = Pass(rule, self.backward.objective)
+        return self
 
 
 class TokenReadout(Readout):
@@ -47,9 +65,20 @@ class TokenReadout(Readout):
     def read(self, view: View, layer: int) -> Tensor:
         """Scores of all tokens at a layer, (batch, tokens)."""
 
+    def read_sum(self, view: View, layers: range) -> Tensor:
+        """Scores summed over layers; what several layers share may count once."""
+        return total(self.read(view, layer) for layer in layers)
+
 
 class Procedure(Readout):
-    """A method as a whole, for those that are not a read-out of layers: it may ask the subject again."""
+    """A method as a whole, for those that are not a read-out of layers.
+
+    Attributes:
+        resolution: whether its map is one of patches or of pixels.
+    """
+
+    runs_again = True
+    resolution: Resolution = "patch"
 
     @abstractmethod
     def map(self, view: View) -> Tensor:
@@ -106,6 +135,16 @@ def row_pieces(attention: AttentionRecord, row: Row) -> Iterator[tuple[Rows, Ten
 def mean_over_heads(matrices: Tensor) -> Tensor:
     """mean_h of (batch, head, rows, tokens)."""
     return matrices.mean(dim=1)
+
+
+def projected_lengths(value: Tensor, projection: Tensor) -> Tensor:
+    """||v W_O|| of every head, (batch, head, tokens).
+
+    v W_O (batch, head, tokens, channels) is never built: ||v W_O||² = v (W_O W_Oᵀ) vᵀ with a Gram matrix of the head's
+    channels.
+    """
+    gram = torch.einsum("dhk,dhl->hkl", projection, projection)
+    return ((value @ gram) * value).sum(-1).clamp_(min=0).sqrt_()
 
 
 def times(weights: Tensor, matrix: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class MethodInfo:
         return "plus" in self.aggregations
 
 
-FAMILIES = ("attention", "gradient", "cam", "relevance", "decomposition", "perturbation")
+FAMILIES = ("attention", "gradient", "cam", "relevance", "decomposition", "perturbation", "plugin")
 
 _methods: dict[str, MethodInfo] = {}
 
@@ -79,6 +79,10 @@ def register(
         layer: the layer that is read where layers are not combined.
         propagates: whether it spreads its map by attention already, so that ``.propagate`` would do it twice.
     """
+    if name in _methods:
+        raise MethodError(f"there is a method {name!r} already")
+    if family not in FAMILIES:
+        raise MethodError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
 
     def enter(make: ReadoutMaker) -> ReadoutMaker:
         readout = make()
@@ -113,4 +117,4 @@ def method_info(name: str) -> MethodInfo:
 
 def list_methods() -> list[MethodInfo]:
     """All methods, in the order of families."""
-    return list(_methods.values())
+    return sorted(_methods.values(), key=lambda info: FAMILIES.index(info.family))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from vitreous.errors import MethodError
+from vitreous.methods.pixel_maps import Resolution, ResolutionOption, at_resolution
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, mean_over_heads, row_pieces, times, total
 from vitreous.methods.registry import register
 from vitreous.methods.view import Row, View
@@ -14,7 +14,6 @@ from vitreous.tape import PIXELS, GradientNeeds, Needs, Pass
 from vitreous.tape.attention import Rows
 
 Rules = Annotated[Literal["orig", "ours"], "the relevance rules: the baselines' or Transformer Attribution's own"]
-Resolution = Annotated[Literal["patch", "pixel"], "one score per patch, the sum of its pixels, or one per pixel"]
 
 
 class AttentionRelevance(MatrixReadout):
@@ -50,7 +49,9 @@ class AttentionRelevance(MatrixReadout):
 class PixelRelevance(Procedure):
     """The relevance that arrives at the picture, summed over channels."""
 
-    def __init__(self, passes: tuple[Pass, ...], resolution: Literal["patch", "pixel"]) -> None:
+    runs_again = False
+
+    def __init__(self, passes: tuple[Pass, ...], resolution: Resolution) -> None:
         self.passes = passes
         self.resolution = resolution
 
@@ -61,8 +62,7 @@ class PixelRelevance(Procedure):
 
     def map(self, view: View) -> Tensor:
         """Scores of patches or pixels."""
-        relevance = self.channels(view).sum(dim=1)
-        return relevance.flatten(1) if self.resolution == "pixel" else patch_sums(relevance, view.layout.grid)
+        return at_resolution(self.channels(view).sum(dim=1), view.layout.grid, self.resolution)
 
     def channels(self, view: View) -> Tensor:
         """The relevance of every value of the picture, (batch, channel, height, width)."""
@@ -76,16 +76,6 @@ class ContrastiveRelevance(PixelRelevance):
         """The difference."""
         target, others = (view.token_gradient(backward, PIXELS) for backward in self.passes)
         return target - others
-
-
-def patch_sums(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(batch, height, width) summed over each patch: (batch, patches)."""
-    height, width = pixels.shape[1:]
-    if height % grid[0] or width % grid[1]:
-        raise MethodError(
-            f"{height} x {width} pixels are not {grid[0]} x {grid[1]} whole patches; ask for resolution=pixel"
-        )
-    return pixels.reshape(len(pixels), grid[0], -1, grid[1], width // grid[1]).sum(dim=(2, 4)).flatten(1)
 
 
 @register(
@@ -142,7 +132,7 @@ def plrp(
     class_specific=True,
     signed=True,
 )
-def lrp(*, rules: Rules = "orig", resolution: Resolution = "patch") -> Readout:
+def lrp(*, rules: Rules = "orig", resolution: ResolutionOption = "patch") -> Readout:
     """Relevance propagated through every layer to the pixels."""
     return PixelRelevance((Pass(f"lrp_{rules}", "logit"),), resolution)
 
@@ -160,7 +150,7 @@ def abslrp(
     shortcut: Annotated[
         Literal["program", "share"], "a residual shortcut's relevance: with the gradient through the branch, or without"
     ] = "program",
-    resolution: Resolution = "patch",
+    resolution: ResolutionOption = "patch",
 ) -> Readout:
     """Relevance by absolute magnitude, for the class minus for all others."""
     rule = "abslrp" if shortcut == "program" else "abslrp_share"

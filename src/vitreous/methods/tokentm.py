@@ -16,9 +16,19 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention
-from vitreous.methods.readout import MatrixReadout, Readout, Residual, mean_over_heads, row_pieces, times, total
+from vitreous.methods.options import RuleOption
+from vitreous.methods.readout import (
+    MatrixReadout,
+    Readout,
+    Residual,
+    mean_over_heads,
+    projected_lengths,
+    row_pieces,
+    times,
+    total,
+)
 from vitreous.methods.registry import register
-from vitreous.methods.view import Row, View, exact
+from vitreous.methods.view import Row, View
 from vitreous.tape import Needs, Pass
 from vitreous.tape.attention import Rows
 
@@ -30,7 +40,7 @@ Objective = Literal["probability", "logit"]
 class TokenTransformation(MatrixReadout):
     """U of one block: attention update, then feed-forward update."""
 
-    values = ("tokens", "halves", "attention")
+    values = ("tokens", "halves", "attention", "projections")
     slopes = ("attention",)
 
     def __init__(self, objective: Objective, components: Components, necc: Necc) -> None:
@@ -72,25 +82,22 @@ class TokenTransformation(MatrixReadout):
     def attention_weight(self, view: View, layer: int) -> Tensor | None:
         """W of each head, (batch, head, tokens).
 
-        Ẽ (batch, head, tokens, channels) is never built: ||v W_O||² = v (W_O W_Oᵀ) vᵀ with a Gram matrix of the head's
-        channels, and <E, v W_O> = <E W_Oᵀ, v>.
+        Ẽ (batch, head, tokens, channels) is never built: <E, v W_O> = <E W_Oᵀ, v>, and lengths are had in the same way.
         """
         if not self.length:
             return None
-        value = exact(view.attention(layer).value)
+        value, projection = view.value(layer), view.heads_to_stream(layer)
         tokens = view.tokens(layer)
-        projection = self._projection(view, layer, value)
-        gram = torch.einsum("dhk,dhl->hkl", projection, projection)
-        squared = ((value @ gram) * value).sum(-1).clamp_(min=0)
         backwards = torch.einsum("bnd,dhk->bhnk", tokens.to(value.dtype), projection)
-        return self.weight(squared.sqrt(), tokens.norm(dim=-1)[:, None], (backwards * value).sum(-1))
+        transformed = projected_lengths(value, projection)
+        return self.weight(transformed, tokens.norm(dim=-1)[:, None], (backwards * value).sum(-1))
 
     def feed_forward_weight(self, view: View, layer: int) -> Tensor | float:
         """W of the feed-forward part, (batch, tokens): E the tokens before it, Ẽ what it adds."""
         if not self.length:
             return 1.0
-        before = exact(view.tape.middle(layer))
-        return self.weight_between(before, exact(view.tape.end(layer)) - before)
+        before = view.middle(layer)
+        return self.weight_between(before, view.end(layer) - before)
 
     def weight_between(self, original: Tensor, transformed: Tensor) -> Tensor:
         """W from E and Ẽ, (batch, tokens, channels) each."""
@@ -105,12 +112,6 @@ class TokenTransformation(MatrixReadout):
         cosine = _quotient(product, transformed * original)
         necc = torch.softmax(cosine, dim=-1)
         return ratio * (necc * necc.shape[-1] if self.necc == "rescaled" else necc)
-
-    def _projection(self, view: View, layer: int, value: Tensor) -> Tensor:
-        heads_to_stream = view.tape.anatomy.blocks[layer].heads_to_stream
-        assert heads_to_stream is not None
-        weight = heads_to_stream().to(value.dtype)
-        return weight.reshape(len(weight), value.shape[1], -1)
 
 
 class InputAttention(GradientAttention):
@@ -143,11 +144,11 @@ class ThirdPartyTokenTransformation(TokenTransformation):
 
     def attention_weight(self, view: View, layer: int) -> Tensor:
         """W from the stream before and after the attention part, (batch, tokens)."""
-        return self.weight_between(view.tokens(layer), exact(view.tape.middle(layer)))
+        return self.weight_between(view.tokens(layer), view.middle(layer))
 
     def feed_forward_weight(self, view: View, layer: int) -> Tensor:
         """W from the stream before and after the feed-forward part."""
-        return self.weight_between(exact(view.tape.middle(layer)), exact(view.tape.end(layer)))
+        return self.weight_between(view.middle(layer), view.end(layer))
 
 
 def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -170,6 +171,7 @@ def tokentm(
     components: Annotated[Components, "the rows of the paper's table 6"] = "af_l_necc",
     necc: Annotated[Necc, "as written, of order 1/n, or times the number of tokens"] = "paper",
     variant: Annotated[Literal["paper", "third_party"], "third_party: as the SkipPLUS authors coded it"] = "paper",
+    rule: RuleOption = "plain",
 ) -> Readout:
     """Rollout of attention x gradient, weighed by how blocks change the length and direction of tokens."""
     if necc != "paper" and (components != "af_l_necc" or variant == "third_party"):
@@ -177,7 +179,7 @@ def tokentm(
     if variant == "third_party" and components != "af_l_necc":
         raise MethodError("the third-party variant has no ablations: leave out components")
     if variant == "third_party":
-        return ThirdPartyTokenTransformation()
+        return ThirdPartyTokenTransformation().under(rule)
     if components == "baseline":
-        return InputAttention(gradient)
-    return TokenTransformation(gradient, components, necc)
+        return InputAttention(gradient).under(rule)
+    return TokenTransformation(gradient, components, necc).under(rule)

@@ -79,14 +79,41 @@ class View:
         """The gradient there, (batch, tokens, channels)."""
         return exact(self.gradients[backward].norms[layer])
 
+    def biases(self, backward: Pass, layer: int) -> Tensor:
+        """Bias x gradient of everything in a block, (batch, tokens); index L is all behind the last block."""
+        return self.gradients[backward].biases[layer]
+
     def attention(self, layer: int) -> AttentionRecord:
         """The attention call of a block."""
         record: AttentionRecord = self.tape.attention(layer)
         return record
 
+    def attended(self, layer: int) -> Tensor:
+        """The stream with the attention part of a block added, before a post-norm block normalises it."""
+        return exact(self.tape.attended(layer))
+
+    def middle(self, layer: int) -> Tensor:
+        """The stream between the attention and the feed-forward part of a block, (batch, tokens, channels)."""
+        return exact(self.tape.middle(layer))
+
+    def end(self, layer: int) -> Tensor:
+        """The stream with the feed-forward part of a block added, before a post-norm block normalises it."""
+        return exact(self.tape.end(layer))
+
+    def value(self, layer: int) -> Tensor:
+        """The values v of every head, with all biases, (batch, head, tokens, channels)."""
+        return exact(self.attention(layer).value)
+
+    def heads_to_stream(self, layer: int) -> Tensor:
+        """W_O of every head, LayerScale included, (channels of the stream, head, channels of the head)."""
+        heads_to_stream = self.tape.anatomy.blocks[layer].heads_to_stream
+        assert heads_to_stream is not None
+        weight = exact(heads_to_stream())
+        return weight.reshape(len(weight), self.attention(layer).heads, -1)
+
     def attention_gradient(self, backward: Pass, layer: int, rows: Rows) -> Tensor:
         """dy/dA = (dy/dO) Vᵀ for some rows, (batch, head, rows, tokens); GradToken eq. 4."""
-        value = exact(self.attention(layer).value)
+        value = self.value(layer)
         output_gradient = self.gradients[backward].outputs[layer].to(value.dtype)
         return output_gradient[:, :, rows] @ value.transpose(-2, -1)
 
@@ -102,6 +129,15 @@ class View:
             (len(self.tape.logits), len(read)), 1 / len(read), dtype=self._dtype, device=self.tape.logits.device
         )
         return Row(weights, read)
+
+    @property
+    def last_attention(self) -> tuple[int, Tensor]:
+        """The last attention that the output depends on, and the rows of it that do: the class token's, or all pooled.
+
+        Layer L is an attention behind the last block that pools the tokens.
+        """
+        queries = self.layout.pooling_queries
+        return (self.depth - 1, self.layout.read) if queries is None else (self.depth, queries)
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -31,6 +31,7 @@ class AttentionRecord:
         scale: the factor in front of q kᵀ.
         bias: what is added to the scores before the softmax (relative positions, masks), or ``None``.
         matrix: A itself where it was worth keeping.
+        scores: what entered the softmax, where the model itself computed it and it was asked for.
     """
 
     query: Tensor | None
@@ -39,6 +40,7 @@ class AttentionRecord:
     scale: float
     bias: Tensor | None = None
     matrix: Tensor | None = None
+    scores: Tensor | None = None
 
     @property
     def heads(self) -> int:
@@ -59,6 +61,13 @@ class AttentionRecord:
         assert self.query is not None
         return attention_rows(self.query[:, :, rows], self.key, self.scale, self._bias_rows(rows))
 
+    def score_rows(self, rows: Rows) -> Tensor:
+        """The scores before the softmax for some of the looking tokens: (batch, head, rows, tokens)."""
+        if self.scores is not None:
+            return self.scores[:, :, rows]
+        assert self.query is not None
+        return score_rows(self.query[:, :, rows], self.key, self.scale, self._bias_rows(rows))
+
     def _bias_rows(self, rows: Rows) -> Tensor | None:
         if self.bias is None or self.bias.shape[-2] == 1:
             return self.bias
@@ -71,18 +80,27 @@ class AttentionRecord:
 
 def row_pieces(matrices: int, rows: int, columns: int) -> Iterator[slice]:
     """Cut ``rows`` so that ``matrices`` pieces of (rows, columns) hold about ``_PIECE`` numbers together."""
-    step = max(1, min(rows, _PIECE // max(1, matrices * columns)))
+    return pieces_of(rows, matrices * columns, _PIECE)
+
+
+def pieces_of(rows: int, numbers: int, size: int) -> Iterator[slice]:
+    """Cut ``rows`` of so many ``numbers`` each into pieces of about ``size`` numbers."""
+    step = max(1, min(rows, size // max(1, numbers)))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
-def attention_rows(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-    """softmax(scale q kᵀ + bias); half precision is worked out in float32, as fused kernels do."""
+def score_rows(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """Scale q kᵀ + bias, a new tensor; half precision is worked out in float32, as fused kernels do."""
     if query.dtype in (torch.float16, torch.bfloat16):
         query, key = query.float(), key.float()
     scores = (query * scale) @ key.transpose(-2, -1)
-    if bias is not None:
-        scores = scores + bias.to(scores.dtype)
+    return scores if bias is None else scores + bias.to(scores.dtype)
+
+
+def attention_rows(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """softmax(scale q kᵀ + bias)."""
+    scores = score_rows(query, key, scale, bias)
     # In place on a tensor nobody else has seen: A is the largest array of the whole pass.
     return torch.softmax(scores, dim=-1, out=scores)
 

@@ -52,6 +52,7 @@ class AttentionListener:
         self._scores: Tensor | None = None
         self._factor = 1.0
         self._followed = False
+        self._entering: Tensor | None = None
         self._weights: Tensor | None = None
 
     def on_fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -59,7 +60,7 @@ class AttentionListener:
         layer = self._progress.layer
         if layer is None:
             return func(*args, **kwargs)
-        return self._attend(layer, *_attention_arguments(*args, **kwargs))
+        return self._attend(layer, *attention_arguments(*args, **kwargs))
 
     def on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``multi_head_attention_forward``."""
@@ -80,6 +81,8 @@ class AttentionListener:
         record = AttentionRecord(query.detach(), key.detach(), value.detach(), scale, bias)
         if bias is not None:
             self.biased.add(layer)
+        if layer in self._plan.intervention.attention_scale:
+            return self._attend_scaled(layer, record, value)
         if self._worth_keeping(layer, record):
             record.matrix = record.rows(slice(None))
 
@@ -93,6 +96,14 @@ class AttentionListener:
             output: Tensor = Attend.apply(query, key, value, forward_call, record, self._in_force)
         else:
             output = forward_call()
+        self._keep(layer, record, output)
+        return output
+
+    def _attend_scaled(self, layer: int, record: AttentionRecord, value: Tensor) -> Tensor:
+        """With another attention matrix than the model's: a multiple of it, and a constant."""
+        factors = self._plan.intervention.attention_scale[layer].to(record.value)
+        record.matrix = record.rows(slice(None)).to(value.dtype) * factors[:, None, None, None]
+        output = record.matrix @ value
         self._keep(layer, record, output)
         return output
 
@@ -163,14 +174,14 @@ class AttentionListener:
         scores = args[0]
         if self._progress.layer is None or not isinstance(scores, Tensor) or scores.dim() != 4:
             return func(*args, **kwargs)
-        self._followed = scores is self._scores
+        self._followed, self._entering = scores is self._scores, scores
         if self._rules_differ and scores.requires_grad:
 
             def function(value: Tensor) -> Tensor:
                 result: Tensor = func(value, *args[1:], **kwargs)
                 return result
 
-            self._weights = Elementwise.apply(scores, function, 0.0, "gate", self._in_force)
+            self._weights = Elementwise.apply(scores, function, 0.0, "softmax", self._in_force)
         else:
             self._weights = func(*args, **kwargs)
         return self._weights
@@ -188,6 +199,12 @@ class AttentionListener:
         matrix, query, key = self._weights.detach(), self._operands[0], self._operands[1].transpose(-2, -1)
         self._check(layer, matrix.shape[0], *matrix.shape[-2:])
         record = AttentionRecord(None, key.detach(), value.detach(), self._scale(layer, key), matrix=matrix)
+        if self._plan.needs.scores & {layer, layer - 1}:  # behind the last block as in it
+            assert self._entering is not None
+            record.scores = self._entering.detach()
+        if layer in self._plan.intervention.attention_scale:
+            self.forget()
+            return self._attend_scaled(layer, record, value)
         if self._plan.rules - _NEED_NO_SCORES:
             if not self._followed:
                 raise UnsupportedModelError(
@@ -213,7 +230,7 @@ def _in_graph(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _attention_arguments(
+def attention_arguments(
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -1,4 +1,4 @@
-"""Autograd functions whose backward pass asks the rule in force: attention, normalisation, activation, gate.
+"""Autograd functions whose backward pass asks the rule in force: attention, normalisation, activation, product.
 
 ``InForce`` is handed to each at recording time; the tape sets its rule before every backward pass. No global state, so
 threads do not see each other.
@@ -21,7 +21,7 @@ from vitreous.tape.rules import ElementwiseCall, NormCall, Rule, statistics
 # mypy: disable-error-code="no-untyped-call,override"
 
 
-Kind = Literal["activation", "gate", "length"]
+Kind = Literal["activation", "softmax", "gate", "deviation", "length"]
 
 
 @dataclass
@@ -36,12 +36,14 @@ class InForce:
     rule: Rule
     biases: dict[int, list[Tensor]] | None = None
 
-    def add_bias(self, layer: int, contribution: Callable[[], Tensor | None]) -> None:
-        """Note what a bias contributes, if this pass wants to know."""
-        if self.biases is not None and layer in self.biases:
-            found = contribution()
-            if found is not None:
-                self.biases[layer].append(found)
+    def wants_biases_of(self, layer: int) -> bool:
+        """Whether the running pass asks for the biases of a block."""
+        return self.biases is not None and layer in self.biases
+
+    def add_bias(self, layer: int, contribution: Tensor) -> None:
+        """Note what a bias contributes to the running pass."""
+        assert self.biases is not None
+        self.biases[layer].append(contribution)
 
 
 def gradient_between(in_force: InForce, output: Tensor, source: Tensor, gradient: Tensor) -> Tensor | None:
@@ -111,7 +113,7 @@ class Normalise(torch.autograd.Function):
 
 
 class Elementwise(torch.autograd.Function):
-    """An activation, a gate that only weighs something else, or a length that something is divided by."""
+    """An activation, a softmax or gate that weighs something, or a deviation or length that something is divided by."""
 
     @staticmethod
     def forward(

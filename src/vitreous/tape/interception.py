@@ -107,16 +107,22 @@ MATRIX_PRODUCT = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Ten
 SAME_VALUES = (F.dropout, torch.dropout, Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.contiguous)
 LAYER_NORM = (F.layer_norm, torch.layer_norm)
 RMS_NORM = (F.rms_norm, torch.rms_norm)
+TANH = (torch.tanh, Tensor.tanh, F.tanh)
 GATES = (
     *(torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit, F.hardsigmoid),
-    *(torch.tanh, Tensor.tanh, F.tanh, torch.erf, Tensor.erf),
-    *(torch.rsqrt, Tensor.rsqrt),
+    *TANH,
+    *(torch.erf, Tensor.erf),
 )
+INVERSE_ROOT = (torch.rsqrt, Tensor.rsqrt)
+ROOT = (torch.sqrt, Tensor.sqrt)
+POWER = (torch.pow, Tensor.pow, Tensor.__pow__)
 LENGTHS = (torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm)
 NORMALIZE = (F.normalize,)
 LINEAR = (F.linear,)
 MULTIPLICATION = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+MULTIPLICATION_IN_PLACE = (Tensor.mul_, Tensor.__imul__)
 ADDITION = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+ADDITION_IN_PLACE = (Tensor.add_, Tensor.__iadd__)
 POOLING = (Tensor.__getitem__, torch.mean, Tensor.mean)
 SCORE_STEPS = (torch.div, Tensor.div, Tensor.__truediv__, torch.masked_fill, Tensor.masked_fill)
 CONVOLUTION = (F.conv2d, torch.conv2d)

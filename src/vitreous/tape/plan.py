@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import NamedTuple
 
+from vitreous.tape.intervention import Intervention
+
 Layers = frozenset[int]
 NONE: Layers = frozenset()
 PIXELS = -1  # as a layer: the input of the model, below the first block
@@ -15,7 +17,11 @@ PIXELS = -1  # as a layer: the input of the model, below the first block
 class Pass(NamedTuple):
     """One backward pass: under which rule, and of what.
 
-    That is ``logit`` or ``probability`` of the target class, or ``others``, the mean logit of all other classes.
+    Attributes:
+        rule: one of ``RULES``.
+        objective: ``logit`` or ``probability`` of the target class; ``others``, the mean logit of all other classes; or
+            ``intermediate``, the logit that the head gives
+            to each block's own output, of which only the gradient at that block's attention is read.
     """
 
     rule: str
@@ -57,6 +63,10 @@ class Needs:
         halves: the stream between attention and feed-forward part, and with the feed-forward part added.
         attention: attention matrices, all rows.
         attention_rows: q, k and v, from which a few rows of A are rebuilt.
+        projections: W_O, by which the heads reach the stream.
+        linear_norms: both norms as linear maps, with what they were given in this run.
+        unbiased_values: in pre-norm blocks the values as they are without the biases of norm and projection, with W_V.
+        scores: what enters the softmax, also where a model writes out its attention itself.
         gradients: what is read of each backward pass.
     """
 
@@ -65,12 +75,23 @@ class Needs:
     halves: Layers = NONE
     attention: Layers = NONE
     attention_rows: Layers = NONE
+    projections: Layers = NONE
+    linear_norms: Layers = NONE
+    unbiased_values: Layers = NONE
+    scores: Layers = NONE
     gradients: Mapping[Pass, GradientNeeds] = field(default_factory=dict)
 
     @property
     def uses_attention(self) -> bool:
         """Whether a model without attention cannot serve this."""
-        return bool(self.attention | self.attention_rows) or any(part.attention for part in self.gradients.values())
+        return bool(self.attention | self.attention_rows | self.scores) or any(
+            part.attention for part in self.gradients.values()
+        )
+
+    @property
+    def biases(self) -> Layers:
+        """Blocks whose biases' gradients are wanted."""
+        return NONE.union(*(part.biases for part in self.gradients.values()))
 
     @property
     def rules(self) -> set[str]:
@@ -82,14 +103,8 @@ class Needs:
         gradients = dict(self.gradients)
         for backward, part in other.gradients.items():
             gradients[backward] = gradients.get(backward, GradientNeeds()) | part
-        return Needs(
-            self.tokens | other.tokens,
-            self.norms | other.norms,
-            self.halves | other.halves,
-            self.attention | other.attention,
-            self.attention_rows | other.attention_rows,
-            gradients,
-        )
+        layers = (part.name for part in fields(self) if part.name != "gradients")
+        return Needs(**{name: getattr(self, name) | getattr(other, name) for name in layers}, gradients=gradients)
 
 
 def unite(needs: Iterable[Needs]) -> Needs:
@@ -102,10 +117,11 @@ def unite(needs: Iterable[Needs]) -> Needs:
 
 @dataclass(frozen=True)
 class Plan:
-    """The needs of all methods together, in a recorder's terms."""
+    """The needs of all methods together, in a recorder's terms, and what the run does differently from the model."""
 
     depth: int
     needs: Needs
+    intervention: Intervention = field(default_factory=Intervention)
 
     @cached_property
     def rules(self) -> set[str]:
@@ -115,7 +131,12 @@ class Plan:
     @cached_property
     def tokens(self) -> Layers:
         """Block inputs to keep."""
-        return self.needs.tokens.union(*(part.tokens for part in self.needs.gradients.values()))
+        intermediate = (
+            {layer + 1 for layer in part.attention}
+            for backward, part in self.needs.gradients.items()
+            if backward.objective == "intermediate"
+        )
+        return self.needs.tokens.union(*(part.tokens for part in self.needs.gradients.values()), *intermediate)
 
     @cached_property
     def norms(self) -> Layers:
@@ -125,13 +146,13 @@ class Plan:
     @cached_property
     def attention(self) -> Layers:
         """Attention calls to keep."""
-        kept = self.needs.attention | self.needs.attention_rows
+        kept = self.needs.attention | self.needs.attention_rows | self.needs.scores
         return kept.union(*(part.attention for part in self.needs.gradients.values()))
 
     @cached_property
     def biases(self) -> Layers:
         """Blocks whose biases' gradients are wanted."""
-        return NONE.union(*(part.biases for part in self.needs.gradients.values()))
+        return self.needs.biases
 
     @cached_property
     def graph_start(self) -> int:

@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
+from vitreous.anatomy.description import NormPlace
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape.attention_listener import AttentionListener
@@ -29,6 +30,7 @@ class Recorder:
         in_force: the rule that backward passes follow.
         tokens: block inputs x_l as they stand in the graph; index L holds the last block's output.
         norms: the outputs of the blocks' first norms.
+        attended: what the attention part's contribution was added up to, where norms are read as linear maps.
         middles: the stream between the two parts of a block.
         ends: what the feed-forward part's contribution was added up to.
         attention: the attention calls.
@@ -43,16 +45,17 @@ class Recorder:
         self.in_force = InForce(RULES["plain"])
         self.tokens: dict[int, Tensor] = {}
         self.norms: dict[int, Tensor] = {}
+        self.attended: dict[int, Tensor] = {}
         self.middles: dict[int, Tensor] = {}
         self.ends: dict[int, Tensor] = {}
         self.misplaced_norms: set[int] = set()
         self.grid: tuple[int, int] | None = None
         self._block_input: Tensor | None = None
-        self._rules = RuleListener(plan, self.progress, self.in_force)
+        self._rules = RuleListener(plan, self.progress, self.in_force, batch_first=anatomy.batch_first)
         self.relevance = RelevanceListener(anatomy, plan, self.progress, self.in_force, self._rules.is_gate)
-        on_linear = self._on_linear = self.relevance.over(self._rules.on_linear, self.relevance.on_linear)
+        linear = self.relevance.over(self._rules.on_opened_linear, self.relevance.on_linear)
         self.attention = AttentionListener(
-            *(anatomy, plan, self.progress, self.in_force), lambda *given: on_linear(F.linear, given, {})
+            *(anatomy, plan, self.progress, self.in_force), lambda *given: linear(F.linear, given, {})
         )
         self._places = self._where_things_are()
 
@@ -67,8 +70,9 @@ class Recorder:
             places[block.module] = ("block", layer)
             if block.attention is not None:
                 places[block.attention] = ("attention", layer)
-            if layer in self.plan.needs.halves | self.plan.norms and block.first_norm and block.second_norm:
+            if layer in self.plan.needs.halves | self.plan.norms and block.first_norm:
                 places[block.first_norm] = ("first_norm", layer)
+            if layer in self.plan.needs.halves and block.second_norm:
                 places[block.second_norm] = ("second_norm", layer)
         return places
 
@@ -88,17 +92,20 @@ class Recorder:
         hear(heard.SAME_VALUES, relevance.over(attention.on_same_values, relevance.on_same_values))
         if rules.rules_differ:
             hear(heard.RMS_NORM, rules.on_rms_norm)
-            hear(heard.GATES, relevance.noting(rules.on_gate, unless=lambda: self.progress.inside_block))
+            hear(heard.INVERSE_ROOT, rules.on_inverse_root)
+            hear(heard.ROOT, rules.on_root)
+            hear(heard.POWER, rules.on_power)
             hear(heard.LENGTHS, relevance.noting(rules.on_length))
             hear(heard.NORMALIZE, relevance.noting(rules.on_normalize))
-            hear(heard.MULTIPLICATION, self._or_score_step(relevance.over(rules.on_multiply, relevance.on_multiply)))
-            hear(heard.ADDITION, self._or_score_step(relevance.over(rules.on_add, relevance.on_add)))
             hear(heard.SCORE_STEPS, self._or_score_step(relevance.on_divide))
         if rules.rules_differ or self.plan.biases:
             hear(heard.LAYER_NORM, rules.on_layer_norm)
             hear(tuple(heard.ACTIVATIONS), rules.on_activation)
+            hear(heard.GATES, relevance.noting(rules.on_gate, unless=lambda: self.progress.inside_block))
+            hear(heard.MULTIPLICATION, self._or_score_step(relevance.over(rules.on_multiply, relevance.on_multiply)))
+            hear(heard.ADDITION, self._or_score_step(relevance.over(rules.on_add, relevance.on_add)))
         if self.plan.biases or relevance.follows:
-            hear(heard.LINEAR, self._on_linear)
+            hear(heard.LINEAR, relevance.over(rules.on_linear, relevance.on_linear))
         if relevance.follows:
             hear(heard.POOLING, relevance.on_pool)
         return handlers
@@ -120,13 +127,15 @@ class Recorder:
         if role == "attention":
             self.progress.attending = layer
             self.attention.forget()
-        elif role == "first_norm" and self.anatomy.blocks[layer].norm_place == "pre":
+        elif role == "first_norm" and layer in self.plan.needs.linear_norms and self._place(layer) == "post":
+            self.attended[layer] = arguments[0]
+        elif role == "first_norm" and self._place(layer) == "pre":
             # By address: some blocks reshape the stream for their norm.
             if self._block_input is None or arguments[0].data_ptr() != self._block_input.data_ptr():
                 self.misplaced_norms.add(layer)
         elif role == "second_norm" and layer in self.plan.needs.halves:
             # Pre-norm: its input is the stream after attention. Post-norm: the stream with the feed-forward part added.
-            kept = self.middles if self.anatomy.blocks[layer].norm_place == "pre" else self.ends
+            kept = self.middles if self._place(layer) == "pre" else self.ends
             kept[layer] = arguments[0]
         return None
 
@@ -139,9 +148,12 @@ class Recorder:
             self.progress.attending = None
         elif role == "first_norm":
             self.norms[layer] = output
-            if self.anatomy.blocks[layer].norm_place == "post":
+            if self._place(layer) == "post":
                 self.middles[layer] = output
         return None
+
+    def _place(self, layer: int) -> NormPlace:
+        return self.anatomy.blocks[layer].norm_place
 
     def _enter_block(self, layer: int, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         name = self.anatomy.name
@@ -149,7 +161,7 @@ class Recorder:
             raise UnsupportedModelError(f"{name} runs its blocks out of order or more than once; this is not supported")
         if not arguments or not isinstance(arguments[0], Tensor):
             raise UnsupportedModelError(f"{name} does not hand the tokens to its blocks as their first argument")
-        tokens = arguments[0]
+        tokens = self._replaced(layer, arguments[0])
         if tokens.dim() != 3:
             raise UnsupportedModelError(
                 f"{name} hands its blocks a tensor of shape {tuple(tokens.shape)}, not (batch, tokens, channels): "
@@ -159,11 +171,17 @@ class Recorder:
         self.progress.tokens = tokens.shape[1] if self.anatomy.batch_first else tokens.shape[0]
         if layer == self.plan.graph_start:
             tokens = tokens.detach().requires_grad_()
-            arguments = (tokens, *arguments[1:])
         if layer in self.plan.tokens:
             self.tokens[layer] = tokens
         self._block_input = tokens
-        return arguments
+        return (tokens, *arguments[1:])
+
+    def _replaced(self, layer: int, tokens: Tensor) -> Tensor:
+        stream = self.plan.intervention.replacement(layer)
+        if stream is None:
+            return tokens
+        self.progress.batch = len(stream)
+        return stream if self.anatomy.batch_first else stream.transpose(0, 1)
 
     def _leave_block(self, layer: int, output: Any) -> Any:
         tokens = output[0] if isinstance(output, tuple) else output
@@ -171,12 +189,13 @@ class Recorder:
         self.attention.forget()
         self._rules.forget()
         last = layer + 1 == self.anatomy.depth
+        tokens = self._replaced(layer + 1, tokens) if last else tokens
         if last and not tokens.requires_grad:
             tokens = tokens.detach().requires_grad_()
         if last:
             self.tokens[layer + 1] = tokens
             self.relevance.leave_last_block()
-        if layer in self.plan.needs.halves and self.anatomy.blocks[layer].norm_place == "pre":
+        if layer in self.plan.needs.halves and self._place(layer) == "pre":
             self.ends[layer] = tokens
         return (tokens, *output[1:]) if isinstance(output, tuple) else tokens
 

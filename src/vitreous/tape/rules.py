@@ -46,10 +46,17 @@ class ElementwiseCall:
 
 
 class Rule:
-    """The ``plain`` rule, ordinary autograd, and the base of the others."""
+    """The ``plain`` rule, ordinary autograd, and the base of the others.
+
+    Attributes:
+        name: how it is spelled.
+        halves_products: whether each factor of a product of two streams gets half of the gradient.
+        constant_gates: whether an activation is its input times a constant, f(u)/u, so that nothing of it is a bias.
+    """
 
     name = "plain"
     halves_products = False
+    constant_gates = False
     carries_relevance = False
 
     def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -69,8 +76,16 @@ class Rule:
         """The gradient at the input of an activation function."""
         return vector_jacobian(call.function, call.input, gradient)
 
+    def softmax(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """The gradient at the scores of attention that a model writes out itself."""
+        return vector_jacobian(call.function, call.input, gradient)
+
     def gate(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
-        """The gradient through a softmax, sigmoid or tanh that only weighs something else."""
+        """The gradient through a sigmoid or tanh that only weighs something else."""
+        return None if self.constant_gates else vector_jacobian(call.function, call.input, gradient)
+
+    def deviation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """The gradient through the deviation of a normalisation that a model writes out itself."""
         return vector_jacobian(call.function, call.input, gradient)
 
     def length(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
@@ -88,6 +103,8 @@ class Rule:
 
     def residue(self, call: ElementwiseCall) -> Tensor | None:
         """What of f(u) the slope times u does not explain, which counts as a bias; ``None`` where that is nothing."""
+        if self.constant_gates:
+            return None
         slope = vector_jacobian(call.function, call.input, torch.ones_like(call.input))
         return call.function(call.input) - slope * call.input
 
@@ -100,6 +117,7 @@ class FrozenRule(Rule):
     """
 
     name = "frozen"
+    constant_gates = True
 
     def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Nothing reaches q and k: A is a constant."""
@@ -119,14 +137,14 @@ class FrozenRule(Rule):
         gate = call.function(call.input).div_(call.input)
         return gate.masked_fill_(call.input == 0, call.slope_at_zero).mul_(gradient)
 
-    def gate(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
-        """A constant passes nothing on."""
+    def softmax(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """Nothing reaches the scores: A is a constant."""
         del call, gradient
         return None
 
-    def residue(self, call: ElementwiseCall) -> Tensor | None:
-        """The gate explains all of f(u)."""
-        del call
+    def deviation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """A constant passes nothing on."""
+        del call, gradient
         return None
 
 
@@ -146,15 +164,15 @@ class LibraRule(FrozenRule):
         return None
 
 
-class AttnLrpRule(FrozenRule):
+class AttnLrpRule(LibraRule):
     """AttnLRP (Achtibat et al., ICML 2024) as a gradient: input x gradient under this rule is its relevance.
 
-    Variance and activation gate are constants (identity rule), softmax has its ordinary gradient (Taylor), and every
-    product of two streams gives half the gradient to each (uniform rule): A V, q kᵀ and gated products.
+    Variance, length and activation gate are constants (identity rule, eq. 9), softmax has its ordinary gradient
+    (Taylor, eq. 13), and every product of two streams gives half the gradient to each (uniform rule, eq. 7): A V, q kᵀ
+    and gated products.
     """
 
     name = "attnlrp"
-    halves_products = True
 
     def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Half through A V; of A's half, half through q kᵀ."""
@@ -166,18 +184,11 @@ class ConservativeRule(FrozenRule):
     """Conservative LRP (Ali et al., ICML 2022): A and the normalisation variance are constants, activations are not."""
 
     name = "conservative"
+    constant_gates = False
 
     def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
         """As in the plain rule."""
         return Rule.activation(self, call, gradient)
-
-    def gate(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
-        """As in the plain rule: hand-written activations and gates are not attention."""
-        return Rule.gate(self, call, gradient)
-
-    def residue(self, call: ElementwiseCall) -> Tensor | None:
-        """As in the plain rule."""
-        return Rule.residue(self, call)
 
 
 class ResidualRule(Rule):

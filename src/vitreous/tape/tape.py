@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
+from vitreous.tape.biases import bias_scores
 from vitreous.tape.evaluation_mode import evaluation_mode
+from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
+from vitreous.tape.output import class_scores, explained
 from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
@@ -39,10 +42,19 @@ class Gradients:
 
 
 class Tape:
-    """One recorded forward pass. Made by ``record``; holds the graph until that context ends."""
+    """One recorded forward pass. Made by ``record``; holds the graph until that context ends.
 
-    def __init__(self, recorder: Recorder, logits: Tensor, image_size: tuple[int, int]) -> None:
-        self._recorder = recorder
+    ``again`` runs the model once more, on one image, with an intervention.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        logits: Tensor,
+        image_size: tuple[int, int],
+        again: Callable[[Needs, Intervention], AbstractContextManager[Tape]],
+    ) -> None:
+        self._recorder, self._again = recorder, again
         self._logits = logits
         self.anatomy = recorder.anatomy
         self.logits = logits.detach()
@@ -55,6 +67,11 @@ class Tape:
         return self.anatomy.depth
 
     @property
+    def needs(self) -> Needs:
+        """What the recording was made for."""
+        return self._recorder.plan.needs
+
+    @property
     def unseen_attention(self) -> frozenset[int]:
         """The blocks in which no attention call was recognised."""
         return frozenset(range(self.depth)) - self._recorder.attention.records.keys()
@@ -63,6 +80,12 @@ class Tape:
     def misplaced_norms(self) -> frozenset[int]:
         """The blocks whose norms do not stand where their names say, so that their halves were not seen."""
         return frozenset(self._recorder.misplaced_norms)
+
+    @property
+    def unseen_norms(self) -> frozenset[int]:
+        """The blocks whose first norm was asked for and did not give (batch, tokens, channels)."""
+        norms = self._recorder.norms
+        return frozenset(layer for layer in self._recorder.plan.norms if layer not in norms or norms[layer].dim() != 3)
 
     def relevance_gap(self, needs: Needs) -> str | None:
         """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
@@ -80,6 +103,11 @@ class Tape:
         """The output of a block's first norm, (batch, tokens, channels)."""
         return self._batch_first(self._recorder.norms[layer]).detach()
 
+    def attended(self, layer: int) -> Tensor:
+        """The stream with the attention part of a block added, before a post-norm block normalises it."""
+        pre = self.anatomy.blocks[layer].norm_place == "pre"
+        return self.middle(layer) if pre else self._batch_first(self._recorder.attended[layer]).detach()
+
     def middle(self, layer: int) -> Tensor:
         """The stream between the attention and the feed-forward part of a block."""
         return self._batch_first(self._recorder.middles[layer]).detach()
@@ -93,7 +121,9 @@ class Tape:
         return self._recorder.attention.records[layer]
 
     def backward(self, backward: Pass, target: Tensor, needs: GradientNeeds) -> Gradients:
-        """Gradients of the target's logit or probability, one class per image, under the pass's rule."""
+        """Gradients of the pass's objective, one class per image, under its rule."""
+        if backward.objective == "intermediate":
+            return self._intermediate_gradients(backward.rule, target, needs.attention)
         recorder = self._recorder
         outputs = needs.attention | ({self.depth} if needs.attention and self.layout.pooled_by_attention else set())
         wanted = [
@@ -120,21 +150,32 @@ class Tape:
             getattr(found, part)[layer] = scaled
         return found
 
+    def _intermediate_gradients(self, rule: str, target: Tensor, layers: frozenset[int]) -> Gradients:
+        """dy_l/dO_l with y_l the logit that the head gives to the output of block l; blocks above have no part in it.
+
+        All outputs are read by the head at once, stacked along the batch, in one further run on a single image.
+        """
+        streams = torch.cat([self.tokens(layer + 1) for layer in layers])
+        logit, behind = Pass(rule, "logit"), GradientNeeds(tokens=frozenset({self.depth}))
+        with self._again(Needs(gradients={logit: behind}), Intervention(self.depth, streams)) as head:
+            slopes = head.backward(logit, target.repeat(len(layers)), behind).tokens[self.depth]
+        recorder = self._recorder
+        recorder.in_force.rule = RULES[rule]
+        found = Gradients()
+        for layer, slope in zip(layers, slopes.chunk(len(layers)), strict=True):
+            stream, output = recorder.tokens[layer + 1], recorder.attention.outputs[layer]
+            slope = self._batch_first(slope).to(stream.dtype)  # noqa: PLW2901
+            (found.outputs[layer],) = torch.autograd.grad(stream, output, slope, retain_graph=True)
+        return found
+
     def _bias_scores(self, noted: dict[int, list[Tensor]], size: Tensor | None) -> dict[int, Tensor]:
-        """What biases contribute, per token; behind the pooling it goes to the tokens that the head reads."""
-        read = self.layout.read
-        scores: dict[int, Tensor] = {}
-        for layer, contributions in noted.items():
-            sums = torch.zeros(len(self.logits), self.layout.tokens, dtype=self.logits.dtype, device=self.logits.device)
-            for contribution in contributions:
-                if contribution.dim() == 1:
-                    sums[:, read] += contribution[:, None] / len(read)
-                else:
-                    sums += (
-                        contribution if self.anatomy.batch_first or contribution.shape == sums.shape else contribution.T
-                    )
-            scores[layer] = sums if size is None else sums * size[:, None]
-        return scores
+        """What biases contribute, per token."""
+        batch, nothing = len(self.logits), self.logits.new_zeros(len(self.logits), self.layout.tokens)
+        scores = {
+            layer: bias_scores(contributions or [nothing], self.layout, batch, behind=layer == self.depth)
+            for layer, contributions in noted.items()
+        }
+        return scores if size is None else {layer: sums * size[:, None] for layer, sums in scores.items()}
 
     def _head_gradients(self) -> tuple[Tensor, Tensor | None]:
         """Where the gradient of the output lands: in which of the last block's tokens, in which pooling queries.
@@ -184,6 +225,8 @@ class Tape:
 def record(model: nn.Module, anatomy: Anatomy, images: Tensor, plan: Plan) -> Iterator[Tape]:
     """Run ``model`` once on ``images`` and keep what ``plan`` asks for, until the context ends.
 
+    The plan's intervention may put another stream in the place of a block's input, or scale attention.
+
     The model is not edited; it runs in evaluation mode and is put back; a caller's ``no_grad``, ``inference_mode`` or
     ``autocast`` may surround this.
     """
@@ -195,7 +238,12 @@ def record(model: nn.Module, anatomy: Anatomy, images: Tensor, plan: Plan) -> It
             recorder.tokens[PIXELS] = pixels
         with evaluation_mode(model), recorder.listening():
             output = _run(model, pixels, recorder)
-        yield Tape(recorder, _logits(output, anatomy.name, len(images)), (images.shape[-2], images.shape[-1]))
+        logits = class_scores(output, anatomy.name, recorder.progress.batch)
+
+        def again(needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
+            return record(model, anatomy, images[:1], Plan(anatomy.depth, needs, intervention))
+
+        yield Tape(recorder, logits, (images.shape[-2], images.shape[-1]), again)
 
 
 def _run(model: nn.Module, pixels: Tensor, recorder: Recorder) -> Any:
@@ -223,28 +271,7 @@ def _slope(logits: Tensor, target: Tensor, objective: str) -> Tensor:
 
 def _objective(logits: Tensor, target: Tensor, objective: str) -> Tensor:
     """Σ over images of the explained quantity: images do not mix, so the gradient of the sum is each one's own."""
-    scores = logits
-    if objective == "probability":
-        # A single output is a yes-or-no model; its softmax would be 1 whatever it says.
-        scores = torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, dim=1)
+    scores = explained(logits, objective)
     chosen = scores.gather(1, target[:, None]).sum()
     # A single output has no others; whatever they would be told is nothing.
     return chosen if objective != "others" else (scores.sum() - chosen) / max(1, logits.shape[1] - 1)
-
-
-def _logits(output: Any, name: str, batch: int) -> Tensor:
-    """The class scores in whatever a model returns."""
-    found = output
-    if not isinstance(found, Tensor):
-        for attribute in ("logits", "image_embeds", "pooler_output"):
-            if isinstance(getattr(output, attribute, None), Tensor):
-                found = getattr(output, attribute)
-                break
-        else:
-            found = output[0] if isinstance(output, tuple) and output else output
-    if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != batch or found.shape[1] == 0:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise InputError(f"{name} must return class scores of shape (batch, classes), but returned {shape}")
-    if bool((found.isnan() | found.isposinf()).any()):
-        raise InputError(f"{name} returned NaN or infinite class scores for these images in {found.dtype}")
-    return found

@@ -1,0 +1,88 @@
+"""Write docs/methods.md, the list of all methods, from the registry.
+
+python scripts/write_methods_page.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from pathlib import Path
+
+from vitreous.aggregate import AGGREGATIONS, OneLayer, Propagate
+from vitreous.cost import cost_of
+from vitreous.methods import MethodInfo, OptionInfo, list_methods
+from vitreous.methods.options import options_of
+from vitreous.methods.registry import FAMILIES
+
+PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
+INTRODUCTION = """# Methods
+
+Written by `scripts/write_methods_page.py` from the registry; do not edit.
+
+A method is spelled `name[.aggregation...][:option=value,...]`. In the formulas x_l is the input of block l, A its
+attention after softmax (to, from), y_c the logit and p_c the probability of the explained class, ^+ keeps what is
+positive, mean_h is over heads. Cost is on a model with twelve blocks.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for family in FAMILIES:
+        members = [info for info in list_methods() if info.family == family]
+        if members:
+            parts.append(f"## {family.capitalize()}\n")
+            parts += [_about(info) for info in members]
+    parts.append("## Aggregations\n")
+    for name, make in {"one layer": OneLayer, **AGGREGATIONS}.items():
+        parts.append(f"### {name}\n\n{_first_paragraph(make)}\n{_options(options_of(make))}")
+    parts.append(f"### propagate\n\n{_first_paragraph(Propagate)}\n")
+    return "\n".join(parts)
+
+
+def _about(info: MethodInfo) -> str:
+    readout = info.make()
+    cost = cost_of(info.name)
+    traits = ["depends on the class" if info.class_specific else "the same for every class"]
+    traits.append("signed" if info.signed else "not signed")
+    follows = " ".join(f"`.{name}`" for name in info.aggregations) or "nothing"
+    lines = [
+        f"### {info.name}\n",
+        info.summary + "\n",
+        f"- formula: {_first_paragraph(type(readout))}",
+        f"- reference: {info.paper}, {info.year}",
+        f"- {', '.join(traits)}; cost: {cost.label}{''.join(f' ({each})' for each in cost.passes)}",
+        f"- may be followed by {follows}",
+    ]
+    return "\n".join(lines) + "\n" + _options(info.options)
+
+
+def _options(options: dict[str, OptionInfo]) -> str:
+    lines = []
+    for name, option in options.items():
+        values = " \\| ".join(option.choices) if option.choices else option.kind.__name__
+        default = "" if option.default is None else f", default `{option.default}`"
+        lines.append(f"- option `{name}`: {values}{default}{'; ' + option.help if option.help else ''}")
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _first_paragraph(thing: object) -> str:
+    text = (inspect.getdoc(thing) or "").split("\n\n")[0]
+    return " ".join(text.split())
+
+
+def main() -> None:
+    """Write the page, or with --check fail if it is not what the registry says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--check", action="store_true")
+    wanted = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(wanted, encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != wanted:
+        sys.exit(f"{PAGE} is out of date: run scripts/write_methods_page.py")
+
+
+if __name__ == "__main__":
+    main()

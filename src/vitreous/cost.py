@@ -1,0 +1,51 @@
+"""What a method costs: how many passes it takes, and how deep they go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitreous.spelling import Recipe, parse
+from vitreous.tape import PIXELS
+
+_EXAMPLE_DEPTH = 12  # of a ViT-Ti, -S or -B
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The passes that a method takes.
+
+    Attributes:
+        label: in words, cheapest first: forward; forward + last block; forward + half; forward + backward; several
+            backward; many runs.
+        passes: the backward passes, by rule and objective, with the part of the blocks that each has to reach.
+    """
+
+    label: str
+    passes: tuple[str, ...]
+
+
+def cost_of(spelling: str) -> Cost:
+    """The cost of a method on a model with twelve blocks."""
+    recipe = parse(spelling)
+    gradients = recipe.needs(_EXAMPLE_DEPTH).gradients
+    reach = {backward: needs.lowest for backward, needs in gradients.items()}
+    passes = tuple(f"{backward.rule}, {backward.objective}, {_reach(lowest)}" for backward, lowest in reach.items())
+    return Cost(_label(recipe, [lowest for lowest in reach.values() if lowest is not None]), passes)
+
+
+def _label(recipe: Recipe, lowest: list[int]) -> str:
+    if recipe.readout.runs_again:
+        return "many runs"
+    if not lowest:
+        return "forward"
+    if len(lowest) > 1:
+        return "several backward"
+    if lowest[0] == _EXAMPLE_DEPTH - 1:
+        return "forward + last block"
+    return "forward + half" if lowest[0] >= _EXAMPLE_DEPTH // 2 else "forward + backward"
+
+
+def _reach(lowest: int | None) -> str:
+    if lowest is None or lowest >= _EXAMPLE_DEPTH:
+        return "to the head"
+    return "to the pixels" if lowest == PIXELS else f"to block {lowest} of {_EXAMPLE_DEPTH}"

@@ -1,0 +1,132 @@
+"""What every token contributes to every other one in a block, without a tensor of (tokens, tokens, channels).
+
+With attention and the norms' deviations held as they were, a block up to its feed-forward part is linear: the stream of
+token i is Σ_j T_i(x_j) and biases, with T_i(x_j) = Σ_h A_hij v_hj W_O^h + 1{i=j} x_j (Kobayashi et al. 2021; Modarressi
+et al. 2022; Ferrando et al. 2022). The residual connection is one more head here, which attends to itself alone and
+carries the token; a norm gives other vectors, weighed by 1 over the deviation of token i. So in all cases
+T_i(x_j) = Σ_t w_tij f_tj over a few terms t, and lengths and distances are worked out from w and f.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations_with_replacement
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitreous.anatomy.norms import LinearNorm
+from vitreous.methods.linear_parts import value_without_bias
+from vitreous.methods.view import View, exact
+from vitreous.tape import AttentionRecord
+from vitreous.tape.attention import Rows, pieces_of
+
+# Differences of vectors are worked on in pieces of about this many numbers: they stay in the processor's cache.
+_CACHED = 1 << 19
+
+
+class Group(NamedTuple):
+    """Some of the terms: one vector per head, and one for the residual connection if it counts.
+
+    Attributes:
+        vectors: f, (batch, from, terms, channels).
+        scale: a factor (batch, to) of their weights; ``None`` is 1.
+    """
+
+    vectors: Tensor
+    scale: Tensor | None
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """T_i(x_j) of one block, as weights and vectors.
+
+    Attributes:
+        attention: the attention call of the block.
+        residual: whether the residual connection is the last term of every group.
+        groups: the terms; the weights of all groups are the same but for their scale.
+    """
+
+    attention: AttentionRecord
+    residual: bool
+    groups: tuple[Group, ...]
+
+    def through(self, norm: LinearNorm, tokens: Tensor) -> Contributions:
+        """Behind a norm that was given ``tokens``."""
+        inverse = norm.deviation(tokens).reciprocal_()
+        groups = (Group(norm.linear(vectors), _product(scale, inverse)) for vectors, scale in self.groups)
+        return replace(self, groups=tuple(groups))
+
+    def __add__(self, other: Contributions) -> Contributions:
+        return replace(self, groups=self.groups + other.groups)
+
+    def lengths(self, rows: Rows) -> Tensor:
+        """||T_i(x_j)||_2 for some i, (batch, rows, tokens).
+
+        Its square is Σ_tu w_tij w_uij <f_tj, f_uj>: Gram matrices of the terms for every token j are all it takes.
+        """
+        weights = self.weights(rows)
+        squared = weights.new_zeros(weights.shape[:3])
+        for gram, scale in self._grams:
+            part = (weights @ gram).mul_(weights).sum(dim=-1)
+            squared += part if scale is None else part.mul_(scale[:, None, rows])
+        return squared.clamp_(min=0).sqrt_().transpose(1, 2)
+
+    def distances(self, rows: Rows, goals: Tensor, shift: float = 0.0) -> Tensor:
+        """||T_i(x_j) - goal_i + shift||_1 for some i, (batch, rows, tokens); a few (j, i, channel) at a time."""
+        weights = self.weights(rows)
+        found = weights.new_empty(weights.shape[:3])
+        for image, aim in enumerate(shift - goals[:, rows]):
+            for tokens in pieces_of(weights.shape[1], aim.numel(), _CACHED):
+                differences = aim.expand(tokens.stop - tokens.start, -1, -1)
+                for vectors, scale in self.groups:
+                    share = weights[image, tokens]
+                    share = share if scale is None else share * scale[image, rows, None]
+                    differences = torch.baddbmm(differences, share, vectors[image, tokens])
+                torch.linalg.vector_norm(differences, ord=1, dim=-1, out=found[image, tokens])
+        return found.transpose(1, 2)
+
+    def weights(self, rows: Rows) -> Tensor:
+        """The weights w for some i, without the groups' scales, (batch, from, rows, terms)."""
+        attention = exact(self.attention.rows(rows)).permute(0, 3, 2, 1)
+        batch, tokens, count, heads = attention.shape
+        if not self.residual:
+            return attention.contiguous()
+        weights = attention.new_zeros(batch, tokens, count, heads + 1)
+        weights[..., :heads] = attention
+        own = torch.arange(tokens, device=weights.device)[rows]
+        weights[:, own, torch.arange(count, device=weights.device), heads] = 1
+        return weights
+
+    @cached_property
+    def _grams(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Gram matrices (batch, from, term, term) of pairs of groups, and the scales; mixed pairs count double."""
+        found = []
+        for first, second in combinations_with_replacement(self.groups, 2):
+            gram = first.vectors @ second.vectors.transpose(-2, -1)
+            found.append((gram if first is second else gram.mul_(2), _product(first.scale, second.scale)))
+        return found
+
+
+def _product(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first * second
+
+
+def contributions(view: View, layer: int, *, biases: bool, residual: bool) -> Contributions:
+    """What reaches the stream by the attention of a block, and by the residual connection.
+
+    Args:
+        view: the run.
+        layer: the block.
+        biases: whether the values' biases count; the output projection's, which belongs to no token, never does.
+        residual: whether the residual connection counts.
+    """
+    value = view.value(layer) if biases else value_without_bias(view, layer)
+    # W_O once per head: (head, tokens, head's channels) x (head, head's channels, channels).
+    carried = torch.matmul(value, view.heads_to_stream(layer).permute(1, 2, 0)).transpose(1, 2)
+    vectors = torch.cat([carried, view.tokens(layer)[:, :, None]], dim=2) if residual else carried
+    return Contributions(view.attention(layer), residual, (Group(vectors, None),))

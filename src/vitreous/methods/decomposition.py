@@ -1,0 +1,266 @@
+"""Methods that split a block's output into what each token contributed: AttIN, GlobEnc and ALTI.
+
+All of them read a matrix of vectors T_i(x_j) (see ``contributions``) and differ in which parts of the block they follow
+and in how a vector becomes a number: its length, or how near it comes to the sum of all.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from vitreous.methods.attention import MeanAttention
+from vitreous.methods.contributions import Contributions, contributions
+from vitreous.methods.linear_parts import norms
+from vitreous.methods.readout import (
+    MatrixReadout,
+    Readout,
+    Residual,
+    mean_over_heads,
+    projected_lengths,
+    row_pieces,
+    times,
+    total,
+)
+from vitreous.methods.registry import register
+from vitreous.methods.view import Row, View, exact
+from vitreous.tape import Needs
+from vitreous.tape.attention import Rows
+
+Heads = Literal["together", "apart"]
+Norm = Literal["none", "following"]
+Setting = Literal["skipplus", "original"]
+Zero = Literal["length", "farthest"]
+ReadRows = Callable[[Rows], Tensor]
+
+
+class ContributionMatrix(MatrixReadout):
+    """A matrix of how much each token contributes to each other one."""
+
+    residual: Residual = "none"  # it is among the contributions
+
+    @abstractmethod
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """What gives some rows of the matrix, (batch, rows, tokens)."""
+
+    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
+        """Row x matrix; pooling by attention, behind which there is no stream to contribute to, is read as mean_h A.
+
+        In float64: rows of lengths do not sum to 1, and their product over 24 blocks leaves float32's range.
+        """
+        if layer == view.depth:
+            return MeanAttention().row_times(view, layer, row)
+        read = self.reader(view, layer)
+        pieces = row_pieces(view.attention(layer), row)
+        return total(times(weights, _wide(read(rows))) for rows, weights in pieces)
+
+
+class AttentionLength(ContributionMatrix):
+    """||Σ_h A_hij v_hj W_O^h||, or the mean over heads of ||A_hij v_hj W_O^h|| (Kobayashi et al. 2020)."""
+
+    values = ("attention", "projections")
+    residual = "half"
+
+    def __init__(self, heads: Heads) -> None:
+        self.heads = heads
+
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """Lengths with all biases of the values."""
+        if self.heads == "together":
+            return contributions(view, layer, biases=True, residual=False).lengths
+        attention = view.attention(layer)
+        lengths = projected_lengths(view.value(layer), view.heads_to_stream(layer))[:, :, None]
+        return lambda rows: mean_over_heads(exact(attention.rows(rows)) * lengths)
+
+
+class StreamLength(ContributionMatrix):
+    """||Σ_h A_hij v_hj W_O^h + 1{i=j} x_j|| (Kobayashi et al. 2021)."""
+
+    values = ("tokens", "attention", "projections")
+
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """Lengths with all biases of the values."""
+        return contributions(view, layer, biases=True, residual=True).lengths
+
+
+class NormedStreamLength(ContributionMatrix):
+    """||N(Σ_h A_hij v_hj W_O^h + 1{i=j} x_j)|| with the norm N that reads the sum (Kobayashi et al. 2021)."""
+
+    values = ("tokens", "halves", "attention", "projections", "linear_norms")
+
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """Lengths with all biases of the values, without the norm's."""
+        stream = contributions(view, layer, biases=True, residual=True)
+        return _behind_following_norm(stream, view, layer).lengths
+
+
+class EncoderLength(ContributionMatrix):
+    """||y_ij + N_2(y_ij)||_2 with y_ij = Σ_h A_hij v_hj W_O^h + 1{i=j} x_j without biases; post-norm ||N_2(N_1(y))||.
+
+    How much of a whole block's output comes from token j, with the identity for the feed-forward network (Modarressi et
+    al. 2022; for pre-norm blocks as the SkipPLUS authors have it).
+    """
+
+    values = ("tokens", "norms", "halves", "attention", "projections", "linear_norms", "unbiased_values")
+
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """GlobEnc's lengths."""
+        return encoder_contributions(view, layer).lengths
+
+
+class Nearness(ContributionMatrix):
+    """(||y_i||_1 - ||T_i(x_j) - y_i||_1)^+, rows normalised to sum 1 (Ferrando et al. 2022)."""
+
+    shift = 0.0  # what is added to every difference
+
+    def __init__(self, zero: Zero) -> None:
+        self.zero = zero
+
+    @abstractmethod
+    def parts_and_whole(self, view: View, layer: int) -> tuple[Contributions, Tensor]:
+        """T, and y (batch, tokens, channels)."""
+
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """How near the parts come to the whole."""
+        parts, whole = self.parts_and_whole(view, layer)
+
+        def read(rows: Rows) -> Tensor:
+            distances = parts.distances(rows, whole, self.shift)
+            if self.zero == "farthest":
+                zero = distances.amax(dim=-1, keepdim=True)
+            else:
+                zero = whole[:, rows].abs().sum(dim=-1, keepdim=True)
+            return _rows_to_one((zero - distances).clamp_(min=0))
+
+        return read
+
+
+class NearnessToOutput(Nearness):
+    """(||y_i||_1 - ||T_i(x_j) - y_i||_1)^+, rows normalised, with GlobEnc's vectors for T and the block's output for y.
+
+    This is the SkipPLUS authors' setting.
+    """
+
+    values = EncoderLength.values
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """Also the block's output."""
+        return super().needs(layer, depth) | Needs(tokens=frozenset({layer + 1}))
+
+    def parts_and_whole(self, view: View, layer: int) -> tuple[Contributions, Tensor]:
+        """Behind the whole block."""
+        return encoder_contributions(view, layer), view.tokens(layer + 1)
+
+
+class NearnessToAttended(Nearness):
+    """The same in the original setting: y the tokens behind the attention part, in post-norm blocks with its norm."""
+
+    values = NormedStreamLength.values
+    shift = 1e-6  # by torch's pairwise_distance, which ALTI's program uses
+
+    def parts_and_whole(self, view: View, layer: int) -> tuple[Contributions, Tensor]:
+        """With the values' biases, as in ALTI's program."""
+        parts = contributions(view, layer, biases=True, residual=True)
+        if view.tape.anatomy.blocks[layer].norm_place == "post":
+            parts = _behind_following_norm(parts, view, layer)
+        return parts, view.middle(layer)
+
+
+def encoder_contributions(view: View, layer: int) -> Contributions:
+    """The contributions to a block's output with the identity for its feed-forward network.
+
+    Post-norm, as Modarressi et al. 2022 have it: N_2(N_1(y)) with the values' biases. Pre-norm, as the SkipPLUS authors
+    have it: y + N_2(y) without any bias. The deviations are the real tokens'.
+    """
+    _, second = norms(view, layer)
+    if view.tape.anatomy.blocks[layer].norm_place == "post":
+        stream = contributions(view, layer, biases=True, residual=True)
+        return _behind_following_norm(stream, view, layer).through(second, view.end(layer))
+    stream = contributions(view, layer, biases=False, residual=True)
+    return stream + stream.through(second, view.attended(layer))
+
+
+def _behind_following_norm(stream: Contributions, view: View, layer: int) -> Contributions:
+    """Behind the norm that reads the stream after attention: a post-norm block's first, a pre-norm block's second."""
+    first, second = norms(view, layer)
+    following = first if view.tape.anatomy.blocks[layer].norm_place == "post" else second
+    return stream.through(following, view.attended(layer))
+
+
+def _rows_to_one(matrix: Tensor) -> Tensor:
+    """Rows that sum to 1; a row of zeros stays one."""
+    sums = matrix.sum(dim=-1, keepdim=True)
+    return matrix / sums.masked_fill_(sums == 0, 1)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.device.type == "mps" else values.double()  # Apple's GPUs have no float64
+
+
+@register(
+    "attin",
+    family="decomposition",
+    paper="Kobayashi et al., Attention is Not Only a Weight: Analyzing Transformers with Vector Norms",
+    year=2020,
+    layer=-1,
+    class_specific=False,
+    signed=False,
+)
+def attin(
+    *, heads: Annotated[Heads, "the length of the heads' sum, or the mean of their lengths"] = "together"
+) -> Readout:
+    """How long the vectors are that attention brings from each patch to the class token."""
+    return AttentionLength(heads)
+
+
+@register(
+    "attin_residual",
+    family="decomposition",
+    paper="Kobayashi et al., Incorporating Residual and Normalization Layers into Analysis of Masked Language Models",
+    year=2021,
+    layer=-1,
+    class_specific=False,
+    signed=False,
+)
+def attin_residual(
+    *, norm: Annotated[Norm, "following: measured behind the norm that reads the sum"] = "none"
+) -> Readout:
+    """How long the vectors are that attention and residual connection bring from each patch to the class token."""
+    return StreamLength() if norm == "none" else NormedStreamLength()
+
+
+@register(
+    "globenc",
+    family="decomposition",
+    paper="Modarressi et al., GlobEnc: Quantifying Global Token Attribution by Incorporating the Whole Encoder Layer",
+    year=2022,
+    aggregation="rollout",
+    class_specific=False,
+    signed=False,
+)
+def globenc() -> Readout:
+    """Rollout of how long each token's contribution to each block's output is, residuals and norms included."""
+    return EncoderLength()
+
+
+@register(
+    "alti",
+    family="decomposition",
+    paper="Ferrando et al., Measuring the Mixing of Contextual Information in the Transformer",
+    year=2022,
+    aggregation="rollout",
+    class_specific=False,
+    signed=False,
+)
+def alti(
+    *,
+    setting: Annotated[Setting, "skipplus: to a block's output, without biases; original: to its attention's"] = (
+        "skipplus"
+    ),
+    zero: Annotated[Zero, "the distance of no contribution: the output's length, or the farthest token's"] = "length",
+) -> Readout:
+    """Rollout of how near each token's contribution comes to the output it is a part of."""
+    return NearnessToOutput(zero) if setting == "skipplus" else NearnessToAttended(zero)

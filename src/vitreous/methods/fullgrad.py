@@ -1,0 +1,84 @@
+"""FullGrad (Srinivas and Fleuret, 2019) on tokens, and DecompX, which is its frozen form.
+
+A piecewise linear network is Σ input x gradient + Σ bias x gradient (FullGrad eq. 5). Biases are those of linear layers
+and norms, and what an activation's slope leaves unexplained of it, f(u) - f'(u) u. A bias belongs to the token that it
+is added to; behind the pooling, to the tokens that the head reads. Under the plain rule attention and norms make a
+Vision Transformer's sum miss the logit; under ``rule=libra`` it is the logit (LibraGrad, Mehri et al., CVPR 2025).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from vitreous.methods.gradient import InputGradient
+from vitreous.methods.options import StreamRuleOption
+from vitreous.methods.readout import Readout
+from vitreous.methods.registry import register
+from vitreous.methods.view import View
+from vitreous.tape import GradientNeeds, Needs
+
+
+class FullGradient(InputGradient):
+    """Σ_channels x_l * dy_c/dx_l + Σ bias * dy_c/d(output) over everything from block l on."""
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """The stream at the layer, and the biases from there to the head."""
+        biases = GradientNeeds(biases=frozenset(range(layer, depth + 1)))
+        return super().needs(layer, depth) | Needs(gradients={self.backward: biases})
+
+    def read(self, view: View, layer: int) -> Tensor:
+        """FullGrad started at a layer."""
+        return self.read_sum(view, range(layer, layer + 1))
+
+    def read_sum(self, view: View, layers: range) -> Tensor:
+        """FullGrad+ (SkipPLUS eqs. 5-6): input x gradient of every layer, and each bias once."""
+        scores = super().read(view, layers[0])
+        for layer in layers[1:]:
+            scores += super().read(view, layer)
+        for layer in range(layers[0], view.depth + 1):
+            scores += view.biases(self.backward, layer)
+        return scores
+
+
+@register(
+    "fullgrad",
+    family="gradient",
+    paper="Srinivas and Fleuret, Full-Gradient Representation for Neural Network Visualization",
+    year=2019,
+    class_specific=True,
+    signed=True,
+)
+def fullgrad(*, rule: StreamRuleOption = "plain") -> Readout:
+    """Token x gradient, and bias x gradient of everything above."""
+    return FullGradient().under(rule)
+
+
+@register(
+    "fullgrad_plus",
+    family="gradient",
+    paper="Mehri et al., SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers (FullGrad+)",
+    year=2024,
+    aggregation="plus",
+    class_specific=True,
+    signed=True,
+)
+def fullgrad_plus(*, rule: StreamRuleOption = "plain") -> Readout:
+    """Token x gradient, summed over all blocks, and bias x gradient, each bias once."""
+    return FullGradient().under(rule)
+
+
+@register(
+    "decompx",
+    family="decomposition",
+    paper="Modarressi et al., DecompX: Explaining Transformers Decisions by Propagating Token Decomposition",
+    year=2023,
+    class_specific=True,
+    signed=True,
+)
+def decompx(
+    *, bias: Annotated[Literal["none", "token"], "leave biases out, or give each to the token it is added to"] = "none"
+) -> Readout:
+    """What each token contributes to the logit once attention, variance and gates are constants."""
+    return (InputGradient() if bias == "none" else FullGradient()).under("frozen")

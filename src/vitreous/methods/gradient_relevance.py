@@ -1,0 +1,33 @@
+"""Relevance propagation that is input x gradient under a rule: conservative LRP and AttnLRP."""
+
+from __future__ import annotations
+
+from vitreous.methods.gradient import InputGradient
+from vitreous.methods.readout import Readout
+from vitreous.methods.registry import register
+
+
+@register(
+    "conservative_lrp",
+    family="relevance",
+    paper="Ali et al., XAI for Transformers: Better Explanations through Conservative Propagation",
+    year=2022,
+    class_specific=True,
+    signed=True,
+)
+def conservative_lrp() -> Readout:
+    """Token x gradient with attention (eq. 8) and the norms' variance (eq. 9) held constant."""
+    return InputGradient().under("conservative")
+
+
+@register(
+    "attnlrp",
+    family="relevance",
+    paper="Achtibat et al., AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers",
+    year=2024,
+    class_specific=True,
+    signed=True,
+)
+def attnlrp() -> Readout:
+    """Token x gradient with variance and gates held constant and every product's gradient halved."""
+    return InputGradient().under("attnlrp")

@@ -1,0 +1,211 @@
+"""Gradients averaged over many inputs: Integrated Gradients and SmoothGrad, over pixels or over the first tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.errors import MethodError
+from vitreous.methods.pixel_maps import Resolution, ResolutionOption, at_resolution
+from vitreous.methods.readout import Procedure, Readout, total
+from vitreous.methods.registry import register
+from vitreous.methods.rerun import few_at_once, rerun
+from vitreous.methods.view import View
+from vitreous.tape import PIXELS, GradientNeeds, Intervention, Needs, Pass
+
+Place = Literal["pixels", "tokens"]
+Baseline = Literal["zero", "black", "mean"]
+Quadrature = Literal["gauss", "right"]
+Read = Literal["magnitude", "input"]
+PLAIN = Pass("plain", "logit")
+
+
+class InputProcedure(Procedure):
+    """What several gradients at the input, pixels or the first block's tokens, add up to."""
+
+    def __init__(self, at: Place, resolution: Resolution) -> None:
+        if at == "tokens" and resolution == "pixel":
+            raise MethodError("resolution=pixel needs at=pixels: a token has no pixels of its own")
+        self.at, self.resolution = at, resolution
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """The first block's tokens where they are the input."""
+        del layer, depth
+        return Needs(tokens=frozenset({0}) if self.at == "tokens" else frozenset())
+
+    def input(self, view: View) -> Tensor:
+        """The real input, (batch, channel, height, width) or (batch, tokens, channels)."""
+        return view.tokens(0) if self.at == "tokens" else view.subject.images
+
+    def gradients(self, view: View, inputs: Tensor) -> Tensor:
+        """dy_c/d input at other inputs: (variations, batch, ...) -> the same shape."""
+        layer = 0 if self.at == "tokens" else PIXELS
+        needs = Needs(gradients={PLAIN: GradientNeeds(tokens=frozenset({layer}))})
+        flat = inputs.flatten(0, 1)
+        change = Intervention(0, flat.to(view.subject.images.dtype)) if self.at == "tokens" else None
+        with rerun(view, view.subject.images[:1] if self.at == "tokens" else flat, needs, change) as run:
+            return run.token_gradient(PLAIN, layer).view_as(inputs)
+
+    def scores(self, view: View, attributions: Tensor) -> Tensor:
+        """Attributions of the input's numbers, summed to those of patches or pixels."""
+        if self.at == "tokens":
+            return attributions.sum(dim=-1)[:, view.layout.prefix :]
+        return at_resolution(attributions.sum(dim=1), view.layout.grid, self.resolution)
+
+
+class PathIntegral(InputProcedure):
+    """(x - x') * ∫ dy_c/dx (x' + a (x - x')) da, a from 0 to 1 (Integrated Gradients eq. 1).
+
+    The integral is a weighted sum over ``steps`` points: Gauss-Legendre, or the right Riemann sum of the paper's eq. 3.
+    Completeness: all attributions, of prefix tokens too, add up to y_c(x) - y_c(x') but for the error of that sum. Over
+    tokens the path is the straight line between the first block's tokens of baseline and picture.
+    """
+
+    def __init__(
+        self, at: Place, resolution: Resolution, steps: int, baseline: Baseline, quadrature: Quadrature
+    ) -> None:
+        super().__init__(at, resolution)
+        if steps < 1:
+            raise MethodError(f"steps={steps} must be at least 1")
+        self.baseline = baseline
+        self.points, self.weights = _gauss_legendre(steps) if quadrature == "gauss" else _right_riemann(steps)
+
+    def map(self, view: View) -> Tensor:
+        """Scores of patches, or of pixels."""
+        difference = self.input(view) - self.start(view)
+        return self.scores(view, difference * self.mean_gradient(view, difference))
+
+    def mean_gradient(self, view: View, difference: Tensor) -> Tensor:
+        """The integral of the gradient along the path, without the factor x - x'."""
+        end, parts = self.input(view), []
+        pieces = zip(few_at_once(view, self.points), few_at_once(view, self.weights), strict=True)
+        for points, weights in pieces:
+            # x - (1 - a)(x - x'), as no third tensor of this size is needed then
+            inputs = end - _along(1 - points, end) * difference
+            parts.append((_along(weights, end) * self.gradients(view, inputs)).sum(dim=0))
+        return total(parts)
+
+    def start(self, view: View) -> Tensor:
+        """The baseline x': a picture without content, or its tokens."""
+        images = _baseline(view, self.baseline)
+        if self.at == "pixels":
+            return images
+        with rerun(view, images, Needs(tokens=frozenset({0}))) as run:
+            return run.tokens(0)
+
+
+class NoisyGradient(InputProcedure):
+    """The mean of dy_c/dx over x + N(0, s²), s a part of the input's range (SmoothGrad, sec. 3).
+
+    ``magnitude`` is the absolute value of the mean, as the paper shows it; ``input`` is the mean of noisy input x
+    gradient. The noise is the same for every image of a batch and every class, so that maps do not depend on what is
+    asked with them.
+    """
+
+    def __init__(self, at: Place, resolution: Resolution, samples: int, noise: float, seed: int, read: Read) -> None:
+        super().__init__(at, resolution)
+        if samples < 1:
+            raise MethodError(f"samples={samples} must be at least 1")
+        if not 0 <= noise < float("inf"):
+            raise MethodError(f"noise={noise} must be a number from 0 up")
+        self.samples, self.noise, self.seed, self.read = samples, noise, seed, read
+        self.signed = read == "input"
+
+    def map(self, view: View) -> Tensor:
+        """Scores of patches, or of pixels."""
+        parts = []
+        for inputs in self.noisy_inputs(view):
+            gradients = self.gradients(view, inputs)
+            parts.append((gradients if self.read == "magnitude" else gradients * inputs).sum(dim=0))
+        mean = total(parts) / self.samples
+        return self.scores(view, mean.abs() if self.read == "magnitude" else mean)
+
+    def noisy_inputs(self, view: View) -> Iterator[Tensor]:
+        """(a few samples, batch, ...), again and again."""
+        clean = self.input(view)
+        axes = tuple(range(1, clean.dim()))
+        deviation = self.noise * (clean.amax(dim=axes, keepdim=True) - clean.amin(dim=axes, keepdim=True))
+        generator = torch.Generator().manual_seed(self.seed)
+        for numbers in few_at_once(view, torch.arange(self.samples)):
+            # One draw per sample, on the processor: the same noise however samples are grouped, on any device.
+            drawn = [torch.randn(clean.shape[1:], generator=generator, dtype=torch.float32) for _ in numbers]
+            yield clean + torch.stack(drawn)[:, None].to(clean) * deviation
+
+
+def _gauss_legendre(steps: int) -> tuple[Tensor, Tensor]:
+    """Points and weights on [0, 1] that integrate polynomials of degree 2 steps - 1 exactly."""
+    points, weights = np.polynomial.legendre.leggauss(steps)
+    return torch.from_numpy((1 + points) / 2), torch.from_numpy(weights / 2)
+
+
+def _right_riemann(steps: int) -> tuple[Tensor, Tensor]:
+    """Points k / steps, k from 1, with equal weights."""
+    points = torch.arange(1, steps + 1, dtype=torch.float64) / steps
+    return points, torch.full_like(points, 1 / steps)
+
+
+def _along(values: Tensor, inputs: Tensor) -> Tensor:
+    """One number per variation, to be multiplied with (variations, *inputs.shape)."""
+    return values.to(inputs).view(-1, *[1] * inputs.dim())
+
+
+def _baseline(view: View, kind: Baseline) -> Tensor:
+    images = view.subject.images
+    if kind == "zero":
+        return torch.zeros_like(images)
+    if kind == "mean":
+        return images.mean(dim=(2, 3), keepdim=True).expand_as(images)
+    if view.subject.black is None:
+        raise MethodError(
+            "baseline=black needs a model that vitreous loaded by name, since it knows the preprocessing; "
+            "baseline=zero is 0 after normalisation, baseline=mean the mean colour of each picture"
+        )
+    return view.subject.black.to(images).view(1, -1, 1, 1).expand_as(images)
+
+
+At = Annotated[Place, "what counts as the input: the picture, or the first block's tokens"]
+
+
+@register(
+    "integrated_gradients",
+    family="gradient",
+    paper="Sundararajan et al., Axiomatic Attribution for Deep Networks",
+    year=2017,
+    class_specific=True,
+    signed=True,
+)
+def integrated_gradients(
+    *,
+    at: At = "pixels",
+    resolution: ResolutionOption = "patch",
+    steps: Annotated[int, "points of the integral"] = 50,
+    baseline: Annotated[Baseline, "0 after normalisation, a black picture, or each picture's mean colour"] = "zero",
+    quadrature: Annotated[Quadrature, "Gauss-Legendre, or the right Riemann sum of the paper"] = "gauss",
+) -> Readout:
+    """Input minus baseline, times the mean gradient on the way from one to the other."""
+    return PathIntegral(at, resolution, steps, baseline, quadrature)
+
+
+@register(
+    "smoothgrad",
+    family="gradient",
+    paper="Smilkov et al., SmoothGrad: removing noise by adding noise",
+    year=2017,
+    class_specific=True,
+    signed=False,
+)
+def smoothgrad(
+    *,
+    at: At = "pixels",
+    resolution: ResolutionOption = "patch",
+    samples: Annotated[int, "noisy inputs that are averaged"] = 50,
+    noise: Annotated[float, "standard deviation as a part of the input's range"] = 0.15,
+    seed: Annotated[int, "of the noise"] = 0,
+    read: Annotated[Read, "absolute value of the mean gradient, or the mean of noisy input x gradient"] = "magnitude",
+) -> Readout:
+    """Gradient averaged over noisy copies of the input."""
+    return NoisyGradient(at, resolution, samples, noise, seed, read)

@@ -1,0 +1,256 @@
+"""Methods that integrate attention gradients over scaled pictures or attention: IIA, DIX, TAM, Beyond Intuition."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import MethodError
+from vitreous.methods.attention import GradientAttention, MeanAttention
+from vitreous.methods.readout import Procedure, Readout, Residual, row_pieces, times, total
+from vitreous.methods.registry import register
+from vitreous.methods.rerun import each_scaled, few_at_once, rerun, sum_of_variations
+from vitreous.methods.view import Row, View, exact
+from vitreous.tape import GradientNeeds, Intervention, Needs, Pass
+from vitreous.tape.attention import row_pieces as pieces_of_rows
+from vitreous.tape.attention import value_gradient
+
+PLAIN = Pass("plain", "logit")
+_AUTHORS_STEPS = 20  # of Transition Attention Maps and Beyond Intuition, both ends included
+
+
+class IteratedIntegral(Procedure):
+    """Gradient rollout of matrices averaged over scaled images and over scaled attention of the last block.
+
+    IIA (Barkan et al., ICCV 2023): eq. 9 iterates integrals over representations, here the picture a x (baseline 0) and
+    the last block's attention b A (baseline 0, the matrix as a constant); the integrand of a Vision Transformer is the
+    gradient rollout, in which (A * dy_c/dA)^+ takes the place of A. As in the authors' program the integrals are means
+    over equidistant points with both ends, per block and head before heads are averaged, and I + M has its rows
+    normalised. DIX (Barkan et al., CIKM 2023) is the same without the integral over the picture.
+    """
+
+    def __init__(self, points: int, *, scale_images: bool) -> None:
+        if points < 2:
+            raise MethodError(f"points={points} is too few: both ends of the integral count")
+        ends = torch.linspace(0, 1, points, dtype=torch.float64)
+        image_scales = ends if scale_images else torch.ones(1, dtype=torch.float64)
+        self.scales = torch.cartesian_prod(image_scales, ends)
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """Of the first run nothing but that there is attention."""
+        del layer
+        return Needs(attention_rows=frozenset({depth - 1}))
+
+    def map(self, view: View) -> Tensor:
+        """The class token's row of the product of row-normalised I + mean (A * dA)^+."""
+        entries, matrices = self.means(view)
+        for matrix in reversed(matrices):
+            weights = entries / (matrix.sum(dim=-1) + 1)
+            entries = weights + times(weights, matrix)
+        return entries[:, view.layout.prefix :]
+
+    def means(self, view: View) -> tuple[Tensor, list[Tensor]]:
+        """Over all runs: where the rollout starts (batch, tokens), and mean_h (A * dA)^+ (batch, tokens, tokens).
+
+        Rows are normalised after the mean is taken, so matrices have to be kept, of one head each.
+        """
+        readout, batch = GradientAttention(), len(view.target)
+        blocks = frozenset(range(view.depth))
+        needs = Needs(attention=blocks, gradients={readout.backward: GradientNeeds(attention=blocks)})
+        start: list[Tensor] = []
+        matrices: list[list[Tensor]] = [[] for _ in blocks]
+        for scales in few_at_once(view, self.scales):
+            factors = scales[:, 1].repeat_interleave(batch)
+            changed = Intervention(attention_scale={view.depth - 1: factors})
+            with rerun(view, each_scaled(scales[:, 0], view.subject.images), needs, changed) as run:
+                start.append(sum_of_variations(readout.top_row(run).dense(run.layout.tokens), batch))
+                for block in blocks:
+                    matrices[block].append(_sum_of_matrices(readout, run, block, batch))
+        runs = len(self.scales)
+        return total(start) / runs, [total(parts) / runs for parts in matrices]
+
+
+def _sum_of_matrices(readout: GradientAttention, run: View, block: int, batch: int) -> Tensor:
+    """Over the run's variations, mean_h (A * dA)^+, (batch, tokens, tokens)."""
+    pieces = (readout.matrix(run, block, rows).mean(dim=1) for rows in run.attention(block).pieces())
+    return sum_of_variations(torch.cat(list(pieces), dim=1), batch)
+
+
+def integrated_gradient_row(view: View, steps: int) -> Tensor:
+    """mean_h of (the mean of dy_c/dA over pictures a x, a from 0 to 1)^+: the last attention's class token row.
+
+    (batch, tokens). Where the head reads several tokens, their rows are averaged.
+    """
+    total_gradient: list[Tensor] = []
+    needs = Needs(gradients={PLAIN: GradientNeeds(attention=frozenset({view.depth - 1}))})
+    layer, rows = view.last_attention
+    for scales in few_at_once(view, torch.linspace(0, 1, steps, dtype=torch.float64)):
+        with rerun(view, each_scaled(scales, view.subject.images), needs) as run:
+            total_gradient.append(sum_of_variations(run.attention_gradient(PLAIN, layer, rows), len(view.target)))
+    row = (total(total_gradient) / steps).clamp_(min=0).mean(dim=(1, 2))
+    # An attention that pools the tokens may leave out the prefix.
+    return torch.nn.functional.pad(row, (view.layout.tokens - row.shape[1], 0))
+
+
+class Feedback(MeanAttention):
+    """A product of matrices whose class token row is weighed, at its end, by the integrated gradient of the last A."""
+
+    residual: Residual = "add"
+    runs_again = True
+
+    def __init__(self, steps: int) -> None:
+        if steps < 2:
+            raise MethodError(f"steps={steps} is too few: both ends of the integral count")
+        self.steps = steps
+
+    def finish(self, view: View, row: Row) -> Tensor:
+        """The row, entry by entry times the integrated gradient."""
+        return row.dense(view.layout.tokens).abs() * integrated_gradient_row(view, self.steps)
+
+
+class TransitionAttention(Feedback):
+    """A Markov chain of attention (Yuan et al. 2021): state 0 is the class token's row of the last block's mean_h A.
+
+    A block below takes a state s to s A + s, A its mean over heads and the identity its residual connection. The last
+    state is weighed by the integrated gradient of the last block's A. The order of the operations, 20 points with both
+    ends, and the gradient of the logit are those of the authors' program, which leaves out the lowest four of twelve
+    blocks (``start=4``); the numbers of the paper's equations could not be verified.
+    """
+
+    def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
+        """From a state to the next; the first one is the row itself."""
+        first = layer == view.last_attention[0]
+        return super().step(view, layer, row, "none" if first else residual)
+
+
+class TokenwiseAttention(Feedback):
+    """I + mean_h A diag(||v_j W_O|| / ||x_j||), x_j the token that enters the block (Beyond Intuition, token-wise).
+
+    The attention perception of Chen et al. (ICML 2023): how much of a token is left of its length in what the attention
+    moves, heads together, LayerScale included and without the bias of the projection. The reasoning feedback is the
+    integrated gradient of the last A. Taken from the authors' program, in which the product starts above the lowest
+    blocks (its ``start_layer`` is counted from 1: ``start=5`` here is its default of 6); the paper's equations could
+    not be consulted.
+    """
+
+    values = ("tokens", "attention", "projections")
+
+    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
+        """Row x mean_h A diag(...)."""
+        moved = super().row_times(view, layer, row)
+        return moved if layer == view.depth else moved * self.length_ratio(view, layer)
+
+    def length_ratio(self, view: View, layer: int) -> Tensor:
+        """||v_j W_O|| / ||x_j||, (batch, tokens)."""
+        value = view.value(layer)
+        projected = torch.einsum("bhnk,dhk->bnd", value, view.heads_to_stream(layer).to(value.dtype))
+        length = view.tokens(layer).norm(dim=-1)
+        ratio: Tensor = projected.norm(dim=-1) / length.clamp_min(torch.finfo(length.dtype).tiny)
+        return ratio
+
+
+class HeadwiseAttention(Feedback):
+    """I + Σ_h I_h A_h, I_h the mean over all entries of |A_hᵀ dy_c/dA_h|, divided by its sum (Beyond Intuition).
+
+    The head-wise attention perception of Chen et al. (ICML 2023). A_hᵀ dA_h = (A_hᵀ dO_h) V_hᵀ, so that the product of
+    two matrices between tokens is never formed. From the authors' program, whose default ``start_layer`` of 4 is
+    ``start=3`` here; there all heads of a batch share one sum, so it holds for single images. The paper's equations
+    could not be consulted.
+    """
+
+    slopes = ("attention",)
+    backward = PLAIN
+
+    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
+        """Row x Σ_h I_h A_h."""
+        attention = view.attention(layer)
+        importance = self.head_importance(view, layer)[:, :, None, None]
+        return total(
+            times(weights, (importance * attention.rows(rows)).sum(dim=1))
+            for rows, weights in row_pieces(attention, row)
+        )
+
+    def head_importance(self, view: View, layer: int) -> Tensor:
+        """I_h, (batch, head)."""
+        attention, value = view.attention(layer), view.value(layer)
+        reaching_values = exact(value_gradient(attention, view.gradients[self.backward].outputs[layer]))
+        batch, heads, tokens = value.shape[:3]
+        size = total(
+            (reaching_values[:, :, rows].to(value.dtype) @ value.transpose(-2, -1)).abs_().sum(dim=(2, 3))
+            for rows in pieces_of_rows(batch * heads, tokens, tokens)
+        )
+        return size / size.sum(dim=1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
+
+
+Points = Annotated[int, "points of each integral, both ends included"]
+Steps = Annotated[int, "pictures between black (0) and the real one over which the gradient is averaged, both included"]
+
+
+@register(
+    "iia",
+    family="attention",
+    paper="Barkan et al., Visual Explanations via Iterated Integrated Attributions",
+    year=2023,
+    class_specific=True,
+    signed=False,
+)
+def iia(*, points: Points = 6) -> Readout:
+    """Gradient rollout integrated over the picture's scale and over the last block's attention."""
+    return IteratedIntegral(points, scale_images=True)
+
+
+@register(
+    "dix",
+    family="attention",
+    paper="Barkan et al., Deep Integrated Explanations",
+    year=2023,
+    class_specific=True,
+    signed=False,
+)
+def dix(*, points: Points = 6) -> Readout:
+    """Gradient rollout integrated over the last block's attention."""
+    return IteratedIntegral(points, scale_images=False)
+
+
+@register(
+    "tam",
+    family="attention",
+    paper="Yuan et al., Explaining Information Flow Inside Vision Transformers Using Markov Chain",
+    year=2021,
+    aggregation="rollout",
+    class_specific=True,
+    signed=False,
+)
+def tam(*, steps: Steps = _AUTHORS_STEPS) -> Readout:
+    """Attention as the transitions of a Markov chain, weighed by the integrated gradient of the last attention."""
+    return TransitionAttention(steps)
+
+
+@register(
+    "bi_token",
+    family="attention",
+    paper="Chen et al., Beyond Intuition: Rethinking Token Attributions inside Transformers (token-wise)",
+    year=2023,
+    aggregation="rollout",
+    class_specific=True,
+    signed=False,
+)
+def bi_token(*, steps: Steps = _AUTHORS_STEPS) -> Readout:
+    """Rollout with what attention leaves of each token's length, weighed by the integrated gradient."""
+    return TokenwiseAttention(steps)
+
+
+@register(
+    "bi_head",
+    family="attention",
+    paper="Chen et al., Beyond Intuition: Rethinking Token Attributions inside Transformers (head-wise)",
+    year=2023,
+    aggregation="rollout",
+    class_specific=True,
+    signed=False,
+)
+def bi_head(*, steps: Steps = _AUTHORS_STEPS) -> Readout:
+    """Rollout with heads weighed by their part in the gradient, times the integrated gradient."""
+    return HeadwiseAttention(steps)

@@ -1,0 +1,72 @@
+"""The parts of a block that decompositions take as linear maps, and whether a model's are what they are taken for."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vitreous.anatomy.norms import LinearNorm, linear_norm
+from vitreous.methods.view import View, exact
+from vitreous.tape import Needs, Tape
+
+# What W_V makes of the difference of two tokens is the difference of their values: to rounding, which in half precision
+# is about 1% of the largest value. A wrong part of the weights is off by as much as the values are large.
+_ROUNDING = 0.05
+
+
+def norms(view: View, layer: int) -> tuple[LinearNorm, LinearNorm]:
+    """The two norms of a block."""
+    block = view.tape.anatomy.blocks[layer]
+    first, second = linear_norm(block.first_norm), linear_norm(block.second_norm)
+    assert first is not None
+    assert second is not None
+    return first, second
+
+
+def value_without_bias(view: View, layer: int) -> Tensor:
+    """W_V (N(x) - the norm's bias) of a pre-norm block, (batch, head, tokens, channels): what comes from x alone."""
+    first, _ = norms(view, layer)
+    normed = view.norm(layer)
+    from_token = normed if first.bias is None else normed - first.bias.to(normed.dtype)
+    return _through_value_weight(view.tape, layer, from_token)
+
+
+def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
+    """What a model lacks of the linear parts that are needed, in words."""
+    blocks = tape.anatomy.blocks
+    for layer in sorted(needs.projections):
+        if blocks[layer].heads_to_stream is None:
+            return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
+    for layer in sorted(needs.linear_norms):
+        for norm in (blocks[layer].first_norm, blocks[layer].second_norm):
+            if norm is not None and linear_norm(norm) is None:
+                return f"{type(norm).__name__} in block {layer} is neither LayerNorm nor RMSNorm, so it is not linear"
+    for layer in sorted(needs.unbiased_values):
+        if blocks[layer].norm_place == "pre" and not _has_linear_values(tape, layer):
+            return (
+                f"in block {layer} no weights were found that lead from the first norm to the values, "
+                "so the biases in them are not known"
+            )
+    return None
+
+
+def _has_linear_values(tape: Tape, layer: int) -> bool:
+    """W_V was found by its name, and in the run it does between the first and the last token what it should."""
+    value_weight = tape.anatomy.blocks[layer].value_weight
+    if value_weight is None or layer not in tape.needs.unbiased_values:
+        return value_weight is not None  # recorded for other methods: the name is all there is
+    value, normed, weight = exact(tape.attention(layer).value), exact(tape.norm(layer)), value_weight()
+    heads, _, width = value.shape[1:]
+    if weight.shape[1] != normed.shape[2] or (heads * width) % len(weight) or len(weight) % width:
+        return False
+    expected = value[:, :, :1] - value[:, :, -1:]
+    found = _through_value_weight(tape, layer, normed[:, :1] - normed[:, -1:])
+    return bool((found - expected).abs().amax() <= _ROUNDING * value.abs().amax())
+
+
+def _through_value_weight(tape: Tape, layer: int, tokens: Tensor) -> Tensor:
+    """(batch, tokens, channels) -> (batch, head, tokens, head's channels); several heads may share one value."""
+    value_weight = tape.anatomy.blocks[layer].value_weight
+    assert value_weight is not None
+    heads, _, width = tape.attention(layer).value.shape[1:]
+    value = (tokens @ exact(value_weight()).T).reshape(*tokens.shape[:2], -1, width).transpose(1, 2)
+    return value.repeat_interleave(heads // value.shape[1], dim=1)

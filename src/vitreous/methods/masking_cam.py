@@ -1,0 +1,134 @@
+"""Class activation maps that mask instead of differentiating: Score-CAM and ViT-ReciproCAM."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from vitreous.methods.readout import Procedure, Readout
+from vitreous.methods.registry import register
+from vitreous.methods.rerun import few_at_once, rerun
+from vitreous.methods.view import View, exact
+from vitreous.tape import Intervention, Needs
+
+_EPSILON = 1e-8  # pytorch-grad-cam's, against a channel that is the same everywhere
+Neighbourhood = Literal["gaussian", "single"]
+Score = Literal["probability", "logit"]
+
+
+class ScoreWeightedActivations(Procedure):
+    """(Σ_k w_k A_k)^+, w the softmax over channels of y_c(x * M_k) (Score-CAM as pytorch-grad-cam has it).
+
+    A is the output of the last block's first norm at the patches; M_k is channel k brought to the picture's size
+    (bilinear, corners aligned) and stretched to [0, 1]. The paper subtracts the score of an empty picture, which the
+    softmax removes again. One evaluation of the model per channel and image.
+    """
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """The last block's first norm."""
+        del layer
+        return Needs(norms=frozenset({depth - 1}))
+
+    def map(self, view: View) -> Tensor:
+        """Scores of patches."""
+        activations = view.norm(view.depth - 1)[:, view.layout.prefix :]
+        weights = torch.softmax(self.channel_scores(view, activations), dim=1)
+        return torch.einsum("bpk,bk->bp", activations, weights.to(activations.dtype)).clamp_(min=0)
+
+    def channel_scores(self, view: View, activations: Tensor) -> Tensor:
+        """y_c(x * M_k), (batch, channels)."""
+        images = view.subject.images
+        maps = activations.transpose(1, 2).reshape(len(images), -1, *view.layout.grid)
+        scores = []
+        for channels in few_at_once(view, torch.arange(maps.shape[1], device=maps.device)):
+            masks = _stretched(maps[:, channels], (images.shape[-2], images.shape[-1]))
+            masked = masks.transpose(0, 1)[:, :, None].to(images.dtype) * images
+            scores.append(_of_target(view.subject.logits(masked.flatten(0, 1)), view.target))
+        return torch.cat(scores).T
+
+
+def _of_target(values: Tensor, target: Tensor) -> Tensor:
+    """The explained class's entries of (masks x batch, classes): (masks, batch)."""
+    chosen = target.repeat(len(values) // len(target))
+    return values.gather(1, chosen[:, None]).view(-1, len(target))
+
+
+def _stretched(maps: Tensor, size: tuple[int, int]) -> Tensor:
+    """Every map at the picture's size, from 0 at its smallest to 1 at its largest value."""
+    large = torch.nn.functional.interpolate(maps, size, mode="bilinear", align_corners=True)
+    low, high = large.amin(dim=(2, 3), keepdim=True), large.amax(dim=(2, 3), keepdim=True)
+    return (large - low) / (high - low + _EPSILON)
+
+
+class ReciprocalMasks(Procedure):
+    """What the last block and the head say when of all patches only one, with its neighbours, enters the block.
+
+    ViT-ReciproCAM (Byun and Lee 2023, sec. 3): the tokens that enter the last block are multiplied by a mask for every
+    patch, a 3 x 3 Gaussian [1 2 1; 2 4 2; 1 2 1]/16 around it or the patch alone, prefix tokens stay as they are, and
+    the score of the class is the patch's. That the score is the probability is as in the authors' Recipro-CAM for
+    convolutional networks; the numbers of the equations could not be verified. Only the last block runs again.
+    """
+
+    def __init__(self, neighbourhood: Neighbourhood, score: Score) -> None:
+        self.neighbourhood, self.score = neighbourhood, score
+        self.signed = score == "logit"
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """The tokens that enter the last block."""
+        del layer
+        return Needs(tokens=frozenset({depth - 1}))
+
+    def map(self, view: View) -> Tensor:
+        """Scores of patches."""
+        layer, subject = view.depth - 1, view.subject
+        tokens = view.tape.tokens(layer)
+        scores = []
+        # Of all blocks one runs on the masked tokens, so as many more fit.
+        for masks in few_at_once(view, self.masks(view).to(tokens), room=view.depth):
+            masked = masks[:, None, :, None] * tokens
+            with rerun(view, subject.images[:1], Needs(), Intervention(layer, masked.flatten(0, 1))) as run:
+                logits = exact(run.tape.logits)
+            values = torch.softmax(logits, dim=1) if self.score == "probability" else logits
+            scores.append(_of_target(values, view.target))
+        return torch.cat(scores).T
+
+    def masks(self, view: View) -> Tensor:
+        """A mask over all tokens for every patch, (patches, tokens)."""
+        rows, columns = view.layout.grid
+        alone = torch.eye(view.layout.patches, dtype=torch.float64).view(-1, 1, rows, columns)
+        if self.neighbourhood == "gaussian":
+            bell = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64) / 4
+            alone = torch.nn.functional.conv2d(alone, torch.outer(bell, bell)[None, None], padding=1)
+        return torch.nn.functional.pad(alone.flatten(1), (view.layout.prefix, 0), value=1.0)
+
+
+@register(
+    "scorecam",
+    family="cam",
+    paper="Wang et al., Score-CAM: Score-Weighted Visual Explanations for Convolutional Neural Networks",
+    year=2020,
+    class_specific=True,
+    signed=False,
+)
+def scorecam() -> Readout:
+    """Channels of the last block, each weighed by the score of the picture seen through it."""
+    return ScoreWeightedActivations()
+
+
+@register(
+    "vit_recipro_cam",
+    family="cam",
+    paper="Byun and Lee, ViT-ReciproCAM: Gradient and Attention-Free Visual Explanations for Vision Transformer",
+    year=2023,
+    class_specific=True,
+    signed=False,
+)
+def vit_recipro_cam(
+    *,
+    neighbourhood: Annotated[Neighbourhood, "a 3 x 3 Gaussian around a patch, or the patch alone"] = "gaussian",
+    score: Annotated[Score, "what is read for the class"] = "probability",
+) -> Readout:
+    """Score of the class when only one patch and its neighbours enter the last block."""
+    return ReciprocalMasks(neighbourhood, score)

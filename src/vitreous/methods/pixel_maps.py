@@ -1,0 +1,38 @@
+"""Maps of pixels, and what becomes of them where a map of patches is wanted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+Resolution = Literal["patch", "pixel"]
+ResolutionOption = Annotated[Resolution, "one score per patch, the sum of its pixels, or one per pixel"]
+
+
+def at_resolution(pixels: Tensor, grid: tuple[int, int], resolution: Resolution) -> Tensor:
+    """A map (batch, height, width) flattened, or the sums over the pixels of every patch, (batch, patches)."""
+    return pixels.flatten(1) if resolution == "pixel" else patch_sums(pixels, grid).flatten(1)
+
+
+def patch_sums(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Sums over (batch, height, width) of the pixels that fall into each cell of the grid: (batch, rows, columns).
+
+    Every pixel counts once, also where the grid does not divide the picture, so the sum of the map stays the same.
+    """
+    rows, columns = (_cells(length, cells, pixels) for length, cells in zip(pixels.shape[1:], grid, strict=True))
+    return rows @ pixels @ columns.T
+
+
+def patch_means(maps: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+    """Maps (..., height x width) averaged over the pixels of every patch: (..., patches)."""
+    pixels = maps.reshape(-1, *size)
+    sums = patch_sums(pixels, grid) / patch_sums(torch.ones_like(pixels[:1]), grid)
+    return sums.reshape(*maps.shape[:-1], -1)
+
+
+def _cells(length: int, cells: int, like: Tensor) -> Tensor:
+    """Which of ``cells`` equal stretches each of ``length`` pixels falls into: a matrix (cells, length) of 0 and 1."""
+    cell = torch.arange(length, device=like.device) * cells // length
+    return torch.nn.functional.one_hot(cell, cells).T.to(like.dtype)

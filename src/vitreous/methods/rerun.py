@@ -1,0 +1,44 @@
+"""Asking the subject again, a bounded number of images at a time: for integrals, noise and masks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from vitreous.methods.view import View
+from vitreous.tape import Intervention, Needs
+
+
+@contextmanager
+def rerun(view: View, images: Tensor, needs: Needs, intervention: Intervention | None = None) -> Iterator[View]:
+    """What a method sees of another run, with the gradients of the same targets, until the context ends.
+
+    The run's batch, that of an intervention's stream where there is one, is a multiple of the original: the images come
+    in their order, over and over.
+    """
+    with view.subject.record(images, needs, intervention) as tape:
+        target = view.target.repeat(len(tape.logits) // len(view.target))
+        gradients = {backward: tape.backward(backward, target, part) for backward, part in needs.gradients.items()}
+        yield View(tape, gradients, target, view.subject)
+
+
+def few_at_once(view: View, points: Tensor, *, room: int = 1) -> Iterator[Tensor]:
+    """Cut what all images are varied by, (points, ...), so that images x points of one piece fit into one run.
+
+    ``room`` times as many fit where a run takes so much less memory.
+    """
+    yield from torch.split(points, max(1, room * view.subject.at_once // len(view.target)))
+
+
+def each_scaled(scales: Tensor, inputs: Tensor) -> Tensor:
+    """The inputs (batch, ...) times every one of ``scales``: (scales x batch, ...), in their order, over and over."""
+    scaled = scales.to(inputs).view(-1, *[1] * inputs.dim()) * inputs
+    return scaled.flatten(0, 1)
+
+
+def sum_of_variations(values: Tensor, batch: int) -> Tensor:
+    """(variations x batch, ...) -> (batch, ...)."""
+    return values.reshape(-1, batch, *values.shape[1:]).sum(dim=0)

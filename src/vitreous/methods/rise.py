@@ -1,0 +1,89 @@
+"""RISE: the average of random masks, weighted by what the model says with them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from torch import Tensor
+
+from vitreous.errors import MethodError
+from vitreous.methods.asking import By, Questioning, responses
+from vitreous.methods.masks import CellMasks, Masks, PatchMasks, PixelMasks, blocks_of_patches, seeded
+from vitreous.methods.pixel_maps import Resolution, patch_means
+from vitreous.methods.registry import register
+from vitreous.methods.view import View
+
+Budget = Annotated[int, "how many evaluations of the model an image may cost"]
+Seed = Annotated[int, "of the random masks"]
+
+
+class Rise(Questioning):
+    """S_c = Σ_j p_c(x ⊙ M_j) M_j / (N p1) (RISE eq. 6).
+
+    Args:
+        by: whether patches are painted or dropped.
+        resolution: a map of pixels, or its averages over patches. Masks are soft and of pixels, as in the paper, unless
+            tokens are dropped.
+        cells: how many cells a mask has in each direction.
+        keep: p1, the probability that a cell is kept.
+        budget: N.
+        seed: of the masks.
+        masks: instead of random ones, (masks, 1, height, width).
+    """
+
+    def __init__(
+        self,
+        *,
+        by: By = "paint",
+        resolution: Resolution = "pixel",
+        cells: int = 7,
+        keep: float = 0.5,
+        budget: int = 1000,
+        seed: int = 0,
+        masks: Tensor | None = None,
+    ) -> None:
+        if by == "drop" and resolution == "pixel":
+            raise MethodError("single pixels cannot be dropped; resolution=pixel needs by=paint")
+        if not 0 < keep < 1 or cells < 1 or budget < 1:
+            raise MethodError("keep must lie between 0 and 1, and cells and budget must be at least 1")
+        self._by, self.resolution, self._cells, self._keep = by, resolution, cells, keep
+        self._budget, self._seed, self._given = budget, seed, masks
+
+    def maps(self, view: View) -> Tensor:
+        """The weighted average of the masks."""
+        masks = self._masks(view)
+        said = responses(view, masks, self._by, "probability")
+        maps = masks.weighted_sum(said.mT) / (len(masks) * self._keep)
+        soft = self._by == "paint" and self.resolution == "patch"
+        return patch_means(maps, view.subject.size, view.layout.grid) if soft else maps
+
+    def _masks(self, view: View) -> Masks:
+        if self._given is not None:
+            return PixelMasks(self._given)
+        size, layout = view.subject.size, view.layout
+        if self._by == "paint":
+            return CellMasks(self._budget, self._cells, self._keep, size, seeded(self._seed))
+        kept = blocks_of_patches(self._budget, self._cells, self._keep, layout.grid, seeded(self._seed))
+        return PatchMasks(kept, layout, size)
+
+
+@register(
+    "rise",
+    family="perturbation",
+    paper="Petsiuk, Das, Saenko: RISE: Randomized Input Sampling for Explanation of Black-box Models, BMVC",
+    year=2018,
+    class_specific=True,
+    signed=False,
+    propagates=True,  # its map may be one of pixels
+)
+def rise(
+    *,
+    by: Annotated[By, "paint cells with 0, or drop their tokens"] = "paint",
+    resolution: Annotated[Resolution, "one score per patch, the mean of its pixels, or one per pixel"] = "patch",
+    cells: Annotated[int, "cells of a mask in each direction"] = 7,
+    keep: Annotated[float, "the probability that a cell is kept"] = 0.5,
+    budget: Budget = 1000,
+    seed: Seed = 0,
+) -> Rise:
+    """The average of random masks, weighted by the probability that the model gives with them."""
+    return Rise(by=by, resolution=resolution, cells=cells, keep=keep, budget=budget, seed=seed)

@@ -1,0 +1,155 @@
+"""ViT-CX: the patches' own features as masks, weighted by the causal effect of showing nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.errors import MethodError
+from vitreous.methods.asking import Questioning, all_targets, unperturbed
+from vitreous.methods.masks import seeded
+from vitreous.methods.pixel_maps import Resolution, patch_means
+from vitreous.methods.registry import register
+from vitreous.methods.view import View, exact
+from vitreous.tape import Needs
+from vitreous.tape.output import explained
+
+
+class VitCx(Questioning):
+    """Σ_j s_j M_j / Σ_j M_j / N with s_j = p(x M_j + n_j) - p(x + n_j) + p(x) (ViT-CX eqs. 4 to 7).
+
+    The M_j are sums of alike channels behind the first norm of the last block, scaled to 0..1; alike are those that
+    complete linkage joins below a cosine distance of ``threshold``. n_j is normal noise of deviation ``noise`` times
+    1 - M_j. The division by N, the number of masks, is the authors' program's.
+
+    Args:
+        resolution: a map of pixels, or its averages over patches; masks are of pixels, as in the paper.
+        threshold: channels below this cosine distance are joined.
+        noise: the deviation of the noise.
+        budget: evaluations per image, two per mask; channels are joined until it suffices. ``None`` for any number.
+        seed: of the noise.
+        noises: for each image, instead of random ones: standard normal noise (masks, channels, height, width).
+    """
+
+    def __init__(
+        self,
+        *,
+        resolution: Resolution = "pixel",
+        threshold: float = 0.1,
+        noise: float = 0.1,
+        budget: int | None = None,
+        seed: int = 0,
+        noises: list[Tensor] | None = None,
+    ) -> None:
+        if budget is not None and budget < 2:
+            raise MethodError("budget must be at least 2: every mask takes two evaluations")
+        self.resolution, self._threshold, self._noise = resolution, threshold, noise
+        self._masks_at_most = None if budget is None else budget // 2
+        self._seed, self._given = seed, noises
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """The features behind the first norm of the last block."""
+        del layer
+        return Needs(norms=frozenset({depth - 1}))
+
+    def maps(self, view: View) -> Tensor:
+        """The weighted mean of the masks; images differ in their number, so each is asked by itself."""
+        found = []
+        before = unperturbed(view, "probability")
+        for image, channels in enumerate(self.channels(view)):
+            masks = joined(channels, clusters(channels, self._threshold, self._masks_at_most))
+            effects = self._effects(view, image, masks) + before[image, :, None]
+            found.append(effects @ masks / masks.sum(dim=0).clamp(min=torch.finfo(masks.dtype).tiny) / len(masks))
+        maps = torch.stack(found)
+        return maps if self.resolution == "pixel" else patch_means(maps, view.subject.size, view.layout.grid)
+
+    def channels(self, view: View) -> Tensor:
+        """The features of the patches as maps of pixels between 0 and 1, (batch, channels, height x width)."""
+        features = view.norm(view.depth - 1)[:, view.layout.prefix :].mT
+        maps = features.reshape(*features.shape[:2], *view.layout.grid)
+        enlarged = torch.nn.functional.interpolate(maps, view.subject.size, mode="bilinear", align_corners=False)
+        return scaled(enlarged.flatten(2))
+
+    def _effects(self, view: View, image: int, masks: Tensor) -> Tensor:
+        """p(x M_j + n_j) - p(x + n_j) of every target, (targets, masks)."""
+        subject = view.subject
+        picture, target = subject.images[image], all_targets(view)[image]
+        pixels = masks.view(-1, 1, *subject.size).to(picture)
+        generator = seeded(self._seed)
+        effects = []
+        for numbers in torch.split(torch.arange(len(masks)), max(1, subject.batch // 2)):
+            mask = pixels[numbers]
+            noise = self._standard_noise(image, numbers, picture, generator) * self._noise * (1 - mask)
+            said = explained(exact(subject.logits(torch.cat((picture * mask + noise, picture + noise)))), "probability")
+            alone, whole = said[:, target].chunk(2)
+            effects.append(alone - whole)
+        return torch.cat(effects).T.to(masks)
+
+    def _standard_noise(self, image: int, numbers: Tensor, picture: Tensor, generator: torch.Generator) -> Tensor:
+        if self._given is not None:
+            return self._given[image][numbers]
+        # One draw per mask, so that the numbers do not depend on how many are asked at once.
+        draws = [torch.randn(picture.shape, generator=generator) for _ in numbers]
+        return torch.stack(draws).to(picture)
+
+
+def scaled(maps: Tensor) -> Tensor:
+    """Every map stretched over 0..1; constant ones become 0."""
+    low, high = maps.amin(dim=-1, keepdim=True), maps.amax(dim=-1, keepdim=True)
+    return (maps - low) / (high - low).masked_fill(high == low, 1)
+
+
+def joined(channels: Tensor, labels: Tensor) -> Tensor:
+    """The sum of the channels of every cluster, scaled."""
+    sums = channels.new_zeros(int(labels.max()) + 1, channels.shape[1])
+    return scaled(sums.index_add_(0, labels.to(channels.device), channels))
+
+
+def clusters(channels: Tensor, threshold: float, at_most: int | None) -> Tensor:
+    """Cluster numbers (channels,) by complete linkage of cosine distances, in the order of first members."""
+    directions = torch.nn.functional.normalize(channels, dim=1)
+    distance = (1 - directions @ directions.T).double().cpu().numpy()
+    return torch.from_numpy(complete_linkage(distance, threshold, at_most or len(distance)))
+
+
+def complete_linkage(distance: np.ndarray, threshold: float, at_most: int) -> np.ndarray:
+    """Join the two nearest clusters while they are nearer than ``threshold`` or there are more than ``at_most``.
+
+    The distance of two clusters is that of their two members farthest apart.
+    """
+    labels = np.arange(len(distance))
+    between = distance.copy()
+    np.fill_diagonal(between, np.inf)
+    for left in range(len(distance), 1, -1):
+        first, second = sorted(np.unravel_index(between.argmin(), between.shape))
+        if between[first, second] >= threshold and left <= at_most:
+            break
+        between[first] = between[:, first] = np.maximum(between[first], between[second])
+        between[second] = between[:, second] = np.inf
+        between[first, first] = np.inf
+        labels[labels == second] = first
+    return np.unique(labels, return_inverse=True)[1]
+
+
+@register(
+    "vitcx",
+    family="perturbation",
+    paper="Xie, Li, Cao, Zhang: ViT-CX: Causal Explanation of Vision Transformers, IJCAI",
+    year=2023,
+    class_specific=True,
+    signed=False,
+    propagates=True,  # its map may be one of pixels
+)
+def vitcx(
+    *,
+    resolution: Annotated[Resolution, "one score per patch, the mean of its pixels, or one per pixel"] = "patch",
+    threshold: Annotated[float, "channels nearer than this are one mask"] = 0.1,
+    noise: Annotated[float, "the deviation of the noise where the mask hides"] = 0.1,
+    budget: Annotated[int | None, "how many evaluations an image may cost at most; any number by default"] = None,
+    seed: Annotated[int, "of the noise"] = 0,
+) -> VitCx:
+    """The features of the last block as masks, weighted by the causal effect of showing nothing else."""
+    return VitCx(resolution=resolution, threshold=threshold, noise=noise, budget=budget, seed=seed)

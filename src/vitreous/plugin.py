@@ -1,0 +1,129 @@
+"""Your own method: one function with a decorator, in a file of your own.
+
+    from vitreous.plugin import method
+
+    @method("value_length", values=("attention",), summary="How long a token's value vectors are.")
+    def value_length(view, layer):
+        return view.attention(layer).value.norm(dim=-1).mean(dim=1)
+
+Use it as ``vitreous explain photo.jpg --plugin my_method.py --method value_length.skipplus``, or from Python after
+importing the file. A package may name its module in the entry-point group ``vitreous.methods`` instead.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from torch import Tensor
+
+from vitreous.errors import MethodError
+from vitreous.methods import TokenReadout, View, register
+from vitreous.tape import Pass
+
+Read = Callable[[View, int], Tensor]
+ENTRY_POINTS = "vitreous.methods"
+
+
+def method(
+    name: str,
+    *,
+    values: tuple[str, ...] = (),
+    slopes: tuple[str, ...] = (),
+    rule: str = "plain",
+    objective: str = "logit",
+    signed: bool = False,
+    layer: int = 0,
+    aggregation: str | None = None,
+    summary: str = "",
+    paper: str = "unpublished",
+    year: int = 0,
+) -> Callable[[Read], Read]:
+    """Make a method of a function ``(view, layer) -> (batch, tokens)``: the scores of all tokens at one block.
+
+    ``.plus``, ``.skipplus``, ``.propagate`` and ``:layer=`` come by themselves.
+
+    Args:
+        name: how it is spelled.
+        values: what is read at the layer, fields of ``vitreous.tape.Needs``: tokens, norms, halves, attention,
+            attention_rows.
+        slopes: of which of these the gradient is read, fields of ``vitreous.tape.GradientNeeds``: tokens, norms,
+            attention, biases. With any, the method depends on the class.
+        rule: the rule that the backward pass follows.
+        objective: ``logit`` or ``probability``.
+        signed: whether the sign of the scores means something.
+        layer: the block that is read where the spelling does not combine several.
+        aggregation: how blocks are combined where the spelling does not say.
+        summary: one sentence on what it shows; the docstring's first line by default.
+        paper: where it is published.
+        year: when.
+    """
+
+    def enter(read: Read) -> Read:
+        readout = _FunctionReadout(read, values, slopes, Pass(rule, objective))
+
+        def make() -> TokenReadout:
+            return readout
+
+        make.__doc__ = summary or read.__doc__ or name
+        register(
+            name,
+            family="plugin",
+            paper=paper,
+            year=year,
+            class_specific=bool(slopes),
+            signed=signed,
+            aggregation=aggregation,
+            layer=layer,
+        )(make)
+        return read
+
+    return enter
+
+
+class _FunctionReadout(TokenReadout):
+    """A function as a read-out."""
+
+    def __init__(self, read: Read, values: tuple[str, ...], slopes: tuple[str, ...], backward: Pass) -> None:
+        self._read, self.values, self.slopes, self.backward = read, values, slopes, backward  # type: ignore[misc]
+
+    def read(self, view: View, layer: int) -> Tensor:
+        scores = self._read(view, layer)
+        expected = (len(view.tape.logits), view.layout.tokens)
+        if not isinstance(scores, Tensor) or tuple(scores.shape) != expected:
+            shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise MethodError(f"it must return scores of all tokens, {expected}, but returned {shape}")
+        return scores
+
+
+def load_plugin(path: str | Path) -> None:
+    """Run a file that registers methods.
+
+    Raises:
+        MethodError: it does not exist or does not run.
+    """
+    file = Path(path)
+    name = f"vitreous_plugin_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise MethodError(f"{file}: there is no such plugin, a Python file that registers methods")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except MethodError:
+        raise
+    except Exception as error:
+        raise MethodError(f"{file}: the plugin does not run: {type(error).__name__}: {error}") from error
+
+
+def load_entry_points() -> None:
+    """Import the modules that installed packages name in the group ``vitreous.methods``."""
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            point.load()
+        except Exception as error:
+            raise MethodError(f"the plugin {point.name!r} ({point.value}) does not load: {error}") from error

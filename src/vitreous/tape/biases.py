@@ -1,0 +1,120 @@
+"""Biases: what they and everything that counts as one contribute to the explained output, token by token.
+
+``BiasNotes`` is told of biases in the forward pass and has bias x gradient added up in backward passes that ask for it;
+``bias_scores`` gives the sums to tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import UnsupportedModelError
+from vitreous.tape.functions import InForce
+from vitreous.tape.layout import Layout
+from vitreous.tape.plan import Plan
+from vitreous.tape.progress import Progress
+from vitreous.tape.rules import ElementwiseCall
+
+# mypy: disable-error-code="no-untyped-call"
+
+Contribution = Callable[[Tensor], Tensor | None]
+
+
+class BiasNotes:
+    """Notes biases in the layers that a plan asks for."""
+
+    def __init__(self, plan: Plan, progress: Progress, in_force: InForce, *, batch_first: bool) -> None:
+        self._plan, self._progress, self._in_force = plan, progress, in_force
+        self._tokens_first = not batch_first
+
+    def note(self, output: Tensor, bias: Tensor | None, *, tokens_first: bool | None = None) -> None:
+        """A bias contributes bias x gradient."""
+        if bias is not None:
+            constant = bias.detach()
+            self._add_up(output, lambda gradient: gradient * constant, tokens_first=tokens_first)
+
+    def note_residue(self, output: Tensor, call: ElementwiseCall) -> None:
+        """What the slope leaves unexplained of an activation contributes like a bias."""
+        in_force = self._in_force
+
+        def contribution(gradient: Tensor) -> Tensor | None:
+            left = in_force.rule.residue(call)
+            return None if left is None else gradient * left
+
+        self._add_up(output, contribution)
+
+    def note_gated(self, output: Tensor) -> None:
+        """A product u g(u): where the gate has a gradient both factors explain it, and one of the two is taken back."""
+        in_force, product = self._in_force, output.detach()
+        self._add_up(output, lambda gradient: None if in_force.rule.constant_gates else -gradient * product)
+
+    def note_shifted(self, gate: Tensor) -> None:
+        """A constant plus a gate, 1 + tanh(...): not followed any further where the gate has a gradient."""
+        in_force = self._in_force
+
+        def refuse(gradient: Tensor) -> Tensor | None:
+            del gradient
+            if in_force.rule.constant_gates:
+                return None
+            raise UnsupportedModelError(
+                "the model writes out its activation function, with a constant added to a gate; what of it counts as a "
+                f"bias is not known under rule={in_force.rule.name}, but it is under rule=libra or rule=frozen"
+            )
+
+        self._add_up(gate, refuse)
+
+    def _add_up(self, output: Tensor, contribution: Contribution, *, tokens_first: bool | None = None) -> None:
+        """Have what ``contribution`` makes of the gradient at ``output`` added up, summed over channels."""
+        layer, in_force = self._progress.layer, self._in_force
+        if layer is None or layer not in self._plan.biases or not output.requires_grad:
+            return
+        if tokens_first is None:
+            tokens_first = self._tokens_first and self._progress.inside_block
+
+        def note(gradient: Tensor | None) -> None:
+            # Autograd hands on None for nothing: q and k under a rule that holds A constant.
+            if gradient is None or not in_force.wants_biases_of(layer):
+                return
+            half = gradient.dtype in (torch.float16, torch.bfloat16)
+            found = contribution(gradient.float() if half else gradient)
+            if found is not None:
+                found = found.sum(dim=-1)
+                in_force.add_bias(layer, found.transpose(0, 1) if tokens_first and found.dim() > 1 else found)
+
+        output.register_hook(note)
+
+
+def bias_scores(contributions: Iterable[Tensor], layout: Layout, batch: int, *, behind: bool) -> Tensor:
+    """The sum of bias x gradient, already summed over channels, by token: (batch, tokens).
+
+    A bias belongs to the token that it was added to. Behind the pooling it belongs to the tokens that the head reads,
+    in equal parts: to the class token, where there is one.
+    """
+    read = torch.zeros(layout.tokens, dtype=torch.float64)
+    read[layout.read.cpu()] = 1 / len(layout.read)
+    placed = []
+    for contribution in contributions:
+        by_token = _by_token(contribution, layout, batch)
+        if by_token is None and not behind:
+            raise UnsupportedModelError(
+                f"a bias inside a block acts on something of shape {tuple(contribution.shape)}, channels left out, "
+                f"where there are {layout.tokens} tokens: it is not known which token it belongs to"
+            )
+        if by_token is None:
+            by_token = contribution.reshape(batch, -1).sum(dim=1, keepdim=True) * read.to(contribution)
+        placed.append(by_token)
+    return torch.stack(placed).sum(dim=0)
+
+
+def _by_token(contribution: Tensor, layout: Layout, batch: int) -> Tensor | None:
+    """A contribution as (batch, tokens), if it has tokens: heads are added up, prefix tokens may have been cut off."""
+    if contribution.dim() > 1 and contribution.shape[0] != batch:
+        contribution = contribution.transpose(0, 1)
+    if contribution.dim() == 3:
+        contribution = contribution.sum(dim=1 if contribution.shape[2] == layout.tokens else 2)
+    if contribution.dim() != 2 or contribution.shape[1] not in (layout.tokens, layout.patches):
+        return None
+    return torch.nn.functional.pad(contribution, (layout.tokens - contribution.shape[1], 0))

@@ -1,0 +1,135 @@
+"""True Token Masking: a model runs on some of the patches only, the others are dropped behind the position embedding.
+
+Dropped tokens are really gone from the first block on, so the cost falls with the tokens kept. The model is not edited
+and is written for all tokens; where it brings a table with one row for every token of the whole picture (rotary
+positions, relative position bias, attention masks), the rows of the kept ones are taken when the table meets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.anatomy import Anatomy
+from vitreous.errors import UnsupportedModelError
+from vitreous.tape import interception as heard
+from vitreous.tape.interception import Handler, Interception
+
+
+class Dropping:
+    """Listens to one forward pass and takes the dropped patches out at the first block.
+
+    Args:
+        anatomy: where the blocks are.
+        kept: the patches that stay, (batch, k), ascending in every row.
+        patches: how many patches a whole picture has.
+    """
+
+    def __init__(self, anatomy: Anatomy, kept: Tensor, patches: int) -> None:
+        self._anatomy, self._kept, self._patches = anatomy, kept, patches
+        self._tokens: Tensor | None = None  # indices of the kept tokens, prefix included, once the first block has run
+        self._prefix = 0
+
+    def listening(self) -> Interception:
+        """The context in which the model has to run."""
+        handlers: dict[Callable[..., Any], Handler] = {
+            **dict.fromkeys((*heard.ADDITION, *heard.ADDITION_IN_PLACE), self._on_pair),
+            **dict.fromkeys((*heard.MULTIPLICATION, *heard.MULTIPLICATION_IN_PLACE), self._on_pair),
+            **dict.fromkeys((torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_), self._on_pair),
+            **dict.fromkeys(heard.ATTENTION, self._on_attention),
+            **dict.fromkeys((torch.split, Tensor.split), self._on_split),
+        }
+        return Interception(self, handlers, frozenset({self._anatomy.blocks[0].module}))
+
+    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Take the kept tokens; only the first block is listened to."""
+        del module
+        stream: Tensor = arguments[0]
+        token_axis = 1 if self._anatomy.batch_first else 0
+        count = stream.shape[token_axis]
+        self._prefix = count - self._patches
+        self._tokens = with_prefix(self._kept, self._prefix)
+        index = self._tokens if token_axis == 1 else self._tokens.T
+        return (torch.take_along_dim(stream, index[..., None], dim=token_axis), *arguments[1:])
+
+    def leave(self, module: nn.Module, output: Any) -> Any:
+        """Nothing to do."""
+        del module, output
+
+    def _on_pair(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A table that is added to the kept tokens, multiplied with them, or tells where to fill them."""
+        if self._tokens is not None and len(args) > 1 and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
+            first, second = args[0], args[1]
+            args = (self._fitted(first, second), self._fitted(second, first), *args[2:])
+        return func(*args, **kwargs)
+
+    def _on_attention(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The mask or position bias of a fused attention call."""
+        if self._tokens is not None:
+            query, key = args[0], args[1]
+            scores = query[..., :1].expand(*query.shape[:-1], key.shape[-2])
+            if len(args) > 3 and isinstance(args[3], Tensor):
+                args = (*args[:3], self._fitted(args[3], scores), *args[4:])
+            elif isinstance(kwargs.get("attn_mask"), Tensor):
+                kwargs = {**kwargs, "attn_mask": self._fitted(kwargs["attn_mask"], scores)}
+        return func(*args, **kwargs)
+
+    def _on_split(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Prefix tokens and patches taken apart by the size of the table that the patches will meet."""
+        sizes = args[1] if len(args) > 1 else None
+        if self._tokens is not None and isinstance(sizes, tuple | list) and tuple(sizes[1:]) == (self._patches,):
+            args = (args[0], [self._prefix, self._kept.shape[1]], *args[2:])
+        return func(*args, **kwargs)
+
+    def _fitted(self, table: Tensor, stream: Tensor) -> Tensor:
+        """``table`` as it is, or its rows for the kept tokens where ``stream`` has those only."""
+        assert self._tokens is not None
+        for index, whole in ((self._tokens, self._prefix + self._patches), (self._kept, self._patches)):
+            count = index.shape[1]
+            if stream.dim() < 3 or table.dim() < 2 or table.shape[-2] != whole or stream.shape[-2] != count:
+                continue
+            index = index.view(len(index), *[1] * (stream.dim() - 3), count)  # noqa: PLW2901
+            if table.shape[-1] == whole and stream.shape[-1] == count:  # one row and one column for every token
+                rows = torch.take_along_dim(_lifted(table, stream), index[..., None], dim=-2)
+                return torch.take_along_dim(rows, index[..., None, :], dim=-1)
+            if table.shape[-1] in (1, stream.shape[-1]):
+                return torch.take_along_dim(_lifted(table, stream), index[..., None], dim=-2)
+        return table
+
+
+def with_prefix(kept: Tensor, prefix: int) -> Tensor:
+    """Token indices (batch, prefix + k) of the prefix tokens and the kept patches."""
+    first = torch.arange(prefix, device=kept.device).expand(len(kept), -1)
+    return torch.cat((first, kept + prefix), dim=1)
+
+
+def check_kept(kept: Tensor, images: int, patches: int) -> Tensor:
+    """``kept`` with ascending rows: which patches stay is a set, and tables have their rows in the picture's order.
+
+    Raises:
+        ValueError: it is not (images, k) indices of patches, each at most once.
+    """
+    if kept.dim() != 2 or len(kept) != images or kept.dtype != torch.int64:
+        raise ValueError(f"kept must be int64 of shape ({images}, k), not {kept.dtype} {tuple(kept.shape)}")
+    ascending = kept.sort(dim=1).values
+    if kept.shape[1] and (ascending.min() < 0 or ascending.max() >= patches):
+        raise ValueError(f"kept must hold patches from 0 to {patches - 1}")
+    if bool((ascending.diff(dim=1) == 0).any()):
+        raise ValueError("kept must hold every patch at most once")
+    return ascending
+
+
+def nothing_left(name: str) -> UnsupportedModelError:
+    """What is wrong with dropping all patches of a model that averages or attends over them."""
+    return UnsupportedModelError(
+        f"the head of {name} reads the patches, so nothing is left to read when all of them are dropped; "
+        "paint them instead (by=paint)"
+    )
+
+
+def _lifted(table: Tensor, stream: Tensor) -> Tensor:
+    """With as many dimensions as the stream, so that the first is the batch."""
+    return table.view(*[1] * (stream.dim() - table.dim()), *table.shape)

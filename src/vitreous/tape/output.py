@@ -1,0 +1,46 @@
+"""What a model says: the class scores in whatever it returns, and what is explained of them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import InputError
+
+Objective = Literal["probability", "logit", "log_probability"]
+
+
+def class_scores(output: Any, name: str, batch: int) -> Tensor:
+    """The logits (batch, classes) in the output of the model called ``name``.
+
+    Raises:
+        InputError: there are none, or they are not numbers.
+    """
+    found = output
+    if not isinstance(found, Tensor):
+        for attribute in ("logits", "image_embeds", "pooler_output"):
+            if isinstance(getattr(output, attribute, None), Tensor):
+                found = getattr(output, attribute)
+                break
+        else:
+            found = output[0] if isinstance(output, tuple) and output else output
+    if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != batch or found.shape[1] == 0:
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise InputError(f"{name} must return class scores of shape (batch, classes), but returned {shape}")
+    if bool((found.isnan() | found.isposinf()).any()):
+        raise InputError(f"{name} returned NaN or infinite class scores for these images in {found.dtype}")
+    return found
+
+
+def explained(logits: Tensor, objective: str) -> Tensor:
+    """The explained quantity of every class, (batch, classes); ``objective`` is an ``Objective``.
+
+    A single output is a yes-or-no model; its softmax would be 1 whatever it says.
+    """
+    if objective == "probability":
+        return torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, dim=1)
+    if objective == "log_probability":
+        return torch.nn.functional.logsigmoid(logits) if logits.shape[1] == 1 else torch.log_softmax(logits, dim=1)
+    return logits

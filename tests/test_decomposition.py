@@ -1,0 +1,277 @@
+"""AttIN, GlobEnc and ALTI against written-out vectors, and against what they promise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitreous
+from literal import decomposition as literal
+from literal import forward
+from recorded import Recorded, whole_matrix
+from small_models import golden_model, largest_difference, one_thread, random_images, small_vit
+from vitreous.anatomy import find_anatomy
+from vitreous.errors import UnsupportedModelError
+from vitreous.methods.linear_parts import missing_linear_part
+from vitreous.spelling import parse
+from vitreous.tape import Needs, Plan, record
+
+# As in test_literal: rounding is five digits smaller, any missing or doubled term far larger.
+EXACT = 1e-10
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    with one_thread():
+        yield
+
+
+# Written out ---------------------------------------------------------------------------------------------------------
+
+MODELS = {
+    "LayerScale": {"depth": 4, "seed": 1},
+    "registers": {"depth": 3, "seed": 2, "reg_tokens": 2, "no_embed_class": True},
+    "no LayerScale": {"depth": 3, "seed": 3, "init_values": None},
+    "one head": {"depth": 3, "seed": 4, "num_heads": 1},
+}
+LITERALS = {
+    "attin": literal.attin,
+    "attin:heads=apart": lambda *block: literal.attin(*block, heads="apart"),
+    "attin_residual": literal.attin_residual,
+    "attin_residual:norm=following": lambda *block: literal.attin_residual(*block, norm="following"),
+    "globenc": literal.globenc,
+    "alti": literal.alti,
+    "alti:zero=farthest": lambda *block: literal.alti(*block, zero="farthest"),
+    "alti:setting=original": lambda *block: literal.alti(*block, setting="original"),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda name: name)
+def case(request):
+    """A model, two images, and the literal forward pass of each."""
+    options = dict(MODELS[request.param])
+    model = small_vit(**options).requires_grad_(requires_grad=False)
+    pictures = random_images(2, seed=options["seed"])
+    return model, pictures, [forward.run(model, picture) for picture in pictures]
+
+
+def with_option(spelling: str, aggregation: str, option: str) -> str:
+    name, _, options = spelling.partition(":")
+    both = ",".join(part for part in (options, option) if part)
+    return f"{name}{aggregation}:{both}" if both else f"{name}{aggregation}"
+
+
+@torch.no_grad()
+def matrices(case, function) -> list[list[Tensor]]:
+    """The literal matrix of every image and block."""
+    model, _, records = case
+    return [[function(model, record, block) for block in range(record.depth)] for record in records]
+
+
+@pytest.mark.parametrize("spelling", LITERALS)
+def test_written_out_matrices_of_all_blocks(case, spelling):
+    model, pictures, records = case
+    expected = matrices(case, LITERALS[spelling])
+    for layer in range(records[0].depth):
+        at_layer = with_option(spelling, "", f"layer={layer}")
+        with Recorded(model, pictures, at_layer) as view:
+            found = whole_matrix(view, at_layer, at_once=True)
+        assert largest_difference(found, torch.stack([blocks[layer] for blocks in expected])) < EXACT
+
+
+@pytest.mark.parametrize("spelling", LITERALS)
+def test_written_out_aggregations(case, spelling):
+    model, pictures, records = case
+    prefix, depth = records[0].prefix, records[0].depth
+    identity = torch.eye(len(records[0].tokens[0]), dtype=torch.float64)
+    rolled = with_option(spelling, ".rollout", "residual=none")
+    halved = with_option(spelling, ".rollout", "residual=half")
+    summed, upper = with_option(spelling, ".plus", ""), with_option(spelling, ".skipplus", "")
+    found = vitreous.explain(model, pictures, [rolled, halved, summed, upper]).scores
+    for image, blocks in enumerate(matrices(case, LITERALS[spelling])):
+        product, halves = identity, identity
+        for matrix in blocks:
+            product, halves = matrix @ product, (identity + matrix) / 2 @ halves
+        expected = {rolled: product, halved: halves, summed: sum(blocks), upper: sum(blocks[(depth + 1) // 2 :])}
+        for name, matrix in expected.items():
+            assert largest_difference(found[name][image], matrix[0, prefix:]) < EXACT, name
+
+
+def test_defaults_are_the_last_block_of_attin_and_plain_products_of_the_others(case):
+    model, pictures, _ = case
+    names = {
+        "attin": "attin:layer=-1",
+        "attin_residual": "attin_residual:layer=-1",
+        "globenc": "globenc.rollout:residual=none",
+        "alti": "alti.rollout:residual=none,setting=skipplus,zero=length",
+    }
+    found = vitreous.explain(model, pictures, [*names, *names.values()]).scores
+    for short, long in names.items():
+        assert torch.equal(found[short], found[long])
+
+
+def test_the_written_out_parts_add_up_to_the_stream(case):
+    """All parts of token i, with the biases of the values, and the output projection's bias are the real token i."""
+    model, _, records = case
+    with torch.no_grad():
+        for block, module in enumerate(model.blocks):
+            bias = forward.scaled(module.ls1, module.attn.proj.bias)
+            whole = literal.stream_parts(model, records[0], block, biases=True).sum(dim=1) + bias
+            assert largest_difference(whole, records[0].middle[block]) < EXACT
+
+
+# What they promise ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spelling", ["alti", "alti:zero=farthest", "alti:setting=original"])
+def test_alti_shares_out_the_whole_of_every_token(case, spelling):
+    model, pictures, records = case
+    at_layer = with_option(spelling, "", f"layer={records[0].depth - 1}")
+    with Recorded(model, pictures, at_layer) as view:
+        shares = whole_matrix(view, at_layer, at_once=True)
+    assert (shares >= 0).all()
+    torch.testing.assert_close(shares.sum(dim=-1), torch.ones_like(shares[..., 0]), rtol=0, atol=1e-12)
+    assert (shares.std(dim=-1) > 1e-3).all()  # equal shares would do it, too
+
+
+def test_a_token_with_nothing_near_it_has_no_shares_rather_than_nan():
+    """LayerScale of 0 and a large feed-forward bias: every part is farther from the output than zero is."""
+    model, pictures = small_vit(depth=2, seed=5), random_images(1)
+    with torch.no_grad():
+        model.blocks[1].ls1.gamma.zero_()
+        model.blocks[1].mlp.fc2.weight.zero_()
+        model.blocks[1].norm2.weight.zero_()
+        # Far on the other side of where the tokens are.
+        tokens = forward.run(model, pictures[0]).middle[1]
+        model.blocks[1].mlp.fc2.bias.copy_(-100 * tokens[0])
+    scores = vitreous.explain(model, pictures, ["alti:layer=1", "alti"]).scores
+    for maps in scores.values():
+        assert not maps.any()
+
+
+def test_attin_of_one_head_is_attention_times_the_values_length():
+    model, pictures = small_vit(num_heads=1, seed=7), random_images(1)
+    record_ = forward.run(model, pictures[0])
+    block = model.blocks[-1]
+    with torch.no_grad():
+        carried = forward.scaled(block.ls1, record_.value[-1][0] @ block.attn.proj.weight.T)
+        expected = record_.attention[-1][0][0] * carried.norm(dim=-1)
+    for spelling in ("attin", "attin:heads=apart"):
+        scores = vitreous.explain(model, pictures, spelling).scores[spelling]
+        assert largest_difference(scores[0], expected[1:]) < EXACT
+
+
+def test_heads_together_are_no_longer_than_heads_apart():
+    """||Σ_h|| <= Σ_h ||: the triangle inequality, and three heads that do not point the same way."""
+    model, pictures = small_vit(seed=8), random_images(2)
+    scores = vitreous.explain(model, pictures, ["attin", "attin:heads=apart"]).scores
+    assert (scores["attin"] < 3 * scores["attin:heads=apart"]).all()
+
+
+def test_value_biases_count_in_attin_and_not_in_globenc():
+    model, pictures = small_vit(depth=1, seed=9), random_images(1)
+    names = ["attin", "alti:setting=original", "globenc", "alti"]
+    before = vitreous.explain(model, pictures, names).scores
+    with torch.no_grad():
+        # A bias of the values that the output projection's takes back: the model stays the same function.
+        block = model.blocks[0].attn
+        block.qkv.bias[48:] += 1
+        block.proj.bias -= block.proj.weight.sum(dim=1)
+    after = vitreous.explain(model, pictures, names).scores
+    for name in names:
+        assert (largest_difference(after[name], before[name]) < EXACT) == (name in {"globenc", "alti"}), name
+
+
+@pytest.mark.parametrize("spelling", [*LITERALS, "globenc.skipplus", "alti.plus"])
+def test_a_batch_gives_what_single_images_give(spelling):
+    model, pictures = small_vit(seed=10), random_images(3)
+    together = vitreous.explain(model, pictures, spelling).scores[spelling]
+    for index, picture in enumerate(pictures):
+        alone = vitreous.explain(model, picture[None], spelling).scores[spelling]
+        assert largest_difference(alone[0], together[index]) < EXACT
+
+
+def test_several_pieces_give_what_one_gives(monkeypatch):
+    """Pieces of rows and of columns, both smaller than the 17 tokens and not dividing them."""
+    model, pictures = small_vit(seed=11), random_images(2)
+    whole = vitreous.explain(model, pictures, list(LITERALS)).scores
+    monkeypatch.setattr("vitreous.tape.attention._PIECE", 2 * 3 * 17 * 5)
+    monkeypatch.setattr("vitreous.methods.contributions._CACHED", 5 * 24 * 3)
+    pieces = vitreous.explain(model, pictures, list(LITERALS)).scores
+    for spelling in LITERALS:
+        assert largest_difference(pieces[spelling], whole[spelling]) < EXACT
+
+
+def test_a_deep_rollout_of_lengths_stays_finite_in_float32():
+    """Lengths multiply: rows that sum to some hundreds leave float32's range within 16 blocks."""
+    model = small_vit(depth=24, seed=12, dtype=torch.float32)
+    with torch.no_grad():
+        model.blocks[0].ls1.gamma *= 30
+    scores = vitreous.explain(model, random_images(1, dtype=torch.float32), "globenc").scores["globenc"]
+    assert scores.max() > torch.finfo(torch.float32).max
+    assert torch.isfinite(scores).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gives_the_same_picture(dtype):
+    """Half precision has 3 digits (bfloat16: 2); the maps' shape survives, which a wrong part would not."""
+    model, pictures = golden_model()
+    names = ["attin", "attin_residual", "globenc.skipplus", "alti", "alti:setting=original"]
+    exact = vitreous.explain(model, pictures, names).scores
+    half = vitreous.explain(model.to(dtype), pictures.to(dtype), names).scores
+    for name in names:
+        assert largest_difference(half[name], exact[name]) < 0.1, name
+
+
+# Refusals ------------------------------------------------------------------------------------------------------------
+
+
+class NormedValues(nn.Module):
+    """Attention whose values are not what qkv gives: they have a norm of their own."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.qkv, self.proj, self.num_heads = attention.qkv, attention.proj, attention.num_heads
+
+    def forward(self, tokens: Tensor, **_: object) -> Tensor:
+        batch, count, width = tokens.shape
+        query, key, value = self.qkv(tokens).reshape(batch, count, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        value = nn.functional.normalize(value, dim=-1)
+        output = nn.functional.scaled_dot_product_attention(query, key, value)
+        return self.proj(output.transpose(1, 2).reshape(batch, count, width))
+
+
+def test_values_that_are_no_linear_map_are_seen_and_refused():
+    model, pictures = small_vit(seed=13), random_images(1)
+    for block in model.blocks:
+        block.attn = NormedValues(block.attn)
+    with pytest.raises(UnsupportedModelError, match=r"globenc .*lead from the first norm to the values.*attin"):
+        vitreous.explain(model, pictures, "globenc")
+    # These take the values as they are.
+    scores = vitreous.explain(model, pictures, ["attin", "alti:setting=original"]).scores
+    assert all(torch.isfinite(maps).all() for maps in scores.values())
+
+
+class TanhNorm(nn.Module):
+    """A norm that is no linear map even with its deviation held fixed."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.tanh(tokens)
+
+
+def test_norms_that_are_no_linear_map_are_refused():
+    model, pictures = small_vit(seed=14), random_images(1)
+    for block in model.blocks:
+        block.norm2 = TanhNorm()
+    for spelling in ("globenc", "alti", "attin_residual:norm=following"):
+        with pytest.raises(UnsupportedModelError, match=r"TanhNorm in block \d is neither LayerNorm nor RMSNorm"):
+            vitreous.explain(model, pictures, spelling)
+    assert torch.isfinite(vitreous.explain(model, pictures, "attin_residual").scores["attin_residual"]).all()
+
+
+def test_a_run_that_was_recorded_for_others_can_still_be_asked_what_would_work():
+    model, pictures = small_vit(depth=2), random_images(1)
+    anatomy = find_anatomy(model)
+    with record(model, anatomy, pictures, Plan(anatomy.depth, Needs())) as tape:
+        assert missing_linear_part(tape, parse("globenc").needs(tape.depth)) is None

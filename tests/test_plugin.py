@@ -1,0 +1,89 @@
+"""A newcomer's own method: one function in a file of their own, from Python and from the command line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitreous
+from small_models import golden_model
+from vitreous.errors import MethodError
+from vitreous.methods import list_methods
+from vitreous.methods.registry import _methods
+from vitreous.plugin import load_plugin
+
+PLUGIN = '''
+from vitreous.plugin import method
+
+@method("{name}", values=("tokens",), slopes=("tokens",), signed=True)
+def mine(view, layer):
+    """Token x gradient, written again."""
+    return (view.tokens(layer) * view.token_gradient(mine_pass, layer)).sum(-1)
+
+from vitreous.tape import Pass
+mine_pass = Pass("plain", "logit")
+'''
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """A plugin file; what it registers is forgotten again."""
+    before = dict(_methods)
+    file = tmp_path / "my_method.py"
+    file.write_text(PLUGIN.format(name="mine"))
+    yield file
+    _methods.clear()
+    _methods.update(before)
+
+
+def test_a_plugin_is_a_method_like_any_other(plugin):
+    model, images = golden_model()
+    load_plugin(plugin)
+    ours, theirs = "mine.skipplus", "ixg.skipplus"
+    explanation = vitreous.explain(model, images, [ours, theirs])
+    # The same arithmetic in the same order.
+    assert torch.equal(explanation.scores[ours], explanation.scores[theirs])
+    assert explanation.signed[ours]
+    info = next(info for info in list_methods() if info.name == "mine")
+    assert (info.family, info.class_specific, info.summary) == ("plugin", True, "Token x gradient, written again.")
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path, plugin):
+    taken = tmp_path / "taken.py"
+    taken.write_text(PLUGIN.format(name="gae"))
+    with pytest.raises(MethodError, match="there is a method 'gae' already"):
+        load_plugin(taken)
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "no such plugin"), ("1 / 0", "ZeroDivisionError")])
+def test_a_plugin_that_does_not_run_is_one_sentence(tmp_path, content, reason):
+    file = tmp_path / "broken.py"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(MethodError, match=reason):
+        load_plugin(file)
+
+
+def test_scores_of_the_wrong_shape_are_refused(tmp_path, plugin):
+    file = tmp_path / "wrong.py"
+    file.write_text(PLUGIN.format(name="wrong").replace(".sum(-1)", ""))
+    load_plugin(file)
+    model, images = golden_model()
+    with pytest.raises(MethodError, match="must return scores of all tokens"):
+        vitreous.explain(model, images, "wrong")
+
+
+def test_the_command_line_takes_a_plugin(plugin, tmp_path):
+    command = [sys.executable, "-m", "vitreous", "explain", "demo", "--plugin", str(plugin), "--method", "mine.plus"]
+    model = ["--model", "timm/vit_tiny_patch16_224@random", "--out", str(tmp_path / "out")]
+    result = subprocess.run([*command, *model], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert list(Path(tmp_path / "out").glob("*/overlay-*mine*.png"))
+
+
+def test_the_page_of_all_methods_is_up_to_date():
+    script = Path(__file__).parents[1] / "scripts" / "write_methods_page.py"
+    result = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
