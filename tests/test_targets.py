@@ -15,6 +15,8 @@ import vitreous
 from small_models import CLASSES, PATCHES, largest_difference, one_thread, random_images, small_vit
 
 SAME = 1e-12
+# LRP with its original rules divides by numbers near 0, so the kernel that another plan chooses shows: measured 2e-12.
+MAGNIFIED = {"lrp": 1e-9}
 # All that read one recorded run; LeGrad asks the head once more, the others that run again ask much more.
 INFOS = [info for info in vitreous.list_methods() if not info.make().runs_again and info.name != "legrad"]
 CLASS_SPECIFIC = [info.name for info in INFOS if info.class_specific]
@@ -45,7 +47,7 @@ def every_class(model):
 def check(scores, expected):
     assert set(scores) == set(expected)
     for name, maps in scores.items():
-        assert largest_difference(maps, expected[name]) < SAME, name
+        assert largest_difference(maps, expected[name]) < MAGNIFIED.get(name, SAME), name
 
 
 def test_classes_and_images_differ(every_class):

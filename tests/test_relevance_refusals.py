@@ -1,0 +1,124 @@
+"""What relevance propagation refuses, and why: a part that no rule knows would make a silently wrong map."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import vitreous
+from small_models import SIZE, largest_difference, one_thread, random_images, randomise, small_vit
+from vitreous.errors import MethodError, UnsupportedModelError
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    with one_thread():
+        yield
+
+
+def with_layer(change) -> VisionTransformer:
+    """A small ViT with something done to its feed-forward output in the first block."""
+
+    class Changed(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return change(self.inner(tokens))
+
+    model = small_vit(depth=2)
+    model.blocks[0].mlp = Changed(model.blocks[0].mlp)
+    return model
+
+
+def in_place(tokens: torch.Tensor) -> torch.Tensor:
+    tokens = tokens.clone()
+    tokens += 1
+    return tokens
+
+
+def divided_by_own_size(tokens: torch.Tensor) -> torch.Tensor:
+    return tokens / tokens.abs().sum(dim=-1, keepdim=True)
+
+
+REFUSED = {
+    "an unknown function": (torch.sin, r"no relevance rule for its sin\(\)"),
+    "a difference": (lambda tokens: tokens - 1, "no relevance rule for its (__sub__|sub)"),
+    "a number added": (lambda tokens: tokens + 1, "adds a number"),
+    "arithmetic in place": (in_place, r"no relevance rule for its add_\(\)"),
+    "a division by the stream": (divided_by_own_size, "abs|depends on the tokens"),
+    "a running sum": (lambda tokens: tokens.cumsum(dim=1), "cumsum"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("method", ["transattr", "lrp", "abslrp"])
+def test_what_no_rule_knows_is_refused(name, method):
+    change, reason = REFUSED[name]
+    with pytest.raises(UnsupportedModelError, match=reason):
+        vitreous.explain(with_layer(change), random_images(1), method)
+
+
+def test_what_lies_below_the_blocks_that_are_read_does_not_matter():
+    model = with_layer(torch.sin)
+    alone = vitreous.explain(model, random_images(1), "plrp").scores["plrp"]
+    assert alone.any()
+    beside = vitreous.explain(model, random_images(1), ["plrp", "ixg"]).scores["plrp"]
+    assert largest_difference(beside, alone) < 1e-10
+
+
+def test_relevance_methods_are_not_recommended_where_they_were_not_tried():
+    with pytest.raises(UnsupportedModelError) as caught:
+        vitreous.explain(with_layer(torch.sin), random_images(1), "transattr")
+    assert "transattr," not in str(caught.value).split("Methods that work on it:")[1]
+    assert "gae" in str(caught.value)
+
+
+def test_relative_positions_in_the_scores_are_refused():
+    model = timm.models.beit.Beit(
+        img_size=SIZE, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=5, use_rel_pos_bias=True
+    )
+    model = randomise(model).double().eval()
+    with pytest.raises(UnsupportedModelError, match="relative positions or a mask"):
+        vitreous.explain(model, random_images(1), "transattr")
+
+
+def test_rotated_positions_are_refused():
+    model = timm.models.eva.Eva(
+        img_size=SIZE, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=5, use_rot_pos_emb=True
+    )
+    model = randomise(model).double().eval()
+    with pytest.raises(UnsupportedModelError, match="transattr cannot explain"):
+        vitreous.explain(model, random_images(1), "transattr")
+
+
+def test_half_precision_is_refused():
+    model = small_vit(dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedModelError, match="float32"):
+        vitreous.explain(model, random_images(1, dtype=torch.bfloat16), "transattr")
+
+
+def test_a_convolutional_stem_is_refused_on_the_way_to_the_pixels_only():
+    model = small_vit(depth=2)
+    model.patch_embed.proj = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 24, 2, 2)).double()
+    with pytest.raises(UnsupportedModelError, match="more convolutions"):
+        vitreous.explain(model, random_images(1), "lrp")
+    assert vitreous.explain(model, random_images(1), "transattr").scores["transattr"].any()
+
+
+class Transposed(nn.Module):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values.transpose(1, 2)
+
+
+def test_patches_that_do_not_divide_the_picture_are_refused():
+    model = small_vit(depth=2)
+    model.patch_embed = nn.Sequential(nn.Conv2d(3, 24, 8, 7, padding=1), nn.Flatten(2), Transposed()).double()
+    images = random_images(1)[:, :, :31, :31]
+    with pytest.raises(MethodError, match="resolution=pixel"):
+        vitreous.explain(model, images, "lrp")
+    assert vitreous.explain(model, images, "lrp:resolution=pixel").scores["lrp:resolution=pixel"].shape == (1, 31 * 31)
