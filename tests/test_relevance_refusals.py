@@ -10,7 +10,7 @@ from torch import nn
 
 import vitreous
 from small_models import SIZE, largest_difference, one_thread, random_images, randomise, small_vit
-from vitreous.errors import MethodError, UnsupportedModelError
+from vitreous.errors import UnsupportedModelError
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -115,10 +115,12 @@ class Transposed(nn.Module):
         return values.transpose(1, 2)
 
 
-def test_patches_that_do_not_divide_the_picture_are_refused():
+def test_every_pixel_counts_once_where_patches_do_not_divide_the_picture():
     model = small_vit(depth=2)
     model.patch_embed = nn.Sequential(nn.Conv2d(3, 24, 8, 7, padding=1), nn.Flatten(2), Transposed()).double()
     images = random_images(1)[:, :, :31, :31]
-    with pytest.raises(MethodError, match="resolution=pixel"):
-        vitreous.explain(model, images, "lrp")
-    assert vitreous.explain(model, images, "lrp:resolution=pixel").scores["lrp:resolution=pixel"].shape == (1, 31 * 31)
+    spellings = ["lrp", "lrp:resolution=pixel"]
+    patches, pixels = (vitreous.explain(model, images, spelling).scores[spelling] for spelling in spellings)
+    assert (patches.shape, pixels.shape) == ((1, 16), (1, 31 * 31))
+    # The same numbers added in another order; LRP's are large and of both signs.
+    torch.testing.assert_close(patches.sum(), pixels.sum(), rtol=1e-9, atol=1e-12 * float(pixels.abs().sum()))
