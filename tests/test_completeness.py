@@ -1,0 +1,205 @@
+"""Completeness: under the Libra rule inputs and biases times gradient add up to the logit, whatever the model's parts.
+
+Sums over tokens include the prefix tokens, so they are taken of whole maps, not of the public ones.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from timm.layers import GELUTanh, GluMlp, RmsNorm, SwiGLU
+from timm.models.eva import Eva
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import vitreous
+from small_models import largest_difference, one_thread, random_images, randomise, small_vit
+from vitreous.errors import UnsupportedModelError
+from whole_maps import all_token_scores
+
+# Float64: the sum of some hundred signed terms of 1e-16 each, up to a thousand times as large as the logit.
+COMPLETE = 1e-9
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    with one_thread():
+        yield
+
+
+class WrittenOut(nn.Module):
+    """Activations that models write out by hand."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, values):
+        if self.form == "quick":
+            return values * torch.sigmoid(1.702 * values)
+        if self.form == "tanh":
+            inner = 0.79788456 * (values + 0.044715 * torch.pow(values, 3.0))
+            return 0.5 * values * (1.0 + torch.tanh(inner))
+        return values * 0.5 * (1.0 + torch.erf(values / 2**0.5))
+
+
+class HandNorm(nn.Module):
+    """RMSNorm by hand; ``root`` and ``power`` divide where others multiply by the inverse root."""
+
+    def __init__(self, width: int, form: str = "rsqrt", **_) -> None:
+        super().__init__()
+        self.weight, self.form = nn.Parameter(torch.ones(width)), form
+
+    def forward(self, tokens):
+        variance = tokens.pow(2).mean(-1, keepdim=True) + 1e-6
+        if self.form == "rsqrt":
+            return tokens * torch.rsqrt(variance) * self.weight
+        return tokens / (variance.sqrt() if self.form == "root" else torch.pow(variance, 0.5)) * self.weight
+
+
+class AddedBias(nn.Linear):
+    """A linear layer that adds its bias by hand."""
+
+    def forward(self, tokens):
+        return F.linear(tokens, self.weight) + self.bias
+
+
+class UnitFeature(nn.Module):
+    """CLIP without its text tower: a feature of unit length against given directions."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.visual, self.form = small_vit(depth=2, num_classes=12), form
+        generator = torch.Generator().manual_seed(3)
+        self.directions = nn.Parameter(torch.randn(12, 5, generator=generator, dtype=torch.float64))
+
+    def forward(self, images):
+        feature = self.visual(images)
+        lengths = {
+            "norm": lambda: feature.norm(dim=-1, keepdim=True),
+            "linalg.norm": lambda: torch.linalg.norm(feature, dim=-1, keepdim=True),
+            "vector_norm": lambda: torch.linalg.vector_norm(feature, dim=-1, keepdim=True),
+            "root of squares": lambda: feature.square().sum(-1, keepdim=True).sqrt(),
+            "power of squares": lambda: torch.pow(torch.sum(torch.pow(feature, 2), dim=-1, keepdim=True), 0.5),
+        }
+        unit = F.normalize(feature, dim=-1) if self.form == "normalize" else feature / lengths[self.form]()
+        return 100 * unit @ self.directions
+
+
+def eva02(**options) -> nn.Module:
+    """EVA-02: SwiGLU, rotary positions, a norm inside the feed-forward part."""
+    settings = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+    parts = {"swiglu_mlp": True, "scale_mlp": True, "use_rot_pos_emb": True}
+    return randomise(Eva(**settings, **parts, **options)).double().eval()
+
+
+def with_added_biases() -> nn.Module:
+    model = small_vit(depth=2)
+    for block in model.blocks:
+        block.mlp.fc1.__class__ = AddedBias
+    return model
+
+
+PLAIN_MODELS = {
+    "pre-norm": partial(small_vit, init_values=None),
+    "LayerScale": small_vit,
+    "q and k normalised": partial(small_vit, qk_norm=True),
+    "registers": partial(small_vit, reg_tokens=3),
+    "averaged patches": partial(small_vit, global_pool="avg"),
+    "pooled by attention": partial(small_vit, global_pool="map"),
+    "as many heads as tokens": partial(small_vit, num_heads=17, embed_dim=34, qk_norm=True),
+    "RMSNorm": partial(small_vit, norm_layer=RmsNorm),
+    "RMSNorm by inverse root": partial(small_vit, norm_layer=HandNorm),
+    "RMSNorm by root": partial(small_vit, norm_layer=partial(HandNorm, form="root")),
+    "RMSNorm by power": partial(small_vit, norm_layer=partial(HandNorm, form="power")),
+    "biases added by hand": with_added_biases,
+    "a gate that is only a gate": partial(small_vit, mlp_layer=GluMlp, act_layer=nn.Sigmoid),
+    "ReLU": partial(small_vit, act_layer=nn.ReLU),
+    "tanh GELU": partial(small_vit, act_layer=GELUTanh),
+    "QuickGELU": partial(small_vit, act_layer=partial(WrittenOut, "quick")),
+    "written-out tanh GELU": partial(small_vit, act_layer=partial(WrittenOut, "tanh")),
+    "written-out GELU": partial(small_vit, act_layer=partial(WrittenOut, "erf")),
+}
+GATED_OR_UNIT = {
+    "SwiGLU": partial(small_vit, mlp_layer=SwiGLU),
+    "packed GLU": partial(small_vit, mlp_layer=GluMlp),
+    "EVA-02": eva02,
+    "EVA-02, q, k and v apart": partial(eva02, qkv_fused=False),
+    "EVA-02, norm inside attention": partial(eva02, scale_attn_inner=True),
+    **{
+        f"unit feature, {form}": partial(UnitFeature, form)
+        for form in ("normalize", "norm", "linalg.norm", "vector_norm", "root of squares", "power of squares")
+    },
+}
+MODELS = PLAIN_MODELS | GATED_OR_UNIT
+
+
+def missing(model: nn.Module, spelling: str) -> float:
+    """How far a whole map's sum is from the logit, as a part of it; the worst of two images and two classes."""
+    images = random_images()
+    found = [all_token_scores(model, images, spelling, target) for target in (0, 3)]
+    return max(float(((scores.sum(dim=1) - logits) / logits).abs().max()) for scores, logits in found)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_libra_fullgrad_is_complete_from_any_layer(name):
+    model = MODELS[name]()
+    for layer in (0, 1):
+        assert missing(model, f"fullgrad:rule=libra,layer={layer}") < COMPLETE
+
+
+@pytest.mark.parametrize("name", ["LayerScale", "SwiGLU", "EVA-02", "unit feature, norm"])
+def test_plain_fullgrad_is_not(name):
+    """Otherwise completeness would prove nothing about the rule."""
+    assert missing(MODELS[name](), "fullgrad") > 0.1
+
+
+@pytest.mark.parametrize("name", GATED_OR_UNIT)
+def test_decompx_with_biases_misses_gated_products_and_unit_lengths(name):
+    """What the Libra rule adds to the frozen one."""
+    assert missing(GATED_OR_UNIT[name](), "decompx:bias=token") > 0.1
+
+
+@pytest.mark.parametrize("name", PLAIN_MODELS)
+def test_decompx_with_biases_is_complete_elsewhere(name):
+    assert missing(PLAIN_MODELS[name](), "decompx:bias=token") < COMPLETE
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN_MODELS if not name.startswith("written-out")])
+def test_conservative_fullgrad_is_complete_by_the_residue_of_activations(name):
+    """GELU has its own gradient there, so this holds only if what that leaves out of GELU is counted, and rightly."""
+    assert missing(PLAIN_MODELS[name](), "fullgrad:rule=conservative") < COMPLETE
+
+
+@pytest.mark.parametrize("form", ["tanh", "erf"])
+def test_a_written_out_gelu_is_refused_where_its_residue_is_not_known(form):
+    model = small_vit(act_layer=partial(WrittenOut, form))
+    with pytest.raises(UnsupportedModelError, match="rule=plain, but it is under rule=libra"):
+        vitreous.explain(model, random_images(), "fullgrad")
+
+
+@pytest.mark.parametrize("rule", ["plain", "libra", "conservative"])
+def test_a_written_out_quickgelu_has_the_residue_of_one_function(rule):
+    """Against an activation that is one call: silu(1.702 u) / 1.702 is the same function."""
+
+    class Sigmoid(nn.Module):
+        def forward(self, values):
+            return F.silu(1.702 * values) / 1.702
+
+    spelling = f"fullgrad:rule={rule}"
+    models = [small_vit(act_layer=partial(WrittenOut, "quick")), small_vit(act_layer=Sigmoid)]
+    by_hand, called = (all_token_scores(model, random_images(), spelling, 1)[0] for model in models)
+    assert largest_difference(by_hand, called) < 1e-12
+
+
+def test_a_hand_written_norm_counts_as_the_called_one():
+    """No part of it is an activation, so nothing of it is a bias under any rule."""
+    spellings = [f"fullgrad:rule={rule}" for rule in ("plain", "libra", "conservative", "attnlrp")]
+    by_hand = small_vit(norm_layer=HandNorm)
+    called = small_vit(norm_layer=partial(RmsNorm, eps=1e-6))
+    called.load_state_dict(by_hand.state_dict())
+    for spelling in spellings:
+        one, other = (all_token_scores(model, random_images(), spelling, 1)[0] for model in (by_hand, called))
+        assert largest_difference(one, other) < 1e-10, spelling
