@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -79,6 +80,6 @@ class Questioning(Procedure):
         (column, *_) = torch.where((all_targets(view) == view.target[:, None]).all(dim=0))[0].tolist()
         return memory[self][:, column]
 
+    @abstractmethod
     def maps(self, view: View) -> Tensor:
         """The maps of all targets, (batch, targets, patches or pixels)."""
-        raise NotImplementedError

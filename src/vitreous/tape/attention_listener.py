@@ -13,6 +13,7 @@ from vitreous.errors import UnsupportedModelError
 from vitreous.tape import multihead
 from vitreous.tape.attention import AttentionRecord, additive_bias
 from vitreous.tape.functions import Attend, Elementwise, InForce
+from vitreous.tape.interception import in_graph, of_first
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
 
@@ -162,7 +163,7 @@ class AttentionListener:
             self._factor *= other
         elif func.__name__ in {"div", "__truediv__"} and isinstance(other, int | float):
             self._factor /= other
-        elif func.__name__ not in {"add", "__add__", "__radd__", "masked_fill"} or _in_graph(other):
+        elif func.__name__ not in {"add", "__add__", "__radd__", "masked_fill"} or in_graph(other):
             return output
         elif self._progress.layer is not None:
             self.biased.add(self._progress.layer)
@@ -176,11 +177,7 @@ class AttentionListener:
             return func(*args, **kwargs)
         self._followed, self._entering = scores is self._scores, scores
         if self._rules_differ and scores.requires_grad:
-
-            def function(value: Tensor) -> Tensor:
-                result: Tensor = func(value, *args[1:], **kwargs)
-                return result
-
+            function = of_first(func, args, kwargs)
             self._weights = Elementwise.apply(scores, function, 0.0, "softmax", self._in_force)
         else:
             self._weights = func(*args, **kwargs)
@@ -224,10 +221,6 @@ class AttentionListener:
             if isinstance(scale, float):
                 return scale
         return float(key.shape[-1] ** -0.5)
-
-
-def _in_graph(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def attention_arguments(

@@ -99,6 +99,22 @@ def _as_constant(value: Any) -> Any:
     return value
 
 
+def in_graph(value: Any) -> bool:
+    """Whether a value is a tensor that a gradient will reach."""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def of_first(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """The call as a function of its first argument, never in place."""
+    options = {name: value for name, value in kwargs.items() if name != "inplace"}
+
+    def function(value: Tensor) -> Tensor:
+        result: Tensor = func(value, *args[1:], **options)
+        return result
+
+    return function
+
+
 # The functions by which models spell the same thing.
 ATTENTION = (F.scaled_dot_product_attention,)
 MULTI_HEAD_ATTENTION = (F.multi_head_attention_forward,)

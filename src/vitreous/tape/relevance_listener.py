@@ -16,7 +16,7 @@ from torch import Tensor
 from vitreous.anatomy import Anatomy
 from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
 from vitreous.tape.functions import Follow, InForce, gradient_between
-from vitreous.tape.interception import Handler
+from vitreous.tape.interception import Handler, in_graph
 from vitreous.tape.plan import PIXELS, Needs, Plan
 from vitreous.tape.progress import Progress
 from vitreous.tape.rulebook import RULES
@@ -102,7 +102,7 @@ class RelevanceListener:
         tokens, weight, bias = _linear_arguments(*args, **kwargs)
         if not self._watches(tokens):
             return func(*args, **kwargs)
-        if _in_graph(weight) or not self._progress.reached_blocks:
+        if in_graph(weight) or not self._progress.reached_blocks:
             self._gap("its patches are not embedded by one convolution, or weights of a layer depend on the picture")
         return self._follow(LinearCall(weight, bias), tokens)
 
@@ -111,9 +111,9 @@ class RelevanceListener:
         if not any(self._watches(value) for value in args):
             return func(*args, **kwargs)
         left, right = args[:2]
-        if not _in_graph(right) and right.dim() == 2 and self._progress.reached_blocks:
+        if not in_graph(right) and right.dim() == 2 and self._progress.reached_blocks:
             return self._follow(LinearCall(right.T, None), left)
-        if not (_in_graph(left) and _in_graph(right)) or self._progress.layer is None:
+        if not (in_graph(left) and in_graph(right)) or self._progress.layer is None:
             self._gap("it multiplies matrices outside attention and linear layers")
         return func(*args, **kwargs)
 
@@ -141,8 +141,8 @@ class RelevanceListener:
         """A stream times a constant or a gate; products of two streams inside a block have been taken hold of."""
         if not any(self._watches(value) for value in args):
             return func(*args, **kwargs)
-        stream, factor = args if _in_graph(args[0]) and not self._is_gate(args[0]) else reversed(args)
-        if _in_graph(stream) and self._is_gate(factor):
+        stream, factor = args if in_graph(args[0]) and not self._is_gate(args[0]) else reversed(args)
+        if in_graph(stream) and self._is_gate(factor):
             self._gap("an activation is written out by hand", _ABSOLUTE)
             return self._follow(ScaleCall(torch.mul), stream, factor)
         return self._scale(torch.mul, stream, factor)
@@ -156,7 +156,7 @@ class RelevanceListener:
         return self._scale(torch.div, *args)
 
     def _scale(self, func: Callable[..., Any], stream: Any, factor: Any) -> Any:
-        if not _in_graph(stream) or _in_graph(factor):
+        if not in_graph(stream) or in_graph(factor):
             self._gap("it multiplies or divides by something that depends on the tokens")
             return func(stream, factor)
         weight = factor if isinstance(factor, Tensor) else torch.tensor(factor, dtype=torch.float64)
@@ -207,7 +207,7 @@ class RelevanceListener:
 
     def _watches(self, value: Any) -> bool:
         """Whether relevance may come to a tensor; inside a function that was taken hold of, nothing is watched."""
-        if not (self.follows and _in_graph(value) and torch.is_grad_enabled()):
+        if not (self.follows and in_graph(value) and torch.is_grad_enabled()):
             return False
         return (self._progress.next_block if self._progress.reached_blocks else PIXELS) >= self._lowest
 
@@ -245,10 +245,6 @@ def _convolution_arguments(
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Any, ...], dict[str, Any]]:
     """The signature of ``F.conv2d``; stride, padding, dilation and groups as they were given."""
     return input, weight, bias, options, named
-
-
-def _in_graph(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from vitreous.tape import interception as heard
 from vitreous.tape.biases import BiasNotes
 from vitreous.tape.functions import Elementwise, InForce, Kind, Normalise, Product
+from vitreous.tape.interception import in_graph, of_first
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
 from vitreous.tape.rulebook import RULES
@@ -61,7 +62,7 @@ class RuleListener:
             return func(*args, **kwargs)
         shape = tuple(_argument(args, kwargs, 1, "normalized_shape", None))
         weight = _argument(args, kwargs, 2, "weight", None)
-        return Normalise.apply(tokens, weight, shape, eps, centred, _of_first(func, args, kwargs), self._in_force)
+        return Normalise.apply(tokens, weight, shape, eps, centred, of_first(func, args, kwargs), self._in_force)
 
     def on_activation(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An activation function."""
@@ -108,7 +109,7 @@ class RuleListener:
 
     def on_normalize(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``F.normalize``, which is a division by the length."""
-        if not self._progress.behind or not _in_graph(args[0]):
+        if not self._progress.behind or not in_graph(args[0]):
             return func(*args, **kwargs)
         power, axis, eps = (
             _argument(args, kwargs, place, name, default)
@@ -121,7 +122,7 @@ class RuleListener:
 
     def on_multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A product of two streams inside a block, unless one of them is only a gate."""
-        two_streams = len(args) > 1 and _in_graph(args[0]) and _in_graph(args[1]) and self._progress.inside_block
+        two_streams = len(args) > 1 and in_graph(args[0]) and in_graph(args[1]) and self._progress.inside_block
         gates = [self.is_gate(value) for value in args[:2]]
         weighs = any(gates) or any(_among(self._deviations, value) for value in args[:2])
         if self.products_matter and two_streams and not weighs:
@@ -139,14 +140,14 @@ class RuleListener:
         if self._pass_on_gate(args, output):
             self._biases.note_shifted(output)
         else:
-            constant = next((value for value in args[:2] if isinstance(value, Tensor) and not _in_graph(value)), None)
+            constant = next((value for value in args[:2] if isinstance(value, Tensor) and not in_graph(value)), None)
             self._biases.note(output, constant)
         return output
 
     def _pass_on_gate(self, args: tuple[Any, ...], output: Any) -> bool:
         """Whether the output is a gate because one operand is and the other has no gradient."""
         gates = [self.is_gate(value) for value in args[:2]]
-        if not any(gates) or any(_in_graph(value) and not gate for gate, value in zip(gates, args[:2], strict=True)):
+        if not any(gates) or any(in_graph(value) and not gate for gate, value in zip(gates, args[:2], strict=True)):
             return False
         self._gates.append(output)
         return True
@@ -167,7 +168,7 @@ class RuleListener:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slope_at_zero: float, kind: Kind
     ) -> Any:
         """An activation or gate; what a rule's slope leaves unexplained of it counts as a bias."""
-        call = ElementwiseCall(args[0].detach(), _of_first(func, args, kwargs), slope_at_zero)
+        call = ElementwiseCall(args[0].detach(), of_first(func, args, kwargs), slope_at_zero)
         output = self._elementwise(func, args, kwargs, slope_at_zero, kind)
         self._biases.note_residue(output, call)
         return output
@@ -175,28 +176,13 @@ class RuleListener:
     def _elementwise(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slope_at_zero: float, kind: Kind
     ) -> Any:
-        if not self.rules_differ or not _in_graph(args[0]):
+        if not self.rules_differ or not in_graph(args[0]):
             return func(*args, **kwargs)
-        return Elementwise.apply(args[0], _of_first(func, args, kwargs), slope_at_zero, kind, self._in_force)
-
-
-def _of_first(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    """The call as a function of its first argument, never in place."""
-    options = {name: value for name, value in kwargs.items() if name != "inplace"}
-
-    def function(value: Tensor) -> Tensor:
-        result: Tensor = func(value, *args[1:], **options)
-        return result
-
-    return function
+        return Elementwise.apply(args[0], of_first(func, args, kwargs), slope_at_zero, kind, self._in_force)
 
 
 def _among(tensors: list[Tensor], value: Any) -> bool:
     return any(tensor is value for tensor in tensors)
-
-
-def _in_graph(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str, default: Any) -> Any:
