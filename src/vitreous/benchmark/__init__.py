@@ -1,0 +1,1 @@
+"""Evaluations: runs over a data set, their stored results, statistics and tables."""
