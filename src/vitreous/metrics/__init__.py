@@ -1,0 +1,1 @@
+"""Metrics of explanations: pure functions on arrays, and numbers over a data set with their direction and range."""
