@@ -1,0 +1,1 @@
+"""Measuring explanations: tasks, runs, statistics and tables."""
