@@ -35,3 +35,7 @@ class UnsupportedModelError(ModelError):
 
 class MissingDependencyError(VitreousError, ImportError):
     """An optional part is not installed; the message names the extra that brings it."""
+
+
+class ProtocolError(VitreousError, ValueError):
+    """An evaluation protocol is unknown, or does not fit the model or the data."""

@@ -1,1 +1,1 @@
-"""Evaluations: runs over a data set, their stored results, statistics and tables."""
+"""Measuring explanations: tasks, runs, statistics and tables."""
