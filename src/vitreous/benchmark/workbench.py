@@ -48,9 +48,7 @@ def open_workbench(run: Run) -> Workbench:
 @lru_cache(maxsize=1)
 def load(choice: ModelChoice) -> LoadedModel:
     """Load a model, or give it as it was loaded before."""
-    return load_model(
-        choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device
-    )
+    return load_model(choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device)
 
 
 @lru_cache(maxsize=1)
