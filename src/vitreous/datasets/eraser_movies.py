@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import tarfile
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -52,10 +51,9 @@ def read_movies(path: str | Path, split: Split) -> list[Review]:
     """
     if split not in ("train", "val", "test"):
         raise DataError(f"the parts of {ERASER_MOVIES} are train, val and test, not {split!r}")
-    with _opened(Path(path).expanduser()) as source:
-        rows = _rows(source, split)
-        held_out = {row["annotation_id"] for row in _rows(source, "val")} if split == "train" else set()
-        return [_review(source, row) for row in rows if row["annotation_id"] not in held_out]
+    source = _open(Path(path).expanduser())
+    held_out = {row["annotation_id"] for row in _rows(source, "val")} if split == "train" else set()
+    return [_review(source, row) for row in _rows(source, split) if row["annotation_id"] not in held_out]
 
 
 class _Source(ABC):
@@ -87,37 +85,43 @@ class _Folder(_Source):
 
 
 class _Archive(_Source):
-    """An archive whose members are read where they are: nothing is written to disk, so no member can point elsewhere."""
+    """An archive, read once from front to back: nothing is written to disk, so no member can point elsewhere."""
 
-    def __init__(self, path: Path, archive: tarfile.TarFile) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(path)
-        wanted = [member for member in archive if member.isfile() and member.name.endswith((".txt", ".jsonl"))]
-        self._archive = archive
-        self._members = {member.name.removeprefix("./").removeprefix("movies/"): member for member in wanted}
+        try:
+            with tarfile.open(path) as archive:
+                self._texts = self._read_all(archive)
+        except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+            raise self.damaged("this is not a tar archive, or a damaged one") from error
 
     def read(self, name: str) -> str:
-        member = self._members.get(name)
-        content = self._archive.extractfile(member) if member and member.size <= _MOST_BYTES else None
-        if content is None:
+        if name not in self._texts:
             raise self.missing(name)
         try:
-            return content.read().decode("utf-8")
+            return self._texts[name].decode("utf-8")
         except UnicodeError as error:
             raise self.damaged(f"{name} is not text") from error
 
+    def _read_all(self, archive: tarfile.TarFile) -> dict[str, bytes]:
+        texts: dict[str, bytes] = {}
+        room = _MOST_BYTES
+        for member in archive:
+            if not member.isfile() or not member.name.endswith((".txt", ".jsonl")):
+                continue
+            room -= member.size
+            if room < 0:
+                raise self.damaged(f"it holds more than {_MOST_BYTES // 2**20} MiB of text")
+            content = archive.extractfile(member)
+            assert content is not None
+            texts[member.name.removeprefix("./").removeprefix("movies/")] = content.read()
+        return texts
 
-@contextmanager
-def _opened(path: Path) -> Iterator[_Source]:
-    if path.is_dir():
-        yield _Folder(path)
-        return
+
+def _open(path: Path) -> _Source:
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder; {_ORIGIN}")
-    try:
-        with tarfile.open(path) as archive:
-            yield _Archive(path, archive)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"{path}: this is not a tar archive, or a damaged one; {_ORIGIN}") from error
+    return _Folder(path) if path.is_dir() else _Archive(path)
 
 
 def _rows(source: _Source, split: str) -> list[dict[str, Any]]:
@@ -149,9 +153,7 @@ def _review(source: _Source, row: dict[str, Any]) -> Review:
     rationale = np.zeros(len(words), dtype=bool)
     for start, end in _spans(source, row):
         if not 0 <= start <= end <= len(words):
-            raise source.damaged(
-                f"{name}: its evidence from word {start} to {end} is outside of its {len(words)} words"
-            )
+            raise source.damaged(f"{name}: its evidence, words {start} to {end}, is outside of its {len(words)} words")
         rationale[start:end] = True
     return Review(name, words, LABELS.index(row["classification"]), rationale)
 
