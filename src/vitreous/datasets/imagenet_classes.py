@@ -20,3 +20,8 @@ def imagenet_indices() -> dict[str, int]:
 
     numbers: list[str] = ImageNetInfo("imagenet-1k").label_names()  # type: ignore[no-untyped-call]
     return {number: index for index, number in enumerate(numbers)}
+
+
+def is_wordnet_number(text: str) -> bool:
+    """Tell whether this looks like n01440764."""
+    return len(text) == 9 and text[0] == "n" and text[1:].isdecimal()

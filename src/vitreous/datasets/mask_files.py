@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitreous.datasets.sample import Mask
+from vitreous.datasets.sample import IGNORED, Mask
 from vitreous.errors import DataError
 from vitreous.images import read_stored
 
@@ -44,7 +45,29 @@ def read_indices(file: Path) -> NDArray[Any]:
 def read_nonzero(file: Path) -> Mask:
     """Return 1 where anything but black is stored, 0 elsewhere."""
     values = read_values(file)
-    return (values.reshape(*values.shape[:2], -1) != 0).any(axis=-1).astype(np.int16)
+    nonzero: NDArray[np.bool_] = (values.reshape(*values.shape[:2], -1) != 0).any(axis=-1)
+    return nonzero.astype(np.int16)
+
+
+def renumbered(
+    numbers: NDArray[Any], classes: Sequence[int], *, ignored: int, file: Path
+) -> tuple[Mask, tuple[int | None, ...]]:
+    """Give the classes in a mask the numbers 1, 2, ... in their order, and say which they are.
+
+    Args:
+        numbers: 0 for background, n for the n-th of the classes.
+        classes: The index of each class.
+        ignored: What pixels hold that are not counted.
+        file: Where the mask comes from, for the error message.
+    """
+    present = [int(number) for number in np.unique(numbers) if number not in (0, ignored)]
+    if present and not 1 <= min(present) <= max(present) <= len(classes):
+        raise DataError(f"{file}: the mask holds the number {present[-1]}, but there are {len(classes)} classes")
+    mask = np.zeros(numbers.shape, dtype=np.int16)
+    for place, number in enumerate(present, start=1):
+        mask[numbers == number] = place
+    mask[numbers == ignored] = IGNORED
+    return mask, tuple(classes[number - 1] for number in present)
 
 
 def check_mask(mask: Mask, image: Image.Image, file: Path) -> None:

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import difflib
 
+from vitreous.datasets.cifar import Cifar10, Cifar100
 from vitreous.datasets.dataset import DataSet
+from vitreous.datasets.eraser_movies import ERASER_MOVIES
+from vitreous.datasets.imagenet import ImageNet
+from vitreous.datasets.imagenet_s import ImageNetS
+from vitreous.datasets.imagenet_segmentation import ImageNetSegmentation
 from vitreous.datasets.labelled import Labelled
 from vitreous.datasets.masked_folder import MaskedFolder
+from vitreous.datasets.mura import Mura
 from vitreous.datasets.pets import Pets
+from vitreous.datasets.voc import Voc
 from vitreous.errors import DataError
 
-_KINDS: dict[str, type[DataSet]] = {kind.kind: kind for kind in (Labelled, Pets, MaskedFolder)}
+_ALL: tuple[type[DataSet], ...] = (
+    ImageNet,
+    ImageNetSegmentation,
+    ImageNetS,
+    Voc,
+    Cifar10,
+    Cifar100,
+    Mura,
+    Pets,
+    MaskedFolder,
+    Labelled,
+)
+_KINDS = {kind.kind: kind for kind in _ALL}
 
 
 def open_dataset(spec: str) -> DataSet:
@@ -27,6 +46,8 @@ def open_dataset(spec: str) -> DataSet:
     kind, colon, path = spec.partition(":")
     if not colon or not path:
         raise DataError(f"a data set is spelled KIND:PATH, not {spec!r}; kinds are {', '.join(_KINDS)}")
+    if kind == ERASER_MOVIES:
+        raise DataError(f"{kind} holds text, not photos; vitreous.datasets.read_movies reads it")
     if kind not in _KINDS:
         close = difflib.get_close_matches(kind, _KINDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"kinds are {', '.join(_KINDS)}"

@@ -61,10 +61,10 @@ def average_precision(scores: ArrayLike, relevant: ArrayLike) -> float:
     """
     scores, relevant = finite(scores, "a list of scores").ravel(), np.asarray(relevant, dtype=bool).ravel()
     same_shape(scores, relevant, "scores and what is relevant")
-    order = np.argsort(-scores)
+    order = np.argsort(scores)[::-1]
     ranked = scores[order]
-    last_of_its_score = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
-    found = np.cumsum(relevant[order])[last_of_its_score]
+    last_of_its_score = np.append(np.flatnonzero(ranked[1:] != ranked[:-1]), ranked.size - 1)
+    found = np.cumsum(relevant[order], dtype=np.float64)[last_of_its_score]
     if found[-1] == 0:
         return float("nan")
     precision = found / (last_of_its_score + 1)

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 from vitreous.errors import ProtocolError
 from vitreous.methods.options import close_match
-from vitreous.protocols import chefer
+from vitreous.protocols import chefer, tokentm
 from vitreous.protocols.protocol import Protocol
 
-PROTOCOLS: Mapping[str, Protocol] = {protocol.name: protocol for module in (chefer,) for protocol in module.PROTOCOLS}
+PROTOCOLS: Mapping[str, Protocol] = {
+    protocol.name: protocol for module in (chefer, tokentm) for protocol in module.PROTOCOLS
+}
 
 
 def find_protocol(name: str) -> Protocol:

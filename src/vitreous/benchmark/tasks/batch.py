@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -55,6 +55,7 @@ class Batch:
         pictures: One per photo.
         logits: What the model says of the whole photos, (photos, classes).
         maps: For each photo and method, maps (rows, columns) by the class they explain.
+        memory: What the model has been asked already and another task would ask again.
     """
 
     model: LoadedModel
@@ -62,6 +63,7 @@ class Batch:
     pictures: tuple[Picture, ...]
     logits: Tensor
     maps: Mapping[Case, Mapping[int, Tensor]]
+    memory: dict[Hashable, Tensor] = field(default_factory=dict)
 
     @property
     def images(self) -> Tensor:
