@@ -61,6 +61,10 @@ class Results:
                 owners.setdefault(method, (number, position))
         return owners
 
+    def run_of(self, method: str) -> int:
+        """The number of the run that a method is read from."""
+        return self._owners[method][0]
+
     @cached_property
     def _shards(self) -> list[list[Shard]]:
         return [[shard for shard in store.run.shards() if store.is_there(shard)] for store in self.stores]

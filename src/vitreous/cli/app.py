@@ -13,6 +13,7 @@ from vitreous.cli.guard import DebugOption, GuardedGroup
 from vitreous.cli.methods import methods
 from vitreous.cli.models import models
 from vitreous.cli.protocols import protocols
+from vitreous.cli.report import report
 from vitreous.provenance import vitreous_version
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command()(explain)
 app.command()(evaluate)
+app.command()(report)
 app.command()(methods)
 app.command()(models)
 app.command()(protocols)
