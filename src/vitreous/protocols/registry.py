@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from vitreous.errors import ProtocolError
 from vitreous.methods.options import close_match
-from vitreous.protocols import chefer, gradtoken, tokentm
+from vitreous.protocols import agcam, chefer, gradtoken, libra, skipplus, tokentm
 from vitreous.protocols.protocol import Protocol
 
 PROTOCOLS: Mapping[str, Protocol] = {
-    protocol.name: protocol for module in (chefer, tokentm, gradtoken) for protocol in module.PROTOCOLS
+    protocol.name: protocol
+    for module in (chefer, tokentm, gradtoken, skipplus, libra, agcam)
+    for protocol in module.PROTOCOLS
 }
 
 
