@@ -82,7 +82,7 @@ def erased_logits(
     """
     subject = batch.subject
     pixels = subject.size[0] * subject.size[1]
-    fill = _fill(subject, filling)
+    fill = fill_of(subject, filling)
 
     def name_of(order: Order, direction: Direction, count: int) -> Hashable:
         # Nothing erased and everything erased look the same whatever the order.
@@ -135,7 +135,7 @@ def _pictures(
         yield names, buffer[: len(names)]
 
 
-def _fill(subject: Subject, filling: Filling) -> Tensor:
+def fill_of(subject: Subject, filling: Filling) -> Tensor:
     """What erased pixels become, (channel, 1, 1)."""
     if filling == "zero after normalisation":
         return subject.images.new_zeros((subject.images.shape[1], 1, 1))
