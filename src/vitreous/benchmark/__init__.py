@@ -1,1 +1,1 @@
-"""Measuring explanations: tasks, runs, statistics and tables."""
+"""Running methods over data sets under a protocol, and what the results say."""

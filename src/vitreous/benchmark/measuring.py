@@ -14,7 +14,7 @@ from vitreous.benchmark.tasks.task import MissingAnnotationError, Task, Values
 from vitreous.datasets.sample import IGNORED, Sample
 from vitreous.errors import VitreousError
 from vitreous.explaining import explain
-from vitreous.models import LoadedModel, Preprocessing
+from vitreous.models import LoadedModel, Preprocessing, TwoSided
 from vitreous.pixels import find_pixels
 from vitreous.protocols.protocol import Protocol, Resize
 from vitreous.subject import Subject
@@ -113,8 +113,10 @@ class _Measurement:
             self._fail(range(len(self.samples)), str(error))
 
     def _measure(self, pixels: Tensor) -> None:
-        subject = _subject(self.model, pixels)
-        logits = subject.logits(pixels)
+        subject, logits = _first_run(self.model, pixels)
+        if logits.shape[1] == 1:  # one logit for "yes" has two answers that can be right, and be explained
+            self.model = replace(self.model, model=TwoSided(self.model.model).eval())
+            subject, logits = _first_run(self.model, pixels)
         pictures = tuple(self._picture(sample, row) for sample, row in zip(self.samples, logits, strict=True))
         wanted = [self._targets(image, picture) for image, picture in enumerate(pictures)]
         maps: dict[Case, dict[int, Tensor]] = {}
@@ -191,9 +193,11 @@ class _Measurement:
         self.errors |= {Case(image, method): reason for image in images for method in self.methods}
 
 
-def _subject(model: LoadedModel, pixels: Tensor) -> Subject:
+def _first_run(model: LoadedModel, pixels: Tensor) -> tuple[Subject, Tensor]:
+    """A model with photos, and what it says of them."""
     mean, std = (pixels.new_tensor(values) for values in (model.preprocessing.mean, model.preprocessing.std))
-    return Subject(model.model, find_anatomy(model.model), pixels, black=-mean / std)
+    subject = Subject(model.model, find_anatomy(model.model), pixels, black=-mean / std)
+    return subject, subject.logits(pixels)
 
 
 def _alike(counts: Sequence[int]) -> Iterator[list[int]]:

@@ -83,7 +83,7 @@ class Protocol:
 
     def metrics(self) -> tuple[Metric, ...]:
         """All numbers that it ends in."""
-        return tuple(metric for task in self.tasks for metric in task.metrics)
+        return tuple(dict.fromkeys(metric for task in self.tasks for metric in task.metrics))
 
     def settings(self) -> dict[str, Any]:
         """Every choice as JSON values; they are part of a run's key."""

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from vitreous.errors import ProtocolError
 from vitreous.methods.options import close_match
-from vitreous.protocols import chefer, tokentm
+from vitreous.protocols import agcam, chefer, gradtoken, libra, sanity, skipplus, tokentm
 from vitreous.protocols.protocol import Protocol
 
 PROTOCOLS: Mapping[str, Protocol] = {
-    protocol.name: protocol for module in (chefer, tokentm) for protocol in module.PROTOCOLS
+    protocol.name: protocol
+    for module in (chefer, tokentm, gradtoken, skipplus, libra, agcam, sanity)
+    for protocol in module.PROTOCOLS
 }
 
 

@@ -48,7 +48,9 @@ def _csv(found: Sequence[Results]) -> str:
     for results in found:
         head, *rows = as_csv(summarise(results)).splitlines()
         run = results.run
-        context = ",".join(f'"{text.replace(chr(34), chr(34) * 2)}"' for text in (run.protocol, run.model.name, run.data))
+        context = ",".join(
+            f'"{text.replace(chr(34), chr(34) * 2)}"' for text in (run.protocol, run.model.name, run.data)
+        )
         lines += [] if lines else [f"protocol,model,data,{head}"]
         lines += [f"{context},{row}" for row in rows]
     return "\n".join(lines) + "\n"

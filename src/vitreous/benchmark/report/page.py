@@ -173,7 +173,9 @@ def _charts(title: str, curves: Sequence[Curves], styles: Mapping[str, str] | No
 
 
 def _grey_note() -> str:
-    return '<p class="faint">The methods with the best mean rank are coloured, all others grey; a line tells its name.</p>'
+    return (
+        '<p class="faint">The methods with the best mean rank are coloured, all others grey; a line tells its name.</p>'
+    )
 
 
 def _legend(styles: Mapping[str, str]) -> str:
@@ -189,7 +191,9 @@ def radar_of(table: ResultTable, methods: Sequence[str]) -> tuple[list[str], dic
     """Axes and, for every method, how far out it is on each: from the worst method of all (0) to the best (1)."""
     axes, columns = [], []
     for metric in table.metrics:
-        means = {one.method: one.mean for one in table.estimates if one.metric == metric.name and math.isfinite(one.mean)}
+        means = {
+            one.method: one.mean for one in table.estimates if one.metric == metric.name and math.isfinite(one.mean)
+        }
         if metric.direction is None or any(method not in means for method in methods):
             continue
         low, high = min(means.values()), max(means.values())
@@ -265,5 +269,7 @@ def _manifests(results: Results) -> str:
     parts = []
     for store in results.stores:
         text = json.dumps(read_manifest(store.folder), indent=2, ensure_ascii=False)
-        parts.append(f"<details><summary>Manifest of {escape(store.folder.name)}</summary><pre>{escape(text)}</pre></details>")
+        parts.append(
+            f"<details><summary>Manifest of {escape(store.folder.name)}</summary><pre>{escape(text)}</pre></details>"
+        )
     return "".join(parts)

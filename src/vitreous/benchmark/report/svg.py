@@ -12,7 +12,9 @@ _RADAR = 360
 _RADIUS = 112
 
 
-def line_chart(steps: Sequence[float], lines: Mapping[str, Sequence[float]], styles: Mapping[str, str], axis: str) -> str:
+def line_chart(
+    steps: Sequence[float], lines: Mapping[str, Sequence[float]], styles: Mapping[str, str], axis: str
+) -> str:
     """Draw lines.
 
     Args:
@@ -34,11 +36,15 @@ def line_chart(steps: Sequence[float], lines: Mapping[str, Sequence[float]], sty
 
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(axis)}">']
     for tick in ticks:
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{down(tick):.1f}" y2="{down(tick):.1f}"/>')
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{down(tick):.1f}" y2="{down(tick):.1f}"/>'
+        )
         parts.append(f'<text x="{_LEFT - 6}" y="{down(tick) + 4:.1f}" text-anchor="end">{_short(tick)}</text>')
     every = max(1, math.ceil(len(steps) / 12))
     for step in steps[::every]:
-        parts.append(f'<text x="{across(step):.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{_short(step)}</text>')
+        parts.append(
+            f'<text x="{across(step):.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{_short(step)}</text>'
+        )
     parts.append(
         f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.1f}" y="{_HEIGHT - 5}" text-anchor="middle">{escape(axis)}</text>'
     )
@@ -62,7 +68,9 @@ def radar_chart(axes: Sequence[str], shapes: Mapping[str, Sequence[float]], styl
         reach = _RADIUS * share
         return f"{centre + reach * math.cos(angle):.1f},{centre + reach * math.sin(angle):.1f}"
 
-    parts = [f'<svg viewBox="-70 0 {_RADAR + 140} {_RADAR}" role="img" aria-label="radar chart of methods over metrics">']
+    parts = [
+        f'<svg viewBox="-70 0 {_RADAR + 140} {_RADAR}" role="img" aria-label="radar chart of methods over metrics">'
+    ]
     for ring in (0.25, 0.5, 0.75, 1.0):
         parts.append(f'<polygon class="grid" points="{" ".join(point(angle, ring) for angle in angles)}"/>')
     for angle, name in zip(angles, axes, strict=True):

@@ -6,7 +6,7 @@ is asked twice.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -82,7 +82,7 @@ def erased_logits(
     """
     subject = batch.subject
     pixels = subject.size[0] * subject.size[1]
-    fill = _fill(subject, filling)
+    fill = fill_of(subject, filling)
 
     def name_of(order: Order, direction: Direction, count: int) -> Hashable:
         # Nothing erased and everything erased look the same whatever the order.
@@ -93,18 +93,15 @@ def erased_logits(
     for order in orders:
         batch.memory[name_of(order, "positive", 0)] = batch.logits[order.image]
     names = [[[name_of(order, way, count) for count in counts] for way in directions] for order in orders]
-    known = set(batch.memory)
     work = []
+    known = set(batch.memory)
     for order, rows in zip(orders, names, strict=True):
-        steps = [
-            (name, way, count)
-            for row, way in zip(rows, directions, strict=True)
-            for name, count in zip(row, counts, strict=True)
-        ]
-        work.append((order, [step for step in steps if step[0] not in known]))
-        known |= {name for name, _, _ in steps}
-    for asked, pictures in _pictures(subject, work, fill, upsampling):
-        batch.memory.update(zip(asked, subject.logits(pictures), strict=True))
+        asked = zip(directions, rows, strict=True)
+        steps = {name: (way, count) for way, row in asked for name, count in zip(row, counts, strict=True)}
+        work.append((order, {name: step for name, step in steps.items() if name not in known}))
+        known |= steps.keys()
+    for painted, pictures in _pictures(subject, work, fill, upsampling):
+        batch.memory.update(zip(painted, subject.logits(pictures), strict=True))
     flat = [batch.memory[name] for rows in names for row in rows for name in row]
     shape = (len(orders), len(directions), len(counts), batch.logits.shape[1])
     return torch.stack(flat).view(shape) if flat else batch.logits.new_empty(shape)
@@ -112,7 +109,7 @@ def erased_logits(
 
 def _pictures(
     subject: Subject,
-    work: Sequence[tuple[Order, Sequence[tuple[Hashable, Direction, int]]]],
+    work: Sequence[tuple[Order, Mapping[Hashable, tuple[Direction, int]]]],
     fill: Tensor,
     upsampling: str,
 ) -> Iterator[tuple[list[Hashable], Tensor]]:
@@ -124,7 +121,7 @@ def _pictures(
         if not steps:
             continue
         rank = ranks(enlarged(order.map[None], subject.size, upsampling)[0])
-        for name, direction, count in steps:
+        for name, (direction, count) in steps.items():
             erased = rank < count if direction == "positive" else rank >= pixels - count
             torch.where(erased, fill, subject.images[order.image], out=buffer[len(names)])
             names.append(name)
@@ -135,7 +132,7 @@ def _pictures(
         yield names, buffer[: len(names)]
 
 
-def _fill(subject: Subject, filling: Filling) -> Tensor:
+def fill_of(subject: Subject, filling: Filling) -> Tensor:
     """What erased pixels become, (channel, 1, 1)."""
     if filling == "zero after normalisation":
         return subject.images.new_zeros((subject.images.shape[1], 1, 1))

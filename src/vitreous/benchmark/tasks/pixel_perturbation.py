@@ -99,7 +99,7 @@ class ErasingAccuracy(PixelErasing):
     """Top-1 accuracy against the label while pixels are erased, and the area under that curve in percent.
 
     Attributes:
-        unperturbed: The point without erasure is part of the curve.
+        area: How the points become one number; the point at 0% is the unperturbed photo.
     """
 
     kind: ClassVar[str] = "accuracy while pixels are erased"
@@ -112,7 +112,9 @@ class ErasingAccuracy(PixelErasing):
         found = []
         for explained in self.explained:
             for direction in self.directions:
-                name, prefix = f"AUC {direction}, {explained} class", f"{explained}_{direction}_"
+                # Papers mean the predicted class where they do not say which.
+                whose = "" if explained == "predicted" else ", true class"
+                name, prefix = f"AUC {direction}{whose}", f"{explained}_{direction}_"
                 better: Literal["higher", "lower"] = "lower" if direction == "positive" else "higher"
                 if "trapezoid from 0%" in self.area:
                     found.append(perturbation.accuracy_auc(prefix, (0, *self.ratios), direction=better, name=name))
@@ -147,7 +149,8 @@ class ErasingProbability(PixelErasing):
     """AOPC and LOdds: how the probability of the explained class falls while the highest pixels are erased.
 
     Attributes:
-        probability: Softmax over the classes.
+        aopc: Over the steps, p being the softmax over the classes.
+        log_odds: The same of the logarithm.
     """
 
     kind: ClassVar[str] = "probability while pixels are erased"
@@ -184,7 +187,11 @@ class ErasingProbability(PixelErasing):
 
 @dataclass(frozen=True)
 class AreaBetweenCurves(PixelErasing):
-    """ABPC: the mean probability with the lowest pixels erased first, minus that with the highest erased first."""
+    """ABPC: the mean probability with the lowest pixels erased first, minus that with the highest erased first.
+
+    Attributes:
+        area: How the points become one number, in percent.
+    """
 
     kind: ClassVar[str] = "area between perturbation curves"
 

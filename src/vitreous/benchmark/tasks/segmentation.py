@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -24,10 +24,11 @@ class Segmentation(Task):
 
     Attributes:
         explained: The class whose map is measured.
-        upsampling: How a map of patches gets the size of the mask, which has the size of the model's input.
-        threshold: What is foreground, on the map scaled to 0..1 from its smallest to its largest value: strictly above
-            the ``mean`` of the map.
-        foreground: All objects of the mask.
+        upsampling: How a map of patches gets the size of the mask.
+        scaling: Of the map, before it is thresholded.
+        threshold: What is foreground.
+        mask_resize: How the mask gets the size of the model's input.
+        foreground: What of the mask.
         ignored: Pixels of the mask that do not count.
     """
 
@@ -39,7 +40,7 @@ class Segmentation(Task):
     threshold: Literal["strictly above the mean"] = "strictly above the mean"
     mask_resize: Literal["nearest"] = "nearest"
     foreground: Literal["all objects"] = "all objects"
-    ignored: Literal["-1"] = "-1"
+    ignored: Literal[-1] = -1
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -49,7 +50,7 @@ class Segmentation(Task):
         return (segmented_class(picture, self.explained),)
 
     def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
-        maps = maps_of_pixels(batch, cases, self)
+        maps = maps_of_pixels(batch, cases, self.explained, self.upsampling)
         return [self.count(map_, mask_of(batch.pictures[case.image])) for map_, case in zip(maps, cases, strict=True)]
 
     def count(self, map_: Floats, mask: NDArray[np.int16]) -> Values:
@@ -65,7 +66,9 @@ class AveragePrecision(Task):
     Attributes:
         explained: The class whose map is measured.
         upsampling: How a map of patches gets the size of the mask.
-        foreground: The object of the explained class, or all objects.
+        mask_resize: How the mask gets the size of the model's input.
+        foreground: What of the mask; all objects where their classes are not known.
+        ignored: Pixels of the mask that do not count.
     """
 
     kind: ClassVar[str] = "average precision"
@@ -74,7 +77,7 @@ class AveragePrecision(Task):
     upsampling: Upsampling = "nearest"
     mask_resize: Literal["nearest"] = "nearest"
     foreground: Literal["objects of the explained class"] = "objects of the explained class"
-    ignored: Literal["-1"] = "-1"
+    ignored: Literal[-1] = -1
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -84,7 +87,7 @@ class AveragePrecision(Task):
         return (segmented_class(picture, self.explained),)
 
     def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
-        maps = maps_of_pixels(batch, cases, self)
+        maps = maps_of_pixels(batch, cases, self.explained, self.upsampling)
         values = []
         for map_, case in zip(maps, cases, strict=True):
             picture = batch.pictures[case.image]
@@ -93,12 +96,13 @@ class AveragePrecision(Task):
         return values
 
 
-def maps_of_pixels(batch: Batch, cases: Sequence[Case], task: Segmentation | AveragePrecision) -> list[Floats]:
+def maps_of_pixels(
+    batch: Batch, cases: Sequence[Case], explained: Explained, upsampling: Upsampling
+) -> Iterator[Floats]:
     """The maps of some cases at the size of the model's input, in float64, so that ties are only those of the map."""
-    maps = [
-        batch.map_of(case, segmented_class(batch.pictures[case.image], task.explained))[None].double() for case in cases
-    ]
-    return [enlarged(map_, batch.subject.size, task.upsampling)[0].cpu().numpy() for map_ in maps]
+    for case in cases:
+        map_ = batch.map_of(case, segmented_class(batch.pictures[case.image], explained))
+        yield enlarged(map_[None].double(), batch.subject.size, upsampling)[0].cpu().numpy()
 
 
 def mask_of(picture: Picture) -> NDArray[np.int16]:
