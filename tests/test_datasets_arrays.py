@@ -68,7 +68,7 @@ def test_imagenet_segmentation_that_is_damaged(tmp_path):
     assert "not an HDF5 file" in error_of(open_dataset, f"imagenet-seg:{file}")
     write_segmentation(file)
     with h5py.File(file, "r+") as content:
-        del content["#refs#/i0"]
+        content["value/img"][0, 0] = h5py.Reference()  # points nowhere
         del content["value/id"]
     data = open_dataset(f"imagenet-seg:{file}")
     assert "photo 0000: it cannot be read" in error_of(data.load, 0)
@@ -143,7 +143,7 @@ class Malicious:
         lambda file: Malicious(eval, f"open({str(file)!r}, 'w')"),
         lambda file: np.array([Malicious(open, str(file), "w")], dtype=object),
         lambda file: Malicious(np.save, str(file), np.zeros(1)),
-        lambda file: Malicious(getattr, np, "save"),
+        lambda file: Malicious(getattr, "text", "upper"),
     ],
 )
 def test_nothing_in_a_pickle_is_run(tmp_path, content):
@@ -227,4 +227,5 @@ def test_the_real_movies(shared):
     assert sizes == {"train": 1600, "val": 200, "test": 199}
     first = read_movies(archive, "train")[0]
     marked = [word for word, chosen in zip(first.words, first.rationale, strict=True) if chosen]
-    assert " ".join(marked).startswith("mind - fuck movie")
+    assert " ".join(marked).startswith("what 's the deal ?")
+    assert " ".join(marked).endswith("pretty redundant skip it !")

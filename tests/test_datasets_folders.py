@@ -1,4 +1,4 @@
-"""Data sets of files in their original layouts: names, labels, masks, order, fingerprints, and what is said of damage."""
+"""Data sets of files in their original layouts: names, labels, masks, order, fingerprints, and errors."""
 
 import pickle
 import shutil
