@@ -57,8 +57,8 @@ def change_of_highest(original: ArrayLike, perturbed: ArrayLike) -> Floats:
 
     This is what the program of Chefer et al. (2021) keeps as difference of probabilities and of logits.
     """
-    after: Floats = finite(perturbed, "scores").max(axis=-1)
-    return after - finite(original, "scores").max(axis=-1)
+    change: Floats = finite(perturbed, "scores").max(axis=-1) - finite(original, "scores").max(axis=-1)
+    return change
 
 
 def aopc(original: ArrayLike, perturbed: ArrayLike, *, absolute: bool = False) -> Floats:
