@@ -85,7 +85,7 @@ def test_localisation(name, measure, positive, model, images, labels, maps, mask
     expected = asked(getattr(quantus, name)(**AS_IS), model, images, labels, maps, masks.astype(bool))
     found = [measure(map_[0], mask[0]) for map_, mask in zip(maps, masks, strict=True)]
     np.testing.assert_allclose(found, np.asarray(expected, dtype=float), atol=ROUNDING)
-    assert len(set(found)) > 1
+    assert name == "PointingGame" or len(set(found)) == IMAGES
 
 
 def test_pointing_at_both_a_hit_and_a_miss(model, images, labels, maps, masks):
