@@ -25,11 +25,14 @@ from vitreous.metrics.metric import Metric
 PUBLISHED_TITLE = "Published by others, not measured here (percent)"
 _ARROWS = {"higher": "↑", "lower": "↓", None: ""}
 _LATEX_ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
-_MISSING = "–"  # noqa: RUF001  # an en dash is what tables print for a missing number
+_MISSING = "-"
 _LATEX_SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }
 

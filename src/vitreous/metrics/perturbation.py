@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from vitreous.metrics.arrays import finite
 from vitreous.metrics.metric import Direction, Floats, Metric, MetricError, Weighted, mean_of
@@ -46,6 +46,21 @@ def of_class(values: ArrayLike, classes: ArrayLike) -> Floats:
     return taken
 
 
+def drops(original: ArrayLike, perturbed: ArrayLike) -> Floats:
+    """Say by how much each step's probability fell: p0 (...) - pk (..., steps)."""
+    fallen: Floats = finite(original, "probabilities")[..., None] - finite(perturbed, "probabilities")
+    return fallen
+
+
+def change_of_highest(original: ArrayLike, perturbed: ArrayLike) -> Floats:
+    """Say how the highest of the scores (..., classes) changed, whichever class has it.
+
+    This is what the program of Chefer et al. (2021) keeps as difference of probabilities and of logits.
+    """
+    change: Floats = finite(perturbed, "scores").max(axis=-1) - finite(original, "scores").max(axis=-1)
+    return change
+
+
 def aopc(original: ArrayLike, perturbed: ArrayLike, *, absolute: bool = False) -> Floats:
     """Average over the steps by how much the probability fell.
 
@@ -54,8 +69,8 @@ def aopc(original: ArrayLike, perturbed: ArrayLike, *, absolute: bool = False) -
         perturbed: pk at every step, (..., steps).
         absolute: average |p0 - pk|, as AttCAT's program does, instead of p0 - pk.
     """
-    drop = finite(original, "probabilities")[..., None] - finite(perturbed, "probabilities")
-    mean: Floats = (np.abs(drop) if absolute else drop).mean(axis=-1)
+    fallen = drops(original, perturbed)
+    mean: Floats = (np.abs(fallen) if absolute else fallen).mean(axis=-1)
     return mean
 
 
@@ -230,9 +245,3 @@ def mean_log_odds(
     direction: Direction = "higher" if most_relevant_first == inverted else "lower"
     description = f"Mean over images and steps of log({'p0 / pk' if inverted else 'pk / p0'}) of the target."
     return mean_of(f"{prefix}log_odds", name, direction, (-np.inf, np.inf), description)
-
-
-def drops(original: ArrayLike, perturbed: ArrayLike) -> NDArray[np.float64]:
-    """Say by how much each step's probability fell: p0 (...) - pk (..., steps)."""
-    fallen: Floats = finite(original, "probabilities")[..., None] - finite(perturbed, "probabilities")
-    return fallen
