@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitreous.benchmark.engines.watching import Watcher
@@ -44,7 +45,7 @@ def run_on_ray(store: Store, watcher: Watcher, *, tasks: int | None = None) -> N
         while len(in_flight):
             in_flight.finish_one()
     # What other processes held meanwhile is waited for, and computed here if they died.
-    work(store, lambda shard: compute_by_name(store.run, shard, os.getcwd()), watcher)
+    work(store, lambda shard: compute_by_name(store.run, shard, str(Path.cwd())), watcher)
 
 
 def compute_by_name(run: Run, shard: Shard, folder: str) -> pa.Table:
@@ -83,7 +84,7 @@ class _InFlight:
             claim.release()
             self._watcher.advance(len(shard))
             return
-        self._claims[self._remote.remote(self._run, shard, os.getcwd())] = (shard, claim)
+        self._claims[self._remote.remote(self._run, shard, str(Path.cwd()))] = (shard, claim)
 
     def finish_one(self) -> None:
         """Wait for a shard and write it."""

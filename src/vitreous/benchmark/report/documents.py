@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 from vitreous.benchmark.report.page import write_page
 from vitreous.benchmark.results import Results
 from vitreous.benchmark.summary import summarise
-from vitreous.benchmark.tables import as_csv, as_latex, as_markdown, as_rows, published_as_rows
+from vitreous.benchmark.tables import as_latex, as_markdown, as_rows, published_as_rows
 
 FORMATS = ("html", "markdown", "latex", "csv", "json")
 ENDINGS = {"html": ".html", "markdown": ".md", "latex": ".tex", "csv": ".csv", "json": ".json"}
@@ -44,13 +46,11 @@ def _as_json(results: Results) -> dict[str, Any]:
 
 def _csv(found: Sequence[Results]) -> str:
     """One table for all, with the protocol, model and data set in front of every row."""
-    lines: list[str] = []
+    text = io.StringIO()
+    names = ("method", "metric", "mean", "low", "high", "n", "rank")
+    writer = csv.DictWriter(text, ("protocol", "model", "data", *names), lineterminator="\n")
+    writer.writeheader()
     for results in found:
-        head, *rows = as_csv(summarise(results)).splitlines()
-        run = results.run
-        context = ",".join(
-            f'"{text.replace(chr(34), chr(34) * 2)}"' for text in (run.protocol, run.model.name, run.data)
-        )
-        lines += [] if lines else [f"protocol,model,data,{head}"]
-        lines += [f"{context},{row}" for row in rows]
-    return "\n".join(lines) + "\n"
+        context = {"protocol": results.run.protocol, "model": results.run.model.name, "data": results.run.data}
+        writer.writerows({**context, **row} for row in as_rows(summarise(results)))
+    return text.getvalue()

@@ -7,7 +7,8 @@ LINES = 8
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1e; --faint: #63636b; --paper: #ffffff; --card: #f5f5f7; --rule: #d9d9de;
-  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0478b; --c4: #8a6d00; --c5: #2d95c9; --c6: #7a4fd0; --c7: #6e6e6e; }
+  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0478b; --c4: #8a6d00;
+  --c5: #2d95c9; --c6: #7a4fd0; --c7: #6e6e6e; }
 @media (prefers-color-scheme: dark) { :root { --ink: #ececef; --faint: #a0a0a8; --paper: #141416; --card: #1e1e21;
   --rule: #3a3a3f; --c0: #4aa8e0; --c1: #ff8a3c; --c2: #2fd0a0; --c3: #ee86c4; --c4: #e0c040; --c5: #8cd3f7;
   --c6: #b497ff; --c7: #b5b5b5; } }
@@ -37,7 +38,8 @@ figure { margin: 0; padding: 0.8rem; background: var(--card); border-radius: 0.6
 figcaption { margin-bottom: 0.3rem; font-weight: 600; color: var(--ink); }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint); font: 11px system-ui, sans-serif; }
 .grid { stroke: var(--rule); stroke-width: 1; fill: none; }
-.line { fill: none; stroke-width: 2.2; stroke-linejoin: round; } .line.other { stroke: var(--faint); stroke-width: 1; opacity: 0.3; }
+.line { fill: none; stroke-width: 2.2; stroke-linejoin: round; }
+.line.other { stroke: var(--faint); stroke-width: 1; opacity: 0.3; }
 .shape { stroke-width: 2.2; fill-opacity: 0.06; }
 .c0 { stroke: var(--c0); fill: var(--c0); } .c1 { stroke: var(--c1); fill: var(--c1); }
 .c2 { stroke: var(--c2); fill: var(--c2); } .c3 { stroke: var(--c3); fill: var(--c3); }
@@ -48,11 +50,12 @@ svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint)
 .legend li { display: flex; align-items: center; gap: 0.45rem; font-size: 0.86rem; }
 .legend svg { width: 1.6rem; flex: none; }
 .images { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 28rem), 1fr)); gap: 1rem; }
-.strip { display: flex; flex-wrap: wrap; gap: 0.5rem; } .strip div { width: 132px; font-size: 0.75rem; color: var(--faint);
+.strip { display: flex; flex-wrap: wrap; gap: 0.5rem; }
+.strip div { width: 132px; font-size: 0.75rem; color: var(--faint);
   overflow-wrap: anywhere; line-height: 1.25; } .strip img { width: 132px; border-radius: 0.3rem; display: block; }
-.strip.names div { width: auto; }
 .images h4 { margin: 0.5rem 0 0.2rem; font-size: 0.82rem; color: var(--faint); font-weight: 600; }
 .note { border-left: 4px solid var(--c1); padding: 0.3rem 0.8rem; background: var(--card); }
 details { margin: 1rem 0; } summary { cursor: pointer; color: var(--faint); }
-pre { overflow-x: auto; background: var(--card); padding: 0.8rem; border-radius: 0.6rem; font-size: 0.78rem; line-height: 1.4; }
+pre { overflow-x: auto; background: var(--card); padding: 0.8rem; border-radius: 0.6rem;
+  font-size: 0.78rem; line-height: 1.4; }
 """

@@ -34,28 +34,21 @@ def line_chart(
     def down(height: float) -> float:
         return _HEIGHT - _BOTTOM - (height - low) / ((high - low) or 1) * (_HEIGHT - _TOP - _BOTTOM)
 
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(axis)}">']
-    for tick in ticks:
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{down(tick):.1f}" y2="{down(tick):.1f}"/>'
-        )
-        parts.append(f'<text x="{_LEFT - 6}" y="{down(tick) + 4:.1f}" text-anchor="end">{_short(tick)}</text>')
+    def drawn(name: str) -> str:
+        known = [(step, height) for step, height in zip(steps, lines[name], strict=True) if math.isfinite(height)]
+        points = " ".join(f"{across(step):.1f},{down(height):.1f}" for step, height in known)
+        title = f"<title>{escape(name)}</title>"
+        return f'<polyline class="line {styles.get(name, "other")}" points="{points}">{title}</polyline>'
+
     every = max(1, math.ceil(len(steps) / 12))
-    for step in steps[::every]:
-        parts.append(
-            f'<text x="{across(step):.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{_short(step)}</text>'
-        )
-    parts.append(
-        f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2:.1f}" y="{_HEIGHT - 5}" text-anchor="middle">{escape(axis)}</text>'
-    )
-    for name in sorted(lines, key=lambda name: name in styles):
-        points = " ".join(
-            f"{across(step):.1f},{down(height):.1f}"
-            for step, height in zip(steps, lines[name], strict=True)
-            if math.isfinite(height)
-        )
-        style = styles.get(name, "other")
-        parts.append(f'<polyline class="line {style}" points="{points}"><title>{escape(name)}</title></polyline>')
+    parts = [
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(axis)}">',
+        *(_rule(_LEFT, down(tick), _WIDTH - _RIGHT, down(tick)) for tick in ticks),
+        *(_text(_LEFT - 6, down(tick) + 4, "end", _short(tick)) for tick in ticks),
+        *(_text(across(step), _HEIGHT - _BOTTOM + 16, "middle", _short(step)) for step in steps[::every]),
+        _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 5, "middle", axis),
+        *(drawn(name) for name in sorted(lines, key=lambda name: name in styles)),
+    ]
     return "".join(parts) + "</svg>"
 
 
@@ -64,24 +57,31 @@ def radar_chart(axes: Sequence[str], shapes: Mapping[str, Sequence[float]], styl
     centre = _RADAR / 2
     angles = [2 * math.pi * place / len(axes) - math.pi / 2 for place in range(len(axes))]
 
-    def point(angle: float, share: float) -> str:
-        reach = _RADIUS * share
-        return f"{centre + reach * math.cos(angle):.1f},{centre + reach * math.sin(angle):.1f}"
+    def place(angle: float, share: float) -> tuple[float, float]:
+        return centre + _RADIUS * share * math.cos(angle), centre + _RADIUS * share * math.sin(angle)
 
+    def polygon(style: str, shares: Sequence[float], name: str) -> str:
+        ends = (place(angle, share) for angle, share in zip(angles, shares, strict=True))
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in ends)
+        return f'<polygon class="{style}" points="{points}"><title>{escape(name)}</title></polygon>'
+
+    box = f"-70 0 {_RADAR + 140} {_RADAR}"
     parts = [
-        f'<svg viewBox="-70 0 {_RADAR + 140} {_RADAR}" role="img" aria-label="radar chart of methods over metrics">'
+        f'<svg viewBox="{box}" role="img" aria-label="radar chart of methods over metrics">',
+        *(polygon("grid", [ring] * len(axes), "") for ring in (0.25, 0.5, 0.75, 1.0)),
+        *(_rule(centre, centre, *place(angle, 1.0)) for angle in angles),
+        *(_axis_label(angle, name, centre) for angle, name in zip(angles, axes, strict=True)),
+        *(polygon(f"shape {styles.get(name, 'other')}", shares, name) for name, shares in shapes.items()),
     ]
-    for ring in (0.25, 0.5, 0.75, 1.0):
-        parts.append(f'<polygon class="grid" points="{" ".join(point(angle, ring) for angle in angles)}"/>')
-    for angle, name in zip(angles, axes, strict=True):
-        end = point(angle, 1.0).split(",")
-        parts.append(f'<line class="grid" x1="{centre}" y1="{centre}" x2="{end[0]}" y2="{end[1]}"/>')
-        parts.append(_axis_label(angle, name, centre))
-    for name, shares in shapes.items():
-        points = " ".join(point(angle, share) for angle, share in zip(angles, shares, strict=True))
-        style = styles.get(name, "other")
-        parts.append(f'<polygon class="shape {style}" points="{points}"><title>{escape(name)}</title></polygon>')
     return "".join(parts) + "</svg>"
+
+
+def _rule(x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="grid" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(x: float, y: float, anchor: str, text: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _axis_label(angle: float, name: str, centre: float) -> str:
