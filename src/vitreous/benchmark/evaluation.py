@@ -54,7 +54,7 @@ def evaluate(
     asked = [methods] if isinstance(methods, str) else list(methods)
     store, bench = start(model, data, protocol, asked, Path(out), chosen, told)
     compute(store, bench, chosen, told)
-    return Results((store,))
+    return Results((store,), bench.protocol)
 
 
 def compute(store: Store, bench: Workbench, options: Options, watcher: Watcher) -> None:

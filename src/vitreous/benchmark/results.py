@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitreous.benchmark.run import Run, RunError, Shard
 from vitreous.benchmark.store import Store
+from vitreous.protocols import Protocol
 
 Floats = NDArray[np.float64]
 
@@ -34,10 +36,15 @@ class Failure:
 class Results:
     """What is stored of runs that have their protocol, model and data set in common, but not their methods.
 
+    Attributes:
+        stores: the folders of the runs.
+        protocol: how they were measured.
+
     Nothing is kept in memory but what was asked for last: a column of 50,000 images and 40 methods is 16 MB.
     """
 
     stores: tuple[Store, ...]
+    protocol: Protocol
 
     def __post_init__(self) -> None:
         if len({store.run.context for store in self.stores}) != 1:
@@ -127,6 +134,13 @@ class Results:
         for method in self.measured_methods:
             counted &= ~self.failed[method]
         return counted if self.measured_methods else ~counted
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per method and metric: method, metric, mean, low and high of the 95% interval, n images."""
+        from vitreous.benchmark.summary import summarise  # noqa: PLC0415  # it is made of results
+        from vitreous.benchmark.tables import as_rows  # noqa: PLC0415
+
+        return as_rows(summarise(self, ranks=False))
 
     def image_names(self) -> list[str]:
         """The names of the images."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from vitreous.errors import UnsupportedModelError
+from vitreous.errors import MethodError, UnsupportedModelError
 from vitreous.explaining import explain
 from vitreous.methods import list_methods
 from vitreous.methods.registry import FAMILIES
@@ -19,15 +19,26 @@ _BLACK_BOX_FAMILIES = ("perturbation", "plugin")
 _FAMILY_SUFFIX = "-methods"
 
 
-def choose_methods(asked: Sequence[str], model: LoadedModel, notice: Callable[[str], None]) -> list[str]:
+def choose_methods(
+    asked: Sequence[str],
+    model: LoadedModel,
+    expand: Callable[[Sequence[str]], list[str]],
+    notice: Callable[[str], None],
+) -> list[str]:
     """Give the spellings that ``asked`` stands for, each once.
 
     ``white-box`` is every method that looks inside the model, ``all`` every method there is, and the name of a family
     is all its methods (``gradient-methods`` where a method has the same name). Of such a group, methods that the model
-    cannot serve are left out with a notice; one that was spelled out is an error.
+    or the protocol cannot serve are left out with a notice; one that was spelled out is an error.
+
+    Args:
+        asked: spellings and words for groups.
+        model: what they are to explain.
+        expand: makes the rows of a protocol from spellings.
+        notice: told what is left out.
 
     Raises:
-        MethodError: a spelling is wrong.
+        MethodError: a spelling is wrong, or the protocol cannot do with it.
         UnsupportedModelError: a method that was asked for by its own name does not work on the model.
     """
     spelled, grouped = [], []
@@ -39,8 +50,8 @@ def choose_methods(asked: Sequence[str], model: LoadedModel, notice: Callable[[s
         else:
             grouped += members
         chosen |= dict.fromkeys([spelled[-1]] if members is None else members)
-    _ask(model, spelled)
-    left_out = _unsupported(model, [name for name in dict.fromkeys(grouped) if name not in spelled])
+    _ask(model, expand(spelled))
+    left_out = _unsupported(model, expand, [name for name in dict.fromkeys(grouped) if name not in spelled])
     for name, reason in left_out.items():
         notice(f"{name} is left out: {reason}")
     return [spelling for spelling in chosen if spelling not in left_out]
@@ -60,18 +71,20 @@ def _group(word: str) -> list[str] | None:
     return None
 
 
-def _unsupported(model: LoadedModel, names: Sequence[str]) -> dict[str, str]:
+def _unsupported(
+    model: LoadedModel, expand: Callable[[Sequence[str]], list[str]], names: Sequence[str]
+) -> dict[str, str]:
     try:
-        _ask(model, names)
-    except UnsupportedModelError:
+        _ask(model, expand(names))
+    except (UnsupportedModelError, MethodError):
         pass  # at least one; which ones shows when they are asked one by one
     else:
         return {}
     reasons = {}
     for name in names:
         try:
-            _ask(model, [name])
-        except UnsupportedModelError as error:
+            _ask(model, expand([name]))
+        except (UnsupportedModelError, MethodError) as error:
             reasons[name] = str(error).partition(". Methods that work")[0]
     return reasons
 

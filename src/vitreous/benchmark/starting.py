@@ -16,7 +16,7 @@ from vitreous.benchmark.engines.local import threads_for
 from vitreous.benchmark.engines.watching import Watcher
 from vitreous.benchmark.measuring import columns_of
 from vitreous.benchmark.run import SHARD_SIZE, ModelChoice, Run, RunError
-from vitreous.benchmark.selection import choose_methods
+from vitreous.benchmark.selection import WHITE_BOX, choose_methods
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.workbench import Workbench, hash_files, load, open_data, register_plugins
 from vitreous.datasets import DataSet
@@ -64,11 +64,13 @@ def start(
     watcher: Watcher,
 ) -> tuple[Store, Workbench]:
     """Open everything, find out which methods are meant, and make the run's folder or find it."""
-    _check(model, data, options)
+    _check(model, data, protocol, options)
     asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
     plugins = [str(file.resolve()) for file in options.plugins]
     register_plugins(plugins)
     opened = open_data(_absolute(data)) if isinstance(data, str) else data
+    if not len(opened):
+        raise RunError(f"there are no images in {opened.kind}:{opened.path}")
     choice, loaded = _load(model)
     bench = Workbench(loaded, opened, asked)
     run = Run(
@@ -92,10 +94,10 @@ def start(
     return Store.create(out, run, _details(bench), keep_threads=options.threads is None), bench
 
 
-def _check(model: Model, data: str | DataSet, options: Options) -> None:
+def _check(model: Model, data: str | DataSet, protocol: str | Protocol, options: Options) -> None:
     several = options.engine == "ray" or (options.workers or 1) > 1
-    if several and not (isinstance(model, str | ModelChoice) and isinstance(data, str)):
-        raise RunError("several processes open the model and the data set by name: give names, or use one worker")
+    if several and not (isinstance(model, str | ModelChoice) and isinstance(data, str) and isinstance(protocol, str)):
+        raise RunError("several processes open model, data set and protocol by name: give names, or use one worker")
     if options.workers is not None and options.workers < 1:
         raise RunError("at least one worker is needed")
 
@@ -124,8 +126,15 @@ def _with_preprocessing(model: nn.Module) -> LoadedModel:
 
 def _spellings(bench: Workbench, methods: Sequence[str], watcher: Watcher) -> tuple[str, ...]:
     depth = find_anatomy(bench.model.model).depth
-    chosen = choose_methods(methods, bench.model, watcher.notice) if bench.protocol.methods is None else []
-    spellings = bench.protocol.spellings(chosen, depth)
+
+    def expand(asked: Sequence[str]) -> list[str]:
+        return bench.protocol.spellings(asked, depth)
+
+    if bench.protocol.methods is not None:
+        if list(methods) != [WHITE_BOX]:
+            watcher.notice(f"{bench.protocol.name} has rows of its own; the methods that were asked for are not used")
+        return tuple(expand([]))
+    spellings = expand(choose_methods(methods, bench.model, expand, watcher.notice))
     if not spellings:
         raise RunError("no method was asked for")
     return tuple(spellings)

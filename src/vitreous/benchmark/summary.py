@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -11,21 +12,19 @@ from vitreous.benchmark.results import Floats, Results
 from vitreous.benchmark.statistics import Estimate, estimates, ranking
 from vitreous.benchmark.tables import ResultTable
 from vitreous.metrics.metric import Metric
-from vitreous.protocols import Protocol, find_protocol
 
 
-def summarise(results: Results, *, protocol: Protocol | None = None, ranks: bool = True) -> ResultTable:
+def summarise(results: Results, *, ranks: bool = True) -> ResultTable:
     """Make the table of some results.
 
     Args:
         results: what was measured.
-        protocol: how, where it is not one of those that have a name here.
         ranks: whether methods are ranked by paired tests, which takes longer.
     """
-    measured = protocol or find_protocol(results.run.protocol)
+    metrics = results.protocol.metrics()
     found: list[Estimate] = []
     ranked: dict[str, dict[str, int]] = {}
-    for metric in measured.metrics():
+    for metric in metrics:
         values = counted_values(results, metric.columns)
         if not values:
             break
@@ -35,10 +34,10 @@ def summarise(results: Results, *, protocol: Protocol | None = None, ranks: bool
             ranked[metric.name] = ranking(values, metric.columns, metric, seed=results.run.seed)
     return ResultTable(
         title_of(results),
-        measured.metrics(),
-        _by_method(found, results, measured.metrics()),
+        metrics,
+        _by_method(found, results, metrics),
         ranked,
-        published_results(measured.name),
+        published_results(results.protocol.name),
     )
 
 
@@ -50,8 +49,10 @@ def counted_values(results: Results, columns: Sequence[str]) -> dict[str, Floats
 
 def title_of(results: Results) -> str:
     """What was measured on what, in a line."""
-    run = results.run
-    return f"{run.protocol}, {run.model.name}, {run.data}, {int(results.counted.sum())} images"
+    kind, _, path = results.run.data.partition(":")
+    architecture, at, weights = results.run.model.name.partition("@")
+    model = f"{architecture}{at}{Path(weights).name}"  # where the file is kept says nothing about what was measured
+    return f"{results.run.protocol}, {model}, {kind}:{Path(path).name}, {int(results.counted.sum())} images"
 
 
 def _by_method(found: Sequence[Estimate], results: Results, metrics: Sequence[Metric]) -> list[Estimate]:

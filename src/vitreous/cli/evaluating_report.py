@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vitreous.benchmark.summary import summarise
-from vitreous.benchmark.tables import as_rows, as_terminal
+from vitreous.benchmark.tables import as_terminal
 from vitreous.cli.console import say
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def as_json(results: Results) -> list[dict[str, Any]]:
     """Give one row per method and metric as JSON values."""
-    return as_rows(summarise(results, ranks=False))
+    return results.rows()
 
 
 def show(results: Results, console: Console) -> None:

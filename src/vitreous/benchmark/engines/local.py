@@ -32,6 +32,9 @@ def run_locally(store: Store, bench: Workbench, watcher: Watcher, *, workers: in
     if workers > 1:
         with _workers(store, workers) as processes:
             _watch(store, processes, watcher)
+            failed = sum(process.returncode != 0 for process in processes)
+            if failed:
+                watcher.notice(f"{failed} of {workers} workers ended early; this process does what is left")
     # With workers there is nothing left to do here, unless they died or met an error: then it shows in this process.
     work(store, lambda shard: compute_shard(store.run, bench, shard), watcher)
 

@@ -38,12 +38,15 @@ def run_on_ray(store: Store, watcher: Watcher, *, tasks: int | None = None) -> N
         threads = store.run.threads
         at_once = tasks or max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
         in_flight = _InFlight(ray, store, watcher, _remote(ray, threads))
-        for shard in begin(store, watcher):
-            while len(in_flight) >= at_once * (1 if tasks else _QUEUED):
+        try:
+            for shard in begin(store, watcher):
+                while len(in_flight) >= at_once * (1 if tasks else _QUEUED):
+                    in_flight.finish_one()
+                in_flight.start(shard)
+            while len(in_flight):
                 in_flight.finish_one()
-            in_flight.start(shard)
-        while len(in_flight):
-            in_flight.finish_one()
+        finally:
+            in_flight.abandon()
     # What other processes held meanwhile is waited for, and computed here if they died.
     work(store, lambda shard: compute_by_name(store.run, shard, str(Path.cwd())), watcher)
 
@@ -95,6 +98,13 @@ class _InFlight:
         finally:
             claim.release()
         self._watcher.advance(len(shard))
+
+    def abandon(self) -> None:
+        """Give back what is not finished, where the driver stops early."""
+        while self._claims:
+            task, (_, claim) = self._claims.popitem()
+            claim.release()
+            self._ray.cancel(task, force=True)
 
     def _result(self, done: Any) -> Any:
         try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vitreous.benchmark.results import Results
 from vitreous.benchmark.store import Store, read_manifest
+from vitreous.protocols import find_protocol
 from vitreous.storage import MANIFEST, StorageError
 
 
@@ -27,7 +28,7 @@ def gather(folder: Path) -> list[Results]:
     for place in sorted(folders, key=_started, reverse=True):
         store = Store.open(place)
         groups.setdefault((store.run.context, store.run.wanted), []).append(store)
-    results = [Results(tuple(stores)) for stores in groups.values()]
+    results = [Results(tuple(stores), find_protocol(stores[0].run.protocol)) for stores in groups.values()]
     begun = [result for result in results if len(result.images)]
     if not begun:
         raise StorageError(f"the runs in {folder} have not stored anything yet")

@@ -121,11 +121,12 @@ def _own_table(table: ResultTable) -> str:
     )
     rows = "".join(
         f"<tr><td>{escape(method)}</td>{''.join(_cell(table, method, metric) for metric in table.metrics)}</tr>"
-        for method in table.methods
+        for method in leaders(table)
     )
     return (
         '<h3>Results</h3><p class="faint">Mean with its 95% bootstrap interval over images. Methods that a paired '
-        "test does not tell apart share a rank (#); ★ is the best mean of its column.</p>"
+        "test does not tell apart share a rank (#); ★ is the best mean of its column. Ordered by the "
+        "mean of the ranks.</p>"
         f'<div class="scroll"><table><tr><th>method</th>{heads}</tr>{rows}</table></div>'
     )
 
@@ -214,7 +215,7 @@ def _radar(table: ResultTable, styles: Mapping[str, str]) -> str:
     return (
         '<h3>Radar</h3><p class="faint">Every axis runs from the worst method of this table in the centre to the best '
         "at the rim.</p>"
-        f'{_legend(chosen)}<div class="charts"><figure>{radar_chart(axes, shapes, chosen)}</figure></div>'
+        f'{_legend(chosen)}<div class="charts wide"><figure>{radar_chart(axes, shapes, chosen)}</figure></div>'
     )
 
 

@@ -34,6 +34,7 @@ td.best .mean::before { content: "★ "; color: var(--c4); }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.15rem 1.2rem; font-size: 0.92rem; margin: 0.6rem 0; }
 dt { color: var(--faint); } dd { margin: 0; overflow-wrap: anywhere; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 23rem), 1fr)); gap: 1rem; }
+.charts.wide { grid-template-columns: minmax(0, 38rem); }
 figure { margin: 0; padding: 0.8rem; background: var(--card); border-radius: 0.6rem; }
 figcaption { margin-bottom: 0.3rem; font-weight: 600; color: var(--ink); }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint); font: 11px system-ui, sans-serif; }

@@ -8,8 +8,8 @@ from html import escape
 
 _WIDTH, _HEIGHT = 420, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 38
-_RADAR = 360
-_RADIUS = 112
+_RADAR = 330
+_RADIUS = 125
 
 
 def line_chart(
@@ -65,7 +65,7 @@ def radar_chart(axes: Sequence[str], shapes: Mapping[str, Sequence[float]], styl
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in ends)
         return f'<polygon class="{style}" points="{points}"><title>{escape(name)}</title></polygon>'
 
-    box = f"-70 0 {_RADAR + 140} {_RADAR}"
+    box = f"-90 0 {_RADAR + 180} {_RADAR}"
     parts = [
         f'<svg viewBox="{box}" role="img" aria-label="radar chart of methods over metrics">',
         *(polygon("grid", [ring] * len(axes), "") for ring in (0.25, 0.5, 0.75, 1.0)),
