@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -150,27 +150,17 @@ class Results:
 
     def failures(self) -> list[Failure]:
         """What could not be measured and why; an image that fails the same way with all methods is one failure."""
-        found: list[Failure] = []
+        found: dict[tuple[str, str], list[str]] = {}
         for number, store in enumerate(self.stores):
-            owned = [method for method, (owner, _) in self._owners.items() if owner == number]
+            owned = {method for method, (owner, _) in self._owners.items() if owner == number}
             for shard in self._shards[number]:
                 table = store.read([shard], ["image", "method", "error"])
-                failed = table.filter(table["error"].is_valid()).to_pylist()
-                found += _joined([row for row in failed if row["method"] in owned], len(store.run.methods))
-        # Of several runs each has met a broken image.
-        return list(dict.fromkeys(found))
-
-
-def _joined(rows: Iterable[Mapping[str, str]], methods: int) -> list[Failure]:
-    by_image: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        by_image.setdefault((row["image"], row["error"]), []).append(row["method"])
-    return [
-        failure
-        for (image, error), failing in by_image.items()
-        for failure in (
-            [Failure(image, None, error)]
-            if len(failing) == methods
-            else [Failure(image, method, error) for method in failing]
-        )
-    ]
+                for row in table.filter(table["error"].is_valid()).to_pylist():
+                    if row["method"] in owned:
+                        found.setdefault((row["image"], row["error"]), []).append(row["method"])
+        every = len(self.methods)
+        return [
+            Failure(image, method, error)
+            for (image, error), failing in found.items()
+            for method in ([None] if len(failing) == every else failing)
+        ]
