@@ -92,18 +92,21 @@ class Results:
 
     def values(self, columns: Sequence[str]) -> dict[str, Floats]:
         """Some columns of every method, (images, columns); NaN where there is no number."""
-        found = [np.empty((len(self.images), len(store.run.methods), len(columns))) for store in self.stores]
-        for number in range(len(self.stores)):
-            for position, column in enumerate(columns):
-                found[number][:, :, position] = self._column(number, column)
+        found = [self._read(number, columns)[self._rows(number)] for number in range(len(self.stores))]
         return {method: found[number][:, position] for method, (number, position) in self._owners.items()}
 
-    def _column(self, number: int, column: str) -> Floats:
-        """One column of a run, (images, methods)."""
-        store = self.stores[number]
-        table = store.read(self._shards[number], [column])
-        numbers = table[column].to_numpy().astype(np.float64, copy=False).reshape(-1, len(store.run.methods))
-        return np.asarray(numbers[self._rows(number)])
+    def _read(self, number: int, columns: Sequence[str]) -> Floats:
+        """Columns of a run, (images, methods, columns), shard by shard, for opening a file is what takes time."""
+        store, shards = self.stores[number], self._shards[number]
+        methods = len(store.run.methods)
+        found = np.empty((sum(map(len, shards)), methods, len(columns)))
+        start = 0
+        for shard in shards:
+            table = store.read([shard], columns)
+            for position, column in enumerate(columns):
+                found[start : start + len(shard), :, position] = table[column].to_numpy().reshape(-1, methods)
+            start += len(shard)
+        return found
 
     def _rows(self, number: int) -> NDArray[np.int64]:
         """Where the common images stand in a run."""

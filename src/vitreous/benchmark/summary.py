@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +25,16 @@ def summarise(results: Results, *, ranks: bool = True) -> ResultTable:
     metrics = results.protocol.metrics()
     found: list[Estimate] = []
     ranked: dict[str, dict[str, int]] = {}
-    for metric in metrics:
-        values = counted_values(results, metric.columns)
+    for columns, alike in groupby(metrics, key=lambda metric: metric.columns):
+        # Columns of one kind after the other, so that no more are in memory; the resamples are the same for all.
+        values = counted_values(results, columns)
         if not values:
             break
-        # One metric after the other, so that only its own columns are in memory; the resamples are the same for all.
-        found += estimates(values, metric.columns, [metric], seed=results.run.seed)
-        if ranks and metric.direction is not None and len(values) > 1:
-            ranked[metric.name] = ranking(values, metric.columns, metric, seed=results.run.seed)
+        together = list(alike)
+        found += estimates(values, columns, together, seed=results.run.seed)
+        for metric in together:
+            if ranks and metric.direction is not None and len(values) > 1:
+                ranked[metric.name] = ranking(values, columns, metric, seed=results.run.seed)
     return ResultTable(
         title_of(results),
         metrics,
