@@ -210,11 +210,7 @@ def test_a_row_does_not_depend_on_the_photos_beside_it():
     for found, expected in zip(alone, together[28:36], strict=True):
         assert (found["image"], found["method"]) == (expected["image"], expected["method"])
         for column in columns_of(protocol):
-            # Float64 in other batches. A bilinear map has whole corners of one value up to rounding, so the last digit
-            # decides about their order, with it about the fourth digit of an average precision, and about which of them
-            # lie above a threshold of 0: a few of 1,024 pixels.
-            tolerance = 1e-3 if "precision" in column else 8 if "threshold_0_" in column else 1e-9
-            assert found[column] == pytest.approx(expected[column], abs=tolerance)
+            assert found[column] == pytest.approx(expected[column], abs=1e-9)  # float64, other batches
 
 
 def test_the_same_photos_give_the_same_rows_bit_for_bit():
