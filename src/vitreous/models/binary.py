@@ -13,7 +13,9 @@ class TwoSided(nn.Module):
     """Answers [-z/2, z/2] where the model inside answers z.
 
     The softmax of that is the sigmoid of z, so probabilities stay what they were, and the score of class 0 is the
-    opposite of that of class 1: explaining class 0 explains -z.
+    opposite of that of class 1: explaining class 0 explains -z. Methods that treat positive and negative parts of every
+    layer apart (transattr, plrp, lrp_rollout, abslrp) see the halving as one more layer, and give nothing or something
+    else for the side that the model is against.
     """
 
     sides: Tensor
