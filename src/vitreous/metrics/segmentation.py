@@ -5,7 +5,9 @@ A mask says 0 for background, 1 and above for objects, and -1 for pixels that do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,6 +49,34 @@ def count_pixels(foreground: NDArray[np.bool_], mask: NDArray[np.integer]) -> Fl
     labelled = counted.sum(axis=(-2, -1))
     counts = np.stack([neither, both, labelled - both, labelled - neither], axis=-1).astype(np.float64)
     return np.where(labelled[..., None] > 0, counts, np.nan)
+
+
+def count_at_thresholds(map_: ArrayLike, mask: NDArray[np.integer], thresholds: Sequence[float]) -> Floats:
+    """Count the pixels of one image as ``count_pixels`` does of ``above_threshold``, at all thresholds at once.
+
+    Args:
+        map_: of one image, (height, width).
+        mask: the truth, of the same shape.
+        thresholds: in rising order.
+
+    Returns:
+        The counts in the order of ``COUNTS``, (thresholds, 4).
+    """
+    scaled, counted = min_max(map_), mask != IGNORED
+    same_shape(scaled, mask, "a map and its mask")
+    if any(next_ <= one for one, next_ in pairwise(thresholds)):
+        raise MetricError("thresholds must be in rising order")
+    if not counted.any():
+        return np.full((len(thresholds), len(COUNTS)), np.nan)
+    exceeded = np.searchsorted(thresholds, scaled[counted], side="left")
+    true = mask[counted] > 0
+    foreground_above, background_above = (
+        np.bincount(exceeded[chosen], minlength=len(thresholds) + 1)[::-1].cumsum()[::-1][1:]
+        for chosen in (true, ~true)
+    )
+    background_below = (~true).sum() - background_above
+    counts = [background_below, foreground_above, true.size - foreground_above, true.size - background_below]
+    return np.stack(counts, axis=-1).astype(np.float64)
 
 
 def correct_and_labelled(counts: Floats) -> tuple[Floats, Floats]:
