@@ -91,14 +91,16 @@ def average_precision(scores: ArrayLike, relevant: ArrayLike) -> float:
     """
     scores, relevant = finite(scores, "a list of scores").ravel(), np.asarray(relevant, dtype=bool).ravel()
     same_shape(scores, relevant, "scores and what is relevant")
-    order = np.argsort(scores)[::-1]
-    ranked = scores[order]
-    last_of_its_score = np.append(np.flatnonzero(ranked[1:] != ranked[:-1]), ranked.size - 1)
-    found = np.cumsum(relevant[order], dtype=np.float64)[last_of_its_score]
-    if found[-1] == 0:
+    return _average_precision_of_sorted(np.sort(scores[relevant]), np.sort(scores[~relevant]))
+
+
+def _average_precision_of_sorted(relevant: Floats, others: Floats) -> float:
+    """Average, over the relevant scores, the share of the relevant among all scores that are as high."""
+    if relevant.size == 0:
         return float("nan")
-    precision = found / (last_of_its_score + 1)
-    return float((np.diff(found, prepend=0) * precision).sum() / found[-1])
+    found = relevant.size - np.searchsorted(relevant, relevant, side="left")
+    wrong = others.size - np.searchsorted(others, relevant, side="left")
+    return float((found / (found + wrong)).mean())
 
 
 def mask_average_precision(map_: ArrayLike, mask: NDArray[np.integer]) -> float:
@@ -118,8 +120,15 @@ def two_class_average_precision(map_: ArrayLike, mask: NDArray[np.integer]) -> f
     same_shape(scaled, mask, "a map and its mask")
     if not counted.any():
         return float("nan")
-    scores, foreground = scaled[counted], mask[counted] > 0
-    return average_precision(np.concatenate([1 - scores, scores]), np.concatenate([~foreground, foreground]))
+    inside, outside = np.sort(scaled[mask > 0]), np.sort(scaled[counted & (mask <= 0)])
+    # 1 - R of a sorted R is sorted as well, so that only R has to be sorted and the rest is merged.
+    right, wrong = _merged(inside, 1 - outside[::-1]), _merged(outside, 1 - inside[::-1])
+    return _average_precision_of_sorted(right, wrong)
+
+
+def _merged(first: Floats, second: Floats) -> Floats:
+    """Merge two sorted lists; numpy's stable sort finds the two runs and does just that."""
+    return np.sort(np.concatenate([first, second]), kind="stable")
 
 
 @dataclass(frozen=True)
