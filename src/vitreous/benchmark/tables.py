@@ -25,11 +25,14 @@ from vitreous.metrics.metric import Metric
 PUBLISHED_TITLE = "Published by others, not measured here (percent)"
 _ARROWS = {"higher": "↑", "lower": "↓", None: ""}
 _LATEX_ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
-_MISSING = "–"  # noqa: RUF001  # an en dash is what tables print for a missing number
+_MISSING = "-"
 _LATEX_SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }
 
@@ -183,10 +186,11 @@ def _number(table: ResultTable, estimate: Estimate, metric: Metric) -> str:
 
 
 def _scale(metric: Metric) -> tuple[float, int]:
-    """Show shares in percent, and other small numbers with as many digits."""
+    """Show shares in percent; numbers that are percent already have two digits, all others three."""
     if metric.range == (0.0, 1.0):
         return 100.0, 2
-    return 1.0, 4 if metric.range == (-1.0, 1.0) else 2
+    low, high = metric.range
+    return 1.0, 2 if 20 <= high - low < math.inf else 3
 
 
 def _name(metric: Metric) -> str:

@@ -17,7 +17,7 @@ def sparseness(maps: ArrayLike) -> Floats:
     shares = np.sort(_shares(maps), axis=-1)
     features = shares.shape[-1]
     index: Floats = ((2 * np.arange(1, features + 1) - features - 1) * shares).sum(axis=-1) / features
-    return index
+    return np.maximum(index, 0.0)
 
 
 def complexity(maps: ArrayLike) -> Floats:

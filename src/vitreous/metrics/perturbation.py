@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from vitreous.metrics.arrays import finite
 from vitreous.metrics.metric import Direction, Floats, Metric, MetricError, Weighted, mean_of
@@ -46,6 +46,21 @@ def of_class(values: ArrayLike, classes: ArrayLike) -> Floats:
     return taken
 
 
+def drops(original: ArrayLike, perturbed: ArrayLike) -> Floats:
+    """Say by how much each step's probability fell: p0 (...) - pk (..., steps)."""
+    fallen: Floats = finite(original, "probabilities")[..., None] - finite(perturbed, "probabilities")
+    return fallen
+
+
+def change_of_highest(original: ArrayLike, perturbed: ArrayLike) -> Floats:
+    """Say how the highest of the scores (..., classes) changed, whichever class has it.
+
+    This is what the program of Chefer et al. (2021) keeps as difference of probabilities and of logits.
+    """
+    change: Floats = finite(perturbed, "scores").max(axis=-1) - finite(original, "scores").max(axis=-1)
+    return change
+
+
 def aopc(original: ArrayLike, perturbed: ArrayLike, *, absolute: bool = False) -> Floats:
     """Average over the steps by how much the probability fell.
 
@@ -54,8 +69,8 @@ def aopc(original: ArrayLike, perturbed: ArrayLike, *, absolute: bool = False) -
         perturbed: pk at every step, (..., steps).
         absolute: average |p0 - pk|, as AttCAT's program does, instead of p0 - pk.
     """
-    drop = finite(original, "probabilities")[..., None] - finite(perturbed, "probabilities")
-    mean: Floats = (np.abs(drop) if absolute else drop).mean(axis=-1)
+    fallen = drops(original, perturbed)
+    mean: Floats = (np.abs(fallen) if absolute else fallen).mean(axis=-1)
     return mean
 
 
@@ -133,11 +148,46 @@ def accuracy_auc(
         direction: ``lower`` where the most relevant goes first, ``higher`` where the least relevant does.
         name: what a table calls it.
     """
-    weights = [100 * weight for weight in area_weights(ratios, convention)]
-    columns = curve_columns(prefix, "hit", ratios)
-    description = f"{_convention_in_words(ratios, convention)} of the accuracy curve, in percent."
     name = name or f"AUC {prefix.rstrip('_')}".rstrip()
-    return curve_metric(columns, weights, (0.0, 1.0), name, direction, description)
+    return _area(prefix, "hit", ratios, convention, direction, name)
+
+
+def probability_auc(
+    prefix: str,
+    ratios: Sequence[float] = ELEVEN,
+    convention: Convention = "mean",
+    *,
+    direction: Direction,
+    name: str | None = None,
+) -> Metric:
+    """Make the area under the mean curve of the target's probability, in percent; AGCAM takes the mean of 11 points.
+
+    The arguments are those of ``accuracy_auc``, the columns are ``<prefix>probability_<percent>``.
+    """
+    name = name or f"probability AUC {prefix.rstrip('_')}".rstrip()
+    return _area(prefix, "probability", ratios, convention, direction, name)
+
+
+_IN_WORDS: dict[Quantity, str] = {
+    "hit": "accuracy",
+    "probability": "target's probability",
+    "drop": "fall of the target's probability",
+}
+
+
+def _area(
+    prefix: str,
+    quantity: Quantity,
+    ratios: Sequence[float],
+    convention: Convention,
+    direction: Direction,
+    name: str,
+) -> Metric:
+    weights = [100 * weight for weight in area_weights(ratios, convention)]
+    columns = curve_columns(prefix, quantity, ratios)
+    description = f"{_convention_in_words(ratios, convention)} of the curve of the {_IN_WORDS[quantity]}, in percent."
+    bounds = (-1.0 if quantity == "drop" else 0.0, 1.0)
+    return curve_metric(columns, weights, bounds, name, direction, description)
 
 
 def _convention_in_words(ratios: Sequence[float], convention: Convention) -> str:
@@ -180,20 +230,13 @@ def insertion_aopc(
     prefix: str = "insertion_", name: str = "insertion AOPC (100 - x)", *, complement: bool = True
 ) -> Metric:
     """Make SkipPLUS' area under the fall p0 - pk of the target's probability while patches are put in, as 100 - x."""
-    plain = _drop_area(prefix, TO_ONE, "lower", name)
+    plain = _area(prefix, "drop", TO_ONE, "trapezoid", "lower", name)
     return _complement(plain) if complement else plain
 
 
 def deletion_aopc(prefix: str = "deletion_", name: str = "deletion AOPC") -> Metric:
     """Make SkipPLUS' area under the fall p0 - pk of the target's probability while patches are dropped, in percent."""
-    return _drop_area(prefix, FROM_ZERO, "higher", name)
-
-
-def _drop_area(prefix: str, ratios: Sequence[float], direction: Direction, name: str) -> Metric:
-    weights = [100 * weight for weight in area_weights(ratios, "trapezoid")]
-    description = f"{_convention_in_words(ratios, 'trapezoid')} of the fall of the target's probability, in percent."
-    columns = curve_columns(prefix, "drop", ratios)
-    return curve_metric(columns, weights, (-1.0, 1.0), name, direction, description)
+    return _area(prefix, "drop", FROM_ZERO, "trapezoid", "higher", name)
 
 
 def _complement(metric: Metric) -> Metric:
@@ -230,9 +273,3 @@ def mean_log_odds(
     direction: Direction = "higher" if most_relevant_first == inverted else "lower"
     description = f"Mean over images and steps of log({'p0 / pk' if inverted else 'pk / p0'}) of the target."
     return mean_of(f"{prefix}log_odds", name, direction, (-np.inf, np.inf), description)
-
-
-def drops(original: ArrayLike, perturbed: ArrayLike) -> NDArray[np.float64]:
-    """Say by how much each step's probability fell: p0 (...) - pk (..., steps)."""
-    fallen: Floats = finite(original, "probabilities")[..., None] - finite(perturbed, "probabilities")
-    return fallen
