@@ -21,6 +21,8 @@ from small_models import small_vit
 from vitreous.benchmark.measuring import columns_of, measure
 from vitreous.datasets.sample import Sample
 from vitreous.errors import MethodError, ProtocolError
+from vitreous.metrics import perturbation
+from vitreous.metrics.metric import MetricError
 from vitreous.models import Preprocessing
 from vitreous.protocols import PROTOCOLS, find_protocol, list_protocols
 from vitreous.spelling import parse
@@ -190,6 +192,32 @@ class TestRunsThatGoOn:
         errors = {(row["image"], row["method"]): row["error"] for row in rows}
         assert errors.pop(("photo-1", "ixg")) == "ixg gave a map with NaN or infinite scores"
         assert set(errors.values()) == {None}
+
+    def test_a_case_that_cannot_be_measured_spoils_no_other(self, monkeypatch):
+        original = perturbation.log_odds
+
+        def refusing(before, after):
+            if before > refused:
+                raise MetricError("refused")
+            return original(before, after)
+
+        refused = 2.0
+        monkeypatch.setattr(perturbation, "log_odds", refusing)
+        model, photos, protocol = loaded(), samples(4), find_protocol("tokentm-probability")
+        with torch.no_grad():
+            squashed = measuring.resized(model.preprocessing, "squash")([photo.image for photo in photos]).double()
+            likely = model.model(squashed).softmax(dim=1).amax(dim=1).tolist()
+        whole = measure(model, photos, protocol, ["gae"])
+        refused = sorted(likely)[2] - 1e-9  # two photos are above
+        for row, expected, probability in zip(measure(model, photos, protocol, ["gae"]), whole, likely, strict=True):
+            if probability > refused:
+                assert row["error"] == "refused"
+            else:
+                assert row == expected
+
+    def test_blanks_around_a_spelling_are_not_part_of_it(self):
+        protocol = find_protocol("libra-mif")
+        assert measure(loaded(), samples(1), protocol, [" gae "]) == measure(loaded(), samples(1), protocol, ["gae"])
 
     def test_a_model_that_is_no_transformer_gives_errors(self):
         network = nn.Sequential(nn.Conv2d(3, 4, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
