@@ -207,7 +207,7 @@ def test_the_right_map_lets_the_probability_fall_first_and_stay_longest():
     batch = batch_of(Bright(), images, {"true": truth, "opposite": -truth}, [1, 1])
     task = AreaBetweenCurves(explained=("label",))
     rows = dict(zip(batch.maps, task.measure(batch, list(batch.maps)), strict=True))
-    (metric,) = task.metrics
+    metric = task.metrics[0]
     for number in range(2):
         right, wrong = (rows[Case(number, name)] for name in ("true", "opposite"))
         areas = [float(metric.combine(np.array([row[name] for name in metric.columns]))) for row in (right, wrong)]
@@ -223,7 +223,7 @@ def test_random_maps_have_no_direction():
     maps = {f"{number}": torch.rand(4, 32, 32, dtype=torch.float64, generator=generator) for number in range(30)}
     batch = batch_of(small_vit(depth=2), random_images(4), maps)
     task = AreaBetweenCurves()
-    (metric,) = task.metrics
+    metric = task.metrics[0]
     areas = [
         metric.combine(np.array([row[name] for name in metric.columns]))
         for row in task.measure(batch, list(batch.maps))

@@ -17,6 +17,7 @@ from vitreous.explaining import explain
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
 from vitreous.pixels import find_pixels
 from vitreous.protocols.protocol import Protocol, Resize
+from vitreous.spelling import parse
 from vitreous.subject import Subject
 
 Row = dict[str, str | int | float | None]
@@ -43,12 +44,16 @@ def measure(model: LoadedModel, samples: Sequence[Sample], protocol: Protocol, m
         protocol: How it is measured.
         methods: Spellings, as ``protocol.spellings`` gives them.
 
+    Raises:
+        MethodError: a spelling is wrong.
+
     Returns:
         One row per photo and method, photos in order: ``image``, ``method``, ``error`` (a sentence where it could not
         be measured) and the protocol's columns. Where a protocol has several tasks and a photo lacks what one of them
         has to know (a label, a mask), the columns of that task are None.
     """
     fitted = replace(model, preprocessing=resized(model.preprocessing, protocol.resize))
+    methods = list(dict.fromkeys(parse(method).spelling for method in methods))  # blanks around it are not part of it
     rows: list[Row] = []
     for first in range(0, len(samples), _MEASURED_TOGETHER):
         rows += _rows(fitted, samples[first : first + _MEASURED_TOGETHER], protocol, methods)
@@ -62,22 +67,23 @@ def _rows(model: LoadedModel, samples: Sequence[Sample], protocol: Protocol, met
     measurement = _Measurement(model, [samples[number] for number in usable], protocol, methods)
     measurement.measure(torch.cat([pixels for pixels in prepared if isinstance(pixels, Tensor)]) if usable else None)
     rows: list[Row] = []
+    columns = columns_of(protocol)
     for number, (sample, pixels) in enumerate(zip(samples, prepared, strict=True)):
         for method in methods:
             if isinstance(pixels, str):
-                rows.append(_row(protocol, sample.name, method, {}, pixels))
+                rows.append(_row(columns, sample.name, method, {}, pixels))
             else:
                 case = Case(usable.index(number), method)
                 rows.append(
-                    _row(protocol, sample.name, method, measurement.values.get(case, {}), measurement.errors.get(case))
+                    _row(columns, sample.name, method, measurement.values.get(case, {}), measurement.errors.get(case))
                 )
     return rows
 
 
-def _row(protocol: Protocol, image: str, method: str, values: Values, error: str | None) -> Row:
+def _row(columns: Sequence[str], image: str, method: str, values: Values, error: str | None) -> Row:
     row: Row = {"image": image, "method": method, "error": error}
     known = {} if error is not None else values
-    return row | {column: known.get(column) for column in columns_of(protocol)}
+    return row | {column: known.get(column) for column in columns}
 
 
 def _pixels(model: LoadedModel, sample: Sample) -> Tensor | str:
@@ -181,10 +187,15 @@ class _Measurement:
         return maps
 
     def _ask(self, task: Task, batch: Batch, cases: Sequence[Case]) -> None:
+        """Measure cases together; if that fails, one by one, so that none spoils another."""
         try:
             found = task.measure(batch, cases) if cases else []
         except VitreousError as error:
-            self.errors |= dict.fromkeys(cases, str(error))
+            if len(cases) == 1:
+                self.errors[cases[0]] = str(error)
+            else:  # find out whose fault it is; what the model said already is remembered
+                for case in cases:
+                    self._ask(task, batch, [case])
             return
         for case, values in zip(cases, found, strict=True):
             self.values.setdefault(case, {}).update(values)

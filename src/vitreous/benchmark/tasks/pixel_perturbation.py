@@ -201,7 +201,11 @@ class AreaBetweenCurves(PixelErasing):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        return (perturbation.area_between_curves("probability", self.ratios),)
+        return (
+            perturbation.area_between_curves("probability", self.ratios),
+            perturbation.probability_auc("positive_", self.ratios, direction="lower"),
+            perturbation.probability_auc("negative_", self.ratios, direction="higher"),
+        )
 
     def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
         columns = [

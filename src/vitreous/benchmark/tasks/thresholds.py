@@ -72,11 +72,11 @@ class ThresholdSearch(Task):
         return [self._count(batch.pictures[case.image], map_) for map_, case in zip(maps, cases, strict=True)]
 
     def _count(self, picture: Picture, map_: Floats) -> Values:
-        mask, scaled = mask_of(picture), min_max(map_)
+        mask = mask_of(picture)
         values: Values = {}
-        for threshold in self.thresholds:
-            columns = [f"{threshold_prefix(threshold)}{name}" for name in counts.COUNTS]
-            values |= row(columns, counts.count_pixels(scaled > threshold, mask))
+        found = counts.count_at_thresholds(map_, mask, self.thresholds)
+        for threshold, each in zip(self.thresholds, found, strict=True):
+            values |= row([f"{threshold_prefix(threshold)}{name}" for name in counts.COUNTS], each)
         precision = {"two_class_average_precision": counts.two_class_average_precision(map_, mask)}
         return in_its_half(picture.name, values) | precision
 
