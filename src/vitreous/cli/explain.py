@@ -23,7 +23,10 @@ def explain(
         typer.Argument(metavar="PHOTO", help="Photos, folders of photos, or 'demo' for the photo that is shipped."),
     ],
     model: Annotated[
-        str, typer.Option(help="A model by name: demo, timm/NAME, timm/NAME@FILE, hf/ID or hf/FOLDER.")
+        str,
+        typer.Option(
+            help="A model by name, see `vitreous models`: demo, timm/NAME, timm/NAME@FILE, hf/ID, py/FILE.py:FUNCTION."
+        ),
     ] = "demo",
     method: Annotated[
         list[str] | None,

@@ -15,6 +15,7 @@ from vitreous.errors import InputError, ModelError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
 Resize = Literal["shorter", "squash"]
@@ -62,9 +63,23 @@ class Preprocessing:
         if min(image.size) < 1:
             raise InputError(f"an image of {image.width} x {image.height} pixels has no content")
         rgb = image if image.mode == "RGB" else image.convert("RGB")
-        height, width = self._resized(rgb.height, rgb.width)
-        resampling = Image.Resampling[self.interpolation.upper()]
-        resized = rgb.resize((width, height), resampling)
+        return self._fitted(rgb, Image.Resampling[self.interpolation.upper()])
+
+    def displayed_mask(self, mask: NDArray[np.integer[Any]], *, outside: int) -> NDArray[np.int16]:
+        """Return the part of a photo's mask (height, width) that the model sees, by nearest neighbour.
+
+        Args:
+            mask: One number for every pixel of the photo.
+            outside: The number of pixels that the crop adds around a photo which is smaller than it.
+        """
+        # Pillow fills with 0 what it adds.
+        fitted = self._fitted(Image.fromarray(mask.astype(np.int32) - outside), Image.Resampling.NEAREST)
+        return (np.asarray(fitted) + outside).astype(np.int16)
+
+    def _fitted(self, image: Image.Image, resampling: Image.Resampling) -> Image.Image:
+        """Return an image of any mode, resized and cropped."""
+        height, width = self._resized(image.height, image.width)
+        resized = image.resize((width, height), resampling)
         top, left = (self._offset(have, want) for have, want in zip((height, width), self.image_size, strict=True))
         return resized.crop((left, top, left + self.image_size[1], top + self.image_size[0]))
 
