@@ -77,6 +77,16 @@ class TestAbpc:
         assert metric.columns[0] == "negative_probability_0"
         assert metric.columns[11] == "positive_probability_0"
 
+    def test_is_the_difference_of_agcams_two_means(self):
+        curves = np.random.default_rng(0).random((2, 11))
+        areas = [
+            per.probability_auc(prefix, direction="higher").combine(curve)
+            for prefix, curve in zip(("negative_", "positive_"), curves, strict=True)
+        ]
+        found = per.area_between_curves().combine(curves.ravel())
+        assert found == pytest.approx(areas[0] - areas[1], abs=1e-10)
+        assert areas[0] == pytest.approx(100 * curves[0].mean(), abs=1e-10)
+
 
 class TestInsertionAndDeletion:
     def test_a_perfect_insertion_has_90(self):

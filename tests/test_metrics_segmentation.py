@@ -241,6 +241,18 @@ class TestThresholds:
         assert metric.combine(np.concatenate(counts)) == 1
         assert len(metric.columns) == 2 * 7
 
+    @steady
+    @given(MAPS, MASKS)
+    def test_all_thresholds_at_once_are_one_by_one(self, map_, mask):
+        # Maps of 0..6 in steps of 1 lie exactly on some of the thresholds after scaling.
+        thresholds = (0.0, 1 / 6, 0.25, 0.5, 1.0)
+        one_by_one = [seg.count_pixels(seg.above_threshold(map_, threshold), mask) for threshold in thresholds]
+        np.testing.assert_array_equal(seg.count_at_thresholds(map_, mask, thresholds), one_by_one)
+
+    def test_thresholds_must_rise(self):
+        with pytest.raises(MetricError, match="rising"):
+            seg.count_at_thresholds(np.ones(SHAPE), np.ones(SHAPE, dtype=int), (0.2, 0.1))
+
     def test_a_half_is_decided_by_the_name_alone_and_about_even(self):
         halves = [thr.half_of(f"ILSVRC2012_val_{index:08d}") for index in range(2000)]
         # 2,000 fair coins: 1,000 with a standard deviation of 22; these names never change.

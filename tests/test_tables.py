@@ -52,7 +52,7 @@ def test_the_best_follows_the_direction(table):
 def test_markdown_marks_the_best_and_escapes_cells(table):
     text = tables.as_markdown(table)
     assert "| method | mIoU (%) ↑ | AUC positive ↓ | size |" in text
-    assert "| `gae` | **60.00 [58.00, 62.00]** | 20.00 [19.00, 21.00] | 4.00 [3.00, 5.00] |" in text
+    assert "| `gae` | **60.00 [58.00, 62.00]** | 20.00 [19.00, 21.00] | 4.000 [3.000, 5.000] |" in text
     assert r"| `tokentm:a_b=50%,c\|d` | 50.00 [48.00, 52.00] | **15.00 [14.00, 16.00]** | - |" in text
     assert "| `raw` | - | - | - |" in text
 

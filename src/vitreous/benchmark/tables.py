@@ -192,10 +192,11 @@ def number_parts(estimate: Estimate, metric: Metric) -> tuple[str, str, str]:
 
 
 def _scale(metric: Metric) -> tuple[float, int]:
-    """Show shares in percent, and other small numbers with as many digits."""
+    """Show shares in percent; numbers that are percent already have two digits, all others three."""
     if metric.range == (0.0, 1.0):
         return 100.0, 2
-    return 1.0, 4 if metric.range == (-1.0, 1.0) else 2
+    low, high = metric.range
+    return 1.0, 2 if 20 <= high - low < math.inf else 3
 
 
 def _name(metric: Metric) -> str:

@@ -148,11 +148,46 @@ def accuracy_auc(
         direction: ``lower`` where the most relevant goes first, ``higher`` where the least relevant does.
         name: what a table calls it.
     """
-    weights = [100 * weight for weight in area_weights(ratios, convention)]
-    columns = curve_columns(prefix, "hit", ratios)
-    description = f"{_convention_in_words(ratios, convention)} of the accuracy curve, in percent."
     name = name or f"AUC {prefix.rstrip('_')}".rstrip()
-    return curve_metric(columns, weights, (0.0, 1.0), name, direction, description)
+    return _area(prefix, "hit", ratios, convention, direction, name)
+
+
+def probability_auc(
+    prefix: str,
+    ratios: Sequence[float] = ELEVEN,
+    convention: Convention = "mean",
+    *,
+    direction: Direction,
+    name: str | None = None,
+) -> Metric:
+    """Make the area under the mean curve of the target's probability, in percent; AGCAM takes the mean of 11 points.
+
+    The arguments are those of ``accuracy_auc``, the columns are ``<prefix>probability_<percent>``.
+    """
+    name = name or f"probability AUC {prefix.rstrip('_')}".rstrip()
+    return _area(prefix, "probability", ratios, convention, direction, name)
+
+
+_IN_WORDS: dict[Quantity, str] = {
+    "hit": "accuracy",
+    "probability": "target's probability",
+    "drop": "fall of the target's probability",
+}
+
+
+def _area(
+    prefix: str,
+    quantity: Quantity,
+    ratios: Sequence[float],
+    convention: Convention,
+    direction: Direction,
+    name: str,
+) -> Metric:
+    weights = [100 * weight for weight in area_weights(ratios, convention)]
+    columns = curve_columns(prefix, quantity, ratios)
+    description = f"{_convention_in_words(ratios, convention)} of the curve of the {_IN_WORDS[quantity]}, in percent."
+    bounds = (-1.0 if quantity == "drop" else 0.0, 1.0)
+    return curve_metric(columns, weights, bounds, name, direction, description)
 
 
 def _convention_in_words(ratios: Sequence[float], convention: Convention) -> str:
@@ -195,20 +230,13 @@ def insertion_aopc(
     prefix: str = "insertion_", name: str = "insertion AOPC (100 - x)", *, complement: bool = True
 ) -> Metric:
     """Make SkipPLUS' area under the fall p0 - pk of the target's probability while patches are put in, as 100 - x."""
-    plain = _drop_area(prefix, TO_ONE, "lower", name)
+    plain = _area(prefix, "drop", TO_ONE, "trapezoid", "lower", name)
     return _complement(plain) if complement else plain
 
 
 def deletion_aopc(prefix: str = "deletion_", name: str = "deletion AOPC") -> Metric:
     """Make SkipPLUS' area under the fall p0 - pk of the target's probability while patches are dropped, in percent."""
-    return _drop_area(prefix, FROM_ZERO, "higher", name)
-
-
-def _drop_area(prefix: str, ratios: Sequence[float], direction: Direction, name: str) -> Metric:
-    weights = [100 * weight for weight in area_weights(ratios, "trapezoid")]
-    description = f"{_convention_in_words(ratios, 'trapezoid')} of the fall of the target's probability, in percent."
-    columns = curve_columns(prefix, "drop", ratios)
-    return curve_metric(columns, weights, (-1.0, 1.0), name, direction, description)
+    return _area(prefix, "drop", FROM_ZERO, "trapezoid", "higher", name)
 
 
 def _complement(metric: Metric) -> Metric:

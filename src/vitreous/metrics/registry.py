@@ -44,6 +44,8 @@ def _perturbation() -> tuple[Metric, ...]:
         perturbation.accuracy_auc("negative_", direction="higher"),
         perturbation.accuracy_auc("positive_", nine, "mean", direction="lower", name="mean of nine positive"),
         perturbation.accuracy_auc("negative_", nine, "mean", direction="higher", name="mean of nine negative"),
+        perturbation.probability_auc("positive_", direction="lower"),
+        perturbation.probability_auc("negative_", direction="higher"),
         perturbation.area_between_curves(),
         perturbation.mean_aopc(),
         perturbation.mean_log_odds(),

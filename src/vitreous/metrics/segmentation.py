@@ -5,7 +5,9 @@ A mask says 0 for background, 1 and above for objects, and -1 for pixels that do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,6 +51,34 @@ def count_pixels(foreground: NDArray[np.bool_], mask: NDArray[np.integer]) -> Fl
     return np.where(labelled[..., None] > 0, counts, np.nan)
 
 
+def count_at_thresholds(map_: ArrayLike, mask: NDArray[np.integer], thresholds: Sequence[float]) -> Floats:
+    """Count the pixels of one image as ``count_pixels`` does of ``above_threshold``, at all thresholds at once.
+
+    Args:
+        map_: of one image, (height, width).
+        mask: the truth, of the same shape.
+        thresholds: in rising order.
+
+    Returns:
+        The counts in the order of ``COUNTS``, (thresholds, 4).
+    """
+    scaled, counted = min_max(map_), mask != IGNORED
+    same_shape(scaled, mask, "a map and its mask")
+    if any(next_ <= one for one, next_ in pairwise(thresholds)):
+        raise MetricError("thresholds must be in rising order")
+    if not counted.any():
+        return np.full((len(thresholds), len(COUNTS)), np.nan)
+    exceeded = np.searchsorted(thresholds, scaled[counted], side="left")
+    true = mask[counted] > 0
+    foreground_above, background_above = (
+        np.bincount(exceeded[chosen], minlength=len(thresholds) + 1)[::-1].cumsum()[::-1][1:]
+        for chosen in (true, ~true)
+    )
+    background_below = (~true).sum() - background_above
+    counts = [background_below, foreground_above, true.size - foreground_above, true.size - background_below]
+    return np.stack(counts, axis=-1).astype(np.float64)
+
+
 def correct_and_labelled(counts: Floats) -> tuple[Floats, Floats]:
     """Read the correct and the labelled pixels from counts (..., 4)."""
     return counts[..., 0] + counts[..., 1], counts[..., 0] + counts[..., 3]
@@ -61,14 +91,16 @@ def average_precision(scores: ArrayLike, relevant: ArrayLike) -> float:
     """
     scores, relevant = finite(scores, "a list of scores").ravel(), np.asarray(relevant, dtype=bool).ravel()
     same_shape(scores, relevant, "scores and what is relevant")
-    order = np.argsort(scores)[::-1]
-    ranked = scores[order]
-    last_of_its_score = np.append(np.flatnonzero(ranked[1:] != ranked[:-1]), ranked.size - 1)
-    found = np.cumsum(relevant[order], dtype=np.float64)[last_of_its_score]
-    if found[-1] == 0:
+    return _average_precision_of_sorted(np.sort(scores[relevant]), np.sort(scores[~relevant]))
+
+
+def _average_precision_of_sorted(relevant: Floats, others: Floats) -> float:
+    """Average, over the relevant scores, the share of the relevant among all scores that are as high."""
+    if relevant.size == 0:
         return float("nan")
-    precision = found / (last_of_its_score + 1)
-    return float((np.diff(found, prepend=0) * precision).sum() / found[-1])
+    found = relevant.size - np.searchsorted(relevant, relevant, side="left")
+    wrong = others.size - np.searchsorted(others, relevant, side="left")
+    return float((found / (found + wrong)).mean())
 
 
 def mask_average_precision(map_: ArrayLike, mask: NDArray[np.integer]) -> float:
@@ -88,8 +120,15 @@ def two_class_average_precision(map_: ArrayLike, mask: NDArray[np.integer]) -> f
     same_shape(scaled, mask, "a map and its mask")
     if not counted.any():
         return float("nan")
-    scores, foreground = scaled[counted], mask[counted] > 0
-    return average_precision(np.concatenate([1 - scores, scores]), np.concatenate([~foreground, foreground]))
+    inside, outside = np.sort(scaled[mask > 0]), np.sort(scaled[counted & (mask <= 0)])
+    # 1 - R of a sorted R is sorted as well, so that only R has to be sorted and the rest is merged.
+    right, wrong = _merged(inside, 1 - outside[::-1]), _merged(outside, 1 - inside[::-1])
+    return _average_precision_of_sorted(right, wrong)
+
+
+def _merged(first: Floats, second: Floats) -> Floats:
+    """Merge two sorted lists; numpy's stable sort finds the two runs and does just that."""
+    return np.sort(np.concatenate([first, second]), kind="stable")
 
 
 @dataclass(frozen=True)
