@@ -22,7 +22,7 @@ from vitreous.methods.masks import balanced, blocks_of_patches, patch_of_pixel, 
 from vitreous.methods.occlusion import Occlusion
 from vitreous.methods.rise import Rise
 from vitreous.methods.surrogate import Lime, coalitions
-from vitreous.methods.vitcx import VitCx, clusters, complete_linkage
+from vitreous.methods.vitcx import VitCx, clusters, complete_linkage, enlarging_of
 from vitreous.subject import Subject
 from vitreous.tape import Plan, record
 
@@ -67,18 +67,23 @@ def test_rise_of_its_authors():
     assert subject.evaluations == 3 * 60
 
 
-def golden_channels() -> tuple[Tensor, Tensor]:
-    """The channels of the golden images, and the clusters that the authors' program put them in (scikit-learn's)."""
-    model, images = golden_model()
+def products_of_channels(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """Scalar products between the channels of every image, (channels, channels)."""
     anatomy, procedure = find_anatomy(model), VitCx()
     with record(model, anatomy, images, Plan(4, procedure.needs(0, 4))) as tape:
-        channels = procedure.channels(View(tape, {}, torch.zeros(3), Subject(model, anatomy, images)))
-    return channels, torch.tensor(np.load(GOLDEN / "vitcx.npz")["labels_by_scikit_learn"])
+        view = View(tape, {}, torch.zeros(len(images)), Subject(model, anatomy, images))
+        return [enlarging_of(view).products(channels) for channels in procedure.channels(view)]
+
+
+def golden_channels() -> tuple[list[Tensor], Tensor]:
+    """The channels of the golden images, and the clusters that the authors' program put them in (scikit-learn's)."""
+    labels = np.load(GOLDEN / "vitcx.npz")["labels_by_scikit_learn"]
+    return products_of_channels(*golden_model()), torch.tensor(labels)
 
 
 def test_channels_are_joined_as_the_authors_program_joins_them():
-    for channels, theirs in zip(*golden_channels(), strict=True):
-        ours = clusters(channels, 0.1, None)
+    for products, theirs in zip(*golden_channels(), strict=True):
+        ours = clusters(products, 0.1, None)
         assert len(ours.unique()) == 17
         assert torch.equal(ours[:, None] == ours, theirs[:, None] == theirs)
 
@@ -86,8 +91,8 @@ def test_channels_are_joined_as_the_authors_program_joins_them():
 def test_vitcx_of_its_authors():
     stored = np.load(GOLDEN / "vitcx.npz")
     model, images = golden_model()
-    (channels, *_), (labels, *_) = golden_channels()
-    ours = clusters(channels, 0.1, None)
+    (products, *_), (labels, *_) = golden_channels()
+    ours = clusters(products, 0.1, None)
     # The authors' noise belongs to scikit-learn's cluster numbers, which count in another order.
     order = [int(labels[ours == number][0]) for number in range(17)]
     targets = torch.tensor(np.stack([np.load(GOLDEN / "model.npz")[name][:1] for name in ("pred", "cls2")], axis=1))
@@ -466,12 +471,9 @@ def test_a_budget_is_kept_exactly(spelling, evaluations):
 
 def test_vitcx_counts_two_evaluations_for_each_mask():
     model, images = small_vit(), random_images(1)
-    procedure = VitCx()
-    _, subject = ask(procedure, model, images, torch.tensor([[0]]))
-    anatomy = find_anatomy(model)
-    with record(model, anatomy, images, Plan(4, procedure.needs(0, 4))) as tape:
-        (channels,) = procedure.channels(View(tape, {}, torch.zeros(1), subject))
-    count = len(clusters(channels, 0.1, None).unique())
+    _, subject = ask(VitCx(), model, images, torch.tensor([[0]]))
+    (products,) = products_of_channels(model, images)
+    count = len(clusters(products, 0.1, None).unique())
     assert 1 < count < 24
     assert subject.evaluations == 2 * count
 
