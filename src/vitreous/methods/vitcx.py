@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -152,10 +152,14 @@ def complete_linkage(distance: np.ndarray, threshold: float, at_most: int) -> np
     year=2023,
     class_specific=True,
     signed=False,
-    propagates=True,  # its map may be one of pixels
 )
 def vitcx(
     *,
+    by: Annotated[
+        Literal["paint"],
+        "masks are soft, and the noise and its correction are of pixels, so there is no set of tokens that could be "
+        "dropped instead",
+    ] = "paint",
     resolution: Annotated[Resolution, "one score per patch, the mean of its pixels, or one per pixel"] = "patch",
     threshold: Annotated[float, "channels nearer than this are one mask"] = 0.1,
     noise: Annotated[float, "the deviation of the noise where the mask hides"] = 0.1,
@@ -163,4 +167,5 @@ def vitcx(
     seed: Annotated[int, "of the noise"] = 0,
 ) -> VitCx:
     """The features of the last block as masks, weighted by the causal effect of showing nothing else."""
+    del by  # there is one value; the option says why
     return VitCx(resolution=resolution, threshold=threshold, noise=noise, budget=budget, seed=seed)
