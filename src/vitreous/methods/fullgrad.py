@@ -21,7 +21,10 @@ from vitreous.tape import GradientNeeds, Needs
 
 
 class FullGradient(InputGradient):
-    """Σ_channels x_l * dy_c/dx_l + Σ bias * dy_c/d(output) over everything from block l on."""
+    """Σ_channels x_l * dy_c/dx_l + Σ bias * dy_c/d(output) over everything from block l on (FullGrad eq. 5).
+
+    Over several layers each bias counts once (SkipPLUS eqs. 5-6).
+    """
 
     def needs(self, layer: int, depth: int) -> Needs:
         """The stream at the layer, and the biases from there to the head."""
