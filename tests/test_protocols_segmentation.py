@@ -10,7 +10,7 @@ import torch
 
 from small_data import as_tensor, finite, loaded, samples
 from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture
+from vitreous.benchmark.tasks.batch import Batch, Case, Picture, enlarged
 from vitreous.benchmark.tasks.segmentation import AveragePrecision, Segmentation
 from vitreous.protocols import find_protocol
 from vitreous.subject import Subject
@@ -58,6 +58,17 @@ class TestGolden:
         for metric, name in zip(metrics, ("pixAcc", "mAP", "mIoU"), strict=True):
             means = np.array([[row[column] for column in metric.columns] for row in rows]).mean(axis=0)
             assert float(metric.combine(means)) == pytest.approx(float(golden[name]), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("grid", "size"), [((4, 4), (32, 32)), ((14, 14), (224, 224)), ((3, 5), (17, 20)), ((1, 2), (4, 4))]
+)
+def test_maps_are_enlarged_as_torch_does_but_equal_neighbours_stay_equal(grid, size):
+    maps = torch.rand(2, *grid, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = torch.nn.functional.interpolate(maps[:, None], size=size, mode="bilinear")[:, 0]
+    torch.testing.assert_close(enlarged(maps, size, "bilinear"), expected, rtol=0, atol=1e-14)  # float64, scale 1
+    even = enlarged(torch.full((1, *grid), 0.1, dtype=torch.float32), size, "bilinear")
+    assert (even == even[0, 0, 0]).all()
 
 
 def test_a_perfect_map_has_the_best_scores():

@@ -16,7 +16,7 @@ PROBABILITY = Protocol(
     tasks=(ErasingProbability(),),
     notes=(
         "Steps, filling and order of pixels are those of chefer-2021-perturbation.",
-        "AOPC is not made absolute, as AttCAT's program does.",
+        "AOPC averages p0 - pk; AttCAT's program averages its absolute value.",
         "LOdds is log(pk / p0); SkipPLUS' program logs the inverse, the opposite sign.",
     ),
 )

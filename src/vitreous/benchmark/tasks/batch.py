@@ -81,7 +81,23 @@ def enlarged(maps: Tensor, size: tuple[int, int], mode: str) -> Tensor:
         return maps
     if mode == "nearest":
         return functional.interpolate(maps[:, None], size=size, mode="nearest-exact")[:, 0]
-    return functional.interpolate(maps[:, None], size=size, mode=mode, align_corners=False)[:, 0]
+    for dimension, length in zip((1, 2), size, strict=True):
+        lower, upper, weight = _neighbours(length, maps.shape[dimension], maps)
+        shape = (-1, 1) if dimension == 1 else (-1,)
+        maps = torch.lerp(maps.index_select(dimension, lower), maps.index_select(dimension, upper), weight.view(shape))
+    return maps
+
+
+def _neighbours(length: int, cells: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Between which two cells each of ``length`` pixels lies, and how far; beyond the outer centres nothing changes.
+
+    The same numbers as torch's bilinear interpolation, up to the last digit: there, pixels between two equal cells
+    differ by rounding, which then decides about their order and about what lies above a threshold. Here they are equal.
+    """
+    place = ((torch.arange(length, dtype=torch.float64) + 0.5) * cells / length - 0.5).clamp(0, cells - 1)
+    lower = place.floor().long()
+    upper = (lower + 1).clamp(max=cells - 1)
+    return lower.to(like.device), upper.to(like.device), (place - lower).to(like)
 
 
 def seed_of(name: str, purpose: str) -> int:

@@ -86,7 +86,11 @@ def _answers(whole: Tensor, along: Tensor, target: int) -> _Answers:
 
 @dataclass(frozen=True)
 class InsertionDeletion(TokenDropping):
-    """Accuracy and fall of the probability: insertion keeps the most relevant patches, deletion drops them."""
+    """Accuracy and fall of the probability: insertion keeps the most relevant patches, deletion drops them.
+
+    Attributes:
+        shown: What is turned round, so that higher is better everywhere.
+    """
 
     kind: ClassVar[str] = "insertion and deletion of patches"
 
