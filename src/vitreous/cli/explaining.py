@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import vitreous
 from vitreous.cli.console import say_error
+from vitreous.cli.photos import photos_of
 from vitreous.cli.progress import progress_bar
 from vitreous.cli.targets import find_class
 from vitreous.errors import ImageError, InputError
-from vitreous.images import find_images, read_image
-from vitreous.models import demo, load_model
+from vitreous.images import read_image
+from vitreous.models import load_model
 from vitreous.pictures.comparison import comparison
 from vitreous.spelling import parse
 from vitreous.storage import StorageError
@@ -86,9 +87,8 @@ class _Session:
         """Give the photos that files, folders and the word ``demo`` stand for, each once."""
         found: dict[Path, Path] = {}
         for argument in arguments:
-            path = demo.PHOTO if argument == "demo" and not Path(argument).exists() else Path(argument)
             try:
-                found |= {photo.resolve(): photo for photo in find_images([path])}
+                found |= {photo.resolve(): photo for photo in photos_of(argument)}
             except ImageError as error:
                 self._report(argument, error)
         return list(found.values())
@@ -129,7 +129,7 @@ class _Session:
                 model,
                 list(images.values()),
                 methods=self.request.methods,
-                target=_target(targets, len(images)),
+                target=target_of(targets, len(images)),
                 topk=self.request.topk,
             )
         except (ImageError, InputError) as error:
@@ -155,7 +155,7 @@ class _Session:
         say_error(str(error), self.console)
 
 
-def _target(classes: Sequence[int], images: int) -> int | list[list[int]] | None:
+def target_of(classes: Sequence[int], images: int) -> int | list[list[int]] | None:
     """Give the classes in the form of the library: none, one for all photos, or several for each."""
     if not classes:
         return None
