@@ -86,6 +86,18 @@ class Explanation:
             f"grid={self.grid}, image_size={self.image_size}, model={self.provenance.get('model')!r})"
         )
 
+    def _repr_html_(self) -> str:
+        """Show the maps and predictions in a notebook."""
+        from vitreous.html.notebook import as_html  # noqa: PLC0415  # only notebooks need it
+
+        return as_html(self)
+
+    def _repr_png_(self) -> bytes | None:
+        """Show the maps where a notebook is printed."""
+        from vitreous.html.notebook import as_png  # noqa: PLC0415  # only notebooks need it
+
+        return as_png(self)
+
     @property
     def methods(self) -> tuple[str, ...]:
         """The method spellings, in the order they were asked for."""

@@ -24,7 +24,7 @@ h1 { font-size: 1.6rem; line-height: 1.25; margin: .5rem 0 1rem; }
 h2 { font-size: 1.25rem; margin: 2.25rem 0 .75rem; padding-top: .75rem; border-top: 1px solid var(--line); }
 h3 { font-size: 1.05rem; margin: 1.5rem 0 .5rem; }
 p { margin: .5rem 0; } a { color: var(--accent); } code { font-size: .92em; }
-img { max-width: 100%; height: auto; display: block; }
+img { display: block; }
 .faint { color: var(--faint); font-size: .9rem; }
 .grid { display: grid; gap: .9rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 17rem), 1fr)); }
 figure { margin: 0; padding: .6rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; }
@@ -33,8 +33,9 @@ figcaption { margin-top: .45rem; font-size: .9rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .95rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); }
+th, td:first-child { overflow-wrap: normal; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.bars { display: grid; grid-template-columns: minmax(6rem, max-content) 1fr 4rem; gap: .3rem .75rem; max-width: 36rem;
+.bars { display: grid; grid-template-columns: fit-content(45%) 1fr 4rem; gap: .3rem .75rem; max-width: 36rem;
   align-items: center; margin: .5rem 0; padding: 0; }
 .bar { height: .7rem; border-radius: .35rem; background: var(--card); border: 1px solid var(--line); overflow: hidden; }
 .bar span { display: block; height: 100%; background: var(--accent); }
@@ -44,6 +45,8 @@ pre { background: var(--card); border: 1px solid var(--line); border-radius: .5r
 nav ul { columns: 16rem; padding-left: 1.2rem; }
 svg { max-width: 100%; height: auto; display: block; }
 """.strip()
+
+_FLUID = "max-width: 100%; height: auto"  # also in pages that are not ours, such as notebooks
 
 CLOSING = "</main>\n</body>\n</html>\n"
 
@@ -82,7 +85,7 @@ def picture(image: Image.Image, alt: str, *, exact: bool = False) -> str:
     else:
         image.convert("RGB").save(stream, format="JPEG", quality=88)
     source = data_uri(stream.getvalue(), "image/png" if exact else "image/jpeg")
-    return f'<img src="{source}" width="{image.width}" height="{image.height}" alt="{escape(alt)}">'
+    return f'<img src="{source}" width="{image.width}" height="{image.height}" alt="{escape(alt)}" style="{_FLUID}">'
 
 
 def figure(content: str, caption: str) -> str:
@@ -108,7 +111,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: fr
         "<tr>" + "".join(_cell("td", text, number=column in numbers) for column, text in enumerate(row)) + "</tr>\n"
         for row in rows
     )
-    return f'<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n'
+    header = f"<thead><tr>{head}</tr></thead>\n" if any(headings) else ""
+    return f'<div class="scroll"><table>\n{header}<tbody>\n{body}</tbody></table></div>\n'
 
 
 def _cell(kind: str, text: str, *, number: bool) -> str:

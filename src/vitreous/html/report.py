@@ -42,15 +42,16 @@ def photo_section(name: str, photo: Image.Image, explanation: Explanation, measu
         measured: The curves for each explained class, in their order; empty where they were not asked for.
     """
     backdrop = Backdrop.of(explanation, 0, photo).fitted(_PICTURE, _PICTURE)
-    parts = [f"<section>\n<h2>{page.escape(name)}</h2>\n"]
-    top = explanation.top(_TOP)
     prefix = "" if explanation.class_names else "class "
-    parts.append(
-        page.bars((prefix + one.label.replace("_", " "), one.probability, percent(one.probability)) for one in top)
+    predicted = page.bars(
+        (prefix + one.label.replace("_", " "), one.probability, percent(one.probability))
+        for one in explanation.top(_TOP)
     )
+    shown = page.figure(page.picture(backdrop.photo, "the photo"), "photo")
+    parts = [f'<section>\n<h2>{page.escape(name)}</h2>\n<div class="photo">{shown}{predicted}</div>\n']
     for target in range(explanation.classes_per_image):
         parts.append(f"<h3>Why {page.escape(class_caption(explanation, 0, target))}?</h3>\n")
-        parts.append(_maps(backdrop, explanation, target, with_photo=target == 0))
+        parts.append(_maps(backdrop, explanation, target))
         if measured:
             parts.append(_curves(measured[target]))
     parts.append("</section>\n")
@@ -104,8 +105,8 @@ def meaning(spelling: str) -> str:
     return f"{' '.join(sentences)} ({recipe.info.paper}, {recipe.info.year})"
 
 
-def _maps(backdrop: Backdrop, explanation: Explanation, target: int, *, with_photo: bool) -> str:
-    cards = [page.figure(page.picture(backdrop.photo, "the photo"), "photo")] if with_photo else []
+def _maps(backdrop: Backdrop, explanation: Explanation, target: int) -> str:
+    cards = []
     for method in explanation.methods:
         caption = f"<code>{page.escape(method)}</code>"
         scores, signed = explanation.scores_of(method, 0, target), explanation.signed[method]
@@ -133,7 +134,8 @@ def _curves(measured: Measured) -> str:
         )
         better = "low is better" if kind == "deletion" else "high is better"
         entries = "".join(
-            f"<div>{swatch(number)} <code>{page.escape(one.method)}</code> {100 * area(one.fractions, line):.1f}</div>"
+            f'<div class="entry">{swatch(number)} <code>{page.escape(one.method)}</code> '
+            f"<span>{100 * area(one.fractions, line):.1f}</span></div>"
             for number, (one, line) in enumerate(zip(curves, values, strict=True))
         )
         cards.append(page.figure(chart, f"<b>{kind}</b>, area under the curve in %, {better}{entries}"))
@@ -141,11 +143,15 @@ def _curves(measured: Measured) -> str:
 
 
 STYLE = """.charts { grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); margin-top: .9rem; }
-.charts svg { margin: 0 auto; }
+.charts figure > svg { margin: 0 auto; }
+.photo { display: flex; flex-wrap: wrap; gap: .5rem 1.5rem; align-items: center; }
+.photo figure { flex: 1 1 16rem; max-width: 22rem; } .photo .bars { flex: 1 1 18rem; }
+.entry { display: flex; gap: .45rem; align-items: center; } .entry svg { flex: none; }
+.entry span { white-space: nowrap; }
 dt { margin-top: .6rem; } dd { margin: 0 0 0 1rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .5rem 2rem; margin: 1rem 0; font-size: .9rem; }
 .legend div { display: flex; gap: .5rem; align-items: center; }
-.legend img { width: 9rem; height: .8rem; border-radius: .2rem; }
+.legend img { width: 9rem; height: .8rem !important; border-radius: .2rem; }
 """
 
 

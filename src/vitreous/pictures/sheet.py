@@ -6,6 +6,7 @@ Lengths are in units of 1/100 inch, which are pixels unless a larger scale is as
 from __future__ import annotations
 
 import io
+import math
 import os
 import secrets
 import warnings
@@ -49,8 +50,10 @@ class Sheet:
     def __init__(self, width: float, height: float, scale: float = 1.0) -> None:
         from matplotlib.figure import Figure  # noqa: PLC0415  # slow to import, and scores can be had without pictures
 
-        self.width, self.height, self.scale = width, height, scale
-        self.figure: Figure = Figure(figsize=(width / _PER_INCH, height / _PER_INCH), dpi=_PER_INCH, facecolor="white")
+        self.width, self.height, self.scale = math.ceil(width), math.ceil(height), scale
+        self.figure: Figure = Figure(
+            figsize=(self.width / _PER_INCH, self.height / _PER_INCH), dpi=_PER_INCH, facecolor="white"
+        )
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
         """Give axes at a place of the page."""

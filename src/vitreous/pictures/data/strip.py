@@ -65,7 +65,7 @@ def with_options(spelling: str, *, drop: tuple[str, ...] = (), **options: int) -
     kept = dict(item.split("=", 1) for item in tail.split(",") if item)
     kept = {name.strip(): value.strip() for name, value in kept.items() if name.strip() not in drop}
     kept |= {name: str(value) for name, value in options.items()}
-    return path + (":" + ",".join(f"{name}={value}" for name, value in kept.items()) if kept else "")
+    return path.strip() + (":" + ",".join(f"{name}={value}" for name, value in kept.items()) if kept else "")
 
 
 def depth_of(model: nn.Module | LoadedModel) -> int:
