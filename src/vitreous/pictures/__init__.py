@@ -1,1 +1,1 @@
-"""Pictures of explanations: overlays, comparisons; none of them touches pyplot or any other global state."""
+"""Pictures of explanations: overlays, figures and their numbers; none of them touches pyplot or other global state."""
