@@ -92,6 +92,14 @@ class TestFiles:
 
 
 class TestDrawing:
+    def test_everything_is_found_in_one_place(self):
+        from vitreous import pictures
+
+        assert all(callable(getattr(pictures, name)) for name in dir(pictures) if name.endswith(("_figure", "_strip")))
+        assert len([name for name in dir(pictures) if name.endswith(("_figure", "_strip"))]) == 9
+        with pytest.raises(AttributeError, match="nothing"):
+            pictures.nothing  # noqa: B018
+
     def test_a_figure_shows_itself_in_a_notebook(self):
         assert overlay_figure(explanation(), photo=photo())._repr_png_().startswith(b"\x89PNG")
 
@@ -142,7 +150,7 @@ class TestDrawing:
         program = (
             "import sys; sys.path.insert(0, 'tests')\n"
             "from matplotlib import rcParams\n"
-            "def settings(): return {key: rcParams[key] for key in rcParams if key != 'backend'}  # reading it is a choice\n"
+            "def settings(): return {key: rcParams[key] for key in rcParams if key != 'backend'}\n"
             "before = settings()\n"
             "from golden_figures import FIGURES, drawn\n"
             "for name in ('classes', 'curves'): drawn(name)\n"
