@@ -9,6 +9,7 @@ import typer
 from vitreous.cli.datasets import datasets
 from vitreous.cli.evaluate import evaluate
 from vitreous.cli.explain import explain
+from vitreous.cli.figure import figure
 from vitreous.cli.guard import DebugOption, GuardedGroup
 from vitreous.cli.methods import methods
 from vitreous.cli.models import models
@@ -25,6 +26,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(explain)
+app.command()(figure)
 app.command()(evaluate)
 app.command()(report)
 app.command()(methods)
