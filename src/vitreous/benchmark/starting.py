@@ -121,7 +121,9 @@ def _with_preprocessing(model: nn.Module) -> LoadedModel:
             f"it is not known how photos become the input of {type(model).__name__}: give a "
             "vitreous.models.LoadedModel with its preprocessing"
         )
-    return LoadedModel(type(model).__name__, model.eval(), from_timm(model), None)
+    # A model that was built for another size than its published weights says so in its first layer.
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    return LoadedModel(type(model).__name__, model.eval(), from_timm(model, size), None)
 
 
 def _spellings(bench: Workbench, methods: Sequence[str], watcher: Watcher) -> tuple[str, ...]:

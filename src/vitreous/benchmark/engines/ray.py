@@ -134,7 +134,8 @@ def _connected(ray: Any) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    settings = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
+    # Without the address nothing is looked for: a cluster that happens to run here may belong to something else.
+    settings = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", "include_dashboard": False}
     ray.init(log_to_driver=False, logging_level="warning", **settings)
     try:
         yield
