@@ -24,7 +24,7 @@ def drafts(out):
 
 
 def finish(process):
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     return output, errors
 
@@ -50,7 +50,7 @@ def unbroken(photos, tmp_path_factory):
 
 
 def wait_for(condition, process):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline and not condition():
         time.sleep(0.0005)
 
@@ -60,7 +60,7 @@ def test_killed_again_and_again_it_resumes_to_the_same_results(photos, unbroken,
     process = start(command(photos, tmp_path))
     wait_for(lambda: shards(tmp_path) >= 1, process)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "of 24 images done; the same command goes on from there" in errors
     assert "Traceback" not in errors
