@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Explanation", "__version__", "errors", "explain", "list_methods", "load_model"]
+__all__ = ["Explanation", "__version__", "errors", "evaluate", "explain", "list_methods", "load_model"]
 
 if TYPE_CHECKING:
     from vitreous import errors
+    from vitreous.benchmark.evaluation import evaluate
     from vitreous.explaining import explain
     from vitreous.explanation import Explanation
     from vitreous.methods import list_methods
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "explain": "vitreous.explaining",
+    "evaluate": "vitreous.benchmark.evaluation",
     "Explanation": "vitreous.explanation",
     "list_methods": "vitreous.methods",
     "load_model": "vitreous.models",

@@ -45,7 +45,7 @@ def explain(
     """
     recipes = _recipes(methods)
     loaded = load_model(model) if isinstance(model, str) else model
-    network = _network(loaded)
+    network = network_of(loaded)
     pixels, pictures = find_pixels(loaded, network, images)
     anatomy = find_anatomy(network)
     needs = {recipe.spelling: recipe.needs(anatomy.depth) for recipe in recipes}
@@ -53,7 +53,7 @@ def explain(
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = find_targets(tape.logits, target, topk)
-        subject = Subject(network, anatomy, pixels, targets.classes, _black(loaded, pixels), _layout=tape.layout)
+        subject = Subject(network, anatomy, pixels, targets.classes, black_pixel(loaded, pixels), _layout=tape.layout)
         scores = _scores(tape, subject, recipes, needs, targets.classes)
         return Explanation(
             scores={name: maps if targets.several else maps[:, 0] for name, maps in scores.items()},
@@ -64,6 +64,7 @@ def explain(
             signed={recipe.spelling: recipe.signed for recipe in recipes},
             class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
             images=pictures,
+            preprocessing=loaded.preprocessing if isinstance(loaded, LoadedModel) else None,
             provenance=_provenance(loaded, network, recipes, anatomy.name),
         )
 
@@ -79,7 +80,8 @@ def _recipes(methods: str | Sequence[str]) -> list[Recipe]:
     return list({recipe.spelling: recipe for recipe in map(parse, spellings)}.values())
 
 
-def _network(model: LoadedModel | nn.Module) -> nn.Module:
+def network_of(model: LoadedModel | nn.Module) -> nn.Module:
+    """The network that can be listened to."""
     network = model.model if isinstance(model, LoadedModel) else model
     if not isinstance(network, nn.Module):
         raise InputError(f"model must be an nn.Module or a name, not {type(network).__name__}")
@@ -88,7 +90,7 @@ def _network(model: LoadedModel | nn.Module) -> nn.Module:
     return original if isinstance(original, nn.Module) else network
 
 
-def _black(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None:
+def black_pixel(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None:
     """What the model gets for a black pixel, where its preprocessing is known."""
     if not isinstance(model, LoadedModel):
         return None

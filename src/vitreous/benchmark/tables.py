@@ -81,12 +81,12 @@ def as_terminal(table: ResultTable) -> Group:
     own = Table(title=Text(table.title), box=SIMPLE_HEAD, title_justify="left")
     own.add_column("method", no_wrap=True)
     for metric in table.metrics:
-        own.add_column(Text(_heading(metric)), justify="right")
+        own.add_column(Text(table_heading(metric)), justify="right")
     for method in table.methods:
         own.add_row(Text(method), *(_terminal_cell(text, best=best) for text, best in _cells(table, method)))
     parts = [own]
     if table.published:
-        headings, rows = _published_rows(table.published)
+        headings, rows = published_rows(table.published)
         others = Table(title=Text(PUBLISHED_TITLE), box=SIMPLE_HEAD, title_justify="left", style="dim")
         for heading in headings:
             others.add_column(Text(heading))
@@ -98,14 +98,14 @@ def as_terminal(table: ResultTable) -> Group:
 
 def as_markdown(table: ResultTable) -> str:
     """Write a table in Markdown, the best value of a metric in bold."""
-    headings = ["method", *(_heading(metric) for metric in table.metrics)]
+    headings = ["method", *(table_heading(metric) for metric in table.metrics)]
     rows = [
         [f"`{method}`", *(f"**{text}**" if best else text for text, best in _cells(table, method))]
         for method in table.methods
     ]
     parts = [f"**{table.title}**", _markdown_grid(headings, rows, aligned="---:")]
     if table.published:
-        parts += [f"**{PUBLISHED_TITLE}**", _markdown_grid(*_published_rows(table.published), aligned="---")]
+        parts += [f"**{PUBLISHED_TITLE}**", _markdown_grid(*published_rows(table.published), aligned="---")]
     return "\n\n".join(parts) + "\n"
 
 
@@ -118,7 +118,7 @@ def as_latex(table: ResultTable) -> str:
     ]
     parts = [_latex_grid(table.title, headings, rows, "l" + "r" * len(table.metrics))]
     if table.published:
-        found, lines = _published_rows(table.published)
+        found, lines = published_rows(table.published)
         escaped = [[_latex(cell) for cell in line] for line in lines]
         parts.append(_latex_grid(PUBLISHED_TITLE, [_latex(name) for name in found], escaped, "l" * len(found)))
     return "\n\n".join(parts) + "\n"
@@ -179,10 +179,16 @@ def _cells(table: ResultTable, method: str) -> list[tuple[str, bool]]:
 def _number(table: ResultTable, estimate: Estimate, metric: Metric) -> str:
     if not math.isfinite(estimate.mean):
         return _MISSING
-    scale, digits = _scale(metric)
-    mean, low, high = (f"{scale * value:.{digits}f}" for value in (estimate.mean, estimate.low, estimate.high))
+    mean, low, high = number_parts(estimate, metric)
     rank = table.ranks.get(metric.name, {}).get(estimate.method)
     return f"{mean} [{low}, {high}]" + ("" if rank is None else f" #{rank}")
+
+
+def number_parts(estimate: Estimate, metric: Metric) -> tuple[str, str, str]:
+    """Write mean and interval of a finite number."""
+    scale, digits = _scale(metric)
+    mean, low, high = (f"{scale * value:.{digits}f}" for value in (estimate.mean, estimate.low, estimate.high))
+    return mean, low, high
 
 
 def _scale(metric: Metric) -> tuple[float, int]:
@@ -197,7 +203,8 @@ def _name(metric: Metric) -> str:
     return f"{metric.name} (%)" if metric.range == (0.0, 1.0) else metric.name
 
 
-def _heading(metric: Metric) -> str:
+def table_heading(metric: Metric) -> str:
+    """Name a metric with its unit and an arrow to where it is better."""
     return f"{_name(metric)} {_ARROWS[metric.direction]}".rstrip()
 
 
@@ -209,7 +216,7 @@ def _latex_cell(text: str, *, best: bool) -> str:
     return rf"\textbf{{{_latex(text)}}}" if best else _latex(text)
 
 
-def _published_rows(results: Sequence[PublishedResult]) -> tuple[list[str], list[list[str]]]:
+def published_rows(results: Sequence[PublishedResult]) -> tuple[list[str], list[list[str]]]:
     """Arrange others' results with one line per method, model and paper."""
     metrics = list(dict.fromkeys(result.metric for result in results))
     lines: dict[tuple[str, str | None, str], dict[str, str]] = {}

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from vitreous.errors import InputError, ModelError
+from vitreous.frame import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -80,8 +81,16 @@ class Preprocessing:
         """Return an image of any mode, resized and cropped."""
         height, width = self._resized(image.height, image.width)
         resized = image.resize((width, height), resampling)
-        top, left = (self._offset(have, want) for have, want in zip((height, width), self.image_size, strict=True))
+        top, left = self._corner(height, width)
         return resized.crop((left, top, left + self.image_size[1], top + self.image_size[0]))
+
+    def frame(self, size: tuple[int, int]) -> Frame:
+        """Return which part of a photo of this height and width the model sees, in the photo's pixels."""
+        height, width = self._resized(*size)
+        top, left = self._corner(height, width)
+        down, across = size[0] / height, size[1] / width
+        bottom, right = top + self.image_size[0], left + self.image_size[1]
+        return Frame(size, top * down, left * across, bottom * down, right * across)
 
     def override(
         self,
@@ -118,6 +127,10 @@ class Preprocessing:
             return int(target_width * height / width), target_width
         ratio = min(height / target_height, width / target_width)
         return round(height / ratio), round(width / ratio)
+
+    def _corner(self, height: int, width: int) -> tuple[int, int]:
+        """Return where the centre crop of a resized photo has its top and left edge."""
+        return self._offset(height, self.image_size[0]), self._offset(width, self.image_size[1])
 
     def _offset(self, have: int, want: int) -> int:
         """Return where the centre crop starts; negative where the image is smaller and gets a black border."""

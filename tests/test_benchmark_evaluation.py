@@ -1,0 +1,93 @@
+"""``vitreous.evaluate``: models and data sets in memory, and the same numbers by whatever name."""
+
+import pytest
+import timm
+import torch
+
+import vitreous
+from evaluations import METHODS, MODEL, PROTOCOL, everything, write_photos
+from small_models import small_vit
+from vitreous.benchmark.engines.watching import Silent
+from vitreous.benchmark.run import ModelChoice, RunError
+from vitreous.benchmark.starting import Options, start
+from vitreous.benchmark.workbench import open_workbench
+from vitreous.datasets import open_dataset
+from vitreous.errors import ModelError, ProtocolError
+from vitreous.protocols import find_protocol
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_photos(tmp_path_factory.mktemp("evaluation") / "photos", 6)
+
+
+def evaluate(model, data, out, **options):
+    settings = {"protocol": PROTOCOL, "methods": METHODS, "threads": 1, "shard_size": 4, **options}
+    return vitreous.evaluate(model, data, out=out, **settings)
+
+
+def test_what_is_in_memory_gives_what_is_asked_for_by_name(data, tmp_path):
+    by_name = evaluate(MODEL, data, tmp_path / "name")
+    loaded = vitreous.load_model(MODEL.name, image_size=32)
+    in_memory = evaluate(loaded, open_dataset(data), tmp_path / "memory", protocol=find_protocol(PROTOCOL))
+    assert everything(by_name.stores[0]).equals(everything(in_memory.stores[0]))
+    assert by_name.rows() == in_memory.rows()
+    assert [row["n"] for row in by_name.rows()] == [6] * 6
+
+
+def test_a_network_of_timm_brings_its_preprocessing(data, tmp_path):
+    torch.manual_seed(0)
+    network = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
+    results = evaluate(network, data, tmp_path, limit=2, methods="rollout")
+    assert results.run.preprocessing["mean"] == (0.5, 0.5, 0.5)
+    assert len(results.rows()) == 3
+
+
+def test_other_weights_are_another_run(data, tmp_path):
+    folders = set()
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        network = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
+        folders.add(evaluate(network, data, tmp_path, limit=1, methods="rollout").stores[0].folder)
+    assert len(folders) == 2
+
+
+def test_a_network_whose_preprocessing_is_unknown_is_refused(data, tmp_path):
+    network = small_vit(dtype=torch.float32)
+    with pytest.raises(ModelError, match="LoadedModel"):
+        evaluate(torch.nn.Sequential(network), data, tmp_path)
+
+
+def test_several_workers_need_names(data, tmp_path):
+    with pytest.raises(RunError, match="by name"):
+        evaluate(vitreous.load_model(MODEL.name, image_size=32), data, tmp_path, workers=2)
+
+
+def test_a_worker_refuses_another_model_or_data_set(data, tmp_path):
+    store, _ = start(MODEL, data, PROTOCOL, METHODS, tmp_path, Options(threads=1), Silent())
+    open_workbench(store.run)
+    for change in ({"weights": "other"}, {"data_fingerprint": "other"}, {"settings": {}}):
+        changed = type(store.run)(**{**vars(store.run), **change})
+        with pytest.raises(RunError, match="not what the run was started with"):
+            open_workbench(changed)
+
+
+def test_a_protocol_with_rows_of_its_own_says_that_methods_are_not_used(data, tmp_path):
+    with pytest.warns(UserWarning, match="rows of its own"):
+        store, _ = start(MODEL, data, "tokentm-ablation", ["gae"], tmp_path, Options(threads=1), Silent())
+    assert "gae" not in store.run.methods
+    with pytest.raises(ProtocolError):
+        evaluate(MODEL, data, tmp_path, protocol="nothing")
+
+
+@pytest.mark.shared
+def test_real_photos_and_a_trained_model(shared, tmp_path):
+    """Of eight pets, a good map finds the animal far better than chance; the whole way from files to rows."""
+    weights = shared / "data" / "vit_tiny_patch16_224.safetensors"
+    model = ModelChoice(f"timm/vit_tiny_patch16_224@{weights}", mean=(0.5,), std=(0.5,))
+    photos = f"pets:{shared / 'data' / 'pets' / 'seg'}"
+    results = evaluate(model, photos, tmp_path, methods=["decompx.skipplus"], limit=8)
+    rows = {row["metric"]: row for row in results.rows()}
+    assert rows["pixel accuracy"]["mean"] > 0.8
+    assert rows["mIoU"]["n"] == 8
+    assert not results.failures()

@@ -1,0 +1,294 @@
+"""``vitreous evaluate``, ``report``, ``protocols`` and ``datasets`` as people use them."""
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from evaluations import MODEL, PROTOCOL, only_run, write_photos
+from small_models import one_thread
+from vitreous.cli import app
+
+SMALL = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--shard-size", "4", "--protocol", PROTOCOL)
+
+
+def run(*arguments, **environment):
+    with one_thread():
+        return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200", **environment})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("evaluations")
+
+
+@pytest.fixture(scope="module")
+def photos(folder):
+    return write_photos(folder / "photos", 10, broken=(7,))
+
+
+@pytest.fixture(scope="module")
+def labelled(folder):
+    """Photos with labels."""
+    write_photos(folder / "labelled", 7)
+    photos = folder / "labelled" / "images"
+    (photos / "labels.csv").write_text("file,class_index\n" + "".join(f"{n:04d}.png,{n}\n" for n in range(7)))
+    return f"labelled:{photos}"
+
+
+@pytest.fixture(scope="module")
+def out(folder, photos):
+    """Two runs of the same protocol, model and data set with different methods."""
+    for methods in ("gae,rollout", "tokentm:gradient=probability,gae"):
+        result = run("evaluate", *SMALL, "--data", photos, "--methods", methods, "--out", folder / "runs")
+        assert result.exit_code == 0, result.output
+    return folder / "runs"
+
+
+class TestEvaluate:
+    def test_rows_are_all_there_is_on_standard_output(self, out, photos):
+        result = run("evaluate", *SMALL, "--data", photos, "--methods", "gae,rollout", "--out", out, "--json")
+        rows = json.loads(result.stdout)
+        assert [list(row) for row in rows] == [["method", "metric", "mean", "low", "high", "n"]] * 6
+        assert {(row["method"], row["metric"]) for row in rows} == {
+            (method, metric) for method in ("gae", "rollout") for metric in ("pixel accuracy", "mAP", "mIoU")
+        }
+        assert all(row["low"] <= row["mean"] <= row["high"] and row["n"] == 9 for row in rows)
+        assert "resumed: 3 of 3 shards" in result.stderr
+        assert "0007.png" in result.stderr
+        assert "1 of 10 images could not be measured" in result.stderr
+
+    def test_the_table_shows_published_numbers_apart(self, out, photos):
+        result = run("evaluate", *SMALL, "--data", photos, "--methods", "gae,rollout", "--out", out)
+        own, published = result.stdout.split("Published by others, not measured here")
+        assert "rollout" in own
+        assert "TokenTM" not in own
+        assert "TokenTM" in published
+        assert "81.79" in published
+
+    def test_a_longer_limit_computes_only_what_is_missing(self, folder, photos):
+        arguments = ("evaluate", *SMALL, "--data", photos, "--methods", "rollout", "--out", folder / "growing")
+        assert run(*arguments, "--limit", 6).exit_code == 0
+        store = only_run(folder / "growing")
+        whole = store.folder / "shard-00000000-00000003.parquet"
+        before = whole.stat().st_mtime_ns
+        result = run(*arguments, "--limit", 9)
+        assert "resumed: 1 of 3 shards are there, 4 images" in result.stderr
+        assert whole.stat().st_mtime_ns == before
+        assert only_run(folder / "growing").run.limit == 9
+
+    @pytest.mark.parametrize(
+        "change",
+        [("--mean", "0.4"), ("--image-size", "48"), ("--methods", "gae"), ("--shard-size", "5"), ("--seed", "1")],
+    )
+    def test_what_is_measured_differently_is_kept_elsewhere(self, folder, photos, change):
+        base = {"--methods": "rollout", "--limit": "2", "--image-size": "32", "--shard-size": "4"}
+        place = folder / f"apart{change[0]}"
+        for options in (base, {**base, change[0]: change[1]}):
+            flat = [word for pair in options.items() for word in pair]
+            model = ("--model", MODEL.name, "--threads", "1", "--protocol", PROTOCOL)
+            result = run("evaluate", *model, "--data", photos, *flat, "--out", place)
+            assert result.exit_code == 0, result.output
+        assert len(list(place.iterdir())) == 2
+
+    def test_a_family_stands_for_its_methods(self, folder, photos):
+        options = ("--data", photos, "--limit", "1", "--methods", "cam,gae", "--out", folder / "family", "--json")
+        result = run("evaluate", *SMALL, *options)
+        assert result.exit_code == 0, result.output
+        measured = list(dict.fromkeys(row["method"] for row in json.loads(result.stdout)))
+        assert {"gradcam", "hirescam", "layercam"} <= set(measured)
+        assert measured[-1] == "gae"
+        assert "rollout" not in measured
+
+    def test_a_group_leaves_out_what_a_protocol_cannot_measure(self, folder, labelled):
+        """SkipPLUS' sweep starts at every layer; methods of attention that have no layers have no place in it."""
+        options = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--data", labelled, "--limit", "1")
+        protocol = ("--protocol", "skipplus-layers", "--out", folder / "layers", "--json")
+        result = run("evaluate", *options, *protocol, "--methods", "attention")
+        assert result.exit_code == 0, result.output
+        assert "warning: iia is left out: 'iia' has no layers to start at" in result.stderr
+        measured = {row["method"] for row in json.loads(result.stdout)}
+        assert {f"raw_attention.plus:start={layer}" for layer in range(12)} <= measured
+        refused = run("evaluate", *options, *protocol, "--methods", "iia")
+        assert refused.exit_code == 2
+        assert "no layers to start at" in refused.stderr
+
+    def test_a_run_without_one_good_image_fails_with_a_sentence(self, folder):
+        photos = write_photos(folder / "all broken", 3, broken=(0, 1, 2))
+        result = run("evaluate", *SMALL, "--data", photos, "--methods", "rollout", "--out", folder / "none", "--json")
+        assert result.exit_code == 1
+        assert "none of the 3 images could be measured" in result.stderr
+        assert json.loads(result.stdout) == []
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (("--protocol", "chefer-2021-segmentatoin"), "chefer-2021-segmentation"),
+            (("--data", "masks:/not/there"), "/not/there"),
+            (("--data", "photos"), "KIND:PATH"),
+            (("--methods", "tokntm"), "tokentm"),
+            (("--methods", "rollout:heads=all"), "rollout"),
+            (("--model", "timm/nonsense@random"), "nonsense"),
+            (("--threads", "2"), "--threads 1"),
+            (("--plugin", "/not/there.py"), "/not/there.py"),
+        ],
+    )
+    def test_mistakes_are_one_line(self, out, photos, options, message):
+        base = {"--model": MODEL.name, "--image-size": "32", "--threads": "1", "--shard-size": "4"}
+        base |= {"--protocol": PROTOCOL, "--data": photos, "--methods": "gae,rollout", "--out": str(out)}
+        base |= {options[0]: options[1]}
+        result = run("evaluate", *[word for pair in base.items() for word in pair])
+        assert result.exit_code == 2, result.output
+        lines = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+        assert len(lines) == 1
+        assert message in lines[0]
+
+    def test_a_file_in_the_way_is_one_line(self, folder, photos):
+        (folder / "file").write_text("")
+        result = run("evaluate", *SMALL, "--data", photos, "--methods", "rollout", "--out", folder / "file" / "runs")
+        assert result.exit_code == 2
+        assert "cannot be written" in result.stderr
+
+
+class Page(HTMLParser):
+    """What a page asks the network for, and its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.addresses, self.words, self.tags, self._inside = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attributes if name in {"src", "href", "data", "action"}]
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(self.words)
+
+
+class TestReport:
+    def test_one_page_holds_everything_and_asks_nobody(self, out, folder):
+        result = run("report", out, "--out", folder / "page.html", "--pictures", "2")
+        assert result.exit_code == 0, result.output
+        text = (folder / "page.html").read_text()
+        page = Page(text)
+        assert page.addresses
+        assert all(address.startswith("data:image/") for address in page.addresses)
+        assert not re.search(r"@import|url\(|<script|https?://(?!www\.w3\.org)", text)
+        assert page.tags.count("img") == 3 * 4
+        for expected in ("gae", "rollout", "tokentm:gradient=probability", "Not measured (1)", "0007.png", "TokenTM"):
+            assert expected in page.text
+        assert "prefers-color-scheme: dark" in text
+        assert 'name="viewport"' in text
+
+    def test_runs_of_one_context_are_one_table(self, out):
+        (merged,) = json.loads(run("report", out, "--format", "json").stdout)
+        methods = list(dict.fromkeys(row["method"] for row in merged["rows"]))
+        assert sorted(methods) == ["gae", "rollout", "tokentm:gradient=probability"]
+        assert len(merged["runs"]) == 2
+        assert all(row["n"] == 9 for row in merged["rows"])
+        assert [failure["image"] for failure in merged["failures"]] == ["0007.png"]
+        single = json.loads(run("report", merged["runs"][0], "--format", "json").stdout)[0]
+        of_both = {(row["method"], row["metric"]): row["mean"] for row in merged["rows"]}
+        assert all(of_both[row["method"], row["metric"]] == row["mean"] for row in single["rows"])
+
+    def test_tables_for_other_documents(self, out):
+        rows = list(csv.DictReader(io.StringIO(run("report", out, "--format", "csv").stdout)))
+        assert len(rows) == 9
+        assert {row["protocol"] for row in rows} == {PROTOCOL}
+        assert "| `rollout` |" in run("report", out, "--format", "markdown").stdout
+        assert r"\toprule" in run("report", out, "--format", "latex").stdout
+
+    def test_without_its_data_set_it_names_images(self, out, folder):
+        photos = folder / "photos"
+        photos.rename(folder / "moved")
+        try:
+            result = run("report", out, "--out", folder / "moved.html")
+        finally:
+            (folder / "moved").rename(photos)
+        assert result.exit_code == 0, result.output
+        page = Page((folder / "moved.html").read_text())
+        assert "img" not in page.tags
+        assert "Pictures are missing" in page.text
+        assert "0003.png" in page.text
+
+    def test_what_files_say_is_not_markup(self, folder):
+        """A data set with hostile names: everything on the page is text."""
+        photos = folder / "<img src=x onerror=alert(1)>"
+        data = write_photos(photos, 2)
+        for kind in ("images", "masks"):
+            (photos / kind / "0000.png").rename(photos / kind / "<script>alert(1)<&script>.png")
+        (photos / "images" / "<script>alert(1)<&script>.png").write_bytes(b"broken")
+        result = run("evaluate", *SMALL, "--data", data, "--methods", "rollout", "--out", folder / "hostile")
+        assert result.exit_code == 0, result.output
+        assert run("report", folder / "hostile").exit_code == 0
+        text = (folder / "hostile" / "report.html").read_text()
+        assert "<script" not in text
+        assert "onerror=alert(1)>" not in text
+        assert "&lt;script&gt;alert(1)" in text
+
+    def test_curves_and_radar_of_a_faithfulness_protocol(self, folder, labelled):
+        options = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--data", labelled)
+        place = folder / "faithfulness"
+        protocol = ("--protocol", "skipplus-faithfulness", "--methods", "rollout,gae,gradcam")
+        result = run("evaluate", *options, *protocol, "--out", place)
+        assert result.exit_code == 0, result.output
+        assert run("report", place, "--pictures", "1").exit_code == 0
+        text = (place / "report.html").read_text()
+        assert text.count("<polyline") == 4 * 3
+        assert text.count('class="shape') == 3
+        charts = text.partition("<h3>Curves")[2].partition("<h3>Best")[0]
+        assert "nan" not in charts.lower()
+
+    @pytest.mark.parametrize("content", [None, "empty", "other"])
+    def test_a_folder_without_runs_is_one_line(self, tmp_path, content):
+        place = tmp_path / "place"
+        if content is not None:
+            place.mkdir()
+        if content == "other":
+            (place / "manifest.json").write_text("{}")
+        result = run("report", place)
+        assert result.exit_code == 2
+        assert result.stderr.count("error:") == 1
+
+
+class TestLists:
+    def test_protocols(self):
+        listed = json.loads(run("protocols", "--json").stdout)
+        names = [protocol["name"] for protocol in listed]
+        assert PROTOCOL in names
+        assert all(protocol["metrics"] and protocol["settings"] for protocol in listed)
+        shown = run("protocols").stdout
+        assert all(name in shown for name in names)
+
+    def test_datasets(self):
+        listed = json.loads(run("datasets", "--json").stdout)
+        assert {"imagenet", "masks", "pets", "voc"} <= {entry["kind"] for entry in listed}
+        assert "masks:PATH" in run("datasets").stdout
+
+
+def test_metrics_of_the_table_are_those_of_the_stored_numbers(out):
+    """The table's mIoU is that of intersections and unions summed over the images that count."""
+    (merged,) = json.loads(run("report", out, "--format", "json").stdout)
+    shown = {row["method"]: row["mean"] for row in merged["rows"] if row["metric"] == "mIoU"}
+    from vitreous.benchmark.store import Store
+
+    for folder in out.iterdir():
+        if not folder.is_dir():
+            continue
+        store = Store.open(folder)
+        table = store.read(store.run.shards(), ["method", "error", *store.run.columns]).to_pylist()
+        for method in store.run.methods:
+            rows = [row for row in table if row["method"] == method and row["error"] is None]
+            sums = {name: np.sum([row[name] for row in rows]) for name in store.run.columns}
+            both = [sums[f"intersection_{part}"] / sums[f"union_{part}"] for part in ("background", "foreground")]
+            assert shown[method] == pytest.approx(np.mean(both), rel=1e-12)
