@@ -1,5 +1,7 @@
 """``vitreous.evaluate``: models and data sets in memory, and the same numbers by whatever name."""
 
+import pickle
+
 import pytest
 import timm
 import torch
@@ -11,7 +13,7 @@ from vitreous.benchmark.engines.watching import Silent
 from vitreous.benchmark.run import ModelChoice, RunError
 from vitreous.benchmark.starting import Options, start
 from vitreous.benchmark.workbench import open_workbench
-from vitreous.datasets import open_dataset
+from vitreous.datasets import Shuffled, open_dataset
 from vitreous.errors import ModelError, ProtocolError
 from vitreous.protocols import find_protocol
 
@@ -91,3 +93,25 @@ def test_real_photos_and_a_trained_model(shared, tmp_path):
     assert rows["pixel accuracy"]["mean"] > 0.8
     assert rows["mIoU"]["n"] == 8
     assert not results.failures()
+
+
+def test_a_shuffled_set_is_a_run_of_its_own_with_the_same_photos(data, tmp_path):
+    tables = {
+        shuffle: everything(evaluate(MODEL, data, tmp_path, shuffle=shuffle).stores[0]).to_pylist()
+        for shuffle in (False, True)
+    }
+    listed, shuffled = ([row["image"] for row in rows] for rows in tables.values())
+    assert shuffled != listed
+    assert sorted(shuffled) == sorted(listed)
+    assert len(list(tmp_path.iterdir())) == 2
+    (tmp_path / "again").mkdir()
+    again = evaluate(MODEL, data, tmp_path / "again", shuffle=True, workers=2)
+    assert everything(again.stores[0]).to_pylist() == tables[True]  # another process shuffles in the same way
+
+
+def test_another_seed_shuffles_otherwise(data):
+    listed = open_dataset(data)
+    orders = [[Shuffled(listed, seed).name(index) for index in range(len(listed))] for seed in (0, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+    assert Shuffled(listed, 0).fingerprint != Shuffled(listed, 1).fingerprint
+    assert pickle.loads(pickle.dumps(Shuffled(listed, 1))).name(0) == orders[2][0]

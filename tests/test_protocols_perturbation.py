@@ -231,6 +231,23 @@ def test_random_maps_have_no_direction():
     assert abs(np.mean(areas)) < 4 * np.std(areas) / len(areas) ** 0.5
 
 
+def test_the_curve_is_that_of_quantus_where_both_can_draw_it():
+    """quantus erases single values, so pictures have one channel; its curve has equal steps and ends with nothing."""
+    quantus = pytest.importorskip("quantus")
+    model, images = small_vit(in_chans=1, dtype=torch.float32), random_images(3, dtype=torch.float32, channels=1)
+    maps = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(0))
+    batch = batch_of(model, images, {"given": maps})
+    classes = [picture.predicted for picture in batch.pictures]
+    flipping = quantus.PixelFlipping(features_in_step=128, perturb_baseline=0.0, normalise=False, disable_warnings=True)
+    theirs = flipping(model, images.numpy(), np.array(classes), maps[:, None].numpy(), device="cpu", batch_size=3)
+    orders = find_orders(batch, zip(batch.maps, classes, strict=True)).different
+    counts = [128 * step for step in range(1, 9)]
+    logits = erased_logits(batch, orders, counts, ("positive",), filling="zero after normalisation")[:, 0]
+    ours = logits.softmax(dim=-1)[range(3), :, classes]
+    assert float(ours.std(dim=1).min()) > 1e-4
+    np.testing.assert_allclose(ours, np.array(theirs), rtol=0, atol=1e-5)  # probabilities in float32
+
+
 @pytest.mark.parametrize("name", ["chefer-2021-perturbation", "tokentm-probability", "agcam-perturbation"])
 def test_a_run_from_photos_to_rows(name):
     protocol = find_protocol(name)

@@ -44,7 +44,7 @@ def evaluate(
         methods: spellings, families of methods, or ``white-box`` for all methods that look inside a model.
         out: the folder that holds the folders of runs.
         watcher: who is told about progress.
-        **options: the fields of ``Options``: limit, engine, workers, threads, shard_size, seed, plugins.
+        **options: the fields of ``Options``: limit, shuffle, engine, workers, threads, shard_size, seed, plugins.
 
     Raises:
         VitreousError: something that was asked for does not exist or does not go together.

@@ -79,6 +79,7 @@ class Run:
         shard_size: images in one shard.
         seed: of everything that is drawn at random.
         versions: of the programs that compute the numbers.
+        shuffled: whether the data set is taken in a random order, which depends on ``seed``.
         limit: how many images are evaluated; None for all. Not part of the key: a run can be made longer.
         threads: how many threads the model uses. Not part of the key, but fixed when the run is started.
     """
@@ -96,6 +97,7 @@ class Run:
     plugins: Mapping[str, str] = field(default_factory=dict)
     shard_size: int = SHARD_SIZE
     seed: int = 0
+    shuffled: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     limit: int | None = None
     threads: int = 1

@@ -19,7 +19,7 @@ from vitreous.benchmark.run import SHARD_SIZE, ModelChoice, Run, RunError
 from vitreous.benchmark.selection import WHITE_BOX, choose_methods
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.workbench import Workbench, hash_files, load, open_data, register_plugins
-from vitreous.datasets import DataSet
+from vitreous.datasets import DataSet, Shuffled
 from vitreous.errors import ModelError
 from vitreous.models import LoadedModel
 from vitreous.models.preprocessing import from_timm
@@ -37,6 +37,7 @@ class Options:
 
     Attributes:
         limit: how many images, from the first on; None for all.
+        shuffle: take the images in a random order, which depends on ``seed``.
         engine: who computes.
         workers: processes on this machine, or tasks at once on a cluster.
         threads: threads inside the model, for each worker; by default the processor is divided among the workers.
@@ -46,6 +47,7 @@ class Options:
     """
 
     limit: int | None = None
+    shuffle: bool = False
     engine: Engine = "local"
     workers: int | None = None
     threads: int | None = None
@@ -68,7 +70,7 @@ def start(
     asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
     plugins = [str(file.resolve()) for file in options.plugins]
     register_plugins(plugins)
-    opened = open_data(_absolute(data)) if isinstance(data, str) else data
+    opened = _open(data, options.seed if options.shuffle else None)
     if not len(opened):
         raise RunError(f"there are no images in {opened.kind}:{opened.path}")
     choice, loaded = _load(model)
@@ -87,6 +89,7 @@ def start(
         plugins=hash_files(plugins),
         shard_size=options.shard_size,
         seed=options.seed,
+        shuffled=options.shuffle,
         versions={name: version for name, version in software_versions().items() if name in _DECISIVE},
         limit=options.limit,
         threads=options.threads or threads_for(options.workers or 1),
@@ -100,6 +103,12 @@ def _check(model: Model, data: str | DataSet, protocol: str | Protocol, options:
         raise RunError("several processes open model, data set and protocol by name: give names, or use one worker")
     if options.workers is not None and options.workers < 1:
         raise RunError("at least one worker is needed")
+
+
+def _open(data: str | DataSet, shuffled_by: int | None) -> DataSet:
+    if isinstance(data, str):
+        return open_data(_absolute(data), shuffled_by)
+    return data if shuffled_by is None else Shuffled(data, shuffled_by)
 
 
 def _load(model: Model) -> tuple[ModelChoice, LoadedModel]:

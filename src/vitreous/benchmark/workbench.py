@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from vitreous.benchmark.run import ModelChoice, Run, RunError
-from vitreous.datasets import DataSet, open_dataset
+from vitreous.datasets import DataSet, Shuffled, open_dataset
 from vitreous.errors import MethodError
 from vitreous.models import LoadedModel, load_model
 from vitreous.plugin import load_entry_points, load_plugin
@@ -32,7 +32,9 @@ def open_workbench(run: Run) -> Workbench:
         RunError: this machine has another model, data set, plugin or protocol than the run was started with.
     """
     register_plugins(run.plugins)
-    bench = Workbench(load(run.model), open_data(run.data), find_protocol(run.protocol))
+    bench = Workbench(
+        load(run.model), open_data(run.data, run.seed if run.shuffled else None), find_protocol(run.protocol)
+    )
     found = {
         "weights of the model": (bench.model.fingerprint, run.weights),
         "data set": (bench.data.fingerprint, run.data_fingerprint),
@@ -52,9 +54,10 @@ def load(choice: ModelChoice) -> LoadedModel:
 
 
 @lru_cache(maxsize=1)
-def open_data(spec: str) -> DataSet:
-    """Open a data set, or give it as it was opened before."""
-    return open_dataset(spec)
+def open_data(spec: str, shuffled_by: int | None) -> DataSet:
+    """Open a data set, in its own order or shuffled by a seed, or give it as it was opened before."""
+    listed = open_dataset(spec)
+    return listed if shuffled_by is None else Shuffled(listed, shuffled_by)
 
 
 @lru_cache(maxsize=1)

@@ -40,6 +40,9 @@ def evaluate(
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first images.", show_default="all")] = None,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle", help="Take the images in a random order, which --seed decides.")
+    ] = False,
     out: Annotated[Path, typer.Option(file_okay=False, help="Where the runs are kept, one folder per run.")] = Path(
         "vitreous-runs"
     ),
@@ -85,6 +88,7 @@ def evaluate(
 
     options = Options(
         limit=limit,
+        shuffle=shuffle,
         engine=engine.value,
         workers=workers,
         threads=threads,

@@ -4,6 +4,7 @@ from vitreous.datasets.dataset import DataSet
 from vitreous.datasets.eraser_movies import Review, read_movies
 from vitreous.datasets.opening import list_datasets, open_dataset
 from vitreous.datasets.sample import Sample
+from vitreous.datasets.shuffled import Shuffled
 from vitreous.errors import DataError
 
-__all__ = ["DataError", "DataSet", "Review", "Sample", "list_datasets", "open_dataset", "read_movies"]
+__all__ = ["DataError", "DataSet", "Review", "Sample", "Shuffled", "list_datasets", "open_dataset", "read_movies"]

@@ -1,0 +1,54 @@
+"""A data set in random order, so that its first photos are a fair sample of all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from vitreous.datasets.dataset import DataSet
+from vitreous.datasets.sample import Sample
+
+
+class Shuffled(DataSet):
+    """The samples of another data set in an order that depends on ``seed`` alone, the same on every machine.
+
+    Many sets list one class after the other: their first 100 photos say little about the rest.
+    """
+
+    def __init__(self, listed: DataSet, seed: int) -> None:
+        super().__init__(listed.path)
+        self._listed, self._seed = listed, seed
+        self._order = np.random.Generator(np.random.PCG64(seed)).permutation(len(listed))
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """The kind of the set that is shuffled."""
+        return self._listed.kind
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    def name(self, index: int) -> str:
+        return self._listed.name(int(self._order[index]))
+
+    def load(self, index: int) -> Sample:
+        return self._listed.load(int(self._order[index]))
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._listed.class_names
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Another one than the listed set's, for the first photos are others."""
+        return hashlib.sha256(f"{self._listed.fingerprint} shuffled by {self._seed}".encode()).hexdigest()
+
+    def _records(self) -> Iterator[str]:
+        return iter(())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._listed, self._seed)
