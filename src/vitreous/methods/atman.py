@@ -42,7 +42,7 @@ class AtMan(Questioning):
         said = ask_pairs(
             view,
             [torch.arange(view.layout.patches)],
-            lambda image, patch: subject.logits_of_damped(subject.images[image], factors[image, patch]),
+            lambda image, patch: subject.logits_of_damped(subject.inputs[image], factors[image, patch]),
             self._of,
         )
         return unperturbed(view, self._of)[..., None] - said.mT
