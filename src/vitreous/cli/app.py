@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from vitreous.cli.explain import explain
+from vitreous.cli.explain_text import explain_text
 from vitreous.cli.guard import DebugOption, GuardedGroup
 from vitreous.cli.methods import methods
 from vitreous.cli.models import models
@@ -21,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(explain)
+app.command()(explain_text)
 app.command()(methods)
 app.command()(models)
 

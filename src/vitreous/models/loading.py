@@ -24,6 +24,7 @@ _KINDS = {
     "timm/local-dir:FOLDER": "a folder in timm's own format: config.json and weights",
     "hf/ID": "an image classifier or CLIP-like image tower of the Hugging Face hub (extra vitreous[hf])",
     "hf/FOLDER": "the same from a local folder written by save_pretrained (extra vitreous[hf])",
+    "hf/ID, hf/FOLDER": "for explain-text: a text classifier with its tokenizer (extra vitreous[hf])",
 }
 _VIT_LIKE = ("vit_*", "deit*", "eva*", "beit*", "cait*", "flexivit*", "samvit*", "naflexvit*")
 
