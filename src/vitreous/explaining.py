@@ -20,6 +20,7 @@ from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe, parse
 from vitreous.subject import Subject
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
+from vitreous.tape.attention_listener import NEED_NO_SCORES
 from vitreous.tape.inputs import Inputs
 from vitreous.targets import Target, Targets, find_targets
 
@@ -187,10 +188,10 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
-    if needs.keys & tape.unknown_keys:
+    if tape.unknown_keys and (needs.keys & tape.unknown_keys or needs.rules - NEED_NO_SCORES):
         return (
             "the scores of its attention are made of more than q and k (relative positions that depend on the tokens), "
-            "so that keys say only a part"
+            "so that q and k by themselves say only a part"
         )
     return _missing_norm(tape, needs) or missing_linear_part(tape, needs)
 

@@ -68,11 +68,16 @@ class Reader:
         accepted = inspect.signature(model.forward).parameters
         if "input_ids" not in accepted:
             raise UnsupportedModelError(f"{self._name} takes no input_ids, so it is no text model")
-        self._arguments = [name for name in tokenizer.model_input_names if name in accepted]
+        if "attention_mask" not in accepted:
+            raise UnsupportedModelError(f"{self._name} takes no attention_mask, so it cannot tell padding from text")
+        named = ("input_ids", "attention_mask", *tokenizer.model_input_names)
+        self._arguments = [name for name in dict.fromkeys(named) if name in accepted]
         self._pad = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         self.leading, self._trailing = self._special_tokens()
         longest = _longest(model, tokenizer)
         self.capacity = None if longest is None else longest - len(self.leading) - len(self._trailing)
+        if self.capacity is not None and self.capacity < 1:
+            raise UnsupportedModelError(f"{self._name} takes {longest} tokens, which leaves no room for a text")
 
     def read(self, text: str, number: int) -> ReadText:
         """Cut a text into pieces; ``number`` says in errors which one it is.

@@ -21,7 +21,7 @@ from vitreous.tape.progress import Progress
 
 _EXACT = (torch.float32, torch.float64)
 # Rules to which a hand-written A is a constant or an ordinary softmax, so that its steps need not be followed.
-_NEED_NO_SCORES = {"plain", "frozen", "libra", "conservative"}
+NEED_NO_SCORES = {"plain", "frozen", "libra", "conservative"}
 _HIDDEN = -9e3  # masks are written as -1e4 or less: a score lower by this much has no share of the softmax
 _EMPTY = AttentionRecord(None, torch.empty(0), torch.empty(0), 1.0)
 
@@ -33,7 +33,7 @@ class AttentionListener:
         records: the attention calls of the blocks.
         outputs: O of each call, as it stands in the graph.
         biases: what is added to the scores of a block: relative positions, a mask; ``None`` where it is not known.
-        mixed: the blocks whose scores hold more products than q kᵀ, so that k is not known.
+        mixed: the blocks whose scores are not q kᵀ alone or not followed to the softmax, so that k is not known.
         behind: the attention calls behind the last block, in order; one of them may be what pools the tokens.
     """
 
@@ -211,6 +211,7 @@ class AttentionListener:
                 for part in (self._weights, value, output, *self._operands)
             )
             self._operands = operands[0], operands[1]
+            self._products += 1  # what leads from q kᵀ, of all heads in one row, to the softmax was not followed
             return self._attend_by_hand(layer, value, output).flatten(0, 1)
         matrix, query, key = self._weights.detach(), self._operands[0], self._operands[1].transpose(-2, -1)
         if self._products > 1:  # relative positions that depend on q or k; what nobody knows must not be read
@@ -224,9 +225,9 @@ class AttentionListener:
         if layer in self._plan.intervention.attention_scale:
             self.forget()
             return self._attend_scaled(layer, record, value)
-        if self._plan.rules - _NEED_NO_SCORES:
+        if self._plan.rules - NEED_NO_SCORES:
             if not self._followed:
-                rules = ", ".join(sorted(self._plan.rules - _NEED_NO_SCORES))
+                rules = ", ".join(sorted(self._plan.rules - NEED_NO_SCORES))
                 raise UnsupportedModelError(
                     f"{self._anatomy.name} writes out its attention in a way that the rules {rules} cannot follow; "
                     "use its fused attention, if it has one"
