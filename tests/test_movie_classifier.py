@@ -13,9 +13,8 @@ import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from small_text_models import build, small_tokenizer
-
 import vitreous
+from small_text_models import build, small_tokenizer
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_movie_classifier.py"
 

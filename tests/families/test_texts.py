@@ -140,7 +140,7 @@ class TestEveryFamily:
 
 @pytest.mark.parametrize("kind", FUSED)
 def test_relevance_is_conserved_down_to_the_words(kind: str) -> None:
-    """Chefer's rules hand on what arrives: 1 at the class, 1 at all tokens together, but for the constants 1e-9 (2e-8 in all)."""
+    """Chefer's rules hand on what arrives: 1 at the class, 1 at all tokens; their constants 1e-9 leave 2e-8 at most."""
     given, target = texts((8, 8)), torch.tensor([1, 2])
     with opened(model_of(kind), given, "lrp:rules=ours", target) as (_, view):
         (backward,) = view.gradients
