@@ -153,7 +153,8 @@ class AttentionListener:
             return self._attend_by_hand(layer, args[1], output)
         if self._weights is None:
             self._operands, self._scores, self._factor = (args[0], args[1]), output, 1.0
-            self._products += 1
+            # A product with a weight matrix is a projection, not a part of the scores.
+            self._products += min(args[0].dim(), args[1].dim()) > 2
         return output
 
     def follows(self, args: tuple[Any, ...]) -> bool:
