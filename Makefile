@@ -37,6 +37,6 @@ $(BIN)/python:
 .venv/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Setting up .venv; PyTorch is large, this takes a few minutes the first time."
 	$(PIP) --editable '.[dev]'
-# Two yardsticks ask for old or unrelated packages that the parts compared here do not use.
-	$(PIP) --no-deps legrad-torch lxt
+# Three yardsticks ask for old or unrelated packages that the parts compared here do not use.
+	$(PIP) --no-deps legrad-torch lxt quantus
 	@touch $@ .venv/.demo-installed

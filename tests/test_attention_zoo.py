@@ -23,6 +23,7 @@ from small_models import (
     randomise,
     small_vit,
 )
+from vitreous.cost import cost_of
 
 # As in test_literal: the same arithmetic in another order, 1e-15 per step; a wrong term shows far above 1e-10.
 EXACT = 1e-10
@@ -205,3 +206,12 @@ def test_too_few_points_are_refused():
     for spelling in ("iia:points=1", "dix:points=0", "tam:steps=1", "bi_head:steps=1"):
         with pytest.raises(vitreous.errors.MethodError, match="too few"):
             vitreous.explain(small_vit(depth=2), random_images(1), spelling)
+
+
+def test_the_cost_of_legrad_says_that_the_head_is_asked_again():
+    cost = cost_of("legrad")
+    assert cost.label == "forward + backward + head again"
+    assert not cost.one_run
+    assert [name for name in ("agcam", "gae", "decompx", "rise", "tam") if cost_of(name).one_run] == [
+        *("agcam", "gae", "decompx"),
+    ]

@@ -165,6 +165,7 @@ def test_decompx_with_biases_misses_gated_products_and_unit_lengths(name):
 @pytest.mark.parametrize("name", PLAIN_MODELS)
 def test_decompx_with_biases_is_complete_elsewhere(name):
     assert missing(PLAIN_MODELS[name](), "decompx:bias=token") < COMPLETE
+    assert missing(PLAIN_MODELS[name](), "decompx:bias=equal") < COMPLETE
 
 
 @pytest.mark.parametrize("name", [name for name in PLAIN_MODELS if not name.startswith("written-out")])

@@ -163,6 +163,16 @@ def test_decompx_from_every_start_layer(case, decompositions):
             assert largest_difference(every_class(case, "decompx"), expected) < EXACT
 
 
+def test_decompx_with_every_bias_shared_equally(case):
+    model, _, records = case
+    for start in range(records[0].depth):
+        with torch.no_grad():
+            parts = [decompx.decompx(model, record, start, shared=True) for record in records]
+        assert all((bias == 0).all() for _, bias in parts)
+        expected = torch.stack([patches_of(case, tokens) for tokens, _ in parts])
+        assert largest_difference(every_class(case, f"decompx:bias=equal,layer={start}"), expected) < EXACT
+
+
 @pytest.mark.parametrize(
     ("aggregation", "first_layer"),
     [

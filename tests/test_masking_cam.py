@@ -10,6 +10,7 @@ import torch
 
 import vitreous
 from small_models import PATCHES, largest_difference, one_thread, random_images, small_vit
+from vitreous.errors import MethodError
 
 # The same arithmetic in float64 in another order: 1e-15 per step.
 EXACT = 1e-10
@@ -66,6 +67,35 @@ def test_scorecam_is_its_definition(model, images):
     expected = (weights[:, None, None] * activations).sum(dim=0).clamp(min=0).flatten()
     found = vitreous.explain(model, images[:1], "scorecam", 3).scores["scorecam"][0]
     assert largest_difference(found, expected) < EXACT
+
+
+def test_scorecam_asks_the_channels_that_vary_most_where_the_budget_is_small(model, images):
+    asked: list[int] = []
+    with model.patch_embed.register_forward_pre_hook(lambda _, given: asked.append(len(given[0]))):
+        found = vitreous.explain(model, images, "scorecam:budget=5", 3).scores["scorecam:budget=5"]
+    assert sum(asked) == len(images) * (1 + 5)  # the recorded run, then five channels of each
+    kept = {}
+    with model.blocks[-1].norm1.register_forward_hook(lambda module, given, output: kept.update(norm=output)):
+        model(images)
+    for image, activations in enumerate(as_grid(kept["norm"])):
+        scores, channels = [], sorted(activations, key=lambda channel: -channel.var())[:5]
+        for channel in channels:
+            large = torch.nn.UpsamplingBilinear2d((32, 32))(channel[None, None])[0, 0]
+            mask = (large - large.min()) / (large.max() - large.min() + 1e-8)
+            scores.append(model(images[image : image + 1] * mask)[0, 3])
+        weights = torch.softmax(torch.stack(scores), dim=0)
+        expected = torch.einsum("k,krc->rc", weights, torch.stack(channels)).clamp(min=0).flatten()
+        assert largest_difference(found[image], expected) < EXACT
+
+
+def test_scorecam_with_a_budget_for_all_channels_is_scorecam(model, images):
+    found = vitreous.explain(model, images, ["scorecam", "scorecam:budget=1000"], 3).scores
+    assert torch.equal(found["scorecam"], found["scorecam:budget=1000"])
+
+
+def test_scorecam_without_evaluations_is_refused(images):
+    with pytest.raises(MethodError, match="at least 1"):
+        vitreous.explain(torch.nn.Identity(), images, "scorecam:budget=0")
 
 
 KERNEL = torch.tensor([[1, 2, 1], [2, 4, 2], [1, 2, 1]], dtype=torch.float64) / 16

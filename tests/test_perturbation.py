@@ -18,11 +18,12 @@ from vitreous.errors import MethodError, UnsupportedModelError
 from vitreous.methods import View
 from vitreous.methods.asking import Questioning
 from vitreous.methods.hsic import Hsic
-from vitreous.methods.masks import balanced, blocks_of_patches, patch_of_pixel, seeded, windows
+from vitreous.methods.masks import balanced, blocks_of_patches, patch_of_pixel, seeded, windows, windows_within
 from vitreous.methods.occlusion import Occlusion
 from vitreous.methods.rise import Rise
 from vitreous.methods.surrogate import Lime, coalitions
-from vitreous.methods.vitcx import VitCx, clusters, complete_linkage
+from vitreous.methods.vitcx import VitCx, clusters, complete_linkage, enlarging_of
+from vitreous.spelling import parse
 from vitreous.subject import Subject
 from vitreous.tape import Plan, record
 
@@ -67,18 +68,23 @@ def test_rise_of_its_authors():
     assert subject.evaluations == 3 * 60
 
 
-def golden_channels() -> tuple[Tensor, Tensor]:
-    """The channels of the golden images, and the clusters that the authors' program put them in (scikit-learn's)."""
-    model, images = golden_model()
+def products_of_channels(model: nn.Module, images: Tensor) -> list[Tensor]:
+    """Scalar products between the channels of every image, (channels, channels)."""
     anatomy, procedure = find_anatomy(model), VitCx()
     with record(model, anatomy, images, Plan(4, procedure.needs(0, 4))) as tape:
-        channels = procedure.channels(View(tape, {}, torch.zeros(3), Subject(model, anatomy, images)))
-    return channels, torch.tensor(np.load(GOLDEN / "vitcx.npz")["labels_by_scikit_learn"])
+        view = View(tape, {}, torch.zeros(len(images)), Subject(model, anatomy, images))
+        return [enlarging_of(view).products(channels) for channels in procedure.channels(view)]
+
+
+def golden_channels() -> tuple[list[Tensor], Tensor]:
+    """The channels of the golden images, and the clusters that the authors' program put them in (scikit-learn's)."""
+    labels = np.load(GOLDEN / "vitcx.npz")["labels_by_scikit_learn"]
+    return products_of_channels(*golden_model()), torch.tensor(labels)
 
 
 def test_channels_are_joined_as_the_authors_program_joins_them():
-    for channels, theirs in zip(*golden_channels(), strict=True):
-        ours = clusters(channels, 0.1, None)
+    for products, theirs in zip(*golden_channels(), strict=True):
+        ours = clusters(products, 0.1, None)
         assert len(ours.unique()) == 17
         assert torch.equal(ours[:, None] == ours, theirs[:, None] == theirs)
 
@@ -86,8 +92,8 @@ def test_channels_are_joined_as_the_authors_program_joins_them():
 def test_vitcx_of_its_authors():
     stored = np.load(GOLDEN / "vitcx.npz")
     model, images = golden_model()
-    (channels, *_), (labels, *_) = golden_channels()
-    ours = clusters(channels, 0.1, None)
+    (products, *_), (labels, *_) = golden_channels()
+    ours = clusters(products, 0.1, None)
     # The authors' noise belongs to scikit-learn's cluster numbers, which count in another order.
     order = [int(labels[ours == number][0]) for number in range(17)]
     targets = torch.tensor(np.stack([np.load(GOLDEN / "model.npz")[name][:1] for name in ("pred", "cls2")], axis=1))
@@ -399,6 +405,43 @@ def test_windows_cover_the_picture_and_are_cut_off_at_its_edges():
     assert found[-1].nonzero().tolist() == [[3, 3], [3, 4]]
 
 
+@pytest.mark.parametrize(("window", "stride"), [(1, 1), (3, 1), (2, 5), (9, 2)])
+@pytest.mark.parametrize("grid", [(4, 5), (14, 14), (1, 7)])
+def test_windows_within_a_budget_leave_out_no_patch_that_they_had_without(grid, window, stride):
+    for budget in range(1, 200, 7):
+        found, without = windows_within(budget, grid, window, stride), windows(grid, window, stride)
+        assert len(found) <= budget
+        if len(without) <= budget:
+            assert torch.equal(found, without)
+        else:
+            assert found.any(dim=0).all()
+            # No smaller stride would have been enough.
+            step = stride + 1
+            while not torch.equal(windows(grid, max(window, step), step), found):
+                assert len(windows(grid, max(window, step), step)) > budget
+                step += 1
+
+
+def test_occlusion_within_a_budget_is_that_of_larger_squares():
+    model, images = small_vit(), random_images()
+    small, large = "occlusion:budget=10", "occlusion:window=2,stride=2"
+    scores = vitreous.explain(model, images, [small, large]).scores
+    assert torch.equal(scores[small], scores[large])
+
+
+def test_atman_within_a_budget_suppresses_squares():
+    model, images, target = small_vit(), random_images(), two_classes()[:, 0]
+    spelling = "atman:budget=4,of=logit,similarity=2,factor=0.8"
+    found = vitreous.explain(model, images, spelling, target).scores[spelling].view(2, 4, 4)
+    subject = Subject(model, find_anatomy(model), images)
+    for row, column in itertools.product((0, 2), (0, 2)):
+        factor = torch.ones(2, 5, 4, dtype=torch.float64)
+        factor[:, 1 + row : 3 + row, column : column + 2] = 0.2  # a row for the class token in front, mostly cut off
+        lost = subject.logits(images) - subject.logits_of_damped(images, factor.flatten(1)[:, 3:])
+        for patch in found[:, row : row + 2, column : column + 2].flatten(1).T:
+            torch.testing.assert_close(patch, lost.gather(1, target[:, None])[:, 0], **SAME)
+
+
 def test_pixels_of_padded_pictures_belong_to_the_patch_that_covers_them():
     patches = patch_of_pixel((4, 6), (30, 45)).view(30, 45)
     assert patches[0, 7] == 0
@@ -454,6 +497,17 @@ def test_several_targets_cost_the_evaluations_of_one(spelling):
         ("occlusion:window=2,stride=2,by=drop", 4),
         ("pami:window=3", 4),
         ("atman", PATCHES),
+        ("occlusion:budget=16", PATCHES),
+        ("occlusion:budget=15", 4),
+        ("occlusion:budget=4,by=drop", 4),
+        ("occlusion:budget=3", 1),
+        ("pami:budget=16", PATCHES),
+        ("pami:budget=15", 4),
+        ("pami:window=2,budget=8", 4),
+        ("pami:window=2,budget=9,by=drop", 9),
+        ("atman:budget=16", PATCHES),
+        ("atman:budget=15", 4),
+        ("atman:budget=1", 1),
     ],
 )
 def test_a_budget_is_kept_exactly(spelling, evaluations):
@@ -466,12 +520,9 @@ def test_a_budget_is_kept_exactly(spelling, evaluations):
 
 def test_vitcx_counts_two_evaluations_for_each_mask():
     model, images = small_vit(), random_images(1)
-    procedure = VitCx()
-    _, subject = ask(procedure, model, images, torch.tensor([[0]]))
-    anatomy = find_anatomy(model)
-    with record(model, anatomy, images, Plan(4, procedure.needs(0, 4))) as tape:
-        (channels,) = procedure.channels(View(tape, {}, torch.zeros(1), subject))
-    count = len(clusters(channels, 0.1, None).unique())
+    _, subject = ask(VitCx(), model, images, torch.tensor([[0]]))
+    (products,) = products_of_channels(model, images)
+    count = len(clusters(products, 0.1, None).unique())
     assert 1 < count < 24
     assert subject.evaluations == 2 * count
 
@@ -509,7 +560,12 @@ def test_more_evaluations_come_closer_to_the_shapley_values():
         ("rise:by=drop,resolution=pixel", "pixels cannot be dropped"),
         ("rise:keep=1", "keep must lie between"),
         ("rise:budget=0", "at least 1"),
-        ("rise.propagate", "cannot be followed"),
+        ("rise.propagate:resolution=pixel", "leave out resolution=pixel"),
+        ("vitcx.propagate:resolution=pixel", "leave out resolution=pixel"),
+        ("vitcx:by=drop", "no set of tokens"),
+        ("occlusion:budget=0", "at least 1"),
+        ("pami:budget=0", "at least 1"),
+        ("atman:budget=0", "at least 1"),
         ("vitcx:budget=1", "at least 2"),
         ("lime:budget=0", "at least 1"),
         ("lime:ridge=-1", "ridge not below 0"),
@@ -531,10 +587,18 @@ def test_an_average_of_no_patches_is_refused_with_advice():
         vitreous.explain(small_vit(global_pool="avg"), random_images(), "kernel_shap:by=drop,budget=20")
 
 
-def test_a_patch_map_can_be_propagated():
+@pytest.mark.parametrize("name", ["occlusion", "rise", "vitcx"])
+def test_a_patch_map_can_be_propagated(name):
     model, images = small_vit(), random_images()
-    scores = vitreous.explain(model, images, ["occlusion", "occlusion.propagate"]).scores
-    assert not torch.allclose(scores["occlusion"], scores["occlusion.propagate"])
+    plain, spread = f"{name}:budget=20", f"{name}.propagate:budget=20"
+    scores = vitreous.explain(model, images, [plain, spread]).scores
+    assert scores[spread].shape == scores[plain].shape == (2, PATCHES)
+    anatomy, target = find_anatomy(model), torch.zeros(2, dtype=torch.int64)
+    propagate = parse("raw_attention.propagate").propagate
+    with record(model, anatomy, images, Plan(anatomy.depth, propagate.needs(anatomy.depth))) as tape:
+        expected = propagate.apply(View(tape, {}, target, Subject(model, anatomy, images)), scores[plain])
+    torch.testing.assert_close(scores[spread], expected, **SAME)
+    assert not torch.allclose(scores[spread], scores[plain])
 
 
 def test_methods_can_be_asked_of_half_precision():

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import vitreous
 from small_models import golden_model, largest_difference, one_thread, random_images, small_vit
+from vitreous.cost import cost_of
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.methods import View
 from vitreous.tape.evaluation_mode import evaluation_mode
@@ -29,7 +30,7 @@ from vitreous.tape.evaluation_mode import evaluation_mode
 SAME = 1e-12
 # All that read one recorded run: the tape. LeGrad asks the head once more, the others that run again ask much more.
 METHODS = [
-    *(info.name for info in vitreous.list_methods() if not info.make().runs_again and info.name != "legrad"),
+    *(info.name for info in vitreous.list_methods() if cost_of(info.name).one_run),
     *("decompx.skipplus", "tokentm:variant=third_party"),
 ]
 FEW = ["decompx.skipplus", "gae", "tokentm", "gradtoken"]  # both rules, both objectives

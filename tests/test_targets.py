@@ -13,12 +13,13 @@ import torch
 
 import vitreous
 from small_models import CLASSES, PATCHES, largest_difference, one_thread, random_images, small_vit
+from vitreous.cost import cost_of
 
 SAME = 1e-12
 # LRP with its original rules divides by numbers near 0, so the kernel that another plan chooses shows: measured 2e-12.
 MAGNIFIED = {"lrp": 1e-9}
 # All that read one recorded run; LeGrad asks the head once more, the others that run again ask much more.
-INFOS = [info for info in vitreous.list_methods() if not info.make().runs_again and info.name != "legrad"]
+INFOS = [info for info in vitreous.list_methods() if cost_of(info.name).one_run]
 CLASS_SPECIFIC = [info.name for info in INFOS if info.class_specific]
 CLASS_AGNOSTIC = [info.name for info in INFOS if not info.class_specific]
 METHODS = [

@@ -15,13 +15,15 @@ class Cost:
     """The passes that a method takes.
 
     Attributes:
-        label: in words, cheapest first: forward; forward + last block; forward + half; forward + backward; several
-            backward; many runs.
+        label: in words, cheapest first: forward; forward + last block; forward + half; forward + backward; forward +
+            backward + head again; several backward; many runs.
         passes: the backward passes, by rule and objective, with the part of the blocks that each has to reach.
+        one_run: whether it reads the recorded run and asks neither the model nor its head again.
     """
 
     label: str
     passes: tuple[str, ...]
+    one_run: bool
 
 
 def cost_of(spelling: str) -> Cost:
@@ -30,7 +32,11 @@ def cost_of(spelling: str) -> Cost:
     gradients = recipe.needs(_EXAMPLE_DEPTH).gradients
     reach = {backward: needs.lowest for backward, needs in gradients.items()}
     passes = tuple(f"{backward.rule}, {backward.objective}, {_reach(lowest)}" for backward, lowest in reach.items())
-    return Cost(_label(recipe, [lowest for lowest in reach.values() if lowest is not None]), passes)
+    # The score that a block's own output would get is the head's, asked once more.
+    head_again = any(backward.objective == "intermediate" for backward in gradients)
+    lowest = [lowest for lowest in reach.values() if lowest is not None]
+    label = _label(recipe, lowest) + (" + head again" if head_again else "")
+    return Cost(label, passes, one_run=not (recipe.readout.runs_again or head_again))
 
 
 def _label(recipe: Recipe, lowest: list[int]) -> str:

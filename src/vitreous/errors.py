@@ -21,6 +21,10 @@ class ImageError(VitreousError, ValueError):
     """A file is not an image that can be read safely."""
 
 
+class DataError(VitreousError, ValueError):
+    """A data set, or one item of it, is missing or damaged; the message says what and where the set comes from."""
+
+
 class ModelError(VitreousError, ValueError):
     """A model cannot be found, loaded, or its name is not understood."""
 
@@ -31,3 +35,7 @@ class UnsupportedModelError(ModelError):
 
 class MissingDependencyError(VitreousError, ImportError):
     """An optional part is not installed; the message names the extra that brings it."""
+
+
+class ProtocolError(VitreousError, ValueError):
+    """An evaluation protocol is unknown, or does not fit the model or the data."""

@@ -71,10 +71,10 @@ def explain(
     """
     recipes = find_recipes(methods)
     loaded = load_model(model) if isinstance(model, str) else model
-    network = _network(loaded)
+    network = network_of(loaded)
     pixels, pictures = find_pixels(loaded, network, images)
     answer = answer_with(
-        network, pixels, recipes, lambda logits: find_targets(logits, target, topk), _black(loaded, pixels)
+        network, pixels, recipes, lambda logits: find_targets(logits, target, topk), black_pixel(loaded, pixels)
     )
     return Explanation(
         scores=answer.scores,
@@ -85,6 +85,7 @@ def explain(
         signed={recipe.spelling: recipe.signed for recipe in recipes},
         class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
         images=pictures,
+        preprocessing=loaded.preprocessing if isinstance(loaded, LoadedModel) else None,
         provenance=_provenance(loaded, network, recipes, answer.family),
     )
 
@@ -129,7 +130,8 @@ def find_recipes(methods: str | Sequence[str]) -> list[Recipe]:
     return list({recipe.spelling: recipe for recipe in map(parse, spellings)}.values())
 
 
-def _network(model: LoadedModel | nn.Module) -> nn.Module:
+def network_of(model: LoadedModel | nn.Module) -> nn.Module:
+    """The network that can be listened to."""
     network = model.model if isinstance(model, LoadedModel) else model
     if not isinstance(network, nn.Module):
         raise InputError(f"model must be an nn.Module or a name, not {type(network).__name__}")
@@ -138,7 +140,7 @@ def _network(model: LoadedModel | nn.Module) -> nn.Module:
     return original if isinstance(original, nn.Module) else network
 
 
-def _black(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None:
+def black_pixel(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None:
     """What the model gets for a black pixel, where its preprocessing is known."""
     if not isinstance(model, LoadedModel):
         return None

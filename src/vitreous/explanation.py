@@ -6,19 +6,23 @@ import json
 import operator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from vitreous import explanation_folder
+from vitreous.pictures.backdrop import Backdrop, Look, Photo
 from vitreous.pictures.overlay import DEFAULT_OPACITY, overlay
 from vitreous.pictures.scaling import display_maps
 from vitreous.predicted import ExplanationError, Predicted, Prediction, check_predictions
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from PIL import Image
     from torch import Tensor
+
+    from vitreous.models.preprocessing import Preprocessing
+    from vitreous.pictures.sheet import Sheet
 
 __all__ = ["Explanation", "ExplanationError", "Prediction"]
 
@@ -36,6 +40,7 @@ class Explanation(Predicted):
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, where they are known.
         images: The pictures as the model saw them, one per image, where they are known.
+        preprocessing: How photos became the model's input, where it is known: it tells which part of a photo was seen.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
     """
 
@@ -49,6 +54,7 @@ class Explanation(Predicted):
     signed: Mapping[str, bool]
     class_names: tuple[str, ...] | None = None
     images: tuple[Image.Image, ...] | None = None
+    preprocessing: Preprocessing | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,6 +70,18 @@ class Explanation(Predicted):
             f"Explanation({len(self)} image{'s' if len(self) > 1 else ''}{classes}, methods={list(self.methods)}, "
             f"grid={self.grid}, image_size={self.image_size}, model={self.provenance.get('model')!r})"
         )
+
+    def _repr_html_(self) -> str:
+        """Show the maps and predictions in a notebook."""
+        from vitreous.html.notebook import as_html  # noqa: PLC0415  # only notebooks need it
+
+        return as_html(self)
+
+    def _repr_png_(self) -> bytes | None:
+        """Show the maps where a notebook is printed."""
+        from vitreous.html.notebook import as_png  # noqa: PLC0415  # only notebooks need it
+
+        return as_png(self)
 
     def grid_of(self, method: str) -> tuple[int, int]:
         """Rows and columns of a method's map: patches, or pixels where it was asked for them."""
@@ -95,6 +113,7 @@ class Explanation(Predicted):
         opacity: float = DEFAULT_OPACITY,
         smooth: bool = True,
         image: Image.Image | None = None,
+        photo: Photo | None = None,
     ) -> Image.Image:
         """Lay a method's heatmap over a picture.
 
@@ -105,16 +124,51 @@ class Explanation(Predicted):
             opacity: From 0 (the grey photo alone) to 1.
             smooth: See ``heatmap``.
             image: The picture to draw on, cropped as the model saw it; by default the one in ``images``.
+            photo: Instead, the photo before preprocessing: the result has its resolution and aspect, and no colour
+                where the model did not look.
         """
-        scores = self._scores_of(method)
-        index, target_index = self._position(index, target_index)
+        scores = self.scores_of(method, index, target_index)
+        if photo is not None:
+            backdrop = Backdrop.of(self, index, photo)
+            look = Look(smooth=smooth, opacity=opacity)
+            return backdrop.lay(scores, self.grid_of(method), signed=self.signed[method], look=look)
         if image is None:
             if self.images is None:
                 raise ExplanationError("this explanation holds no pictures; pass the one to draw on as image=...")
             image = self.images[index]
-        one_map = scores[index, target_index] if self.target.ndim == 2 else scores[index]
-        heatmap = self._display(method, one_map, smooth=smooth, size=(image.height, image.width))
+        heatmap = self._display(method, scores, smooth=smooth, size=(image.height, image.width))
         return overlay(image, heatmap.cpu().numpy(), signed=self.signed[method], opacity=opacity)
+
+    def scores_of(self, method: str, index: int = 0, target_index: int = 0) -> Tensor:
+        """Give the raw scores of one map, (patches,), or of all pixels where the method was asked for them."""
+        scores: Tensor = self._scores_of(method)
+        index, target_index = self._position(index, target_index)
+        return scores[index, target_index] if self.target.ndim == 2 else scores[index]
+
+    def figure(
+        self,
+        name: Literal["overlay", "comparison", "classes"] = "overlay",
+        index: int = 0,
+        *,
+        methods: Sequence[str] | None = None,
+        photo: Photo | None = None,
+        smooth: bool = True,
+        opacity: float = DEFAULT_OPACITY,
+    ) -> Sheet:
+        """Draw a figure, which shows itself in a notebook and is saved as PNG, SVG or PDF.
+
+        Args:
+            name: ``overlay``: large maps with colour bars; ``comparison``: the photo and every method's map;
+                ``classes``: a map for each explained class.
+            index: Which image of the batch.
+            methods: Which methods, in this order; all by default.
+            photo: The photo before preprocessing, to be drawn in its own resolution and aspect.
+            smooth: See ``heatmap``.
+            opacity: See ``overlay``.
+        """
+        from vitreous.pictures.figures import draw  # noqa: PLC0415  # matplotlib is slow to import
+
+        return draw(name, self, index, methods=methods, photo=photo, look=Look(smooth=smooth, opacity=opacity))
 
     def select(self, index: int) -> Explanation:
         """Give the explanation of one image alone, as a batch of one."""

@@ -6,12 +6,14 @@ import hashlib
 import re
 import zipfile
 import zlib
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
+from vitreous.models.preprocessing import Preprocessing
 from vitreous.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def write(explanation: Explanation, directory: Path, *, overwrite: bool, picture
             "grid": explanation.grid,
             "image_size": explanation.image_size,
             "class_names": explanation.class_names,
+            "preprocessing": None if explanation.preprocessing is None else asdict(explanation.preprocessing),
             "logits_dtype": _dtype_name(explanation.logits),
             "methods": [_describe_method(explanation, method, names[method]) for method in explanation.methods],
             "images": _write_images(explanation, folder),
@@ -72,6 +75,7 @@ def read(directory: Path) -> dict[str, Any]:
             "image_size": manifest["image_size"],
             "class_names": manifest["class_names"],
             "images": _read_images(directory, manifest),
+            "preprocessing": _preprocessing(manifest.get("preprocessing")),
             "provenance": manifest["provenance"],
         }
     except (KeyError, TypeError, AttributeError) as error:
@@ -95,6 +99,16 @@ def _check_picture_names(pictures: Mapping[str, Image.Image]) -> None:
     for name in pictures:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.png", name) or name.startswith(("image-", "overlay-")):
             raise StorageError(f"{name!r} is not a free name for a picture; take one such as comparison.png")
+
+
+def _preprocessing(stored: Mapping[str, Any] | None) -> Preprocessing | None:
+    """Give what was saved; JSON has lists for tuples. Folders of earlier versions have none."""
+    if stored is None:
+        return None
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
+    }
+    return Preprocessing(**fields)
 
 
 def _arrays(explanation: Explanation, names: Mapping[str, str]) -> dict[str, Any]:

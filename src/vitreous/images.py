@@ -38,16 +38,29 @@ def read_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
     Raises:
         ImageError: The photo cannot be read, or reading it could exhaust the memory.
     """
-    name = _name(source)
-    image = source if isinstance(source, Image.Image) else _open(_content(source, name), name)
-    _check_size(image, name)
+    image, name = read_stored(source), _name(source)
     try:
-        image.load()
         return _as_rgb(_upright(image))
     except ImageError as error:
         raise ImageError(f"{name}: {error}") from error
     except Exception as error:  # decoders fail on damaged bytes with any type there is
         raise ImageError(f"{name}: the image is damaged or cut off ({_first_line(error)})") from error
+
+
+def read_stored(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
+    """Return an image with its pixels as they are stored, neither rotated nor converted: what a mask needs.
+
+    Raises:
+        ImageError: The image cannot be read, or reading it could exhaust the memory.
+    """
+    name = _name(source)
+    image = source if isinstance(source, Image.Image) else _open(_content(source, name), name)
+    _check_size(image, name)
+    try:
+        image.load()
+    except Exception as error:  # decoders fail on damaged bytes with any type there is
+        raise ImageError(f"{name}: the image is damaged or cut off ({_first_line(error)})") from error
+    return image
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:

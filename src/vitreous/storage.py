@@ -6,7 +6,7 @@ import hashlib
 import json
 import secrets
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,20 @@ def complete_folder(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         raise
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror or error}") from error
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a text file that is there as a whole or not at all; missing folders are made."""
+    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+        draft.replace(file)
+    except OSError as error:
+        raise StorageError(f"{file} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink()
 
 
 def write_manifest(folder: Path, kind: str, schema: int, contents: Mapping[str, Any]) -> None:

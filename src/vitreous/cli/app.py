@@ -6,11 +6,16 @@ from typing import Annotated
 
 import typer
 
+from vitreous.cli.datasets import datasets
+from vitreous.cli.evaluate import evaluate
 from vitreous.cli.explain import explain
 from vitreous.cli.explain_text import explain_text
+from vitreous.cli.figure import figure
 from vitreous.cli.guard import DebugOption, GuardedGroup
 from vitreous.cli.methods import methods
 from vitreous.cli.models import models
+from vitreous.cli.protocols import protocols
+from vitreous.cli.report import report
 from vitreous.provenance import vitreous_version
 
 app = typer.Typer(
@@ -23,8 +28,13 @@ app = typer.Typer(
 )
 app.command()(explain)
 app.command()(explain_text)
+app.command()(figure)
+app.command()(evaluate)
+app.command()(report)
 app.command()(methods)
 app.command()(models)
+app.command()(protocols)
+app.command()(datasets)
 
 
 def _show_version(value: bool) -> None:  # noqa: FBT001  # typer's signature

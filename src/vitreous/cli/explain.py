@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +25,10 @@ def explain(
         typer.Argument(metavar="PHOTO", help="Photos, folders of photos, or 'demo' for the photo that is shipped."),
     ],
     model: Annotated[
-        str, typer.Option(help="A model by name: demo, timm/NAME, timm/NAME@FILE, hf/ID or hf/FOLDER.")
+        str,
+        typer.Option(
+            help="A model by name, see `vitreous models`: demo, timm/NAME, timm/NAME@FILE, hf/ID, py/FILE.py:FUNCTION."
+        ),
     ] = "demo",
     method: Annotated[
         list[str] | None,
@@ -50,6 +55,12 @@ def explain(
     std: Annotated[str | None, typer.Option(help="Standard deviation of the channels, one number or three.")] = None,
     image_size: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Size of the model's input, 224 or HEIGHTxWIDTH.")
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Also write one HTML page with everything; measuring its curves takes longer."
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Photos explained at once.")] = 8,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
@@ -81,11 +92,13 @@ def explain(
         image_size=size,
         batch_size=batch_size,
         device=device,
+        report=report,
+        command=shlex.join(("vitreous", *sys.argv[1:])),
     )
     outcome = explaining.run(photos, request, messages())
     if as_json:
         print_json(explaining_report.as_json(outcome, request))
     else:
-        explaining_report.show(outcome, results())
+        explaining_report.show(outcome, request, results())
     if outcome.failures:
         raise typer.Exit(PHOTOS_FAILED)

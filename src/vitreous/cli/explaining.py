@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import vitreous
 from vitreous.cli.console import say_error
+from vitreous.cli.photos import photos_of
 from vitreous.cli.progress import progress_bar
 from vitreous.cli.targets import find_class
 from vitreous.errors import ImageError, InputError
-from vitreous.images import find_images, read_image
-from vitreous.models import demo, load_model
+from vitreous.html.report_file import report_file
+from vitreous.images import read_image
+from vitreous.models import load_model
 from vitreous.pictures.comparison import comparison
 from vitreous.spelling import parse
 from vitreous.storage import StorageError
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from vitreous.errors import VitreousError
     from vitreous.explanation import Explanation
+    from vitreous.html.report_file import ReportFile
     from vitreous.models.loaded import LoadedModel
 
 COMPARISON = "comparison.png"
@@ -44,6 +47,8 @@ class Request:
     image_size: tuple[int, int] | None
     batch_size: int
     device: str
+    report: Path | None = None
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,11 @@ def run(arguments: Sequence[str], request: Request, console: Console) -> Outcome
         parse(spelling)  # a typing error should not wait for a model to be loaded
     session = _Session(request, console)
     photos = session.find(arguments)
-    if photos:
+    if photos and request.report is not None:
+        with report_file(request.report, request.command, request.methods) as session.report:
+            session.explain(photos)
+            session.report.finish(session.outcome.failures)
+    elif photos:
         session.explain(photos)
     return session.outcome
 
@@ -80,15 +89,15 @@ class _Session:
     def __init__(self, request: Request, console: Console) -> None:
         self.request = request
         self.console = console
+        self.report: ReportFile | None = None
         self.outcome = Outcome()
 
     def find(self, arguments: Sequence[str]) -> list[Path]:
         """Give the photos that files, folders and the word ``demo`` stand for, each once."""
         found: dict[Path, Path] = {}
         for argument in arguments:
-            path = demo.PHOTO if argument == "demo" and not Path(argument).exists() else Path(argument)
             try:
-                found |= {photo.resolve(): photo for photo in find_images([path])}
+                found |= {photo.resolve(): photo for photo in photos_of(argument)}
             except ImageError as error:
                 self._report(argument, error)
         return list(found.values())
@@ -129,7 +138,7 @@ class _Session:
                 model,
                 list(images.values()),
                 methods=self.request.methods,
-                target=_target(targets, len(images)),
+                target=target_of(targets, len(images)),
                 topk=self.request.topk,
             )
         except (ImageError, InputError) as error:
@@ -139,23 +148,26 @@ class _Session:
                 for photo, image in images.items():
                     self._explain_batch(model, targets, {photo: image}, folders)
             return
-        for index, photo in enumerate(images):
-            self._save(photo, explanation.select(index), folders[photo])
+        for index, (photo, image) in enumerate(images.items()):
+            one = explanation.select(index)
+            if self._save(photo, one, folders[photo]) and self.report is not None:
+                self.report.add(photo.name, image, one, model)
 
-    def _save(self, photo: Path, explanation: Explanation, folder: Path) -> None:
+    def _save(self, photo: Path, explanation: Explanation, folder: Path) -> bool:
         try:
             explanation.save(folder, overwrite=True, pictures={COMPARISON: comparison(explanation)})
         except StorageError as error:
             self._report(str(photo), error)
-        else:
-            self.outcome.explained.append(Explained(photo, folder, explanation.without_images()))
+            return False
+        self.outcome.explained.append(Explained(photo, folder, explanation.without_images()))
+        return True
 
     def _report(self, photo: str, error: VitreousError) -> None:
         self.outcome.failures[photo] = str(error)
         say_error(str(error), self.console)
 
 
-def _target(classes: Sequence[int], images: int) -> int | list[list[int]] | None:
+def target_of(classes: Sequence[int], images: int) -> int | list[list[int]] | None:
     """Give the classes in the form of the library: none, one for all photos, or several for each."""
     if not classes:
         return None

@@ -23,13 +23,15 @@ _TOP = 5
 _DETAILED = 3
 
 
-def show(outcome: Outcome, console: Console) -> None:
+def show(outcome: Outcome, request: Request, console: Console) -> None:
     """Print the predictions and where the pictures are: in full for a few photos, a line each for many."""
     if len(outcome.explained) > _DETAILED:
         _show_summary(outcome.explained, console)
     else:
         for explained in outcome.explained:
             _show_photo(explained, console)
+    if outcome.explained and request.report is not None:
+        say(console, f"report:    {request.report}")
 
 
 def as_json(outcome: Outcome, request: Request) -> dict[str, Any]:
@@ -37,6 +39,7 @@ def as_json(outcome: Outcome, request: Request) -> dict[str, Any]:
     return {
         "model": request.model,
         "methods": list(request.methods),
+        "report": None if request.report is None or not outcome.explained else str(request.report),
         "photos": [_photo_as_json(explained) for explained in outcome.explained],
         "failures": [{"photo": photo, "error": error} for photo, error in outcome.failures.items()],
     }

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.asking import Questioning, ask_pairs, unperturbed
+from vitreous.methods.masks import windows_within
+from vitreous.methods.occlusion import average_over
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
@@ -23,11 +25,24 @@ class AtMan(Questioning):
     Suppressed means that in all heads and blocks column k of the scores before the softmax is multiplied by 1 - f s_ik,
     where s_ik is the cosine similarity of the tokens that enter the first block, for k = i and for all patches with
     s_ik ≥ η (eqs. 6 and 7; f = 0.9, as in the authors' program). Attention that pools the tokens is treated alike.
+
+    Args:
+        factor: f.
+        similarity: η.
+        of: what is compared; the loss in the paper.
+        budget: evaluations per image. Where there are more patches, those of a square are suppressed together, each
+            column as much as the patch of the square that suppresses it most would, and share the score; the squares
+            are the smallest that are few enough. ``None`` for every patch by itself, as in the paper.
     """
 
-    def __init__(self, *, factor: float = 0.9, similarity: float = 0.7, of: Measure = "loss") -> None:
+    def __init__(
+        self, *, factor: float = 0.9, similarity: float = 0.7, of: Measure = "loss", budget: int | None = None
+    ) -> None:
         if not 0 < factor < 1:
             raise MethodError("factor must lie between 0 and 1")
+        if budget is not None and budget < 1:
+            raise MethodError("budget must be at least 1")
+        self._budget = budget
         self._factor, self._similarity = factor, similarity
         self._of: Objective = "log_probability" if of == "loss" else of
 
@@ -37,15 +52,17 @@ class AtMan(Questioning):
         return Needs(tokens=frozenset({0}), attention_rows=frozenset({depth - 1}))
 
     def maps(self, view: View) -> Tensor:
-        """What suppressing every patch costs."""
-        subject, factors = view.subject, self.factors(view)
+        """What suppressing every patch, or the square that it lies in, costs."""
+        subject, squares = view.subject, windows_within(self._budget, view.layout.grid, 1, 1)
+        single = self.factors(view)
+        factors = torch.stack([single[:, square].amin(dim=1) for square in squares], dim=1)
         said = ask_pairs(
             view,
-            [torch.arange(view.layout.patches)],
-            lambda image, patch: subject.logits_of_damped(subject.inputs[image], factors[image, patch]),
+            [torch.arange(len(squares))],
+            lambda image, square: subject.logits_of_damped(subject.inputs[image], factors[image, square]),
             self._of,
         )
-        return unperturbed(view, self._of)[..., None] - said.mT
+        return average_over(squares, unperturbed(view, self._of)[..., None] - said.mT)
 
     def factors(self, view: View) -> Tensor:
         """What every column is multiplied with when a patch is suppressed, (batch, patches, tokens)."""
@@ -71,6 +88,11 @@ def atman(
     factor: Annotated[float, "how much attention scores are suppressed; 1 would be to 0"] = 0.9,
     similarity: Annotated[float, "patches as alike as this are suppressed together; above 1, none"] = 0.7,
     of: Annotated[Measure, "of what the change is measured"] = "loss",
+    budget: Annotated[
+        int | None,
+        "how many evaluations an image may cost at most; where there are more patches, squares of them are suppressed "
+        "together, the smallest that are few enough; any number by default",
+    ] = None,
 ) -> AtMan:
     """What suppressing the attention to each patch costs; one evaluation for every patch."""
-    return AtMan(factor=factor, similarity=similarity, of=of)
+    return AtMan(factor=factor, similarity=similarity, of=of, budget=budget)

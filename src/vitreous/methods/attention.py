@@ -16,7 +16,7 @@ Convention = Literal["chefer", "skipplus"]
 
 
 class MeanAttention(MatrixReadout):
-    """mean_h A."""
+    """mean_h A; a rollout multiplies (I + mean_h A)/2 (SkipPLUS eq. 2)."""
 
     values: ClassVar[tuple[str, ...]] = ("attention",)
     # Rows of mean_h A sum to 1, so normalising the rows of I + A is halving it (SkipPLUS eq. 2).

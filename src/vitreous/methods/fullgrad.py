@@ -21,7 +21,10 @@ from vitreous.tape import GradientNeeds, Needs
 
 
 class FullGradient(InputGradient):
-    """Σ_channels x_l * dy_c/dx_l + Σ bias * dy_c/d(output) over everything from block l on."""
+    """Σ_channels x_l * dy_c/dx_l + Σ bias * dy_c/d(output) over everything from block l on (FullGrad eq. 5).
+
+    Over several layers each bias counts once (SkipPLUS eqs. 5-6).
+    """
 
     def needs(self, layer: int, depth: int) -> Needs:
         """The stream at the layer, and the biases from there to the head."""
@@ -38,8 +41,24 @@ class FullGradient(InputGradient):
         for layer in layers[1:]:
             scores += super().read(view, layer)
         for layer in range(layers[0], view.depth + 1):
-            scores += view.biases(self.backward, layer)
+            scores += self.shares(view.biases(self.backward, layer))
         return scores
+
+    def shares(self, biases: Tensor) -> Tensor:
+        """What each token gets of the biases, (batch, tokens), given by the token that each is added to."""
+        return biases
+
+
+class EquallySharedBiases(FullGradient):
+    """Σ_channels x_l * dy_c/dx_l + 1/n Σ bias * dy_c/d(output) over everything from block l on, under the frozen rule.
+
+    DecompX with every bias shared equally among the n tokens where it is added. All that follows is linear under the
+    frozen rule, so the shares stay equal to the end.
+    """
+
+    def shares(self, biases: Tensor) -> Tensor:
+        """The n-th part of all for every token."""
+        return biases.mean(dim=1, keepdim=True)
 
 
 @register(
@@ -78,7 +97,21 @@ def fullgrad_plus(*, rule: StreamRuleOption = "plain") -> Readout:
     signed=True,
 )
 def decompx(
-    *, bias: Annotated[Literal["none", "token"], "leave biases out, or give each to the token it is added to"] = "none"
+    *,
+    bias: Annotated[
+        Literal["none", "token", "equal"],
+        "leave biases out, give each to the token it is added to, or an equal share of each to all tokens",
+    ] = "none",
 ) -> Readout:
-    """What each token contributes to the logit once attention, variance and gates are constants."""
-    return (InputGradient() if bias == "none" else FullGradient()).under("frozen")
+    """What each token contributes to the logit once attention, variance and gates are constants.
+
+    The paper also shares a bias by how long the parts of a token are, or by how they lie to the bias. Those shares
+    depend on every part of every token of every block, which one backward pass never builds, so they are not offered.
+    Nor is giving all biases to the class token: the patches then have what ``bias=none`` gives them.
+    """
+    readouts: dict[str, type[InputGradient]] = {
+        "none": InputGradient,
+        "token": FullGradient,
+        "equal": EquallySharedBiases,
+    }
+    return readouts[bias]().under("frozen")

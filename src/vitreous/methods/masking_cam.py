@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from vitreous.errors import MethodError
 from vitreous.methods.readout import Procedure, Readout
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun
@@ -24,7 +25,16 @@ class ScoreWeightedActivations(Procedure):
     A is the output of the last block's first norm at the patches; M_k is channel k brought to the picture's size
     (bilinear, corners aligned) and stretched to [0, 1]. The paper subtracts the score of an empty picture, which the
     softmax removes again. One evaluation of the model per channel and image.
+
+    Args:
+        budget: evaluations per image; where there are more channels, those that vary most over the patches are asked
+            and the others are left out of the softmax. ``None`` for all channels, as in the paper.
     """
+
+    def __init__(self, budget: int | None = None) -> None:
+        if budget is not None and budget < 1:
+            raise MethodError("budget must be at least 1")
+        self.budget = budget
 
     def needs(self, layer: int, depth: int) -> Needs:
         """The last block's first norm."""
@@ -33,9 +43,16 @@ class ScoreWeightedActivations(Procedure):
 
     def map(self, view: View) -> Tensor:
         """Scores of patches."""
-        activations = view.norm(view.depth - 1)[:, view.layout.prefix :]
+        activations = self.chosen(view.norm(view.depth - 1)[:, view.layout.prefix :])
         weights = torch.softmax(self.channel_scores(view, activations), dim=1)
         return torch.einsum("bpk,bk->bp", activations, weights.to(activations.dtype)).clamp_(min=0)
+
+    def chosen(self, activations: Tensor) -> Tensor:
+        """The channels that the budget suffices for, (batch, patches, channels)."""
+        if self.budget is None or self.budget >= activations.shape[2]:
+            return activations
+        order = activations.var(dim=1).argsort(dim=1, descending=True, stable=True)[:, : self.budget]
+        return activations.gather(2, order[:, None].expand(-1, activations.shape[1], -1))
 
     def channel_scores(self, view: View, activations: Tensor) -> Tensor:
         """y_c(x * M_k), (batch, channels)."""
@@ -112,9 +129,14 @@ class ReciprocalMasks(Procedure):
     class_specific=True,
     signed=False,
 )
-def scorecam() -> Readout:
+def scorecam(
+    *,
+    budget: Annotated[
+        int | None, "how many evaluations an image may cost: the channels that vary most; all channels by default"
+    ] = None,
+) -> Readout:
     """Channels of the last block, each weighed by the score of the picture seen through it."""
-    return ScoreWeightedActivations()
+    return ScoreWeightedActivations(budget)
 
 
 @register(

@@ -149,3 +149,15 @@ def windows(grid: Size, window: int, stride: int) -> Tensor:
         inside.append((places >= starts[:, None]) & (places < starts[:, None] + window))
     rows, columns = inside
     return (rows[:, None, :, None] & columns[None, :, None, :]).flatten(2).flatten(0, 1)
+
+
+def windows_within(budget: int | None, grid: Size, window: int, stride: int) -> Tensor:
+    """Square windows of patches, not more than ``budget``: the smallest stride from ``stride`` on that is enough.
+
+    Windows grow with a stride that had to be raised, so that no patch falls between them.
+    """
+    found = windows(grid, window, stride)
+    while budget is not None and len(found) > budget:
+        stride += 1
+        found = windows(grid, max(window, stride), stride)
+    return found

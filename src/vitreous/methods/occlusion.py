@@ -6,41 +6,70 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
+from vitreous.errors import MethodError
 from vitreous.methods.asking import By, Questioning, responses, unperturbed
-from vitreous.methods.masks import PatchMasks, windows
+from vitreous.methods.masks import PatchMasks, windows, windows_within
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 
 Of = Literal["probability", "logit"]
 Painting = Annotated[By, "paint patches with 0, or drop their tokens"]
+WindowBudget = Annotated[
+    int | None,
+    "how many evaluations an image may cost at most; where there are more squares, the stride is raised until they are "
+    "few enough, and the square with it so that none of the picture is left out; any number by default",
+]
+
+
+def check_windows(window: int, stride: int, budget: int | None) -> None:
+    """Refuse here rather than when the model has run."""
+    if budget is not None and budget < 1:
+        raise MethodError("budget must be at least 1")
+    windows((1, 1), window, stride)
 
 
 class Occlusion(Questioning):
-    """f(x) - f(x without a window), averaged over the windows that a patch lies in (Zeiler and Fergus, section 4.2)."""
+    """f(x) - f(x without a window), averaged over the windows that a patch lies in (Zeiler and Fergus, section 4.2).
 
-    def __init__(self, *, by: By, of: Of, window: int, stride: int) -> None:
-        self._by, self._of, self._window, self._stride = by, of, window, stride
-        windows((1, 1), window, stride)  # refused here rather than when the model has run
+    Args:
+        by: whether patches are painted or dropped.
+        of: what f is.
+        window: patches of a window in each direction.
+        stride: patches from one window to the next.
+        budget: windows at most; see ``windows_within``. ``None`` for any number.
+    """
+
+    def __init__(self, *, by: By, of: Of, window: int, stride: int, budget: int | None = None) -> None:
+        check_windows(window, stride, budget)
+        self._by, self._of, self._window, self._stride, self._budget = by, of, window, stride, budget
 
     def maps(self, view: View) -> Tensor:
         """What hiding each patch costs."""
-        hidden = windows(view.layout.grid, self._window, self._stride)
+        hidden = windows_within(self._budget, view.layout.grid, self._window, self._stride)
         said = responses(view, PatchMasks(~hidden, view.layout, view.subject.size), self._by, self._of)
         return average_over(hidden, unperturbed(view, self._of)[..., None] - said.mT)
 
 
 class Pami(Questioning):
-    """f(x with nothing but a window), averaged over the windows that a patch lies in (PAMI section 3)."""
+    """f(x with nothing but a window), averaged over the windows that a patch lies in (PAMI section 3).
 
-    def __init__(self, *, by: By, of: Of, window: int | None, stride: int) -> None:
-        self._by, self._of, self._window, self._stride = by, of, window, stride
+    Args:
+        by: whether patches are painted or dropped.
+        of: what f is.
+        window: patches of a window in each direction; ``None`` for a quarter of the picture.
+        stride: patches from one window to the next.
+        budget: windows at most; see ``windows_within``. ``None`` for any number.
+    """
+
+    def __init__(self, *, by: By, of: Of, window: int | None, stride: int, budget: int | None = None) -> None:
+        check_windows(1 if window is None else window, stride, budget)
+        self._by, self._of, self._window, self._stride, self._budget = by, of, window, stride, budget
         self.signed = of == "logit"
-        windows((1, 1), 1 if window is None else window, stride)
 
     def maps(self, view: View) -> Tensor:
         """What each patch achieves with its neighbours alone."""
         grid = view.layout.grid
-        shown = windows(grid, self._window or max(1, round(min(grid) / 4)), self._stride)
+        shown = windows_within(self._budget, grid, self._window or max(1, round(min(grid) / 4)), self._stride)
         said = responses(view, PatchMasks(shown, view.layout, view.subject.size), self._by, self._of)
         return average_over(shown, said.mT)
 
@@ -65,9 +94,10 @@ def occlusion(
     of: Annotated[Of, "of what the change is measured"] = "probability",
     window: Annotated[int, "patches of the hidden square in each direction"] = 1,
     stride: Annotated[int, "patches from one square to the next"] = 1,
+    budget: WindowBudget = None,
 ) -> Occlusion:
     """What the model says less when a square of patches is hidden; one evaluation for every square."""
-    return Occlusion(by=by, of=of, window=window, stride=stride)
+    return Occlusion(by=by, of=of, window=window, stride=stride, budget=budget)
 
 
 @register(
@@ -87,6 +117,7 @@ def pami(
         int | None, "patches of the shown square in each direction; a quarter of the picture by default"
     ] = None,
     stride: Annotated[int, "patches from one square to the next"] = 1,
+    budget: WindowBudget = None,
 ) -> Pami:
     """What the model says when it sees nothing but a square of patches; one evaluation for every square."""
-    return Pami(by=by, of=of, window=window, stride=stride)
+    return Pami(by=by, of=of, window=window, stride=stride, budget=budget)

@@ -74,7 +74,6 @@ class Rise(Questioning):
     year=2018,
     class_specific=True,
     signed=False,
-    propagates=True,  # its map may be one of pixels
 )
 def rise(
     *,

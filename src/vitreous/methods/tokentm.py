@@ -38,7 +38,7 @@ Objective = Literal["probability", "logit"]
 
 
 class TokenTransformation(MatrixReadout):
-    """U of one block: attention update, then feed-forward update."""
+    """I + mean_h[(dp_c/dA)^+ * (A W_h)], then I + W of the FFN, W = diag(L * NECC) (TokenTM eqs. 8-20)."""
 
     values = ("tokens", "halves", "attention", "projections")
     slopes = ("attention",)

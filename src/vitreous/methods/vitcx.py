@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.asking import Questioning, all_targets, unperturbed
+from vitreous.methods.enlarging import Enlarging
 from vitreous.methods.masks import seeded
 from vitreous.methods.pixel_maps import Resolution, patch_means
 from vitreous.methods.registry import register
@@ -59,19 +60,22 @@ class VitCx(Questioning):
         """The weighted mean of the masks; images differ in their number, so each is asked by itself."""
         found = []
         before = unperturbed(view, "probability")
+        enlarging = enlarging_of(view)
         for image, channels in enumerate(self.channels(view)):
-            masks = joined(channels, clusters(channels, self._threshold, self._masks_at_most))
+            labels = clusters(enlarging.products(channels), self._threshold, self._masks_at_most)
+            masks = enlarging.pixels(enlarging.stretched(joined(channels, labels)))
             effects = self._effects(view, image, masks) + before[image, :, None]
             found.append(effects @ masks / masks.sum(dim=0).clamp(min=torch.finfo(masks.dtype).tiny) / len(masks))
         maps = torch.stack(found)
         return maps if self.resolution == "pixel" else patch_means(maps, view.subject.size, view.layout.grid)
 
     def channels(self, view: View) -> Tensor:
-        """The features of the patches as maps of pixels between 0 and 1, (batch, channels, height x width)."""
+        """The features of the patches, (batch, channels, patches), so that enlarged to pixels they reach from 0 to 1.
+
+        They are never enlarged themselves, hundreds of them; the few masks are.
+        """
         features = view.norm(view.depth - 1)[:, view.layout.prefix :].mT
-        maps = features.reshape(*features.shape[:2], *view.layout.grid)
-        enlarged = torch.nn.functional.interpolate(maps, view.subject.size, mode="bilinear", align_corners=False)
-        return scaled(enlarged.flatten(2))
+        return enlarging_of(view).stretched(features)
 
     def _effects(self, view: View, image: int, masks: Tensor) -> Tensor:
         """p(x M_j + n_j) - p(x + n_j) of every target, (targets, masks)."""
@@ -92,26 +96,33 @@ class VitCx(Questioning):
         if self._given is not None:
             return self._given[image][numbers]
         # One draw per mask, so that the numbers do not depend on how many are asked at once.
-        draws = [torch.randn(picture.shape, generator=generator) for _ in numbers]
-        return torch.stack(draws).to(picture)
+        draws = torch.empty(len(numbers), *picture.shape)
+        for draw in draws:
+            draw.normal_(generator=generator)
+        return draws.to(picture)
 
 
-def scaled(maps: Tensor) -> Tensor:
-    """Every map stretched over 0..1; constant ones become 0."""
-    low, high = maps.amin(dim=-1, keepdim=True), maps.amax(dim=-1, keepdim=True)
-    return (maps - low) / (high - low).masked_fill(high == low, 1)
+def enlarging_of(view: View) -> Enlarging:
+    """From the patches of a view to its pixels."""
+    return Enlarging(view.layout.grid, view.subject.size, view.norm(view.depth - 1))
 
 
 def joined(channels: Tensor, labels: Tensor) -> Tensor:
-    """The sum of the channels of every cluster, scaled."""
+    """The sum of the channels of every cluster, (clusters, patches)."""
     sums = channels.new_zeros(int(labels.max()) + 1, channels.shape[1])
-    return scaled(sums.index_add_(0, labels.to(channels.device), channels))
+    return sums.index_add_(0, labels.to(channels.device), channels)
 
 
-def clusters(channels: Tensor, threshold: float, at_most: int | None) -> Tensor:
-    """Cluster numbers (channels,) by complete linkage of cosine distances, in the order of first members."""
-    directions = torch.nn.functional.normalize(channels, dim=1)
-    distance = (1 - directions @ directions.T).double().cpu().numpy()
+def clusters(products: Tensor, threshold: float, at_most: int | None) -> Tensor:
+    """Cluster numbers by complete linkage of cosine distances, in the order of first members, (channels,).
+
+    Args:
+        products: scalar products between the channels' maps of pixels, (channels, channels).
+        threshold: channels nearer than this are joined.
+        at_most: how many clusters may be left; any number by default.
+    """
+    lengths = products.diagonal().clamp(min=0).sqrt().clamp(min=1e-12)  # a constant channel is far from all others
+    distance = (1 - products / lengths / lengths[:, None]).cpu().numpy()
     return torch.from_numpy(complete_linkage(distance, threshold, at_most or len(distance)))
 
 
@@ -141,10 +152,14 @@ def complete_linkage(distance: np.ndarray, threshold: float, at_most: int) -> np
     year=2023,
     class_specific=True,
     signed=False,
-    propagates=True,  # its map may be one of pixels
 )
 def vitcx(
     *,
+    by: Annotated[
+        Literal["paint"],
+        "masks are soft, and the noise and its correction are of pixels, so there is no set of tokens that could be "
+        "dropped instead",
+    ] = "paint",
     resolution: Annotated[Resolution, "one score per patch, the mean of its pixels, or one per pixel"] = "patch",
     threshold: Annotated[float, "channels nearer than this are one mask"] = 0.1,
     noise: Annotated[float, "the deviation of the noise where the mask hides"] = 0.1,
@@ -152,4 +167,5 @@ def vitcx(
     seed: Annotated[int, "of the noise"] = 0,
 ) -> VitCx:
     """The features of the last block as masks, weighted by the causal effect of showing nothing else."""
+    del by  # there is one value; the option says why
     return VitCx(resolution=resolution, threshold=threshold, noise=noise, budget=budget, seed=seed)

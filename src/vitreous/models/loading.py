@@ -1,4 +1,4 @@
-"""Models by name: the one function that turns ``demo``, ``timm/...`` or ``hf/...`` into a model ready for photos."""
+"""Models by name: the one function that turns ``demo``, ``timm/...`` or the like into a model ready for photos."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _KINDS = {
     "timm/NAME@FILE": "a timm model with weights from a local safetensors file or weights-only checkpoint",
     "timm/NAME@random": "a timm model with random weights, the same ones every time",
     "timm/local-dir:FOLDER": "a folder in timm's own format: config.json and weights",
+    "py/FILE.py:FUNCTION": "your own nn.Module: the file is run, and the function (no arguments) returns the model",
+    "py/FILE.py:FUNCTION@WEIGHTS": "the same with weights from a local safetensors file or weights-only checkpoint",
     "hf/ID": "an image classifier or CLIP-like image tower of the Hugging Face hub (extra vitreous[hf])",
     "hf/FOLDER": "the same from a local folder written by save_pretrained (extra vitreous[hf])",
     "hf/ID, hf/FOLDER": "for explain-text: a text classifier with its tokenizer (extra vitreous[hf])",
@@ -52,7 +54,7 @@ def load_model(
     """
     size = None if image_size is None else as_image_size(image_size)
     with torch.random.fork_rng(devices=[]):  # building a network draws its first weights from the caller's generator
-        loaded = _load(name, size)
+        loaded = _load(name, size, mean, std)
     preprocessing = loaded.preprocessing.override(mean=mean, std=std)
     try:
         model = loaded.model.to(device)
@@ -71,8 +73,16 @@ def list_models() -> dict[str, object]:
     }
 
 
-def _load(name: str, size: tuple[int, int] | None) -> LoadedModel:
-    """Hand the name to the family it belongs to; families are imported when they are asked for."""
+def _load(
+    name: str,
+    size: tuple[int, int] | None,
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
+) -> LoadedModel:
+    """Hand the name to the family it belongs to; families are imported when they are asked for.
+
+    Mean and standard deviation are for models that have none of their own.
+    """
     family, _, identifier = name.partition("/")
     if name == "demo":
         from vitreous.models.demo import load_demo  # noqa: PLC0415
@@ -86,6 +96,10 @@ def _load(name: str, size: tuple[int, int] | None) -> LoadedModel:
         from vitreous.models.hf_models import load_hf  # noqa: PLC0415
 
         return load_hf(identifier, size)
+    if family == "py" and identifier:
+        from vitreous.models.own_models import load_own  # noqa: PLC0415
+
+        return load_own(identifier, size, mean, std)
     import timm  # noqa: PLC0415
 
     if timm.is_model(name.partition("@")[0]):

@@ -11,10 +11,12 @@ import torch
 from PIL import Image
 
 from vitreous.errors import InputError, ModelError
+from vitreous.frame import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
 Resize = Literal["shorter", "squash"]
@@ -62,11 +64,33 @@ class Preprocessing:
         if min(image.size) < 1:
             raise InputError(f"an image of {image.width} x {image.height} pixels has no content")
         rgb = image if image.mode == "RGB" else image.convert("RGB")
-        height, width = self._resized(rgb.height, rgb.width)
-        resampling = Image.Resampling[self.interpolation.upper()]
-        resized = rgb.resize((width, height), resampling)
-        top, left = (self._offset(have, want) for have, want in zip((height, width), self.image_size, strict=True))
+        return self._fitted(rgb, Image.Resampling[self.interpolation.upper()])
+
+    def displayed_mask(self, mask: NDArray[np.integer[Any]], *, outside: int) -> NDArray[np.int16]:
+        """Return the part of a photo's mask (height, width) that the model sees, by nearest neighbour.
+
+        Args:
+            mask: One number for every pixel of the photo.
+            outside: The number of pixels that the crop adds around a photo which is smaller than it.
+        """
+        # Pillow fills with 0 what it adds.
+        fitted = self._fitted(Image.fromarray(mask.astype(np.int32) - outside), Image.Resampling.NEAREST)
+        return (np.asarray(fitted) + outside).astype(np.int16)
+
+    def _fitted(self, image: Image.Image, resampling: Image.Resampling) -> Image.Image:
+        """Return an image of any mode, resized and cropped."""
+        height, width = self._resized(image.height, image.width)
+        resized = image.resize((width, height), resampling)
+        top, left = self._corner(height, width)
         return resized.crop((left, top, left + self.image_size[1], top + self.image_size[0]))
+
+    def frame(self, size: tuple[int, int]) -> Frame:
+        """Return which part of a photo of this height and width the model sees, in the photo's pixels."""
+        height, width = self._resized(*size)
+        top, left = self._corner(height, width)
+        down, across = size[0] / height, size[1] / width
+        bottom, right = top + self.image_size[0], left + self.image_size[1]
+        return Frame(size, top * down, left * across, bottom * down, right * across)
 
     def override(
         self,
@@ -103,6 +127,10 @@ class Preprocessing:
             return int(target_width * height / width), target_width
         ratio = min(height / target_height, width / target_width)
         return round(height / ratio), round(width / ratio)
+
+    def _corner(self, height: int, width: int) -> tuple[int, int]:
+        """Return where the centre crop of a resized photo has its top and left edge."""
+        return self._offset(height, self.image_size[0]), self._offset(width, self.image_size[1])
 
     def _offset(self, have: int, want: int) -> int:
         """Return where the centre crop starts; negative where the image is smaller and gets a black border."""

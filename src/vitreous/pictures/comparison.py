@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vitreous.errors import InputError
-from vitreous.pictures.captions import draw_lines, font, line_height, wrap
+from vitreous.pictures.captions import class_caption, draw_lines, font, line_height, wrap
 from vitreous.pictures.overlay import DEFAULT_OPACITY, overlay
 
 if TYPE_CHECKING:
@@ -107,10 +107,7 @@ def _row(
 ) -> Image.Image:
     """Draw the photo, the overlays, and below the photo which class they explain."""
     style = font(15)
-    number = explanation.class_index(index, target_index)
-    probability = float(explanation.probabilities[index, number])
-    label = explanation.label(index, target_index).replace("_", " ")
-    caption = f"{label if explanation.class_names else f'class {label}'} · {_percent(probability)}"
+    caption = class_caption(explanation, index, target_index)
     strip = _blank(len(methods), photo.width, photo.height + 6 + line_height(style) + _GAP)
     strip.paste(photo, (_left(0, photo.width), 0))
     for column, method in enumerate(methods, start=1):
@@ -120,10 +117,6 @@ def _row(
     lines = wrap(caption, style, width, lines=1)
     draw_lines(ImageDraw.Draw(strip), (_MARGIN, photo.height + 6), lines, style, _INK)
     return strip
-
-
-def _percent(probability: float) -> str:
-    return f"{probability:.1%}" if probability >= 0.001 else "< 0.1%"
 
 
 def _legend(explanation: Explanation, methods: Sequence[str], tile_width: int) -> Image.Image:

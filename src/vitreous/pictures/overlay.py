@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 DEFAULT_OPACITY = 0.85
 
+_BAND = 256  # rows that are blended at once: a photo of 80 million pixels would take gigabytes in floating point
+
 _SEQUENTIAL = "inferno"
 # Dark in the middle: on a photo, matplotlib's maps with a white middle drown weak evidence in haze. Blue to red.
 _DIVERGING = ("#a8dcff", "#3d9bf0", "#17446e", "#141414", "#6e2417", "#f0552d", "#ffc78f")
@@ -67,8 +69,18 @@ def overlay(
         raise InputError(f"opacity must be between 0 and 1, not {opacity}")
     if heatmap.shape != (image.height, image.width):
         raise InputError(f"a heatmap of {heatmap.shape} does not fit a picture of {(image.height, image.width)}")
-    photo = np.asarray(image.convert("L"), dtype=np.float64)[..., None]
+    photo = np.asarray(image.convert("L"))
+    bands = [slice(top, top + _BAND) for top in range(0, image.height, _BAND)]
+    return Image.fromarray(np.concatenate([_blend(photo[b], heatmap[b], signed, opacity) for b in bands]))
+
+
+def _blend(
+    photo: NDArray[np.uint8],
+    heatmap: NDArray[np.floating],
+    signed: bool,  # noqa: FBT001
+    opacity: float,
+) -> NDArray[np.uint8]:
     colours = colour(heatmap, signed=signed).astype(np.float64)
     alpha = colours[..., 3:] / 255 * opacity
-    blended = photo * (1 - alpha) + colours[..., :3] * alpha
-    return Image.fromarray(np.rint(blended).astype(np.uint8))
+    blended = photo[..., None] * (1 - alpha) + colours[..., :3] * alpha
+    return np.rint(blended).astype(np.uint8)

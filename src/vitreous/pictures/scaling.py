@@ -1,9 +1,11 @@
-"""Raw patch scores turned into maps of pixels that fill a display range."""
+"""Raw patch scores turned into maps of pixels that fill a display range, or that share one."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn import functional
+
+from vitreous.frame import Frame
 
 
 def display_maps(
@@ -37,6 +39,40 @@ def display_maps(
     else:
         maps = functional.interpolate(maps, size=size, mode="nearest-exact")
     return maps.reshape(*scores.shape[:-1], *size)
+
+
+def framed_maps(
+    scores: torch.Tensor,
+    grid: tuple[int, int],
+    frame: Frame,
+    *,
+    signed: bool,
+    smooth: bool,
+    span: tuple[float, float] | None = None,
+) -> torch.Tensor:
+    """Scale maps for display and lay them out in a photo's own pixels.
+
+    Args:
+        scores: Raw scores (..., patches).
+        grid: Rows and columns of patches.
+        frame: Which part of the photo they belong to.
+        signed: See ``display_maps``.
+        smooth: See ``display_maps``.
+        span: The smallest and largest raw score that several maps share, so that their colours can be compared; by
+            default every map fills the range by itself.
+
+    Returns:
+        Values (..., height, width) of the pixels that the model sees.
+    """
+    maps = scores.detach().to(torch.promote_types(scores.dtype, torch.float32)).reshape(*scores.shape[:-1], *grid)
+    if span is None:
+        placed = frame.place(_fill_range(maps, signed=signed), smooth=smooth)
+        return _fill_range(placed, signed=signed) if smooth else placed
+    low, high = (-max(map(abs, span)), max(map(abs, span))) if signed else span
+    if high <= low:
+        return torch.zeros_like(frame.place(maps, smooth=smooth))
+    unit = (maps - low) / (high - low)
+    return frame.place(2 * unit - 1 if signed else unit, smooth=smooth).clamp(-1, 1)
 
 
 def _fill_range(maps: torch.Tensor, *, signed: bool) -> torch.Tensor:

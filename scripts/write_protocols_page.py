@@ -1,0 +1,126 @@
+"""Write docs/protocols.md, all protocols with every choice, from their data.
+
+python scripts/write_protocols_page.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+import sys
+from pathlib import Path
+
+from vitreous.benchmark.tasks.task import Task
+from vitreous.metrics.metric import Metric
+from vitreous.protocols import Protocol, list_protocols
+
+PAGE = Path(__file__).parents[1] / "docs" / "protocols.md"
+INTRODUCTION = """# Protocols
+
+Written by `scripts/write_protocols_page.py` from the protocols' data; do not edit.
+
+Published tables do not compare with each other, because they were measured under different protocols. A protocol has a
+name that fixes every choice below; its version is raised whenever numbers change, and a result carries both. Size,
+mean, standard deviation and interpolation of the model's input are always the model's own. A photo that lacks what a
+protocol has to know (a label, a mask) is listed with the reason and does not count. Where a protocol has several tasks,
+a photo counts for those that it can be measured by. Every number over a data set is a function of means over photos, so
+that bootstrap intervals of all metrics are made in the same way.
+"""
+RESIZE = {
+    "squash": "resized to the model's input size, nothing cropped; masks by nearest neighbour in the same way",
+    "model": "resized and cropped as in the model's own preprocessing; masks by nearest neighbour in the same way",
+}
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([INTRODUCTION, *(_about(protocol) for protocol in list_protocols())])
+
+
+def _about(protocol: Protocol) -> str:
+    lines = [
+        f"## {protocol.name}\n",
+        f"{protocol.title} ({protocol.paper}). Version {protocol.version}.\n",
+        f"- photos: {RESIZE[protocol.resize]}",
+        f"- methods: {_rows(protocol)}",
+        *(f"- {note}" for note in protocol.notes),
+        "",
+        *(_task(task) for task in protocol.tasks),
+        "| metric | better | range | what it is |",
+        "| --- | --- | --- | --- |",
+        *(_metric(metric) for metric in protocol.metrics()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _rows(protocol: Protocol) -> str:
+    if protocol.start_layers:
+        return "the caller's, each as PLUS from every layer on"
+    if protocol.methods is None:
+        return "the caller's"
+    fixed = [f"`{spelling}`" for spelling in protocol.methods]
+    over = {"blocks": "0 to the depth less 1", "quarters": "a quarter, half, three quarters and all of the depth"}
+    swept = [
+        f"`{sweep.template.replace('{number}', 'N')}` with N being {over[sweep.over]}" for sweep in protocol.sweeps
+    ]
+    return ", ".join([*fixed, *swept])
+
+
+def _task(task: Task) -> str:
+    meanings = _meanings(type(task))
+    settings = {name: value for name, value in task.settings().items() if name != "task"}
+    lines = [f"Task: {task.kind}. {_first_paragraph(type(task))}\n"]
+    lines += ["| setting | value | |", "| --- | --- | --- |"]
+    lines += [f"| {name} | {_value(value)} | {meanings[name]} |" for name, value in settings.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _metric(metric: Metric) -> str:
+    low, high = (_bound(value) for value in metric.range)
+    return f"| {metric.name} | {metric.direction or 'neither'} | {low} to {high} | {metric.description} |"
+
+
+def _bound(value: float) -> str:
+    return f"{value:g}" if math.isfinite(value) else ("∞" if value > 0 else "-∞")
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """What the docstrings of a task and of the tasks it is made from say about each setting."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        name = None
+        _, _, attributes = inspect.cleandoc(each.__doc__ or "").partition("Attributes:\n")
+        for line in attributes.splitlines():
+            head, colon, text = line.strip().partition(": ")
+            if colon and line.startswith("    ") and not line.startswith("     "):
+                name = head
+                found[name] = text
+            elif name is not None and line.strip():
+                found[name] += f" {line.strip()}"
+    return {name: text.replace("``", "`") for name, text in found.items()}
+
+
+def _first_paragraph(thing: object) -> str:
+    text = (inspect.getdoc(thing) or "").split("\n\n")[0]
+    return " ".join(text.split())
+
+
+def main() -> None:
+    """Write the page, or with --check fail if it is not what the protocols say."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--check", action="store_true")
+    wanted = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(wanted, encoding="utf-8")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != wanted:
+        sys.exit(f"{PAGE} is out of date: run scripts/write_protocols_page.py")
+
+
+if __name__ == "__main__":
+    main()

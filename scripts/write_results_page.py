@@ -1,0 +1,111 @@
+"""Put the tables of finished runs into docs/results.md, and their manifests and rows beside it.
+
+    python scripts/write_results_page.py RUNS
+
+RUNS is the folder that ``vitreous evaluate --out`` was given. The page's words are written by hand; a table stands
+between ``<!-- results: PROTOCOL DATASET -->`` and ``<!-- end -->``, where DATASET is how the data set's folder ends.
+Every run behind a table is kept in docs/results/ with its manifest, the command that makes it, and all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitreous.benchmark.report.gathering import gather
+from vitreous.benchmark.results import Results
+from vitreous.benchmark.store import read_manifest
+from vitreous.benchmark.summary import summarise
+from vitreous.benchmark.tables import ResultTable, as_rows, number_parts, published_rows, table_heading
+from vitreous.metrics.metric import Metric
+
+DOCS = Path(__file__).parents[1] / "docs"
+PLACE = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+SHARED = re.compile(r"\S*/(?=shared/)")
+
+
+def main() -> None:
+    """Fill every place of the page for which there are results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path)
+    found = gather(parser.parse_args().runs)
+    page = DOCS / "results.md"
+
+    def filled(place: re.Match[str]) -> str:
+        chosen = [one for one in found if (one.run.protocol, _ending(one)) == (place[2], place[3])]
+        return place[1] + "\n" + "\n".join(map(_section, chosen)) + place[4] if chosen else place[0]
+
+    page.write_text(PLACE.sub(filled, page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _ending(results: Results) -> str:
+    return "/".join(Path(results.run.data.partition(":")[2]).parts[-2:])
+
+
+def _section(results: Results) -> str:
+    table = summarise(results)
+    commands = "\n".join(_kept(store.folder, table) for store in results.stores)
+    counted = int(results.counted.sum())
+    parts = [f"{counted} photos, {len(table.methods)} methods, 95% bootstrap intervals.", _markdown(table)]
+    if table.published:
+        headings, rows = published_rows(table.published)
+        parts += ["Published by others, on other models and data, not measured here (percent):", _grid(headings, rows)]
+    return "\n\n".join([*parts, f"```\n{commands}\n```", ""])
+
+
+def _kept(folder: Path, table: ResultTable) -> str:
+    """Keep a run's manifest and rows beside the page, and give the command that makes it."""
+    manifest = read_manifest(folder)
+    methods = set(manifest["run"]["methods"])
+    rows = [row for row in as_rows(table) if row["method"] in methods]
+    text = json.dumps({"manifest": manifest, "rows": rows}, indent=1, ensure_ascii=False)
+    (DOCS / "results" / f"{folder.name}.json").write_text(SHARED.sub("../", text) + "\n", encoding="utf-8")
+    return SHARED.sub("../", _command(manifest["run"]))
+
+
+def _command(run: dict[str, Any]) -> str:
+    model = run["model"]
+    parts = [f"vitreous evaluate --protocol {run['protocol']}", f"--model {model['name']}"]
+    parts += [f"--{name} {','.join(map(str, model[name]))}" for name in ("mean", "std") if model[name]]
+    parts.append(f"--data {run['data']}")
+    if not run["settings"]["methods"] and not run["settings"]["start_layers"]:
+        parts.append(f"--methods {','.join(run['methods'])}")
+    if run["limit"]:
+        parts.append(f"--limit {run['limit']}")
+    return " ".join(parts)
+
+
+def _markdown(table: ResultTable) -> str:
+    """One line per method, best first by the first metric that has a direction."""
+    first = next(metric for metric in table.metrics if metric.direction is not None)
+    headings = ["method", *(table_heading(metric) for metric in table.metrics)]
+    rows = [[f"`{method}`", *(_cell(table, method, metric) for metric in table.metrics)] for method in table.methods]
+    return _grid(headings, [row for _, row in sorted(zip(_order(table, first), rows, strict=True))])
+
+
+def _order(table: ResultTable, metric: Metric) -> list[tuple[float, str]]:
+    sign = -1 if metric.direction == "higher" else 1
+    found = {method: table.estimate(method, metric.name) for method in table.methods}
+    return [(sign * one.mean if one is not None else 0.0, method) for method, one in found.items()]
+
+
+def _cell(table: ResultTable, method: str, metric: Metric) -> str:
+    estimate = table.estimate(method, metric.name)
+    if estimate is None:
+        return ""
+    mean, low, high = number_parts(estimate, metric)
+    text = f"**{mean}**" if table.is_best(estimate, metric) else mean
+    return f"{text} <small>{low} to {high}</small>"
+
+
+def _grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [list(headings), ["---", *(["---:"] * (len(headings) - 1))], *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()

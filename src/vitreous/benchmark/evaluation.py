@@ -1,0 +1,67 @@
+"""``evaluate``: methods measured on a data set under a named protocol, in a run that can be stopped and go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from vitreous.benchmark.engines.local import run_locally
+from vitreous.benchmark.engines.watching import Silent, Watcher
+from vitreous.benchmark.results import Results
+from vitreous.benchmark.run import ModelChoice
+from vitreous.benchmark.selection import WHITE_BOX
+from vitreous.benchmark.starting import Options, start
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.workbench import Workbench
+from vitreous.datasets import DataSet
+from vitreous.models import LoadedModel
+from vitreous.protocols import Protocol
+
+
+def evaluate(
+    model: str | ModelChoice | nn.Module | LoadedModel,
+    data: str | DataSet,
+    protocol: str | Protocol,
+    methods: str | Sequence[str] = WHITE_BOX,
+    *,
+    out: str | Path = "vitreous-runs",
+    watcher: Watcher | None = None,
+    **options: Any,
+) -> Results:
+    """Measure methods on a data set under a protocol.
+
+    The run's folder in ``out`` is named by everything that its numbers depend on: the same call goes on where an
+    earlier one was stopped, and another model, data set, protocol or list of methods has a folder of its own.
+
+    Args:
+        model: a name that ``load_model`` understands, a ``ModelChoice`` where its preprocessing or device is to be
+            changed, or a model that is loaded already (one process only).
+        data: ``KIND:PATH``, or a data set that is open already (one process only).
+        protocol: a protocol or its name.
+        methods: spellings, families of methods, or ``white-box`` for all methods that look inside a model.
+        out: the folder that holds the folders of runs.
+        watcher: who is told about progress.
+        **options: the fields of ``Options``: limit, engine, workers, threads, shard_size, seed, plugins.
+
+    Raises:
+        VitreousError: something that was asked for does not exist or does not go together.
+    """
+    chosen = Options(**options)
+    told = watcher or Silent()
+    asked = [methods] if isinstance(methods, str) else list(methods)
+    store, bench = start(model, data, protocol, asked, Path(out), chosen, told)
+    compute(store, bench, chosen, told)
+    return Results((store,))
+
+
+def compute(store: Store, bench: Workbench, options: Options, watcher: Watcher) -> None:
+    """Compute what a run still lacks on the engine that was asked for."""
+    if options.engine == "ray":
+        from vitreous.benchmark.engines.ray import run_on_ray  # noqa: PLC0415  # its package is an extra
+
+        run_on_ray(store, watcher, tasks=options.workers)
+    else:
+        run_locally(store, bench, watcher, workers=options.workers or 1)

@@ -1,0 +1,168 @@
+"""What a run is: everything its numbers depend on, as plain data, and the key that is made of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from vitreous.errors import VitreousError
+
+SHARD_SIZE = 16
+
+
+class RunError(VitreousError, ValueError):
+    """A run is asked for in a way that makes no sense, or its parts are not those that it was started with."""
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model by name, and what was changed about it.
+
+    Attributes:
+        name: as ``load_model`` takes it.
+        mean: replaces the mean of its own preprocessing.
+        std: replaces the standard deviation.
+        image_size: height and width of its input.
+        device: where it runs.
+    """
+
+    name: str
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    image_size: tuple[int, int] | None = None
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, order=True)
+class Shard:
+    """A range of images that is computed and stored as one.
+
+    Attributes:
+        first: index of its first image in the data set.
+        last: index of its last image, included.
+    """
+
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, self.last + 1))
+
+    @property
+    def name(self) -> str:
+        """The name of its file without the ending; names sort as the images do."""
+        return f"shard-{self.first:08d}-{self.last:08d}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One evaluation: a protocol, a model, a data set and methods, with every choice that its numbers depend on.
+
+    Attributes:
+        protocol: name of the protocol.
+        settings: every choice of the protocol, its version included.
+        model: which model.
+        weights: fingerprint of its weights.
+        preprocessing: how photos become its input.
+        data: which data set, ``KIND:PATH``.
+        data_fingerprint: changes when the data set does.
+        images: how many images the data set has.
+        methods: the spellings that are evaluated, in this order.
+        plugins: files with methods of the user's own, each with its SHA-256.
+        columns: names of the numbers that are kept of every image.
+        shard_size: images in one shard.
+        seed: of everything that is drawn at random.
+        versions: of the programs that compute the numbers.
+        limit: how many images are evaluated; None for all. Not part of the key: a run can be made longer.
+        threads: how many threads the model uses. Not part of the key, but fixed when the run is started.
+    """
+
+    protocol: str
+    settings: Mapping[str, Any]
+    model: ModelChoice
+    weights: str
+    preprocessing: Mapping[str, Any]
+    data: str
+    data_fingerprint: str
+    images: int
+    methods: tuple[str, ...]
+    columns: tuple[str, ...]
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    shard_size: int = SHARD_SIZE
+    seed: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    limit: int | None = None
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.shard_size < 1 or self.threads < 1 or (self.limit is not None and self.limit < 1):
+            raise RunError("the shard size, the number of threads and the limit must be at least 1")
+
+    @property
+    def key(self) -> str:
+        """A hash of everything that the numbers depend on; the place of files is not part of it, their content is."""
+        values = asdict(self)
+        # A limit cuts the list of shards and leaves them as they are; threads are kept by the run's manifest.
+        for name in ("limit", "threads", "data", "images", "plugins"):
+            del values[name]
+        values["kind"] = self.data.partition(":")[0]
+        values["plugins"] = sorted(self.plugins.values())
+        return hash_of(values)
+
+    @property
+    def context(self) -> str:
+        """A hash of what two runs must have in common for their methods to stand in one table."""
+        parts = (self.settings, self.weights, self.preprocessing, self.data_fingerprint, self.protocol)
+        return hash_of([*parts, self.data.partition(":")[0], self.model.device, self.seed])
+
+    @property
+    def folder_name(self) -> str:
+        """The name of the run's folder."""
+        return f"{self.protocol}-{self.key[:12]}"
+
+    @property
+    def wanted(self) -> int:
+        """How many images are evaluated."""
+        return self.images if self.limit is None else min(self.limit, self.images)
+
+    def shards(self) -> list[Shard]:
+        """The plan: which ranges of images are computed; the last one may be cut short."""
+        return [
+            Shard(first, min(first + self.shard_size, self.wanted) - 1)
+            for first in range(0, self.wanted, self.shard_size)
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Give the run as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Run:
+        """Read a run from JSON values.
+
+        Raises:
+            RunError: they do not describe a run.
+        """
+        try:
+            model = dict(values["model"])
+            for name in ("mean", "std", "image_size"):
+                model[name] = None if model[name] is None else tuple(model[name])
+            known = {each.name for each in fields(cls)}
+            given = {name: value for name, value in values.items() if name in known}
+            given |= {"methods": tuple(values["methods"]), "columns": tuple(values["columns"])}
+            return cls(**{**given, "model": ModelChoice(**model)})
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(f"this does not describe a run of this version of vitreous: {error}") from error
+
+
+def hash_of(value: Any) -> str:
+    """The SHA-256 of JSON values, the same for the same values."""
+    # Tuples and lists are the same to JSON, so a run read from its manifest has the key it was written with.
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,85 @@
+"""Which methods are meant: spellings, and words that stand for many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from vitreous.errors import UnsupportedModelError
+from vitreous.explaining import explain
+from vitreous.methods import list_methods
+from vitreous.methods.registry import FAMILIES
+from vitreous.models import LoadedModel
+from vitreous.spelling import parse
+
+WHITE_BOX = "white-box"
+ALL = "all"
+_BLACK_BOX_FAMILIES = ("perturbation", "plugin")
+_FAMILY_SUFFIX = "-methods"
+
+
+def choose_methods(asked: Sequence[str], model: LoadedModel, notice: Callable[[str], None]) -> list[str]:
+    """Give the spellings that ``asked`` stands for, each once.
+
+    ``white-box`` is every method that looks inside the model, ``all`` every method there is, and the name of a family
+    is all its methods (``gradient-methods`` where a method has the same name). Of such a group, methods that the model
+    cannot serve are left out with a notice; one that was spelled out is an error.
+
+    Raises:
+        MethodError: a spelling is wrong.
+        UnsupportedModelError: a method that was asked for by its own name does not work on the model.
+    """
+    spelled, grouped = [], []
+    chosen: dict[str, None] = {}
+    for word in asked:
+        members = _group(word.strip())
+        if members is None:
+            spelled.append(parse(word).spelling)
+        else:
+            grouped += members
+        chosen |= dict.fromkeys([spelled[-1]] if members is None else members)
+    _ask(model, spelled)
+    left_out = _unsupported(model, [name for name in dict.fromkeys(grouped) if name not in spelled])
+    for name, reason in left_out.items():
+        notice(f"{name} is left out: {reason}")
+    return [spelling for spelling in chosen if spelling not in left_out]
+
+
+def _group(word: str) -> list[str] | None:
+    """The methods that a word stands for, or None where it is a spelling."""
+    methods = list_methods()
+    names = {method.name for method in methods}
+    if word == ALL:
+        return [method.name for method in methods]
+    if word == WHITE_BOX:
+        return [method.name for method in methods if method.family not in _BLACK_BOX_FAMILIES]
+    family = word.removesuffix(_FAMILY_SUFFIX)
+    if family in FAMILIES and word not in names:
+        return [method.name for method in methods if method.family == family]
+    return None
+
+
+def _unsupported(model: LoadedModel, names: Sequence[str]) -> dict[str, str]:
+    try:
+        _ask(model, names)
+    except UnsupportedModelError:
+        pass  # at least one; which ones shows when they are asked one by one
+    else:
+        return {}
+    reasons = {}
+    for name in names:
+        try:
+            _ask(model, [name])
+        except UnsupportedModelError as error:
+            reasons[name] = str(error).partition(". Methods that work")[0]
+    return reasons
+
+
+def _ask(model: LoadedModel, spellings: Sequence[str]) -> None:
+    """Explain an empty picture, because what works on a model shows when it runs; many runs are spared."""
+    tried = [spelling for spelling in spellings if not parse(spelling).readout.runs_again]
+    if tried:
+        height, width = model.preprocessing.image_size
+        like = next(model.model.parameters(), torch.empty(0))
+        explain(model, torch.zeros(1, 3, height, width, dtype=like.dtype, device=like.device), tried)

@@ -1,0 +1,101 @@
+"""The Parquet file of one shard: written beside and renamed, and told apart from damaged and foreign ones."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from vitreous.benchmark.run import Run, Shard
+from vitreous.storage import StorageError
+
+ENDING = ".parquet"
+DRAFT_ENDING = ".part"
+_ABOUT = ("key", "first", "last", "rows", "sha256")
+
+
+def schema_of(columns: Sequence[str]) -> pa.Schema:
+    """The columns of a shard: which image, which method, what went wrong, and the numbers."""
+    fixed = [("index", pa.int64()), ("image", pa.string()), ("method", pa.string()), ("error", pa.string())]
+    return pa.schema([*fixed, *((name, pa.float64()) for name in columns)])
+
+
+def write_shard(folder: Path, run: Run, shard: Shard, table: pa.Table) -> None:
+    """Write a shard's file; whenever the process dies, the file is either there and whole or not there."""
+    described = table.replace_schema_metadata({name: str(value) for name, value in _about(run, shard, table).items()})
+    place = folder / f"{shard.name}{ENDING}"
+    draft = folder / f"{shard.name}.{secrets.token_hex(8)}{DRAFT_ENDING}"
+    try:
+        with draft.open("xb") as file:
+            pq.write_table(described, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(place)
+        _sync(folder)
+    except OSError as error:
+        raise StorageError(f"{place} cannot be written: {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def fault_of(folder: Path, run: Run, shard: Shard) -> str | None:
+    """Why a shard's file cannot be used: ``missing``, or what is wrong with it; None where it is whole."""
+    place = folder / f"{shard.name}{ENDING}"
+    try:
+        table = pq.read_table(place, partitioning=None)
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, pa.ArrowException) as error:
+        return f"{place} is damaged ({str(error).splitlines()[0]})"
+    stored = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
+    if stored.get("key") != run.key or not table.schema.equals(schema_of(run.columns)):
+        return f"{place} belongs to another run"
+    about = {name: str(value) for name, value in _about(run, shard, table).items()}
+    if any(stored.get(name) != about[name] for name in _ABOUT) or len(table) != len(shard) * len(run.methods):
+        return f"{place} is damaged (its content is not what was written)"
+    return None
+
+
+def remove_drafts(folder: Path, name: str) -> None:
+    """Remove what killed writers of a file left behind; only for who holds its lock."""
+    for draft in folder.glob(f"{name}.*{DRAFT_ENDING}"):
+        draft.unlink(missing_ok=True)
+
+
+def _about(run: Run, shard: Shard, table: pa.Table) -> dict[str, Any]:
+    found = {"first": shard.first, "last": shard.last, "rows": len(table)}
+    return {"key": run.key, **found, "sha256": content_hash(table)}
+
+
+def content_hash(table: pa.Table) -> str:
+    """The SHA-256 of what a table holds, whatever the file around it looks like; a missing number is its own value."""
+    digest = hashlib.sha256()
+    for name in table.column_names:
+        column = table[name].combine_chunks()
+        digest.update(f"{name}|{column.type}|".encode())
+        digest.update(np.packbits(column.is_null().to_numpy(zero_copy_only=False)).tobytes())
+        if pa.types.is_string(column.type):
+            texts = [text.encode() for text in column.fill_null("").to_pylist()]
+            digest.update(np.array([len(text) for text in texts], dtype=np.int64).tobytes() + b"".join(texts))
+        else:
+            digest.update(pc.fill_null(column, 0).to_numpy(zero_copy_only=False).tobytes())
+    return digest.hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename survive a loss of power, where the system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,148 @@
+"""How a run is started: from what was asked for to a run's folder and everything opened that its shards need."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from vitreous.anatomy import find_anatomy
+from vitreous.benchmark.engines.local import threads_for
+from vitreous.benchmark.engines.watching import Watcher
+from vitreous.benchmark.measuring import columns_of
+from vitreous.benchmark.run import SHARD_SIZE, ModelChoice, Run, RunError
+from vitreous.benchmark.selection import choose_methods
+from vitreous.benchmark.store import Store
+from vitreous.benchmark.workbench import Workbench, hash_files, load, open_data, register_plugins
+from vitreous.datasets import DataSet
+from vitreous.errors import ModelError
+from vitreous.models import LoadedModel
+from vitreous.models.preprocessing import from_timm
+from vitreous.protocols import Protocol, find_protocol
+from vitreous.provenance import software_versions
+
+Engine = Literal["local", "ray"]
+Model = str | ModelChoice | nn.Module | LoadedModel
+_DECISIVE = ("vitreous", "torch")  # programs whose version is part of a run's key
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is computed.
+
+    Attributes:
+        limit: how many images, from the first on; None for all.
+        engine: who computes.
+        workers: processes on this machine, or tasks at once on a cluster.
+        threads: threads inside the model, for each worker; by default the processor is divided among the workers.
+        shard_size: images that are computed and stored as one.
+        seed: of everything that is drawn at random.
+        plugins: files that register methods.
+    """
+
+    limit: int | None = None
+    engine: Engine = "local"
+    workers: int | None = None
+    threads: int | None = None
+    shard_size: int = SHARD_SIZE
+    seed: int = 0
+    plugins: tuple[Path, ...] = ()
+
+
+def start(
+    model: Model,
+    data: str | DataSet,
+    protocol: str | Protocol,
+    methods: Sequence[str],
+    out: Path,
+    options: Options,
+    watcher: Watcher,
+) -> tuple[Store, Workbench]:
+    """Open everything, find out which methods are meant, and make the run's folder or find it."""
+    _check(model, data, options)
+    asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
+    plugins = [str(file.resolve()) for file in options.plugins]
+    register_plugins(plugins)
+    opened = open_data(_absolute(data)) if isinstance(data, str) else data
+    choice, loaded = _load(model)
+    bench = Workbench(loaded, opened, asked)
+    run = Run(
+        protocol=asked.name,
+        settings=asked.settings(),
+        model=choice,
+        weights=loaded.fingerprint,
+        preprocessing=asdict(loaded.preprocessing),
+        data=f"{opened.kind}:{opened.path.absolute()}",
+        data_fingerprint=opened.fingerprint,
+        images=len(opened),
+        methods=_spellings(bench, methods, watcher),
+        columns=columns_of(asked),
+        plugins=hash_files(plugins),
+        shard_size=options.shard_size,
+        seed=options.seed,
+        versions={name: version for name, version in software_versions().items() if name in _DECISIVE},
+        limit=options.limit,
+        threads=options.threads or threads_for(options.workers or 1),
+    )
+    return Store.create(out, run, _details(bench), keep_threads=options.threads is None), bench
+
+
+def _check(model: Model, data: str | DataSet, options: Options) -> None:
+    several = options.engine == "ray" or (options.workers or 1) > 1
+    if several and not (isinstance(model, str | ModelChoice) and isinstance(data, str)):
+        raise RunError("several processes open the model and the data set by name: give names, or use one worker")
+    if options.workers is not None and options.workers < 1:
+        raise RunError("at least one worker is needed")
+
+
+def _load(model: Model) -> tuple[ModelChoice, LoadedModel]:
+    if isinstance(model, str):
+        model = ModelChoice(model)
+    if isinstance(model, ModelChoice):
+        return model, load(model)
+    loaded = model if isinstance(model, LoadedModel) else _with_preprocessing(model)
+    device = next((str(parameter.device) for parameter in loaded.model.parameters()), "cpu")
+    return ModelChoice(loaded.name, device=device), loaded
+
+
+def _with_preprocessing(model: nn.Module) -> LoadedModel:
+    """A model of timm tells how photos become its input; of any other it has to be said."""
+    if not isinstance(model, nn.Module):
+        raise RunError(f"model must be a name, an nn.Module or a LoadedModel, not {type(model).__name__}")
+    if not hasattr(model, "pretrained_cfg"):
+        raise ModelError(
+            f"it is not known how photos become the input of {type(model).__name__}: give a "
+            "vitreous.models.LoadedModel with its preprocessing"
+        )
+    return LoadedModel(type(model).__name__, model.eval(), from_timm(model), None)
+
+
+def _spellings(bench: Workbench, methods: Sequence[str], watcher: Watcher) -> tuple[str, ...]:
+    depth = find_anatomy(bench.model.model).depth
+    chosen = choose_methods(methods, bench.model, watcher.notice) if bench.protocol.methods is None else []
+    spellings = bench.protocol.spellings(chosen, depth)
+    if not spellings:
+        raise RunError("no method was asked for")
+    return tuple(spellings)
+
+
+def _absolute(data: str) -> str:
+    """Make the path absolute, so that a worker elsewhere means the same files."""
+    kind, colon, path = data.partition(":")
+    return f"{kind}:{Path(path).expanduser().absolute()}" if colon and path else data
+
+
+def _details(bench: Workbench) -> dict[str, Any]:
+    """What a manifest says beside what the numbers depend on."""
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "title": bench.protocol.title,
+        "paper": bench.protocol.paper,
+        "software": software_versions(),
+    }

@@ -1,0 +1,205 @@
+"""The folder of a run: a manifest and one Parquet file per finished shard, shared by any number of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from vitreous.benchmark import locks
+from vitreous.benchmark.run import Run, RunError, Shard
+from vitreous.benchmark.shard_file import DRAFT_ENDING, ENDING, fault_of, remove_drafts, write_shard
+from vitreous.storage import MANIFEST, StorageError
+
+KIND = "vitreous evaluation"
+SCHEMA = 1
+_LOCK_ENDING = ".lock"
+
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A shard that no other process works on as long as this is held.
+
+    Attributes:
+        done: whether its file is there already.
+    """
+
+    lock: locks.Lock
+    done: bool
+
+    def release(self) -> None:
+        """Let others have it."""
+        self.lock.release()
+
+
+@dataclass(frozen=True)
+class Store:
+    """A run's folder.
+
+    Exactly the shards of the run's plan are read from it: what other limits left there does no harm.
+    """
+
+    folder: Path
+    run: Run
+
+    @classmethod
+    def create(cls, out: Path, run: Run, details: Mapping[str, Any], *, keep_threads: bool = True) -> Store:
+        """Make the run's folder in ``out``, or go on with the one that is there.
+
+        Args:
+            out: the folder of all runs.
+            run: what is evaluated.
+            details: JSON values for the manifest that the numbers do not depend on.
+            keep_threads: take the number of threads that an earlier start has fixed; otherwise it must be the same.
+
+        Raises:
+            StorageError: the folder cannot be written or holds something else.
+            RunError: the run was started with another number of threads.
+        """
+        folder = out / run.folder_name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _alone(folder):
+                current = _agree(folder, run, details, keep_threads=keep_threads)
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"{folder} cannot be written: {error.strerror or error}") from error
+        return cls(folder, current)
+
+    @classmethod
+    def open(cls, folder: Path) -> Store:
+        """Open the folder of a run that was started before."""
+        return cls(folder, read_run(folder))
+
+    def missing(self, notice: Notice) -> list[Shard]:
+        """The shards of the plan that are not there, or are not what was written, each of which is reported."""
+        missing = []
+        for shard in self.run.shards():
+            fault = fault_of(self.folder, self.run, shard)
+            if fault is not None:
+                missing.append(shard)
+                if fault != "missing":
+                    notice(f"{fault}; it is computed again")
+        return missing
+
+    def is_done(self, shard: Shard) -> bool:
+        """Whether a shard's file is there and whole."""
+        return fault_of(self.folder, self.run, shard) is None
+
+    def is_there(self, shard: Shard) -> bool:
+        """Whether a shard's file exists, without reading it."""
+        return (self.folder / f"{shard.name}{ENDING}").exists()
+
+    def claim(self, shard: Shard) -> Claim | None:
+        """Try to have a shard for this process alone; None where another process works on it."""
+        lock = locks.take(self.folder / f"{shard.name}{_LOCK_ENDING}")
+        if lock is None:
+            return None
+        if lock.certain:
+            remove_drafts(self.folder, shard.name)
+        return Claim(lock, done=self.is_done(shard))
+
+    def write(self, shard: Shard, table: pa.Table) -> None:
+        """Store a shard's table."""
+        write_shard(self.folder, self.run, shard, table)
+
+    def clean(self) -> None:
+        """Remove what killed processes left behind, also of shards that an earlier limit asked for."""
+        left = [file for ending in (DRAFT_ENDING, _LOCK_ENDING) for file in self.folder.glob(f"shard-*{ending}")]
+        for name in {file.name.partition(".")[0] for file in left}:
+            lock = locks.take(self.folder / f"{name}{_LOCK_ENDING}")
+            if lock is not None:
+                if lock.certain:
+                    remove_drafts(self.folder, name)
+                lock.release()
+
+    def read(self, shards: Sequence[Shard], columns: Sequence[str]) -> pa.Table:
+        """Some columns of the shards given, in their order."""
+        tables = [self._read_one(shard, columns) for shard in shards]
+        return pa.concat_tables(tables).replace_schema_metadata(None)
+
+    def _read_one(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
+        place = self.folder / f"{shard.name}{ENDING}"
+        try:
+            with pq.ParquetFile(place) as file:
+                return file.read(columns=list(columns), use_threads=False).replace_schema_metadata(None)
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError(f"{place} cannot be read: {str(error).splitlines()[0]}; evaluate again") from error
+
+
+def read_run(folder: Path) -> Run:
+    """Read the run that a folder holds from its manifest."""
+    return Run.from_json(read_manifest(folder)["run"])
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a run's folder."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(f"{folder} has no readable {MANIFEST}: {error.strerror}") from error
+    except ValueError as error:
+        raise StorageError(f"{folder / MANIFEST} is damaged: it is not JSON") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != KIND or not isinstance(manifest.get("run"), dict):
+        raise StorageError(f"{folder} does not hold an evaluation")
+    if manifest.get("schema") != SCHEMA:
+        raise StorageError(f"{folder} has schema {manifest.get('schema')}; this version of vitreous reads {SCHEMA}")
+    return manifest
+
+
+def _agree(folder: Path, run: Run, details: Mapping[str, Any], *, keep_threads: bool) -> Run:
+    """Write the manifest of a new run, or compare with the one that is there; gives the run as it goes on."""
+    if not (folder / MANIFEST).exists():
+        _write_manifest(folder, run, details)
+        return run
+    manifest = read_manifest(folder)
+    started = Run.from_json(manifest["run"])
+    if started.key != run.key:
+        raise StorageError(f"{folder} holds another run; choose another --out")
+    if started.threads != run.threads and not keep_threads:
+        raise RunError(
+            f"this run was started with --threads {started.threads}, and other threads may give other last digits: "
+            "leave --threads out, or choose another --out"
+        )
+    current = replace(run, threads=started.threads)
+    if current.as_json() != started.as_json():  # another limit, or the same files at another place
+        _write_manifest(folder, current, details)
+    return current
+
+
+def _write_manifest(folder: Path, run: Run, details: Mapping[str, Any]) -> None:
+    contents = {"format": KIND, "schema": SCHEMA, "key": run.key, "run": run.as_json(), **details}
+    draft = folder / f"{MANIFEST}.{secrets.token_hex(8)}{DRAFT_ENDING}"
+    try:
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(contents, indent=2, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(folder / MANIFEST)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time look at the manifest and write it; it takes an instant."""
+    while (lock := locks.take(folder / f"{MANIFEST}{_LOCK_ENDING}")) is None:
+        time.sleep(0.01)
+    try:
+        if lock.certain:
+            remove_drafts(folder, MANIFEST)
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,257 @@
+"""Results as tables of methods by metrics: for the terminal, Markdown, LaTeX, CSV and JSON.
+
+Tables for readers show shares of 0..1 in percent and mark the best value of every metric; CSV and JSON hold the numbers
+as they are. Published numbers are a table of their own in every form, never rows among own results.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from vitreous.benchmark.published import PublishedResult
+from vitreous.benchmark.statistics import Estimate
+from vitreous.metrics.metric import Metric
+
+PUBLISHED_TITLE = "Published by others, not measured here (percent)"
+_ARROWS = {"higher": "↑", "lower": "↓", None: ""}
+_LATEX_ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
+_MISSING = "-"
+_LATEX_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Own results of one protocol, model and data set, with what others have published beside them.
+
+    Attributes:
+        title: what was measured, on what.
+        metrics: the columns, in order.
+        estimates: own results, in any order; methods keep the order of their first one.
+        ranks: per metric's name the rank of each method, where they are wanted.
+        published: others' results.
+    """
+
+    title: str
+    metrics: Sequence[Metric]
+    estimates: Sequence[Estimate]
+    ranks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    published: Sequence[PublishedResult] = ()
+
+    @property
+    def methods(self) -> list[str]:
+        """All methods, in the order in which their results came."""
+        return list(dict.fromkeys(estimate.method for estimate in self.estimates))
+
+    def estimate(self, method: str, metric: str) -> Estimate | None:
+        """Find one number, None where there is none."""
+        return next((one for one in self.estimates if (one.method, one.metric) == (method, metric)), None)
+
+    def best(self, metric: Metric) -> float | None:
+        """Give the best mean of a metric, None where no direction is better or nothing was measured."""
+        means = [one.mean for one in self.estimates if one.metric == metric.name and math.isfinite(one.mean)]
+        if metric.direction is None or not means:
+            return None
+        return max(means) if metric.direction == "higher" else min(means)
+
+    def is_best(self, estimate: Estimate, metric: Metric) -> bool:
+        """Say whether a number is the best of its column; equal ones are."""
+        return estimate.mean == self.best(metric)
+
+
+def as_terminal(table: ResultTable) -> Group:
+    """Lay out a table for rich; the best value of a metric is bold and starred, for terminals without bold."""
+    own = Table(title=Text(table.title), box=SIMPLE_HEAD, title_justify="left")
+    own.add_column("method", no_wrap=True)
+    for metric in table.metrics:
+        own.add_column(Text(table_heading(metric)), justify="right")
+    for method in table.methods:
+        own.add_row(Text(method), *(_terminal_cell(text, best=best) for text, best in _cells(table, method)))
+    parts = [own]
+    if table.published:
+        headings, rows = published_rows(table.published)
+        others = Table(title=Text(PUBLISHED_TITLE), box=SIMPLE_HEAD, title_justify="left", style="dim")
+        for heading in headings:
+            others.add_column(Text(heading))
+        for row in rows:
+            others.add_row(*(Text(cell, style="dim") for cell in row))
+        parts.append(others)
+    return Group(*parts)
+
+
+def as_markdown(table: ResultTable) -> str:
+    """Write a table in Markdown, the best value of a metric in bold."""
+    headings = ["method", *(table_heading(metric) for metric in table.metrics)]
+    rows = [
+        [f"`{method}`", *(f"**{text}**" if best else text for text, best in _cells(table, method))]
+        for method in table.methods
+    ]
+    parts = [f"**{table.title}**", _markdown_grid(headings, rows, aligned="---:")]
+    if table.published:
+        parts += [f"**{PUBLISHED_TITLE}**", _markdown_grid(*published_rows(table.published), aligned="---")]
+    return "\n\n".join(parts) + "\n"
+
+
+def as_latex(table: ResultTable) -> str:
+    """Write a table in LaTeX for the package booktabs, the best value of a metric in bold."""
+    headings = ["method", *(_latex(_name(metric)) + _LATEX_ARROWS[metric.direction] for metric in table.metrics)]
+    rows = [
+        [_latex(method), *(_latex_cell(text, best=best) for text, best in _cells(table, method))]
+        for method in table.methods
+    ]
+    parts = [_latex_grid(table.title, headings, rows, "l" + "r" * len(table.metrics))]
+    if table.published:
+        found, lines = published_rows(table.published)
+        escaped = [[_latex(cell) for cell in line] for line in lines]
+        parts.append(_latex_grid(PUBLISHED_TITLE, [_latex(name) for name in found], escaped, "l" * len(found)))
+    return "\n\n".join(parts) + "\n"
+
+
+def as_rows(table: ResultTable) -> list[dict[str, Any]]:
+    """Give own results as JSON values, one row per method and metric; a number that does not exist is None."""
+    return [_own_row(table, estimate) for method in table.methods for estimate in _of_method(table, method)]
+
+
+def published_as_rows(table: ResultTable) -> list[dict[str, Any]]:
+    """Give others' results as JSON values."""
+    names = ("method", "model", "paper", "metric", "value")
+    return [{name: getattr(result, name) for name in names} for result in table.published]
+
+
+def as_csv(table: ResultTable) -> str:
+    """Write own results as CSV, one line per method and metric."""
+    return _csv(["method", "metric", "mean", "low", "high", "n", "rank"], as_rows(table))
+
+
+def published_as_csv(table: ResultTable) -> str:
+    """Write others' results as CSV."""
+    return _csv(["method", "model", "paper", "metric", "value"], published_as_rows(table))
+
+
+def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _of_method(table: ResultTable, method: str) -> list[Estimate]:
+    found = [table.estimate(method, metric.name) for metric in table.metrics]
+    return [estimate for estimate in found if estimate is not None]
+
+
+def _own_row(table: ResultTable, estimate: Estimate) -> dict[str, Any]:
+    numbers = {name: getattr(estimate, name) for name in ("mean", "low", "high")}
+    finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    row = {"method": estimate.method, "metric": estimate.metric, **finite, "n": estimate.n}
+    rank = table.ranks.get(estimate.metric, {}).get(estimate.method)
+    return row if rank is None else {**row, "rank": rank}
+
+
+def _cells(table: ResultTable, method: str) -> list[tuple[str, bool]]:
+    """Write the numbers of a method, each with whether it is the best of its column."""
+    cells = []
+    for metric in table.metrics:
+        estimate = table.estimate(method, metric.name)
+        text = _number(table, estimate, metric) if estimate else _MISSING
+        cells.append((text, estimate is not None and table.is_best(estimate, metric)))
+    return cells
+
+
+def _number(table: ResultTable, estimate: Estimate, metric: Metric) -> str:
+    if not math.isfinite(estimate.mean):
+        return _MISSING
+    mean, low, high = number_parts(estimate, metric)
+    rank = table.ranks.get(metric.name, {}).get(estimate.method)
+    return f"{mean} [{low}, {high}]" + ("" if rank is None else f" #{rank}")
+
+
+def number_parts(estimate: Estimate, metric: Metric) -> tuple[str, str, str]:
+    """Write mean and interval of a finite number."""
+    scale, digits = _scale(metric)
+    mean, low, high = (f"{scale * value:.{digits}f}" for value in (estimate.mean, estimate.low, estimate.high))
+    return mean, low, high
+
+
+def _scale(metric: Metric) -> tuple[float, int]:
+    """Show shares in percent; numbers that are percent already have two digits, all others three."""
+    if metric.range == (0.0, 1.0):
+        return 100.0, 2
+    low, high = metric.range
+    return 1.0, 2 if 20 <= high - low < math.inf else 3
+
+
+def _name(metric: Metric) -> str:
+    return f"{metric.name} (%)" if metric.range == (0.0, 1.0) else metric.name
+
+
+def table_heading(metric: Metric) -> str:
+    """Name a metric with its unit and an arrow to where it is better."""
+    return f"{_name(metric)} {_ARROWS[metric.direction]}".rstrip()
+
+
+def _terminal_cell(text: str, *, best: bool) -> Text:
+    return Text(f"* {text}", style="bold green") if best else Text(text)
+
+
+def _latex_cell(text: str, *, best: bool) -> str:
+    return rf"\textbf{{{_latex(text)}}}" if best else _latex(text)
+
+
+def published_rows(results: Sequence[PublishedResult]) -> tuple[list[str], list[list[str]]]:
+    """Arrange others' results with one line per method, model and paper."""
+    metrics = list(dict.fromkeys(result.metric for result in results))
+    lines: dict[tuple[str, str | None, str], dict[str, str]] = {}
+    for result in results:
+        numbers = lines.setdefault((result.method, result.model, result.paper), {})
+        numbers[result.metric] = f"{result.value:.2f}"
+    rows = [
+        [method, model or _MISSING, *(numbers.get(metric, _MISSING) for metric in metrics), paper]
+        for (method, model, paper), numbers in lines.items()
+    ]
+    return ["method", "model", *metrics, "method's paper"], rows
+
+
+def _markdown_grid(headings: Sequence[str], rows: Sequence[Sequence[str]], aligned: str) -> str:
+    lines = [list(headings), ["---", *([aligned] * (len(headings) - 1))], *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def _latex_grid(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], alignment: str) -> str:
+    body = [" & ".join(row) + r" \\" for row in rows]
+    lines = [
+        r"\begin{table}",
+        rf"\caption{{{_latex(title)}}}",
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        " & ".join(headings) + r" \\",
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines)
+
+
+def _latex(text: str) -> str:
+    """Escape what LaTeX would read as a command."""
+    return "".join(_LATEX_SPECIAL.get(sign, sign) for sign in text)

@@ -1,0 +1,110 @@
+"""Some photos that are measured together: what is known of them, what the model says, and all maps."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from vitreous.models import LoadedModel
+from vitreous.subject import Subject
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One photo as the model sees it.
+
+    Attributes:
+        name: Of its sample.
+        predicted: The class that the model says.
+        classes: How many classes the model has.
+        label: The class that is right, where known.
+        mask: At the model's resolution: 0 background, n the n-th object, -1 not counted.
+        objects: The classes of object 1, 2, ..., where known.
+    """
+
+    name: str
+    predicted: int
+    classes: int
+    label: int | None = None
+    mask: NDArray[np.int16] | None = None
+    objects: tuple[int | None, ...] = ()
+
+
+class Case(NamedTuple):
+    """One thing to measure: an image of a batch, by its position, and a method."""
+
+    image: int
+    method: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Photos and their maps.
+
+    Attributes:
+        model: The model with its name and preprocessing.
+        subject: The model with the photos as its input, to be asked again.
+        pictures: One per photo.
+        logits: What the model says of the whole photos, (photos, classes).
+        maps: For each photo and method, maps (rows, columns) by the class they explain.
+        memory: What the model has been asked already and another task would ask again.
+    """
+
+    model: LoadedModel
+    subject: Subject
+    pictures: tuple[Picture, ...]
+    logits: Tensor
+    maps: Mapping[Case, Mapping[int, Tensor]]
+    memory: dict[Hashable, Tensor] = field(default_factory=dict)
+
+    @property
+    def images(self) -> Tensor:
+        """The model's input, (photos, channel, height, width)."""
+        return self.subject.images
+
+    def map_of(self, case: Case, target: int) -> Tensor:
+        """The map of a case for one class, (rows, columns)."""
+        return self.maps[case][target]
+
+
+def enlarged(maps: Tensor, size: tuple[int, int], mode: str) -> Tensor:
+    """Maps (n, rows, columns) at another size, (n, height, width); ``mode`` is ``bilinear`` or ``nearest``."""
+    if tuple(maps.shape[-2:]) == size:
+        return maps
+    if mode == "nearest":
+        return functional.interpolate(maps[:, None], size=size, mode="nearest-exact")[:, 0]
+    for dimension, length in zip((1, 2), size, strict=True):
+        lower, upper, weight = _neighbours(length, maps.shape[dimension], maps)
+        shape = (-1, 1) if dimension == 1 else (-1,)
+        maps = torch.lerp(maps.index_select(dimension, lower), maps.index_select(dimension, upper), weight.view(shape))
+    return maps
+
+
+def _neighbours(length: int, cells: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Between which two cells each of ``length`` pixels lies, and how far; beyond the outer centres nothing changes.
+
+    The same numbers as torch's bilinear interpolation, up to the last digit: there, pixels between two equal cells
+    differ by rounding, which then decides about their order and about what lies above a threshold. Here they are equal.
+    """
+    place = ((torch.arange(length, dtype=torch.float64) + 0.5) * cells / length - 0.5).clamp(0, cells - 1)
+    lower = place.floor().long()
+    upper = (lower + 1).clamp(max=cells - 1)
+    return lower.to(like.device), upper.to(like.device), (place - lower).to(like)
+
+
+def seed_of(name: str, purpose: str) -> int:
+    """A seed that depends on nothing but a photo's name and what it is for."""
+    return int.from_bytes(hashlib.sha256(f"{purpose}|{name}".encode()).digest()[:8], "big") >> 1
+
+
+def generator_of(name: str, purpose: str) -> torch.Generator:
+    """A random generator on the processor, seeded by ``seed_of``."""
+    return torch.Generator().manual_seed(seed_of(name, purpose))

@@ -1,0 +1,151 @@
+"""What becomes of a model's answer while patches are dropped or put in, in the order of a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.benchmark.tasks.batch import Batch, Case, Picture
+from vitreous.benchmark.tasks.erasing import find_orders
+from vitreous.benchmark.tasks.keeping import Kept, kept_logits
+from vitreous.benchmark.tasks.task import Task, Values, explained_class
+from vitreous.metrics import perturbation
+from vitreous.metrics.metric import Floats, Metric, row
+
+NINE = tuple(range(10, 100, 10))
+
+
+@dataclass(frozen=True)
+class TokenDropping(Task):
+    """What all curves over dropped patches have in common.
+
+    Attributes:
+        explained: The class whose map is measured, and whose probability and rank count.
+        percent: How much is dropped or put in at each step.
+        count: Patches at a ratio.
+        dropping: How patches are dropped.
+        prefix_tokens: Whether class, distillation and register tokens stay.
+        ties: Which of equal patches ranks higher.
+        area: How the steps and the unmasked photo become one number, in percent.
+    """
+
+    explained: Literal["predicted", "label"] = "label"
+    percent: tuple[int, ...] = NINE
+    count: Literal["floor(ratio * patches)"] = "floor(ratio * patches)"
+    dropping: Literal["behind the positional embedding"] = "behind the positional embedding"
+    prefix_tokens: Literal["stay"] = "stay"
+    ties: Literal["the upper left one"] = "the upper left one"
+    area: Literal["trapezoid over the ratio, with the unmasked point"] = (
+        "trapezoid over the ratio, with the unmasked point"
+    )
+
+    def targets(self, picture: Picture) -> tuple[int, ...]:
+        return (explained_class(picture, self.explained),)
+
+    def answers(self, batch: Batch, cases: Sequence[Case], curves: Sequence[Sequence[Kept]]) -> list[list[_Answers]]:
+        """For every case, what is kept of the answers along each curve."""
+        targets = [explained_class(batch.pictures[case.image], self.explained) for case in cases]
+        orders = find_orders(batch, zip(cases, targets, strict=True))
+        logits = kept_logits(batch, orders, [kept for curve in curves for kept in curve])
+        found = []
+        for case, target, position in zip(cases, targets, orders.positions, strict=True):
+            along = torch.split(logits[position], [len(curve) for curve in curves])
+            found.append([_answers(batch.logits[case.image], part, target) for part in along])
+        return found
+
+    def counts(self, batch: Batch) -> list[int]:
+        """How many patches each step drops or puts in."""
+        return [percent * batch.subject.layout.patches // 100 for percent in self.percent]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The steps as parts of one."""
+        return tuple(percent / 100 for percent in self.percent)
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """Along one curve: is the class on top, and by how much has its probability fallen; of the whole photo as well."""
+
+    whole_hit: float
+    hits: Floats
+    drops: Floats
+
+
+def _answers(whole: Tensor, along: Tensor, target: int) -> _Answers:
+    before, after = whole.double().cpu().numpy(), along.double().cpu().numpy()
+    probabilities = perturbation.probabilities(after)[:, target]
+    drops = perturbation.drops(perturbation.probabilities(before)[target], probabilities)
+    return _Answers(float(perturbation.hits(before, target)), perturbation.hits(after, target), drops)
+
+
+@dataclass(frozen=True)
+class InsertionDeletion(TokenDropping):
+    """Accuracy and fall of the probability: insertion keeps the most relevant patches, deletion drops them.
+
+    Attributes:
+        shown: What is turned round, so that higher is better everywhere.
+    """
+
+    kind: ClassVar[str] = "insertion and deletion of patches"
+
+    shown: Literal["deletion accuracy and insertion AOPC as 100 - x"] = (
+        "deletion accuracy and insertion AOPC as 100 - x"
+    )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (
+            perturbation.insertion_accuracy(),
+            perturbation.deletion_accuracy(),
+            perturbation.insertion_aopc(),
+            perturbation.deletion_aopc(),
+        )
+
+    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+        patches = batch.subject.layout.patches
+        insertion = [Kept("top", count) for count in self.counts(batch)]
+        deletion = [Kept("bottom", patches - count) for count in self.counts(batch)]
+        return [self._values(*pair) for pair in self.answers(batch, cases, (insertion, deletion))]
+
+    def _values(self, insertion: _Answers, deletion: _Answers) -> Values:
+        from_zero, to_one = (0.0, *self.ratios), (*self.ratios, 1.0)
+        return (
+            row(perturbation.curve_columns("insertion_", "hit", to_one), [*insertion.hits, insertion.whole_hit])
+            | row(perturbation.curve_columns("insertion_", "drop", to_one), [*insertion.drops, 0.0])
+            | row(perturbation.curve_columns("deletion_", "hit", from_zero), [deletion.whole_hit, *deletion.hits])
+            | row(perturbation.curve_columns("deletion_", "drop", from_zero), [0.0, *deletion.drops])
+        )
+
+
+@dataclass(frozen=True)
+class InfluenceDeletion(TokenDropping):
+    """How often the model keeps its answer while the most (MIF) or the least (LIF) influential patches are dropped."""
+
+    kind: ClassVar[str] = "deletion of the most and the least influential patches"
+
+    explained: Literal["predicted", "label"] = "predicted"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        ratios = (0.0, *self.ratios)
+        return perturbation.mif(ratios=ratios), perturbation.lif(ratios=ratios)
+
+    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+        patches = batch.subject.layout.patches
+        most = [Kept("bottom", patches - count) for count in self.counts(batch)]
+        least = [Kept("top", patches - count) for count in self.counts(batch)]
+        columns = [perturbation.curve_columns(name, "hit", (0.0, *self.ratios)) for name in ("mif_", "lif_")]
+        return [
+            {
+                column: float(value)
+                for names, answers in zip(columns, pair, strict=True)
+                for column, value in row(names, np.array([answers.whole_hit, *answers.hits])).items()
+            }
+            for pair in self.answers(batch, cases, (most, least))
+        ]

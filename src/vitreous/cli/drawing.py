@@ -1,0 +1,161 @@
+"""What ``vitreous figure`` does: photos and a model in, one file out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from PIL import Image
+
+import vitreous
+from vitreous.cli.explaining import target_of
+from vitreous.cli.figure_kinds import find_kind
+from vitreous.cli.photos import photos_of
+from vitreous.cli.targets import find_class
+from vitreous.errors import InputError, MethodError, TargetError
+from vitreous.explanation import Explanation
+from vitreous.images import read_image
+from vitreous.models import LoadedModel, load_model
+from vitreous.pictures.backdrop import Look
+from vitreous.pictures.captions import class_caption
+from vitreous.pictures.data.curves import By, perturbation_curves
+from vitreous.pictures.data.depth import depth_strip
+from vitreous.pictures.data.heads import heads_strip
+from vitreous.pictures.data.layers import start_layer_strip
+from vitreous.pictures.data.strip import Strip
+from vitreous.pictures.data.transformation import token_transformation
+from vitreous.pictures.figures import (
+    Shown,
+    classes_figure,
+    comparison_figure,
+    curves_figure,
+    overlay_figure,
+    strips_figure,
+    transformation_figure,
+)
+from vitreous.pictures.sheet import Sheet, check_format
+from vitreous.spelling import parse
+
+_CLASSES = 3  # shown of a photo where several are compared and none was asked for
+
+StripMaker = Callable[[LoadedModel, Image.Image, str, "int | None"], Strip]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to draw, and how."""
+
+    name: str
+    model: str
+    methods: Sequence[str]
+    targets: Sequence[str]
+    topk: int | None
+    out: Path
+    smooth: bool
+    opacity: float
+    block: int
+    by: By
+    steps: int
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    image_size: tuple[int, int] | None
+    device: str
+
+
+def run(arguments: Sequence[str], request: Request) -> Path:
+    """Draw the figure of the photos that ``arguments`` name, and give the file."""
+    check_format(request.out)  # what is wrong in the request should not wait for a model to be loaded
+    for spelling in request.methods:
+        parse(spelling)
+    kind = find_kind(request.name)
+    if not kind.several_classes and (len(request.targets) > 1 or (request.topk or 1) > 1):
+        raise TargetError(f"the figure {request.name!r} shows one class; classes, overlay and comparison show several")
+    if request.methods and request.name == "transformation":
+        raise MethodError("the figure 'transformation' looks into TokenTM's parts; leave out --method")
+    photos = list({photo.resolve(): photo for argument in arguments for photo in photos_of(argument)}.values())
+    if len(photos) > 1 and not kind.several_photos:
+        raise InputError(f"the figure {request.name!r} shows one photo, not {len(photos)}; comparison shows several")
+    images = [read_image(photo) for photo in photos]
+    model = load_model(
+        request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
+    )
+    targets = [find_class(text, model.class_names) for text in request.targets]
+    return DRAWINGS[request.name](Job(request, model, images, targets)).save(request.out)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request with its photos, model and classes found."""
+
+    request: Request
+    model: LoadedModel
+    images: Sequence[Image.Image]
+    targets: Sequence[int]
+
+    @property
+    def image(self) -> Image.Image:
+        """The photo of figures that show one."""
+        return self.images[0]
+
+    @property
+    def target(self) -> int | None:
+        """The class of figures that show one; ``None`` for the predicted one."""
+        return self.targets[0] if self.targets else None
+
+    @cached_property
+    def look(self) -> Look:
+        """How maps are drawn."""
+        return Look(smooth=self.request.smooth, opacity=self.request.opacity)
+
+    def explain(self, image: Image.Image, topk: int | None = None) -> Explanation:
+        """Explain a photo by the methods that were asked for."""
+        target = target_of(self.targets, 1)
+        wanted = self.request.topk or (topk if target is None else None)
+        return vitreous.explain(self.model, [image], self.request.methods, target, topk=wanted)
+
+
+def _overlay(job: Job) -> Sheet:
+    return overlay_figure(job.explain(job.image), photo=job.image, look=job.look)
+
+
+def _comparison(job: Job) -> Sheet:
+    return comparison_figure([Shown(job.explain(image), 0, image) for image in job.images], look=job.look)
+
+
+def _classes(job: Job) -> Sheet:
+    explanation = job.explain(job.image, topk=_CLASSES)
+    return classes_figure(explanation, photo=job.image, look=job.look)
+
+
+def _strips(make: StripMaker) -> Callable[[Job], Sheet]:
+    def draw(job: Job) -> Sheet:
+        strips = [make(job.model, job.image, method, job.target) for method in job.request.methods]
+        return strips_figure(strips, photo=job.image, look=job.look)
+
+    return draw
+
+
+def _curves(job: Job) -> Sheet:
+    explanation = job.explain(job.image)
+    by = job.request.by
+    curves = perturbation_curves(job.model, job.image, explanation, by=by, steps=job.request.steps)
+    return curves_figure(curves, caption=class_caption(explanation), what=by)
+
+
+def _transformation(job: Job) -> Sheet:
+    seen = token_transformation(job.model, job.image, job.request.block, job.target)
+    return transformation_figure(seen, photo=job.image, look=job.look)
+
+
+DRAWINGS: Mapping[str, Callable[[Job], Sheet]] = {
+    "overlay": _overlay,
+    "comparison": _comparison,
+    "classes": _classes,
+    "depth": _strips(depth_strip),
+    "heads": _strips(heads_strip),
+    "layers": _strips(start_layer_strip),
+    "curves": _curves,
+    "transformation": _transformation,
+}

@@ -1,0 +1,56 @@
+"""A run of ``vitreous evaluate``, with its progress on the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vitreous.benchmark.evaluation import evaluate
+from vitreous.cli.console import say, say_error
+from vitreous.cli.evaluating_progress import EvaluationProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from vitreous.benchmark.results import Results
+    from vitreous.benchmark.run import ModelChoice
+    from vitreous.benchmark.starting import Options
+
+_SHOWN_FAILURES = 5
+
+
+def run(
+    model: ModelChoice,
+    data: str,
+    protocol: str,
+    methods: Sequence[str],
+    out: Path,
+    options: Options,
+    console: Console,
+) -> Results:
+    """Evaluate, and say what could not be measured."""
+    with EvaluationProgress(console) as progress:
+        results = evaluate(model, data, protocol, methods, out=out, watcher=progress, **vars(options))
+    _tell_failures(results, console)
+    return results
+
+
+def _tell_failures(results: Results, console: Console) -> None:
+    for method in results.methods:
+        if results.measured_methods and method not in results.measured_methods:
+            say(console, f"warning: {method} could not be measured on any image", "yellow")
+    broken = int((~results.counted).sum())
+    if not broken:
+        return
+    failures = results.failures()
+    for failure in failures[:_SHOWN_FAILURES]:
+        by = "" if failure.method is None else f" ({failure.method})"
+        say(console, f"warning: {failure.image}{by}: {failure.error}", "yellow")
+    if len(failures) > _SHOWN_FAILURES:
+        say(console, f"warning: and {len(failures) - _SHOWN_FAILURES} more", "yellow")
+    if not results.measured_methods:
+        say_error(f"none of the {len(results.images)} images could be measured", console)
+    else:
+        say(console, f"{broken} of {len(results.images)} images could not be measured and do not count", "yellow")

@@ -1,0 +1,81 @@
+"""How far an evaluation is: a bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from vitreous.cli.console import say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vitreous.benchmark.store import Store
+
+_SECONDS_BETWEEN_LINES = 30.0
+
+
+class EvaluationProgress:
+    """A watcher that shows images done, images per second and the time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._store: Store | None = None
+        self._before = self._done = 0
+        self._started = self._said = time.monotonic()
+        columns = (TextColumn("Evaluating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("images", total=None, rate="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+        if kind is not None and issubclass(kind, KeyboardInterrupt) and self._store is not None:
+            total = self._store.run.wanted
+            say(self._console, f"stopped with {self._done} of {total} images done; the same command goes on from there")
+
+    def begin(self, store: Store, done: int) -> None:
+        """Show where the run is kept and how much of it is there; told again, it only counts anew."""
+        if self._store is None:
+            shards = store.run.shards()
+            say(self._console, f"run: {store.folder} ({len(store.run.methods)} methods, {store.run.wanted} images)")
+            if done:
+                say(self._console, f"resumed: {_shards_done(store)} of {len(shards)} shards are there, {done} images")
+            self._started = self._said = time.monotonic()
+            self._before = done
+        self._store, self._done = store, done
+        self._bar.update(self._task, total=store.run.wanted, completed=done)
+
+    def advance(self, images: int) -> None:
+        """Count images."""
+        if not images or self._store is None:
+            return
+        self._done += images
+        self._bar.update(self._task, completed=self._done, rate=self._rate())
+        if self._bar.disable and time.monotonic() - self._said >= _SECONDS_BETWEEN_LINES:
+            self._said = time.monotonic()
+            say(self._console, f"{self._done} of {self._store.run.wanted} images, {self._rate()}")
+
+    def notice(self, text: str) -> None:
+        """Print a warning."""
+        say(self._console, f"warning: {text}", "yellow")
+
+    def _rate(self) -> str:
+        assert self._store is not None
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        rate = (self._done - self._before) / seconds
+        left = timedelta(seconds=round((self._store.run.wanted - self._done) / rate)) if rate else "unknown"
+        return f"{rate:.2f} images/s, {left} left"
+
+
+def _shards_done(store: Store) -> int:
+    return sum(store.is_there(shard) for shard in store.run.shards())

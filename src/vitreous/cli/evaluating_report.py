@@ -1,0 +1,29 @@
+"""What ``vitreous evaluate`` prints at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vitreous.benchmark.summary import summarise
+from vitreous.benchmark.tables import as_rows, as_terminal
+from vitreous.cli.console import say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vitreous.benchmark.results import Results
+
+
+def as_json(results: Results) -> list[dict[str, Any]]:
+    """Give one row per method and metric as JSON values."""
+    return as_rows(summarise(results, ranks=False))
+
+
+def show(results: Results, console: Console) -> None:
+    """Print the table, and where the rest is."""
+    if not results.measured_methods:
+        return
+    console.print(as_terminal(summarise(results)))
+    folder = results.stores[0].folder
+    say(console, f"[low, high] are 95% intervals, #1 the rank; every image is in {folder}")
+    say(console, f"a page with curves and pictures: vitreous report {folder}", "dim")

@@ -1,0 +1,48 @@
+"""Which figures there are, and what each takes; known without importing anything heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from vitreous.errors import InputError
+
+_ALL = ("tokentm", "gradtoken", "decompx.skipplus")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of figure.
+
+    Attributes:
+        summary: What it shows.
+        methods: The methods that it shows unless others are asked for.
+        several_photos: Whether it shows more than one photo.
+        several_classes: Whether it shows more than one class of a photo.
+    """
+
+    summary: str
+    methods: tuple[str, ...] = _ALL
+    several_photos: bool = False
+    several_classes: bool = False
+
+
+KINDS = {
+    "overlay": Kind("maps over the photo with all its pixels, with colour bars", ("tokentm",), several_classes=True),
+    "comparison": Kind("methods side by side, a row for each photo", several_photos=True, several_classes=True),
+    "classes": Kind("maps for several classes of one photo, side by side", several_classes=True),
+    "depth": Kind("a map as more and more blocks are aggregated", ("tokentm", "gradtoken")),
+    "heads": Kind("the signed map of every head", ("gradtoken:propagation=none", "gradtoken")),
+    "layers": Kind("a map summed over the blocks from every start layer up", ("decompx.skipplus",)),
+    "curves": Kind("the class's probability while relevant parts are deleted or inserted"),
+    "transformation": Kind("attention, length, direction and all together in one block (TokenTM)", ()),
+}
+
+
+def find_kind(name: str) -> Kind:
+    """Give a kind of figure by its name."""
+    if name not in KINDS:
+        close = get_close_matches(name, KINDS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"they are {', '.join(KINDS)}"
+        raise InputError(f"there is no figure {name!r}; {hint}")
+    return KINDS[name]

@@ -1,0 +1,55 @@
+"""``vitreous report``: what evaluations have found, as one page or as tables."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitreous.cli.console import results, say
+from vitreous.cli.guard import DebugOption
+
+
+class Format(StrEnum):
+    """How results are written."""
+
+    HTML = "html"
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+    CSV = "csv"
+    JSON = "json"
+
+
+def report(
+    *,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run's folder, or the --out of `vitreous evaluate` with many runs.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="The file to write.", show_default="DIR/report.html; tables are printed"),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="A page, or tables for other documents.")] = Format.HTML,
+    pictures: Annotated[
+        int, typer.Option(min=0, help="How many of the best and of the worst images the page shows of a method.")
+    ] = 3,
+    _debug: DebugOption = False,
+) -> None:
+    """Write what was measured as one page that needs nothing else: tables, curves, radar chart, best and worst images.
+
+    Runs of the same protocol, model and data set are one table.
+    """
+    from vitreous.benchmark.report.documents import write_document  # noqa: PLC0415  # imports torch
+    from vitreous.benchmark.report.gathering import gather  # noqa: PLC0415
+    from vitreous.storage import write_text  # noqa: PLC0415
+
+    text = write_document(gather(folder), form.value, pictures=pictures)
+    if out is None and form is not Format.HTML:
+        sys.stdout.write(text)
+        return
+    place = out or folder / "report.html"
+    write_text(place, text)
+    say(results(), f"report: {place}")

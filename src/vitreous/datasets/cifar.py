@@ -1,0 +1,187 @@
+"""The kinds ``cifar10`` and ``cifar100``: the test photos, 32 x 32 pixels, in any of the published forms."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitreous.datasets.dataset import DataSet
+from vitreous.datasets.plain_pickle import read_plain_pickle
+from vitreous.datasets.sample import Sample
+from vitreous.errors import DataError
+
+Pixels = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+_EDGE = 32
+_BYTES = 3 * _EDGE * _EDGE
+_MOST_SAMPLES = 60_000
+
+
+class _Cifar(DataSet):
+    """A set whose photos are rows of one array; 10,000 of them take 31 MB, which is kept in memory."""
+
+    classes: ClassVar[int]
+    python_file: ClassVar[str]
+    binary_file: ClassVar[str]
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        pixels, labels = self._read()
+        if not 0 < len(labels) <= _MOST_SAMPLES or pixels.shape != (len(labels), _EDGE, _EDGE, 3):
+            raise self._error(f"it holds {len(labels)} labels and photos of shape {pixels.shape}, which do not fit")
+        if labels.min() < 0 or labels.max() >= self.classes:
+            raise self._error(f"a label is outside of 0 to {self.classes - 1}")
+        self._pixels, self._labels = pixels, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def name(self, index: int) -> str:
+        return f"test-{range(len(self))[index]:05d}"
+
+    def load(self, index: int) -> Sample:
+        return Sample(self.name(index), Image.fromarray(self._pixels[index]), int(self._labels[index]))
+
+    def _records(self) -> Iterator[str]:
+        for content in (self._labels, self._pixels):
+            yield hashlib.sha256(np.ascontiguousarray(content).data).hexdigest()
+
+    def _read(self) -> tuple[Pixels, Labels]:
+        if self.path.is_file():
+            return self._read_file(self.path)
+        for name in (self.python_file, self.binary_file):
+            for file in (self.path / name, self.path / Path(name).name):
+                if file.is_file():
+                    return self._read_file(file)
+        raise self._error(f"there is neither {self.python_file} nor {self.binary_file}")
+
+    def _read_file(self, file: Path) -> tuple[Pixels, Labels]:
+        if file.suffix == ".npz":
+            return self._read_npz(file)
+        return self._read_binary(file) if file.suffix == ".bin" else self._read_python(file)
+
+    def _read_npz(self, file: Path) -> tuple[Pixels, Labels]:
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                return _pixels(arrays["images"]), _labels(arrays["labels"])
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise self._error(f"{file.name} is not an archive with the arrays images and labels") from error
+
+    def _read_python(self, file: Path) -> tuple[Pixels, Labels]:
+        content = read_plain_pickle(file)
+        try:
+            fields = {_text(key): value for key, value in content.items()}
+            return _pixels(_channels_last(np.asarray(fields["data"]))), _labels(fields[self._label_field()])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._error(f"{file.name} does not hold data and {self._label_field()}") from error
+
+    def _read_binary(self, file: Path) -> tuple[Pixels, Labels]:
+        row = self._label_bytes() + _BYTES
+        size = file.stat().st_size
+        if size % row or size > row * _MOST_SAMPLES:
+            raise self._error(f"{file.name} has {size} bytes, which is not a number of rows of {row}")
+        rows = np.fromfile(file, dtype=np.uint8).reshape(-1, row)
+        return _channels_last(rows[:, self._label_bytes() :]), rows[:, self._label_bytes() - 1].astype(np.int64)
+
+    @abstractmethod
+    def _label_field(self) -> str:
+        """Return what the labels are called in the Python form."""
+
+    @abstractmethod
+    def _label_bytes(self) -> int:
+        """Return how many bytes are before the pixels in the binary form; the last of them is the label."""
+
+    def _names_beside(self, python_file: str, field: str, binary_file: str) -> tuple[str, ...] | None:
+        """Return the class names that are kept beside the photos."""
+        folder = self.path if self.path.is_dir() else self.path.parent
+        for name in (self.python_file, self.binary_file):
+            for place in (folder, folder / Path(name).parent):
+                if (place / python_file).is_file():
+                    content = read_plain_pickle(place / python_file)
+                    return self._checked_names([_text(name) for name in _entry(content, field)])
+                if (place / binary_file).is_file():
+                    return self._checked_names((place / binary_file).read_text(encoding="utf-8").split())
+        return None
+
+    def _checked_names(self, names: Sequence[str]) -> tuple[str, ...] | None:
+        return tuple(names) if len(names) == self.classes else None
+
+
+class Cifar10(_Cifar):
+    """The test part of CIFAR-10."""
+
+    kind = "cifar10"
+    summary = "CIFAR-10: cifar-10-batches-py/test_batch, cifar-10-batches-bin/test_batch.bin, or an .npz"
+    origin = "CIFAR-10 comes from https://www.cs.toronto.edu/~kriz/cifar.html"
+    classes = 10
+    python_file = "cifar-10-batches-py/test_batch"
+    binary_file = "cifar-10-batches-bin/test_batch.bin"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+    def _label_field(self) -> str:
+        return "labels"
+
+    def _label_bytes(self) -> int:
+        return 1
+
+
+class Cifar100(_Cifar):
+    """The test part of CIFAR-100 with its fine labels."""
+
+    kind = "cifar100"
+    summary = "CIFAR-100: cifar-100-python/test, cifar-100-binary/test.bin, or an .npz; fine labels"
+    origin = "CIFAR-100 comes from https://www.cs.toronto.edu/~kriz/cifar.html"
+    classes = 100
+    python_file = "cifar-100-python/test"
+    binary_file = "cifar-100-binary/test.bin"
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._names_beside("meta", "fine_label_names", "fine_label_names.txt")
+
+    def _label_field(self) -> str:
+        return "fine_labels"
+
+    def _label_bytes(self) -> int:
+        return 2
+
+
+def _channels_last(rows: NDArray[Any]) -> NDArray[Any]:
+    """Give rows of 1024 red, 1024 green and 1024 blue values as photos."""
+    return rows.reshape(-1, 3, _EDGE, _EDGE).transpose(0, 2, 3, 1)
+
+
+def _pixels(values: NDArray[Any]) -> Pixels:
+    if values.dtype != np.uint8:
+        raise ValueError(values.dtype)
+    return values
+
+
+def _labels(values: Any) -> Labels:
+    array = np.asarray(values)
+    if array.dtype.kind not in "ui" or array.ndim != 1:
+        raise ValueError(array.dtype)
+    return array.astype(np.int64)
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _entry(content: Any, field: str) -> Any:
+    for key in (field, field.encode()):
+        if isinstance(content, dict) and key in content:
+            return content[key]
+    raise DataError(f"there is no {field} among the class names")

@@ -1,0 +1,79 @@
+"""What every data set can do: tell how many photos it has and what they are called, and load one at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from vitreous.datasets.sample import Sample
+from vitreous.errors import DataError
+
+
+class DataSet(ABC):
+    """Photos with labels or masks; opening lists them, and only ``load`` reads one.
+
+    A pickled data set is its class and its path, so that a worker opens it again instead of receiving its list.
+
+    Attributes:
+        kind: How it is spelled before the colon of ``KIND:PATH``.
+        summary: One line on what is expected at the path.
+        origin: Where the set comes from, for messages on missing files.
+        path: Where it is, as it was asked for.
+    """
+
+    kind: ClassVar[str]
+    summary: ClassVar[str]
+    origin: ClassVar[str]
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        if not self.path.exists():
+            raise self._error("there is no such file or folder")
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """Return a sample's name without reading it."""
+
+    @abstractmethod
+    def load(self, index: int) -> Sample:
+        """Read one sample.
+
+        Raises:
+            ImageError: Its photo or mask cannot be read.
+            DataError: Something else about it is damaged.
+            IndexError: There is no such sample.
+        """
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The name of every label in index order, or None where they are unknown."""
+        return None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The sha256 over the kind and what ``_records`` says of every sample; the same on every machine."""
+        digest = hashlib.sha256(self.kind.encode())
+        for record in self._records():
+            digest.update(b"\0" + record.encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    @abstractmethod
+    def _records(self) -> Iterator[str]:
+        """Yield cheaply what tells this set from others: names, labels, sizes of files; no paths, no times."""
+
+    def _error(self, problem: str) -> DataError:
+        """Return the error for a set that cannot be opened."""
+        return DataError(f"{self.path}: {problem}; {self.origin}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path.absolute(),)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind}:{self.path}, {len(self)} samples>"

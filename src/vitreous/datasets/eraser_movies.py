@@ -1,0 +1,166 @@
+"""ERASER's movie reviews: texts with the words that people marked as the reason for their judgement."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import zlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitreous.errors import DataError
+
+ERASER_MOVIES = "eraser-movies"
+LABELS = ("NEG", "POS")
+
+Split = Literal["train", "val", "test"]
+
+_ORIGIN = "ERASER's movie reviews (movies.tar.gz) come from https://www.eraserbenchmark.com"
+_MOST_BYTES = 200 * 2**20
+
+
+@dataclass(frozen=True)
+class Review:
+    """One review.
+
+    Attributes:
+        name: Its name in the data set.
+        words: The text as the data set counts its words: what is between white space.
+        label: 0 for a negative review, 1 for a positive one.
+        rationale: For each word whether people marked it as a reason.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    label: int
+    rationale: NDArray[np.bool_]
+
+
+def read_movies(path: str | Path, split: Split) -> list[Review]:
+    """Read one part of the reviews from ``movies.tar.gz`` or the folder that was extracted from it.
+
+    The published ``train.jsonl`` contains the validation reviews; they are left out of ``train`` here.
+
+    Raises:
+        DataError: A file is missing or damaged; it says which and where the set comes from.
+    """
+    if split not in ("train", "val", "test"):
+        raise DataError(f"the parts of {ERASER_MOVIES} are train, val and test, not {split!r}")
+    source = _open(Path(path).expanduser())
+    held_out = {row["annotation_id"] for row in _rows(source, "val")} if split == "train" else set()
+    return [_review(source, row) for row in _rows(source, split) if row["annotation_id"] not in held_out]
+
+
+class _Source(ABC):
+    """The files of the set, wherever they are."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abstractmethod
+    def read(self, name: str) -> str:
+        """Return the text of a file such as ``docs/negR_000.txt``."""
+
+    def missing(self, name: str) -> DataError:
+        return DataError(f"{self.path}: there is no {name}; {_ORIGIN}")
+
+    def damaged(self, problem: str) -> DataError:
+        return DataError(f"{self.path}: {problem}; {_ORIGIN}")
+
+
+class _Folder(_Source):
+    def read(self, name: str) -> str:
+        root = self.path / "movies" if (self.path / "movies").is_dir() else self.path
+        try:
+            return (root / name).read_text(encoding="utf-8")
+        except FileNotFoundError as error:
+            raise self.missing(name) from error
+        except (OSError, UnicodeError) as error:
+            raise self.damaged(f"{name} cannot be read ({error})") from error
+
+
+class _Archive(_Source):
+    """An archive, read once from front to back: nothing is written to disk, so no member can point elsewhere."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            with tarfile.open(path) as archive:
+                self._texts = self._read_all(archive)
+        except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+            raise self.damaged("this is not a tar archive, or a damaged one") from error
+
+    def read(self, name: str) -> str:
+        if name not in self._texts:
+            raise self.missing(name)
+        try:
+            return self._texts[name].decode("utf-8")
+        except UnicodeError as error:
+            raise self.damaged(f"{name} is not text") from error
+
+    def _read_all(self, archive: tarfile.TarFile) -> dict[str, bytes]:
+        texts: dict[str, bytes] = {}
+        room = _MOST_BYTES
+        for member in archive:
+            if not member.isfile() or not member.name.endswith((".txt", ".jsonl")):
+                continue
+            room -= member.size
+            if room < 0:
+                raise self.damaged(f"it holds more than {_MOST_BYTES // 2**20} MiB of text")
+            content = archive.extractfile(member)
+            assert content is not None
+            texts[member.name.removeprefix("./").removeprefix("movies/")] = content.read()
+        return texts
+
+
+def _open(path: Path) -> _Source:
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder; {_ORIGIN}")
+    return _Folder(path) if path.is_dir() else _Archive(path)
+
+
+def _rows(source: _Source, split: str) -> list[dict[str, Any]]:
+    name = f"{split}.jsonl"
+    rows = []
+    for number, line in enumerate(source.read(name).splitlines(), start=1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError as error:
+            raise source.damaged(f"line {number} of {name} is not JSON") from error
+        if row is not None:
+            rows.append(_checked(source, row, f"line {number} of {name}"))
+    return rows
+
+
+def _checked(source: _Source, row: Any, where: str) -> dict[str, Any]:
+    fields = row if isinstance(row, dict) else {}
+    name, label, evidence = (fields.get(key) for key in ("annotation_id", "classification", "evidences"))
+    if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
+        raise source.damaged(f"{where} does not name a review")
+    if label not in LABELS or not isinstance(evidence, list):
+        raise source.damaged(f"{where} lacks a classification (NEG or POS) or evidences")
+    return fields
+
+
+def _review(source: _Source, row: dict[str, Any]) -> Review:
+    name = row["annotation_id"]
+    words = tuple(source.read(f"docs/{name}").split())
+    rationale = np.zeros(len(words), dtype=bool)
+    for start, end in _spans(source, row):
+        if not 0 <= start <= end <= len(words):
+            raise source.damaged(f"{name}: its evidence, words {start} to {end}, is outside of its {len(words)} words")
+        rationale[start:end] = True
+    return Review(name, words, LABELS.index(row["classification"]), rationale)
+
+
+def _spans(source: _Source, row: dict[str, Any]) -> list[tuple[int, int]]:
+    """Return first word and the word after the last of everything that was marked."""
+    try:
+        return [(int(part["start_token"]), int(part["end_token"])) for group in row["evidences"] for part in group]
+    except (KeyError, TypeError, ValueError) as error:
+        raise source.damaged(f"{row['annotation_id']}: its evidence lacks start_token or end_token") from error

@@ -1,0 +1,111 @@
+"""Data sets whose photos and masks are files of their own: a list of paths, read one at a time."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vitreous.datasets.dataset import DataSet
+from vitreous.datasets.mask_files import check_mask
+from vitreous.datasets.sample import Mask, Sample
+from vitreous.images import SUFFIXES, read_image
+
+
+class Item(NamedTuple):
+    """Where a sample is and what is known of it before it is read; paths are relative to the set's root."""
+
+    name: str
+    image: str
+    label: int | None = None
+    mask: str | None = None
+
+
+class FileDataSet(DataSet):
+    """A data set of files.
+
+    Attributes:
+        root: The folder that the items' paths start from.
+    """
+
+    root: Path
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self.root = self.path
+        try:
+            self._items = self._list()
+        except OSError as error:
+            raise self._error(f"{error.filename or self.path} cannot be read ({error.strerror or error})") from error
+        self._check_names()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def name(self, index: int) -> str:
+        return self._items[index].name
+
+    def load(self, index: int) -> Sample:
+        item = self._items[index]
+        image = read_image(self.root / item.image)
+        if item.mask is None:
+            return Sample(item.name, image, item.label)
+        mask, objects = self._read_mask(item)
+        check_mask(mask, image, self.root / item.image)
+        return Sample(item.name, image, self._label(item, mask, objects), mask, objects)
+
+    @abstractmethod
+    def _list(self) -> Sequence[Item]:
+        """Return all items in their order, after setting the root where it is not the path."""
+
+    def _read_mask(self, item: Item) -> tuple[Mask, tuple[int | None, ...]]:
+        """Return an item's mask and the classes of its objects; sets with masks say how."""
+        raise NotImplementedError
+
+    def _label(self, item: Item, _mask: Mask, _objects: tuple[int | None, ...]) -> int | None:
+        """Return the label of a sample with a mask."""
+        return item.label
+
+    def _records(self) -> Iterator[str]:
+        for item in self._items:
+            sizes = [_size(self.root / file) for file in (item.image, item.mask) if file is not None]
+            yield "|".join(map(str, (item.name, item.label, *sizes)))
+
+    def _check_names(self) -> None:
+        if not self._items:
+            raise self._error("it holds no photos")
+        seen: set[str] = set()
+        for item in self._items:
+            if item.name in seen:
+                raise self._error(f"{item.name} is listed twice")
+            seen.add(item.name)
+
+
+def photo_names(folder: Path) -> list[str]:
+    """Return the file names of the photos directly inside a folder, sorted; an absent folder has none."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry in entries]
+    return sorted(name for name in names if stem_of(name) != name and not name.startswith("."))
+
+
+def stem_of(name: str) -> str:
+    """Return a photo's file name without its suffix; a name without a photo's suffix stays as it is."""
+    stem, dot, suffix = name.rpartition(".")
+    return stem if f".{suffix.lower()}" in SUFFIXES and dot else name
+
+
+def by_stem(names: Sequence[str]) -> dict[str, str]:
+    """Return file names by what is before their suffix."""
+    return {stem_of(name): name for name in names}
+
+
+def _size(file: Path) -> int:
+    """Return a file's size, or -1 where it is absent: loading it will say so."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return -1

@@ -1,0 +1,132 @@
+"""Reads the label files of flat ImageNet validation photos: each has its own way to number the classes."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from vitreous.datasets.imagenet_classes import imagenet_indices, is_wordnet_number
+from vitreous.errors import DataError, MissingDependencyError
+
+KAGGLE = "LOC_val_solution.csv"
+CAFFE = "val.txt"
+DEVKIT = "ILSVRC2012_validation_ground_truth.txt"
+META = "meta.mat"
+CLASS_MAP = "map_clsloc.txt"
+FILES = (KAGGLE, CAFFE, DEVKIT)
+
+_CLASSES = 1000
+_BELOW = (".", "ILSVRC2012_devkit_t12/data", "devkit/data", "data")
+
+
+def read_validation_labels(*places: Path) -> dict[str, int] | None:
+    """Return the class index of every photo by its name without suffix, or None where there is no label file.
+
+    Args:
+        places: Folders to look in; also looked in are the folders above them and a development kit beside them.
+
+    Raises:
+        DataError: The file is damaged, or it numbers the classes in an order that cannot be known from what is there.
+    """
+    readers = {KAGGLE: _read_kaggle, CAFFE: _read_caffe, DEVKIT: _read_devkit}
+    for name, read in readers.items():
+        for folder in _folders(places):
+            if (folder / name).is_file():
+                return read(folder / name)
+    return None
+
+
+def _folders(places: tuple[Path, ...]) -> Iterator[Path]:
+    for place in places:
+        for start in (place, place.parent):
+            yield from (start / below for below in _BELOW)
+
+
+def _read_kaggle(file: Path) -> dict[str, int]:
+    """Read ``ILSVRC2012_val_00048981,n03995372 85 1 499 272``: a WordNet number, then boxes."""
+    known = imagenet_indices()
+    labels = {}
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        for number, row in enumerate(csv.reader(lines), start=1):
+            if number == 1 and row and row[0] == "ImageId":
+                continue
+            word = row[1].split()[:1] if len(row) == 2 else []
+            if not word or word[0] not in known:
+                raise DataError(f"{file}, line {number}: this is not a photo's name and a WordNet number")
+            labels[row[0]] = known[word[0]]
+    return labels
+
+
+def _read_caffe(file: Path) -> dict[str, int]:
+    """Read ``ILSVRC2012_val_00000001.JPEG 65``: indices from 0, in the order of the sorted WordNet numbers."""
+    labels = {}
+    for number, words in _lines(file):
+        if len(words) != 2 or not words[1].isdecimal() or int(words[1]) >= _CLASSES:
+            raise DataError(f"{file}, line {number}: this is not a photo's name and an index below {_CLASSES}")
+        labels[words[0].rpartition("/")[2].partition(".")[0]] = int(words[1])
+    return labels
+
+
+def _read_devkit(file: Path) -> dict[str, int]:
+    """Read one number per line for photos 1, 2, ...: ILSVRC numbers from 1 in an order of their own."""
+    indices = _devkit_order(file.parent)
+    labels = {}
+    for number, words in _lines(file):
+        if len(words) != 1 or not words[0].isdecimal() or int(words[0]) not in indices:
+            raise DataError(f"{file}, line {number}: this is not a class number from 1 to {_CLASSES}")
+        labels[f"ILSVRC2012_val_{number:08d}"] = indices[int(words[0])]
+    return labels
+
+
+def _devkit_order(folder: Path) -> dict[int, int]:
+    """Return the class index of every ILSVRC number, from the development kit's own description of its classes."""
+    if (folder / CLASS_MAP).is_file():
+        numbers = _read_class_map(folder / CLASS_MAP)
+    elif (folder / META).is_file():
+        numbers = _read_meta(folder / META)
+    else:
+        raise DataError(
+            f"{folder / DEVKIT}: its class numbers are in the development kit's own order, which needs {META} or "
+            f"{CLASS_MAP} beside it; the development kit comes from https://www.image-net.org"
+        )
+    known = imagenet_indices()
+    if sorted(numbers) != list(range(1, _CLASSES + 1)) or set(numbers.values()) != set(known):
+        raise DataError(f"{folder}: the development kit does not describe the {_CLASSES} classes")
+    return {number: known[word] for number, word in numbers.items()}
+
+
+def _read_class_map(file: Path) -> dict[int, str]:
+    """Read ``n02119789 1 kit_fox``."""
+    numbers = {}
+    for number, words in _lines(file):
+        if len(words) < 2 or not is_wordnet_number(words[0]) or not words[1].isdecimal():
+            raise DataError(f"{file}, line {number}: this is not a WordNet number and a class number")
+        numbers[int(words[1])] = words[0]
+    return numbers
+
+
+def _read_meta(file: Path) -> dict[int, str]:
+    """Read the development kit's table in Matlab's format; its leaves are the classes."""
+    try:
+        matlab: Any = import_module("scipy.io")  # an extra
+    except ImportError as error:
+        raise MissingDependencyError(f'{file} needs scipy to be read: pip install "vitreous[datasets]"') from error
+    try:
+        synsets = matlab.loadmat(file, squeeze_me=True, variable_names=["synsets"])["synsets"]
+        leaves = synsets[synsets["num_children"] == 0]
+        return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in leaves}
+    except Exception as error:  # damaged files fail with any type there is
+        raise DataError(
+            f"{file}: this is not the table of the ILSVRC 2012 development kit, or a damaged one"
+        ) from error
+
+
+def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the words of each line that has any, with the line's number."""
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            if words := line.split():
+                yield number, words

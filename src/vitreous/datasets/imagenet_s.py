@@ -1,0 +1,86 @@
+"""The kind ``imagenet-s``: ImageNet-S, validation photos of ImageNet with the classes of their pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vitreous.datasets.files import FileDataSet, Item, photo_names, stem_of
+from vitreous.datasets.imagenet import wordnet_folders
+from vitreous.datasets.imagenet_classes import imagenet_indices, imagenet_names
+from vitreous.datasets.mask_files import read_values, renumbered
+from vitreous.datasets.sample import Mask
+from vitreous.errors import DataError
+
+_PHOTOS = "validation"
+_MASKS = "validation-segmentation"
+_IGNORED = 1000
+_SIZES = (50, 300, 919)
+
+
+class ImageNetS(FileDataSet):
+    """ImageNet-S 50, 300 or 919: photos and masks in folders called by WordNet numbers.
+
+    A mask stores red + 256 green: 0 for background, 1000 for what is not counted, else the place of the class among
+    the set's sorted WordNet numbers, from 1. The label is the class of the photo's folder.
+    """
+
+    kind = "imagenet-s"
+    summary = f"ImageNet-S: {_PHOTOS}/ and {_MASKS}/ with a folder per WordNet number"
+    origin = "ImageNet-S comes from https://github.com/LUSSeg/ImageNet-S and needs ImageNet's own photos"
+
+    def _list(self) -> Sequence[Item]:
+        for folder in (_PHOTOS, _MASKS):
+            if not (self.path / folder).is_dir():
+                raise self._error(f"there is no folder {folder}")
+        numbers = wordnet_folders(self.path / _MASKS)
+        known = imagenet_indices()
+        self._classes = [known[number] for number in self._categories(numbers)]
+        items = []
+        for number in numbers:
+            photos = {stem_of(name): name for name in photo_names(self.path / _PHOTOS / number)}
+            stems = [stem_of(name) for name in photo_names(self.path / _MASKS / number)]
+            items += [
+                Item(
+                    f"{number}/{stem}",
+                    f"{_PHOTOS}/{number}/{photos.get(stem, f'{stem}.JPEG')}",
+                    known[number],
+                    f"{_MASKS}/{number}/{stem}.png",
+                )
+                for stem in stems
+            ]
+        return items
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return imagenet_names()
+
+    def _categories(self, folders: list[str]) -> list[str]:
+        """Return the set's classes in the order of their numbers in the masks."""
+        known = imagenet_indices()
+        if unknown := [number for number in folders if number not in known]:
+            raise self._error(f"the folder {_MASKS}/{unknown[0]} is none of ImageNet's 1000 classes")
+        if len(folders) in _SIZES:
+            return folders
+        # Some classes are not there, so that the folders alone do not tell which number is whose.
+        lists = sorted(
+            file for place in (self.path, self.path.parent) for file in place.glob("ImageNetS_categories_im*.txt")
+        )
+        for file in lists:
+            listed = sorted(file.read_text(encoding="utf-8").split())
+            if set(folders) <= set(listed) and set(listed) <= set(known) and len(listed) in _SIZES:
+                return listed
+        raise self._error(
+            f"{_MASKS} has {len(folders)} folders instead of {', '.join(map(str, _SIZES))}, and there is no list "
+            "ImageNetS_categories_im919.txt (or 300, 50) of all classes to number them by"
+        )
+
+    def _read_mask(self, item: Item) -> tuple[Mask, tuple[int | None, ...]]:
+        assert item.mask is not None
+        file = self.root / item.mask
+        colours = read_values(file)
+        if colours.ndim != 3:
+            raise DataError(f"{file}: this mask is not in colours, so that it holds no classes")
+        numbers = colours[..., 0].astype(np.int16) + 256 * colours[..., 1].astype(np.int16)
+        return renumbered(numbers, self._classes, ignored=_IGNORED, file=file)

@@ -1,0 +1,136 @@
+"""The kind ``imagenet-seg``: ImageNet-Segmentation, photos and masks of one object in one HDF5 file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from PIL import Image
+
+from vitreous.datasets.dataset import DataSet
+from vitreous.datasets.imagenet_classes import imagenet_indices, imagenet_names
+from vitreous.datasets.mask_files import check_mask
+from vitreous.datasets.sample import Mask, Sample
+from vitreous.errors import DataError, MissingDependencyError
+from vitreous.images import MAX_PIXELS
+
+_FILE = "gtsegs_ijcv.mat"
+
+
+class ImageNetSegmentation(DataSet):
+    """4,276 photos of ImageNet with the pixels of their object.
+
+    The file is Matlab's: cells are arrays of references, arrays are stored with their axes in reverse, and a cell of
+    ``gt`` is a cell itself, whose first entry is the mask. ``id``, where it is there, names the photo after its class
+    (n01440764_10026), which need not be one of the 1000 of ILSVRC: such a photo has no label.
+    """
+
+    kind = "imagenet-seg"
+    summary = f"ImageNet-Segmentation: the file {_FILE} (extra vitreous[datasets])"
+    origin = f"{_FILE} comes from http://calvin-vision.net/bigstuff/proj-imagenet/data"
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self._file_path = self.path / _FILE if self.path.is_dir() else self.path
+        if not self._file_path.is_file():
+            raise self._error(f"there is no {_FILE} in it")
+        self._file = self._open()
+        self._images, self._masks = (self._cells(name) for name in ("img", "gt"))
+        if len(self._images) != len(self._masks):
+            raise self._error(f"there are {len(self._images)} photos, but {len(self._masks)} masks")
+        if not len(self._images):
+            raise self._error("it holds no photos")
+        self._ids = self._read_ids()
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def name(self, index: int) -> str:
+        number = range(len(self))[index]
+        identifier = self._ids[number]
+        return f"{number:04d}-{identifier}" if identifier else f"{number:04d}"
+
+    def load(self, index: int) -> Sample:
+        name, label = self.name(index), self._label(index)
+        where = f"{self._file_path}, photo {name}"
+        try:
+            image = self._read_image(self._file[self._images[index]], where)
+            cell = self._file[self._masks[index]]
+            # An entry is a cell of its own in the published file; a mask without that cell is as clear.
+            stored = self._file[cell[0, 0]] if cell.dtype == object else cell
+            mask = self._read_mask(stored, where)
+        except DataError:
+            raise
+        except Exception as error:  # damaged bytes fail with any type there is
+            raise DataError(f"{where}: it cannot be read ({str(error).splitlines()[0]})") from error
+        check_mask(mask, image, Path(where))
+        return Sample(name, image, label, mask, (label,))
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return imagenet_names()
+
+    def _records(self) -> Iterator[str]:
+        yield str(self._file_path.stat().st_size)
+        for index in range(len(self)):
+            yield self.name(index)
+
+    def _open(self) -> Any:
+        try:
+            h5py = import_module("h5py")  # an extra
+        except ImportError as error:
+            raise MissingDependencyError('imagenet-seg needs h5py: pip install "vitreous[datasets]"') from error
+        try:
+            return h5py.File(self._file_path, "r")
+        except OSError as error:
+            raise self._error("it is not an HDF5 file (Matlab 7.3), or a damaged one") from error
+
+    def _cells(self, name: str) -> Any:
+        """Return the references of one column."""
+        try:
+            return self._file[f"value/{name}"][:].reshape(-1)
+        except Exception as error:
+            raise self._error(f"there is no /value/{name} in the file") from error
+
+    def _read_ids(self) -> list[str | None]:
+        """Return what each photo is called in ImageNet, where the file says so."""
+        if "value/id" not in self._file:
+            return [None] * len(self)
+        cells = self._cells("id")
+        if len(cells) != len(self):
+            raise self._error(f"there are {len(self)} photos, but {len(cells)} names")
+        return [_text(self._file[cell]) for cell in cells]
+
+    def _label(self, index: int) -> int | None:
+        return imagenet_indices().get((self._ids[index] or "").partition("_")[0])
+
+    def _read_image(self, stored: Any, where: str) -> Image.Image:
+        if stored.dtype != np.uint8 or stored.ndim not in {2, 3} or (stored.ndim == 3 and stored.shape[0] != 3):
+            _refuse(stored, where, "photo")
+        _check_size(stored, where)
+        return Image.fromarray(np.ascontiguousarray(stored[()].T)).convert("RGB")
+
+    def _read_mask(self, stored: Any, where: str) -> Mask:
+        if stored.dtype.kind not in "uifb" or stored.ndim != 2:
+            _refuse(stored, where, "mask")
+        _check_size(stored, where)
+        foreground: Mask = (stored[()].T != 0).astype(np.int16)
+        return foreground
+
+
+def _text(stored: Any) -> str:
+    """Read Matlab's characters, two bytes each, kept as a column; only what can be in a name."""
+    characters = [chr(code) for code in stored[()].reshape(-1)[:100]]
+    return "".join(character for character in characters if character.isalnum() or character in "_-.")
+
+
+def _check_size(stored: Any, where: str) -> None:
+    if stored.size > 3 * MAX_PIXELS:
+        raise DataError(f"{where}: more than {MAX_PIXELS:,} pixels, refused")
+
+
+def _refuse(stored: Any, where: str, what: str) -> NoReturn:
+    raise DataError(f"{where}: {stored.dtype} of shape {stored.shape} is not a {what}")

@@ -1,0 +1,119 @@
+"""Reads ``labels.csv``: which file shows which class, under any of the usual column names."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from vitreous.errors import DataError
+
+TABLE = "labels.csv"
+NAMES = "class_names.json"
+
+_FILE_COLUMNS = ("file", "filename", "file_name", "image", "image_path", "path", "name", "id", "image_id")
+# Indices before names; the index of the model's output before one of the set's own.
+_LABEL_COLUMNS = (
+    "imagenet_index",
+    "class_index",
+    "label_index",
+    "index",
+    "class_id",
+    "label_id",
+    "label",
+    "class",
+    "target",
+    "breed_index",
+)
+
+
+class LabelTable(NamedTuple):
+    """The rows of a ``labels.csv``.
+
+    Attributes:
+        labels: The class index of each file, in the table's order; files as they are written there.
+        column: The column that the indices were taken from.
+    """
+
+    labels: dict[str, int]
+    column: str
+
+
+def read_labels(file: Path, class_names: tuple[str, ...] | None = None) -> LabelTable:
+    """Read a table with a header, one row per photo.
+
+    Args:
+        file: The table.
+        class_names: Lets the label column hold names instead of indices.
+
+    Raises:
+        DataError: A column is missing, or a row names no class, a file twice, or a file outside of the set.
+    """
+    rows = _rows(file)
+    header = [cell.strip().lower() for cell in rows[0]]
+    file_column = _column(header, _FILE_COLUMNS, file, "a file")
+    label_column = _column(header, _LABEL_COLUMNS, file, "a class")
+    labels: dict[str, int] = {}
+    for number, row in enumerate(rows[1:], start=2):
+        where = f"{file}, row {number}"
+        if len(row) <= max(file_column, label_column):
+            raise DataError(f"{where}: there are {len(row)} columns where the header has {len(header)}")
+        name = _inside(row[file_column].strip(), where)
+        if name in labels:
+            raise DataError(f"{where}: {name} is listed twice")
+        labels[name] = _index(row[label_column].strip(), class_names, where)
+    return LabelTable(labels, header[label_column])
+
+
+def read_class_names(file: Path) -> tuple[str, ...] | None:
+    """Read a JSON list of class names in index order; None where there is no such file.
+
+    Raises:
+        DataError: It is not such a list.
+    """
+    if not file.is_file():
+        return None
+    try:
+        names = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise DataError(f"{file}: this is not JSON ({error})") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{file}: this is not a list of class names")
+    return tuple(names)
+
+
+def _rows(file: Path) -> list[list[str]]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            rows = [row for row in csv.reader(lines) if any(cell.strip() for cell in row)]
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{file}: the table cannot be read ({error})") from error
+    if len(rows) < 2:
+        raise DataError(f"{file}: the table has no rows below its header")
+    return rows
+
+
+def _column(header: list[str], known: tuple[str, ...], file: Path, what: str) -> int:
+    for name in known:
+        if name in header:
+            return header.index(name)
+    raise DataError(f"{file}: no column names {what}; the header is {','.join(header)}, known are {', '.join(known)}")
+
+
+def _inside(name: str, where: str) -> str:
+    """Return a file name that stays inside the set: a table from elsewhere must not point to other files."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    if not name or path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
+        raise DataError(f"{where}: {name!r} is not the name of a file inside the data set")
+    return str(path)
+
+
+def _index(text: str, class_names: tuple[str, ...] | None, where: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    if class_names is None:
+        raise DataError(f"{where}: {text!r} is not a class index, and there is no {NAMES} to find the name in")
+    if text not in class_names:
+        raise DataError(f"{where}: {text!r} is neither a class index nor a name in {NAMES}")
+    return class_names.index(text)

@@ -1,0 +1,46 @@
+"""The kind ``labelled``: a folder of photos with a ``labels.csv``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, stem_of
+from vitreous.datasets.label_table import NAMES, TABLE, read_class_names, read_labels
+
+
+class Labelled(FileDataSet):
+    """Photos next to or below a ``labels.csv``; a ``class_names.json`` next to it names the classes."""
+
+    kind = "labelled"
+    summary = "a folder of photos with a labels.csv (columns such as file and class_index)"
+    origin = "such a set is a folder of your own photos with a labels.csv that has the columns file and class_index"
+
+    def _list(self) -> Sequence[Item]:
+        folder = self.path if self.path.is_dir() else self.path.parent
+        table = next((place / TABLE for place in (folder, folder.parent) if (place / TABLE).is_file()), None)
+        if table is None:
+            raise self._error(f"there is no {TABLE} in it or above it")
+        self._names = read_class_names(table.parent / NAMES)
+        labels = read_labels(table, self._names).labels
+        self.root = _photo_folder([table.parent, folder, table.parent / "images"], next(iter(labels)))
+        files = _files(self.root, list(labels))
+        if not any((self.root / file).is_file() for file in files):
+            raise self._error(f"none of the {len(labels)} photos that {TABLE} names is there")
+        return [Item(name, file, label) for file, (name, label) in zip(files, labels.items(), strict=True)]
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._names
+
+
+def _photo_folder(places: Sequence[Path], first: str) -> Path:
+    """Return the folder that the table's names start from: where its first photo is."""
+    return next((place for place in places if (place / _files(place, [first])[0]).is_file()), places[0])
+
+
+def _files(folder: Path, names: Sequence[str]) -> list[str]:
+    """Return the file of each name: a table may leave out the suffix."""
+    complete = all(stem_of(name) != name for name in names)
+    found = {} if complete else by_stem(photo_names(folder))
+    return [found.get(name, name) for name in names]

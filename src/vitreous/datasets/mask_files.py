@@ -1,0 +1,79 @@
+"""Reads masks: the numbers that are stored in a file, not the colours that they are shown in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitreous.datasets.sample import IGNORED, Mask
+from vitreous.errors import DataError
+from vitreous.images import read_stored
+
+
+def read_values(file: Path) -> NDArray[Any]:
+    """Return what is stored for each pixel: a palette index, a gray value, or (height, width, channels) of colours.
+
+    Raises:
+        ImageError: The file cannot be read.
+    """
+    stored = read_stored(file)
+    if stored.mode in ("LA", "La"):
+        stored = stored.getchannel(0)
+    elif stored.mode not in ("1", "L", "P", "I", "F") and not stored.mode.startswith("I;16"):
+        stored = stored.convert("RGB")
+    return np.asarray(stored)
+
+
+def read_indices(file: Path) -> NDArray[Any]:
+    """Return one number for each pixel.
+
+    Raises:
+        ImageError: The file cannot be read.
+        DataError: It holds colours instead of numbers.
+    """
+    values = read_values(file)
+    if values.ndim != 2 or values.dtype.kind not in "uib":
+        raise DataError(f"{file}: this mask holds colours where one number per pixel is expected")
+    return values
+
+
+def read_nonzero(file: Path) -> Mask:
+    """Return 1 where anything but black is stored, 0 elsewhere."""
+    values = read_values(file)
+    nonzero: NDArray[np.bool_] = (values.reshape(*values.shape[:2], -1) != 0).any(axis=-1)
+    return nonzero.astype(np.int16)
+
+
+def renumbered(
+    numbers: NDArray[Any], classes: Sequence[int], *, ignored: int, file: Path
+) -> tuple[Mask, tuple[int | None, ...]]:
+    """Give the classes in a mask the numbers 1, 2, ... in their order, and say which they are.
+
+    Args:
+        numbers: 0 for background, n for the n-th of the classes.
+        classes: The index of each class.
+        ignored: What pixels hold that are not counted.
+        file: Where the mask comes from, for the error message.
+    """
+    present = [int(number) for number in np.unique(numbers) if number not in (0, ignored)]
+    if present and not 1 <= min(present) <= max(present) <= len(classes):
+        raise DataError(f"{file}: the mask holds the number {present[-1]}, but there are {len(classes)} classes")
+    mask = np.zeros(numbers.shape, dtype=np.int16)
+    for place, number in enumerate(present, start=1):
+        mask[numbers == number] = place
+    mask[numbers == ignored] = IGNORED
+    return mask, tuple(classes[number - 1] for number in present)
+
+
+def check_mask(mask: Mask, image: Image.Image, file: Path) -> None:
+    """Raise unless the mask has the photo's size."""
+    height, width = mask.shape
+    if (width, height) != image.size:
+        raise DataError(
+            f"{file}: the mask has {width} x {height} pixels, but the photo has {image.width} x {image.height}"
+        )

@@ -1,0 +1,61 @@
+"""The kind ``masks``: a plain folder of photos with masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, stem_of
+from vitreous.datasets.label_table import NAMES, TABLE, read_class_names, read_labels
+from vitreous.datasets.mask_files import read_nonzero
+from vitreous.datasets.sample import Mask
+
+_SUFFIX = "_mask"
+
+
+class MaskedFolder(FileDataSet):
+    """``images/`` and ``masks/`` with equal names, or ``NAME.jpg`` beside ``NAME_mask.png``.
+
+    Black is background and everything else is the object. A ``labels.csv`` may name the object's class.
+    """
+
+    kind = "masks"
+    summary = "images/ and masks/ with equal names, or NAME.jpg beside NAME_mask.png; black is background"
+    origin = "such a set is a folder of your own photos in images/ with masks of the same names in masks/"
+
+    def _list(self) -> Sequence[Item]:
+        items = self._two_folders() if (self.path / "images").is_dir() else self._side_by_side()
+        if items and not any((self.path / item.mask).is_file() for item in items if item.mask):
+            raise self._error("none of its photos has a mask")
+        self._names = read_class_names(self.path / NAMES)
+        labels = self._labels()
+        return [item._replace(label=labels.get(stem_of(item.name))) for item in items]
+
+    # A photo that lacks its mask stays in the list, so that it is reported instead of hidden.
+
+    def _two_folders(self) -> list[Item]:
+        if not (self.path / "masks").is_dir():
+            raise self._error("there is no folder masks beside images")
+        photos, masks = photo_names(self.path / "images"), by_stem(photo_names(self.path / "masks"))
+        found = [(file, masks.get(stem_of(file), f"{stem_of(file)}.png")) for file in photos]
+        return [Item(file, f"images/{file}", mask=f"masks/{mask}") for file, mask in found]
+
+    def _side_by_side(self) -> list[Item]:
+        files = photo_names(self.path)
+        stems = by_stem(files)
+        photos = [file for file in files if not stem_of(file).endswith(_SUFFIX)]
+        masks = [f"{stem_of(file)}{_SUFFIX}" for file in photos]
+        return [Item(file, file, mask=stems.get(mask, f"{mask}.png")) for file, mask in zip(photos, masks, strict=True)]
+
+    def _labels(self) -> dict[str, int]:
+        if not (self.path / TABLE).is_file():
+            return {}
+        labels = read_labels(self.path / TABLE, self._names).labels
+        return {stem_of(name.rpartition("/")[2]): label for name, label in labels.items()}
+
+    def _read_mask(self, item: Item) -> tuple[Mask, tuple[int | None, ...]]:
+        assert item.mask is not None
+        return read_nonzero(self.root / item.mask), (item.label,)
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._names

@@ -1,0 +1,60 @@
+"""Data sets by name: the one function that turns ``KIND:PATH`` into a data set."""
+
+from __future__ import annotations
+
+import difflib
+
+from vitreous.datasets.cifar import Cifar10, Cifar100
+from vitreous.datasets.dataset import DataSet
+from vitreous.datasets.eraser_movies import ERASER_MOVIES
+from vitreous.datasets.imagenet import ImageNet
+from vitreous.datasets.imagenet_s import ImageNetS
+from vitreous.datasets.imagenet_segmentation import ImageNetSegmentation
+from vitreous.datasets.labelled import Labelled
+from vitreous.datasets.masked_folder import MaskedFolder
+from vitreous.datasets.mura import Mura
+from vitreous.datasets.pets import Pets
+from vitreous.datasets.voc import Voc
+from vitreous.errors import DataError
+
+_ALL: tuple[type[DataSet], ...] = (
+    ImageNet,
+    ImageNetSegmentation,
+    ImageNetS,
+    Voc,
+    Cifar10,
+    Cifar100,
+    Mura,
+    Pets,
+    MaskedFolder,
+    Labelled,
+)
+_KINDS = {kind.kind: kind for kind in _ALL}
+
+
+def open_dataset(spec: str) -> DataSet:
+    """Open a data set in its original layout, without reading a photo.
+
+    Args:
+        spec: ``KIND:PATH``, with one of the kinds that ``list_datasets`` describes.
+
+    Raises:
+        DataError: The kind is unknown, or the set is missing or damaged; it says what is missing and where it comes
+            from.
+        MissingDependencyError: The kind needs an extra that is not installed.
+    """
+    kind, colon, path = spec.partition(":")
+    if not colon or not path:
+        raise DataError(f"a data set is spelled KIND:PATH, not {spec!r}; kinds are {', '.join(_KINDS)}")
+    if kind == ERASER_MOVIES:
+        raise DataError(f"{kind} holds text, not photos; vitreous.datasets.read_movies reads it")
+    if kind not in _KINDS:
+        close = difflib.get_close_matches(kind, _KINDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"kinds are {', '.join(_KINDS)}"
+        raise DataError(f"there is no kind of data set {kind!r}; {hint}")
+    return _KINDS[kind](path)
+
+
+def list_datasets() -> dict[str, str]:
+    """Return the kinds of data sets with a line each on what is expected at the path."""
+    return {kind: opened.summary for kind, opened in _KINDS.items()}

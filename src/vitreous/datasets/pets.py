@@ -1,0 +1,89 @@
+"""The kind ``pets``: Oxford-IIIT Pet with its trimaps, in the original layout or as a copy with a ``labels.csv``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names
+from vitreous.datasets.imagenet_classes import imagenet_names
+from vitreous.datasets.label_table import TABLE, read_labels
+from vitreous.datasets.mask_files import read_indices
+from vitreous.datasets.sample import IGNORED, Mask
+from vitreous.errors import DataError
+
+# What a trimap stores, by the number that it stores: foreground, background, border.
+_TRIMAP = np.array([IGNORED, 1, 0, IGNORED], dtype=np.int16)
+_LISTS = ("test.txt", "list.txt")
+_BREEDS = 37
+
+
+class Pets(FileDataSet):
+    """Photos of pets with trimaps.
+
+    The original layout gives the breed as label, 0 to 36 in the order of the set's class numbers, and its test part
+    where that is listed. A copy with a ``labels.csv`` gives what that says, an ImageNet index where there is one.
+    """
+
+    kind = "pets"
+    summary = "Oxford-IIIT Pet: images/, annotations/trimaps/ and annotations/test.txt, or a copy with a labels.csv"
+    origin = "Oxford-IIIT Pet (images.tar.gz, annotations.tar.gz) comes from https://www.robots.ox.ac.uk/~vgg/data/pets"
+
+    def _list(self) -> Sequence[Item]:
+        self._names: tuple[str, ...] | None = None
+        self.root = next((p for p in (self.path, self.path / "oxford-iiit-pet") if (p / "images").is_dir()), self.path)
+        if not (self.root / "images").is_dir():
+            raise self._error("there is no folder images")
+        return self._copy() if (self.root / TABLE).is_file() else self._original()
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return imagenet_names() if self._is_imagenet else self._names
+
+    def _copy(self) -> list[Item]:
+        table = read_labels(self.root / TABLE)
+        self._is_imagenet = table.column == "imagenet_index"
+        return self._items_of(table.labels, "trimaps")
+
+    def _original(self) -> list[Item]:
+        self._is_imagenet = False
+        annotations = self.root / "annotations"
+        found = next((annotations / name for name in _LISTS if (annotations / name).is_file()), None)
+        if found is None:
+            raise self._error("there is neither annotations/test.txt nor annotations/list.txt")
+        labels = _read_list(found)
+        names = {label: stem.rpartition("_")[0] for stem, label in labels.items()}
+        if sorted(names) == list(range(_BREEDS)):
+            self._names = tuple(names[label] for label in range(_BREEDS))
+        return self._items_of(labels, "annotations/trimaps")
+
+    def _items_of(self, labels: dict[str, int], trimaps: str) -> list[Item]:
+        if not (self.root / trimaps).is_dir():
+            raise self._error(f"there is no folder {trimaps}")
+        files = by_stem(photo_names(self.root / "images"))
+        return [
+            Item(stem, f"images/{files.get(stem, f'{stem}.jpg')}", label, f"{trimaps}/{stem}.png")
+            for stem, label in labels.items()
+        ]
+
+    def _read_mask(self, item: Item) -> tuple[Mask, tuple[int | None, ...]]:
+        assert item.mask is not None
+        values = read_indices(self.root / item.mask)
+        if values.min() < 1 or values.max() > 3:
+            raise DataError(f"{self.root / item.mask}: a trimap holds 1, 2 and 3 only, not {values.max()}")
+        return _TRIMAP[values], (item.label,)
+
+
+def _read_list(file: Path) -> dict[str, int]:
+    """Read lines such as ``Abyssinian_100 1 1 1``: name, class number from 1, species, number of the breed."""
+    labels: dict[str, int] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        stem, *numbers = line.split()
+        if not numbers or not numbers[0].isdecimal() or not 1 <= int(numbers[0]) <= _BREEDS:
+            raise DataError(f"{file}, line {number}: this is not a photo's name and a class number from 1 to {_BREEDS}")
+        labels[stem] = int(numbers[0]) - 1
+    return labels

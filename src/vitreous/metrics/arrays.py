@@ -1,0 +1,42 @@
+"""What metrics ask of the arrays they get, and how a map is brought to a common scale."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vitreous.metrics.metric import Floats, MetricError
+
+IGNORED = -1
+
+
+def finite(values: ArrayLike, what: str = "a map") -> Floats:
+    """Take ``values`` as float64, or raise if one of them is not a number: no metric can rank those."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.size == 0:
+        raise MetricError(f"{what} is empty")
+    if not np.isfinite(array).all():
+        raise MetricError(f"{what} has values that are not finite")
+    return array
+
+
+def same_shape(first: NDArray[np.generic], second: NDArray[np.generic], what: str) -> None:
+    """Raise unless two arrays have the same shape."""
+    if first.shape != second.shape:
+        raise MetricError(f"{what} differ in shape: {first.shape} and {second.shape}")
+
+
+def min_max(maps: ArrayLike) -> Floats:
+    """Scale every map (..., height, width) to 0..1; a constant map becomes 0."""
+    maps = finite(maps)
+    low = maps.min(axis=(-2, -1), keepdims=True)
+    span = maps.max(axis=(-2, -1), keepdims=True) - low
+    scaled: Floats = (maps - low) / np.where(span > 0, span, 1.0)
+    return scaled
+
+
+def divided(numerator: Floats, denominator: Floats) -> Floats:
+    """Divide; what would be a division by zero is NaN, without a warning."""
+    result = np.full(np.broadcast_shapes(numerator.shape, denominator.shape), np.nan)
+    np.divide(numerator, denominator, out=result, where=denominator != 0)
+    return result

@@ -1,0 +1,105 @@
+"""Whether relevance lies on the object: pointing game, energy in the mask, and rank accuracy.
+
+A mask says 0 for background, 1 and above for objects, and -1 for pixels that do not count. Without a foreground there
+is nothing to find, and the result is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vitreous.metrics.arrays import IGNORED, finite, same_shape
+from vitreous.metrics.metric import Metric, mean_of
+
+
+def pointing_game(map_: ArrayLike, mask: NDArray[np.integer], tolerance: int = 0) -> float:
+    """Say whether the maximum of a map lies on the object: 1 or 0 (Zhang et al., 2016).
+
+    Where several pixels share the maximum, it is the share of them that lies there, as if one of them were drawn: a
+    constant map points nowhere and gets the share of the object.
+
+    Args:
+        map_: of one image, (height, width).
+        mask: the truth, of the same shape.
+        tolerance: how many pixels beside the object still count as on it; the paper takes 15.
+    """
+    scores, object_, counted = _prepared(map_, mask)
+    if not object_.any():
+        return float("nan")
+    highest = counted & (scores == scores[counted].max())
+    return float(_widened(object_, tolerance)[highest].mean())
+
+
+def energy_in_mask(map_: ArrayLike, mask: NDArray[np.integer]) -> float:
+    """Measure the share of the positive relevance that lies on the object ("relevance mass accuracy").
+
+    A map without positive relevance has none on the object: 0, so that no method gains by saying nothing.
+    """
+    scores, object_, counted = _prepared(map_, mask)
+    if not object_.any():
+        return float("nan")
+    energy = np.where(counted, scores.clip(min=0), 0.0)
+    total = energy.sum()
+    return float(energy[object_].sum() / total) if total > 0 else 0.0
+
+
+def rank_accuracy(map_: ArrayLike, mask: NDArray[np.integer]) -> float:
+    """Measure the share of the K most relevant pixels that lie on the object, which has K pixels.
+
+    Pixels that share the value at the cut enter with the share of them that still has room.
+    """
+    scores, object_, counted = _prepared(map_, mask)
+    size = int(object_.sum())
+    if size == 0:
+        return float("nan")
+    values, inside = scores[counted], object_[counted]
+    cut = np.partition(values, values.size - size)[values.size - size]
+    above, at_cut = values > cut, values == cut
+    room = size - above.sum()
+    return float(((above & inside).sum() + room * inside[at_cut].mean()) / size)
+
+
+def _prepared(
+    map_: ArrayLike, mask: NDArray[np.integer]
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+    scores = finite(map_)
+    same_shape(scores, mask, "a map and its mask")
+    return scores, mask > 0, mask != IGNORED
+
+
+def _widened(object_: NDArray[np.bool_], radius: int) -> NDArray[np.bool_]:
+    """Add all pixels within ``radius`` of the object, a disc drawn row by row."""
+    if radius == 0:
+        return object_
+    height, width = object_.shape
+    sums = np.pad(np.cumsum(object_, axis=1, dtype=np.int64), ((0, 0), (1, 0)))
+    places = np.arange(width)
+    wide = np.zeros_like(object_)
+    for offset in range(-min(radius, height - 1), min(radius, height - 1) + 1):
+        reach = math.isqrt(radius**2 - offset**2)
+        near = sums[:, np.minimum(places + reach + 1, width)] > sums[:, np.maximum(places - reach, 0)]
+        target = slice(max(offset, 0), height + min(offset, 0))
+        source = slice(max(-offset, 0), height + min(-offset, 0))
+        wide[target] |= near[source]
+    return wide
+
+
+def pointing_accuracy(prefix: str = "", name: str = "pointing game") -> Metric:
+    """Make the mean of ``pointing_game``, kept in the column ``<prefix>pointing_game``."""
+    description = "Share of images whose most relevant pixel lies on the object."
+    return mean_of(f"{prefix}pointing_game", name, "higher", (0.0, 1.0), description)
+
+
+def mean_energy_in_mask(prefix: str = "", name: str = "energy in mask") -> Metric:
+    """Make the mean of ``energy_in_mask``, kept in the column ``<prefix>energy_in_mask``."""
+    description = "Mean share of the positive relevance that lies on the object."
+    return mean_of(f"{prefix}energy_in_mask", name, "higher", (0.0, 1.0), description)
+
+
+def mean_rank_accuracy(prefix: str = "", name: str = "rank accuracy") -> Metric:
+    """Make the mean of ``rank_accuracy``, kept in the column ``<prefix>rank_accuracy``."""
+    description = "Mean share of the most relevant pixels, as many as the object has, that lie on the object."
+    return mean_of(f"{prefix}rank_accuracy", name, "higher", (0.0, 1.0), description)

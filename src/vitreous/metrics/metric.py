@@ -1,0 +1,79 @@
+"""A metric: a number over a data set that is made of the means of what is kept of every image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitreous.errors import VitreousError
+
+Floats = NDArray[np.float64]
+Direction = Literal["higher", "lower"]
+
+
+class MetricError(VitreousError, ValueError):
+    """The arrays given to a metric cannot be measured: wrong shapes, non-finite values, or nothing at all."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number over a data set, made of what is kept of every image.
+
+    Every published number here is a function of means over images (pixel accuracy is mean(correct) / mean(labelled)),
+    so that a bootstrap of any metric is one matrix product. An image counts for a metric when all its columns are
+    finite: NaN says that the image cannot be measured, as a mask without a foreground has no average precision.
+
+    Attributes:
+        name: what a table calls it.
+        direction: which values are better; None where neither is.
+        range: the smallest and the largest value possible.
+        description: one sentence.
+        columns: what is kept of every image.
+        combine: means over images (..., len(columns)) -> the number (...). It can be pickled and compared.
+    """
+
+    name: str
+    direction: Direction | None
+    range: tuple[float, float]
+    description: str
+    columns: tuple[str, ...]
+    combine: Callable[[Floats], Floats]
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A weighted sum of means, with an offset: every area under a mean curve is one."""
+
+    weights: tuple[float, ...]
+    offset: float = 0.0
+
+    def __call__(self, means: Floats) -> Floats:
+        """Combine means (..., columns) -> (...)."""
+        # Summing products keeps the order of operations the same for one row and for two thousand; a matrix product
+        # does not.
+        result: Floats = (means * np.asarray(self.weights)).sum(axis=-1) + self.offset
+        return result
+
+
+def mean_of(
+    column: str, name: str, direction: Direction | None, range_: tuple[float, float], description: str
+) -> Metric:
+    """Make the metric that is the plain mean of one column."""
+    return Metric(name, direction, range_, description, (column,), Weighted((1.0,)))
+
+
+def prefixed(prefix: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Put ``prefix`` in front of the names of columns."""
+    return tuple(f"{prefix}{name}" for name in names)
+
+
+def row(columns: Sequence[str], values: NDArray[np.generic] | Sequence[float]) -> dict[str, float]:
+    """Name the values of one image, as a row of results holds them."""
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.shape != (len(columns),):
+        raise MetricError(f"{len(columns)} columns were named and values of shape {numbers.shape} given")
+    return dict(zip(columns, numbers.tolist(), strict=True))

@@ -1,0 +1,275 @@
+"""What becomes of a model's answer while the pixels or patches that a map ranks are taken away or put in.
+
+Curves have one value per ratio; they start at the unperturbed image or end there, whichever the protocol says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vitreous.metrics.arrays import finite
+from vitreous.metrics.metric import Direction, Floats, Metric, MetricError, Weighted, mean_of
+
+Convention = Literal["trapezoid", "mean"]
+Quantity = Literal["hit", "probability", "drop"]
+
+NINE = tuple(step / 10 for step in range(1, 10))
+FROM_ZERO = (0.0, *NINE)
+TO_ONE = (*NINE, 1.0)
+ELEVEN = (0.0, *NINE, 1.0)
+
+
+def hits(logits: ArrayLike, labels: ArrayLike) -> Floats:
+    """Say of logits (..., batch, classes) where the highest is the label's (batch,): 1 or 0, (..., batch)."""
+    scores = finite(logits, "logits")
+    right: Floats = (scores.argmax(axis=-1) == np.asarray(labels)).astype(np.float64)
+    return right
+
+
+def probabilities(logits: ArrayLike) -> Floats:
+    """Take the softmax over the last axis."""
+    scores = finite(logits, "logits")
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares: Floats = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def of_class(values: ArrayLike, classes: ArrayLike) -> Floats:
+    """Take the value of each image's class from values (..., batch, classes) -> (..., batch)."""
+    scores = np.asarray(values, dtype=np.float64)
+    index = np.broadcast_to(np.asarray(classes)[..., None], (*scores.shape[:-1], 1))
+    taken: Floats = np.take_along_axis(scores, index, axis=-1)[..., 0]
+    return taken
+
+
+def drops(original: ArrayLike, perturbed: ArrayLike) -> Floats:
+    """Say by how much each step's probability fell: p0 (...) - pk (..., steps)."""
+    fallen: Floats = finite(original, "probabilities")[..., None] - finite(perturbed, "probabilities")
+    return fallen
+
+
+def change_of_highest(original: ArrayLike, perturbed: ArrayLike) -> Floats:
+    """Say how the highest of the scores (..., classes) changed, whichever class has it.
+
+    This is what the program of Chefer et al. (2021) keeps as difference of probabilities and of logits.
+    """
+    change: Floats = finite(perturbed, "scores").max(axis=-1) - finite(original, "scores").max(axis=-1)
+    return change
+
+
+def aopc(original: ArrayLike, perturbed: ArrayLike, *, absolute: bool = False) -> Floats:
+    """Average over the steps by how much the probability fell.
+
+    Args:
+        original: p0, (...).
+        perturbed: pk at every step, (..., steps).
+        absolute: average |p0 - pk|, as AttCAT's program does, instead of p0 - pk.
+    """
+    fallen = drops(original, perturbed)
+    mean: Floats = (np.abs(fallen) if absolute else fallen).mean(axis=-1)
+    return mean
+
+
+def log_odds(original: ArrayLike, perturbed: ArrayLike, *, inverted: bool = False) -> Floats:
+    """Average over the steps the logarithm of pk / p0, or of p0 / pk where ``inverted`` (as SkipPLUS' program does).
+
+    Args:
+        original: p0, (...).
+        perturbed: pk at every step, (..., steps).
+        inverted: the opposite sign.
+    """
+    before, after = finite(original, "probabilities")[..., None], finite(perturbed, "probabilities")
+    if before.min() <= 0 or after.min() <= 0:
+        raise MetricError("log-odds need probabilities above 0")
+    mean: Floats = (np.log(after) - np.log(before)).mean(axis=-1)
+    return -mean if inverted else mean
+
+
+def curve_area(values: ArrayLike, ratios: Sequence[float], convention: Convention = "trapezoid") -> Floats:
+    """Measure the area under curves (..., ratios), as a fraction: a curve of ones from 0 to 0.9 has 0.9, or mean 1."""
+    weighted: Floats = Weighted(area_weights(ratios, convention))(finite(values, "a curve"))
+    return weighted
+
+
+def area_weights(ratios: Sequence[float], convention: Convention) -> tuple[float, ...]:
+    """Give the weight of every point of a curve in its area."""
+    if convention == "mean":
+        return (1 / len(ratios),) * len(ratios)
+    places = np.asarray(ratios, dtype=np.float64)
+    steps = np.diff(places)
+    if len(places) < 2 or not (steps > 0).all():
+        raise MetricError("a trapezoid needs at least two ratios in rising order")
+    weights = (np.append(steps, 0.0) + np.insert(steps, 0, 0.0)) / 2
+    return tuple(weights.tolist())
+
+
+def curve_columns(prefix: str, quantity: Quantity, ratios: Sequence[float]) -> tuple[str, ...]:
+    """Name the points of a curve: ``positive_hit_10``, ``positive_hit_20`` and so on, the ratios in percent."""
+    return tuple(f"{prefix}{quantity}_{100 * ratio:.6g}" for ratio in ratios)
+
+
+def curve_metric(
+    columns: Sequence[str],
+    weights: Sequence[float],
+    bounds: tuple[float, float],
+    name: str,
+    direction: Direction,
+    description: str,
+    *,
+    offset: float = 0.0,
+) -> Metric:
+    """Make offset + Σ weight x mean(column); ``bounds`` are those of one column."""
+    low = offset + sum(min(weight * bound for bound in bounds) for weight in weights)
+    high = offset + sum(max(weight * bound for bound in bounds) for weight in weights)
+    # Sums of tenths have a last digit of their own, which nobody wants to read in a range.
+    range_ = (round(low, 9), round(high, 9))
+    return Metric(name, direction, range_, description, tuple(columns), Weighted(tuple(weights), offset))
+
+
+def accuracy_auc(
+    prefix: str,
+    ratios: Sequence[float] = FROM_ZERO,
+    convention: Convention = "trapezoid",
+    *,
+    direction: Direction,
+    name: str | None = None,
+) -> Metric:
+    """Make the area under the mean accuracy curve, in percent.
+
+    Args:
+        prefix: of the columns ``<prefix>hit_<percent>``.
+        ratios: the points. Papers differ: nine points and their ``mean``, or ten with the 0% point and a ``trapezoid``
+            over the ratio from 0 to 0.9, so that 90 is the most.
+        convention: how the points become one number.
+        direction: ``lower`` where the most relevant goes first, ``higher`` where the least relevant does.
+        name: what a table calls it.
+    """
+    name = name or f"AUC {prefix.rstrip('_')}".rstrip()
+    return _area(prefix, "hit", ratios, convention, direction, name)
+
+
+def probability_auc(
+    prefix: str,
+    ratios: Sequence[float] = ELEVEN,
+    convention: Convention = "mean",
+    *,
+    direction: Direction,
+    name: str | None = None,
+) -> Metric:
+    """Make the area under the mean curve of the target's probability, in percent; AGCAM takes the mean of 11 points.
+
+    The arguments are those of ``accuracy_auc``, the columns are ``<prefix>probability_<percent>``.
+    """
+    name = name or f"probability AUC {prefix.rstrip('_')}".rstrip()
+    return _area(prefix, "probability", ratios, convention, direction, name)
+
+
+_IN_WORDS: dict[Quantity, str] = {
+    "hit": "accuracy",
+    "probability": "target's probability",
+    "drop": "fall of the target's probability",
+}
+
+
+def _area(
+    prefix: str,
+    quantity: Quantity,
+    ratios: Sequence[float],
+    convention: Convention,
+    direction: Direction,
+    name: str,
+) -> Metric:
+    weights = [100 * weight for weight in area_weights(ratios, convention)]
+    columns = curve_columns(prefix, quantity, ratios)
+    description = f"{_convention_in_words(ratios, convention)} of the curve of the {_IN_WORDS[quantity]}, in percent."
+    bounds = (-1.0 if quantity == "drop" else 0.0, 1.0)
+    return curve_metric(columns, weights, bounds, name, direction, description)
+
+
+def _convention_in_words(ratios: Sequence[float], convention: Convention) -> str:
+    if convention == "mean":
+        return f"Mean of the {len(ratios)} points"
+    return f"Area (trapezoid over the ratio from {ratios[0]:g} to {ratios[-1]:g})"
+
+
+def area_between_curves(
+    quantity: Literal["hit", "probability"] = "probability",
+    ratios: Sequence[float] = ELEVEN,
+    convention: Convention = "mean",
+    *,
+    positive: str = "positive_",
+    negative: str = "negative_",
+    name: str = "ABPC",
+) -> Metric:
+    """Make AGCAM's area between the perturbation curves: negative - positive, in percent."""
+    weights = [100 * weight for weight in area_weights(ratios, convention)]
+    columns = (*curve_columns(negative, quantity, ratios), *curve_columns(positive, quantity, ratios))
+    description = "Curve of the least relevant first minus curve of the most relevant first, averaged, in percent."
+    both = [*weights, *(-weight for weight in weights)]
+    return curve_metric(columns, both, (0.0, 1.0), name, "higher", description)
+
+
+def insertion_accuracy(prefix: str = "insertion_", name: str = "insertion accuracy") -> Metric:
+    """Make SkipPLUS' area under the accuracy while the top patches are put in, 10% to 100%, in percent."""
+    return accuracy_auc(prefix, TO_ONE, direction="higher", name=name)
+
+
+def deletion_accuracy(
+    prefix: str = "deletion_", name: str = "deletion accuracy (100 - x)", *, complement: bool = True
+) -> Metric:
+    """Make SkipPLUS' area under the accuracy while the top patches are dropped, 0% to 90%, as 100 - x."""
+    plain = accuracy_auc(prefix, FROM_ZERO, direction="lower", name=name)
+    return _complement(plain) if complement else plain
+
+
+def insertion_aopc(
+    prefix: str = "insertion_", name: str = "insertion AOPC (100 - x)", *, complement: bool = True
+) -> Metric:
+    """Make SkipPLUS' area under the fall p0 - pk of the target's probability while patches are put in, as 100 - x."""
+    plain = _area(prefix, "drop", TO_ONE, "trapezoid", "lower", name)
+    return _complement(plain) if complement else plain
+
+
+def deletion_aopc(prefix: str = "deletion_", name: str = "deletion AOPC") -> Metric:
+    """Make SkipPLUS' area under the fall p0 - pk of the target's probability while patches are dropped, in percent."""
+    return _area(prefix, "drop", FROM_ZERO, "trapezoid", "higher", name)
+
+
+def _complement(metric: Metric) -> Metric:
+    """Turn x in percent into 100 - x, which is better the other way round."""
+    assert isinstance(metric.combine, Weighted)
+    combine = Weighted(tuple(-weight for weight in metric.combine.weights), 100 - metric.combine.offset)
+    low, high = metric.range
+    description = f"100 minus: {metric.description[0].lower()}{metric.description[1:]}"
+    direction: Direction = "higher" if metric.direction == "lower" else "lower"
+    return Metric(metric.name, direction, (100 - high, 100 - low), description, metric.columns, combine)
+
+
+def mif(prefix: str = "mif_", ratios: Sequence[float] = FROM_ZERO, convention: Convention = "trapezoid") -> Metric:
+    """Make the area under the accuracy while the most influential patches are dropped first (LibraGrad)."""
+    return accuracy_auc(prefix, ratios, convention, direction="lower", name="MIF")
+
+
+def lif(prefix: str = "lif_", ratios: Sequence[float] = FROM_ZERO, convention: Convention = "trapezoid") -> Metric:
+    """Make the area under the accuracy while the least influential patches are dropped first (LibraGrad)."""
+    return accuracy_auc(prefix, ratios, convention, direction="higher", name="LIF")
+
+
+def mean_aopc(prefix: str = "", name: str = "AOPC", *, most_relevant_first: bool = True) -> Metric:
+    """Make the mean over images of ``aopc``, kept in the column ``<prefix>aopc``."""
+    direction: Direction = "higher" if most_relevant_first else "lower"
+    description = "Mean over images and steps of the fall of the target's probability."
+    return mean_of(f"{prefix}aopc", name, direction, (-1.0, 1.0), description)
+
+
+def mean_log_odds(
+    prefix: str = "", name: str = "LOdds", *, most_relevant_first: bool = True, inverted: bool = False
+) -> Metric:
+    """Make the mean over images of ``log_odds``, kept in the column ``<prefix>log_odds``."""
+    direction: Direction = "higher" if most_relevant_first == inverted else "lower"
+    description = f"Mean over images and steps of log({'p0 / pk' if inverted else 'pk / p0'}) of the target."
+    return mean_of(f"{prefix}log_odds", name, direction, (-np.inf, np.inf), description)

@@ -1,0 +1,251 @@
+"""How well a map segments: pixel accuracy, intersection over union and average precision.
+
+A mask says 0 for background, 1 and above for objects, and -1 for pixels that do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vitreous.metrics.arrays import IGNORED, divided, finite, min_max, same_shape
+from vitreous.metrics.metric import Floats, Metric, MetricError, mean_of, prefixed
+
+COUNTS = ("intersection_background", "intersection_foreground", "union_background", "union_foreground")
+
+
+def above_mean(maps: ArrayLike) -> NDArray[np.bool_]:
+    """Take as foreground what lies strictly above the mean of its map (..., height, width) (Chefer et al., 2021)."""
+    scaled = min_max(maps)
+    above: NDArray[np.bool_] = scaled > scaled.mean(axis=(-2, -1), keepdims=True)
+    return above
+
+
+def above_threshold(maps: ArrayLike, threshold: float) -> NDArray[np.bool_]:
+    """Take as foreground what lies strictly above ``threshold`` after scaling every map to 0..1."""
+    above: NDArray[np.bool_] = min_max(maps) > threshold
+    return above
+
+
+def count_pixels(foreground: NDArray[np.bool_], mask: NDArray[np.integer]) -> Floats:
+    """Count what pixel accuracy and IoU are made of.
+
+    Args:
+        foreground: what is taken as foreground, (..., height, width).
+        mask: the truth, of the same shape.
+
+    Returns:
+        The counts in the order of ``COUNTS``, (..., 4); NaN for an image of which no pixel counts. Correct pixels are
+        the two intersections together, labelled ones the intersection of one class with the union of the other.
+    """
+    same_shape(foreground, mask, "a segmentation and its mask")
+    true, counted = mask > 0, mask != IGNORED
+    both = (foreground & true).sum(axis=(-2, -1))
+    neither = (~foreground & ~true & counted).sum(axis=(-2, -1))
+    labelled = counted.sum(axis=(-2, -1))
+    counts = np.stack([neither, both, labelled - both, labelled - neither], axis=-1).astype(np.float64)
+    return np.where(labelled[..., None] > 0, counts, np.nan)
+
+
+def count_at_thresholds(map_: ArrayLike, mask: NDArray[np.integer], thresholds: Sequence[float]) -> Floats:
+    """Count the pixels of one image as ``count_pixels`` does of ``above_threshold``, at all thresholds at once.
+
+    Args:
+        map_: of one image, (height, width).
+        mask: the truth, of the same shape.
+        thresholds: in rising order.
+
+    Returns:
+        The counts in the order of ``COUNTS``, (thresholds, 4).
+    """
+    scaled, counted = min_max(map_), mask != IGNORED
+    same_shape(scaled, mask, "a map and its mask")
+    if any(next_ <= one for one, next_ in pairwise(thresholds)):
+        raise MetricError("thresholds must be in rising order")
+    if not counted.any():
+        return np.full((len(thresholds), len(COUNTS)), np.nan)
+    exceeded = np.searchsorted(thresholds, scaled[counted], side="left")
+    true = mask[counted] > 0
+    foreground_above, background_above = (
+        np.bincount(exceeded[chosen], minlength=len(thresholds) + 1)[::-1].cumsum()[::-1][1:]
+        for chosen in (true, ~true)
+    )
+    background_below = (~true).sum() - background_above
+    counts = [background_below, foreground_above, true.size - foreground_above, true.size - background_below]
+    return np.stack(counts, axis=-1).astype(np.float64)
+
+
+def correct_and_labelled(counts: Floats) -> tuple[Floats, Floats]:
+    """Read the correct and the labelled pixels from counts (..., 4)."""
+    return counts[..., 0] + counts[..., 1], counts[..., 0] + counts[..., 3]
+
+
+def average_precision(scores: ArrayLike, relevant: ArrayLike) -> float:
+    """Measure the average precision Σ (R_n - R_(n-1)) P_n over the distinct scores, highest first.
+
+    Equal scores enter together, so the result does not depend on their order. NaN where nothing is relevant.
+    """
+    scores, relevant = finite(scores, "a list of scores").ravel(), np.asarray(relevant, dtype=bool).ravel()
+    same_shape(scores, relevant, "scores and what is relevant")
+    return _average_precision_of_sorted(np.sort(scores[relevant]), np.sort(scores[~relevant]))
+
+
+def _average_precision_of_sorted(relevant: Floats, others: Floats) -> float:
+    """Average, over the relevant scores, the share of the relevant among all scores that are as high."""
+    if relevant.size == 0:
+        return float("nan")
+    found = relevant.size - np.searchsorted(relevant, relevant, side="left")
+    wrong = others.size - np.searchsorted(others, relevant, side="left")
+    return float((found / (found + wrong)).mean())
+
+
+def mask_average_precision(map_: ArrayLike, mask: NDArray[np.integer]) -> float:
+    """Measure the average precision of one map over the pixels that count; NaN without a foreground."""
+    scores, counted = finite(map_), mask != IGNORED
+    same_shape(scores, mask, "a map and its mask")
+    return average_precision(scores[counted], mask[counted] > 0) if counted.any() else float("nan")
+
+
+def two_class_average_precision(map_: ArrayLike, mask: NDArray[np.integer]) -> float:
+    """Measure Chefer's form: of the concatenated [1 - R, R] against the one-hot mask, R scaled to 0..1.
+
+    Background counts as a class of its own, so the value is higher than a plain average precision. NaN where no pixel
+    counts.
+    """
+    scaled, counted = min_max(map_), mask != IGNORED
+    same_shape(scaled, mask, "a map and its mask")
+    if not counted.any():
+        return float("nan")
+    inside, outside = np.sort(scaled[mask > 0]), np.sort(scaled[counted & (mask <= 0)])
+    # 1 - R of a sorted R is sorted as well, so that only R has to be sorted and the rest is merged.
+    right, wrong = _merged(inside, 1 - outside[::-1]), _merged(outside, 1 - inside[::-1])
+    return _average_precision_of_sorted(right, wrong)
+
+
+def _merged(first: Floats, second: Floats) -> Floats:
+    """Merge two sorted lists; numpy's stable sort finds the two runs and does just that."""
+    return np.sort(np.concatenate([first, second]), kind="stable")
+
+
+@dataclass(frozen=True)
+class _PixelAccuracy:
+    def __call__(self, means: Floats) -> Floats:
+        return divided(*correct_and_labelled(means))
+
+
+@dataclass(frozen=True)
+class _MeanIou:
+    """Of background and foreground; a class that is neither in the masks nor predicted does not count."""
+
+    def __call__(self, means: Floats) -> Floats:
+        return _mean_of_present(divided(means[..., :2], means[..., 2:]))
+
+
+@dataclass(frozen=True)
+class _ClassIou:
+    index: int
+
+    def __call__(self, means: Floats) -> Floats:
+        return divided(means[..., self.index], means[..., 2 + self.index])
+
+
+def _mean_of_present(ratios: Floats) -> Floats:
+    present = np.isfinite(ratios)
+    return divided(np.where(present, ratios, 0.0).sum(axis=-1), present.sum(axis=-1).astype(np.float64))
+
+
+def pixel_accuracy(prefix: str = "", name: str = "pixel accuracy") -> Metric:
+    """Make the share of pixels on the right side, over all pixels of the data set."""
+    description = "Share of the pixels of the whole data set that are on the right side."
+    return Metric(name, "higher", (0.0, 1.0), description, prefixed(prefix, COUNTS), _PixelAccuracy())
+
+
+def mean_iou(prefix: str = "", name: str = "mIoU") -> Metric:
+    """Make the mean of the IoU of background and of foreground, each over the whole data set."""
+    description = "Mean of the intersection over union of background and foreground, each over the whole data set."
+    return Metric(name, "higher", (0.0, 1.0), description, prefixed(prefix, COUNTS), _MeanIou())
+
+
+def foreground_iou(prefix: str = "", name: str = "foreground IoU") -> Metric:
+    """Make the IoU of the foreground over the whole data set."""
+    description = "Intersection over union of the foreground over the whole data set."
+    return Metric(name, "higher", (0.0, 1.0), description, prefixed(prefix, COUNTS), _ClassIou(1))
+
+
+def mean_average_precision(prefix: str = "", name: str = "AP") -> Metric:
+    """Make the mean over images of ``mask_average_precision``."""
+    description = "Mean over images of the average precision of the map against its mask."
+    return mean_of(f"{prefix}average_precision", name, "higher", (0.0, 1.0), description)
+
+
+def two_class_map(prefix: str = "", name: str = "mAP") -> Metric:
+    """Make the mean over images of ``two_class_average_precision``."""
+    description = "Mean over images of the average precision of [1 - R, R] against the one-hot mask (Chefer's form)."
+    return mean_of(f"{prefix}two_class_average_precision", name, "higher", (0.0, 1.0), description)
+
+
+# Several classes at once, as in PASCAL VOC.
+
+
+def class_columns(classes: int, prefix: str = "") -> tuple[str, ...]:
+    """Name the counts of ``count_classes``."""
+    names = [f"{kind}_{index}" for kind in ("intersection", "union") for index in range(classes)]
+    return prefixed(prefix, [*names, "labelled"])
+
+
+def count_classes(predicted: NDArray[np.integer], truth: NDArray[np.integer], classes: int) -> Floats:
+    """Count what accuracy and mIoU over several classes are made of.
+
+    Args:
+        predicted: the class of every pixel of one image, (height, width).
+        truth: the same of the mask; -1 does not count.
+        classes: how many there are, background included.
+
+    Returns:
+        Per class the intersection, then per class the union, then the labelled pixels, (2 classes + 1,); NaN for an
+        image of which no pixel counts.
+    """
+    same_shape(predicted, truth, "a segmentation and its mask")
+    counted = truth != IGNORED
+    predicted, truth = predicted[counted], truth[counted]
+    if truth.size == 0:
+        return np.full(2 * classes + 1, np.nan)
+    if min(predicted.min(), truth.min()) < 0 or max(predicted.max(), truth.max()) >= classes:
+        raise MetricError(f"a segmentation or its mask has a class outside 0..{classes - 1}")
+    intersection = np.bincount(truth[predicted == truth], minlength=classes)
+    union = np.bincount(truth, minlength=classes) + np.bincount(predicted, minlength=classes) - intersection
+    return np.concatenate([intersection, union, [truth.size]]).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class _ClassesAccuracy:
+    classes: int
+
+    def __call__(self, means: Floats) -> Floats:
+        return divided(means[..., : self.classes].sum(axis=-1), means[..., -1])
+
+
+@dataclass(frozen=True)
+class _ClassesMeanIou:
+    classes: int
+
+    def __call__(self, means: Floats) -> Floats:
+        return _mean_of_present(divided(means[..., : self.classes], means[..., self.classes : 2 * self.classes]))
+
+
+def classes_pixel_accuracy(classes: int, prefix: str = "", name: str = "pixel accuracy") -> Metric:
+    """Make the share of pixels with the right one of several classes."""
+    description = f"Share of the pixels of the whole data set that have the right one of {classes} classes."
+    columns = class_columns(classes, prefix)
+    return Metric(name, "higher", (0.0, 1.0), description, columns, _ClassesAccuracy(classes))
+
+
+def classes_mean_iou(classes: int, prefix: str = "", name: str = "mIoU") -> Metric:
+    """Make the mean over the classes that occur of their IoU, each over the whole data set."""
+    description = f"Mean over those of {classes} classes that occur of their IoU over the whole data set."
+    columns = class_columns(classes, prefix)
+    return Metric(name, "higher", (0.0, 1.0), description, columns, _ClassesMeanIou(classes))

@@ -1,0 +1,84 @@
+"""Explanations of text: token-F1 against human rationales, comprehensiveness and sufficiency (DeYoung et al., 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vitreous.metrics.arrays import finite, same_shape
+from vitreous.metrics.metric import Floats, Metric, MetricError, Weighted, mean_of
+from vitreous.metrics.perturbation import aopc
+
+GRADTOKEN_TOP = tuple(range(10, 81, 10))
+
+
+def word_scores(piece_scores: ArrayLike, word_of_piece: ArrayLike) -> Floats:
+    """Score each word by the highest of its word pieces, and not below 0.
+
+    Args:
+        piece_scores: relevance of every piece, (pieces,).
+        word_of_piece: index of the word each piece belongs to, -1 for pieces of no word, (pieces,).
+    """
+    scores, words = finite(piece_scores, "scores of word pieces"), np.asarray(word_of_piece, dtype=np.int64)
+    same_shape(scores, words, "scores of word pieces and their words")
+    best = np.zeros(int(words.max()) + 1)
+    np.maximum.at(best, words[words >= 0], scores[words >= 0])
+    return best
+
+
+def token_f1(scores: ArrayLike, rationale: ArrayLike, top: int) -> float:
+    """Compare the ``top`` highest scores with a human rationale by F1; of equal scores the earlier token is taken.
+
+    NaN where the rationale is empty. A text with fewer tokens than ``top`` is taken whole.
+    """
+    values, wanted = finite(scores, "scores of tokens"), np.asarray(rationale, dtype=bool)
+    same_shape(values, wanted, "scores of tokens and their rationale")
+    if top < 1:
+        raise MetricError(f"at least one token is needed, not {top}")
+    if not wanted.any():
+        return float("nan")
+    chosen = np.argsort(-values, kind="stable")[:top]
+    return float(2 * wanted[chosen].sum() / (len(chosen) + wanted.sum()))
+
+
+def comprehensiveness(original: ArrayLike, without: ArrayLike) -> Floats:
+    """Average over the shares of tokens by how much the probability falls without the rationale, (..., shares)."""
+    return aopc(original, without)
+
+
+def sufficiency(original: ArrayLike, alone: ArrayLike) -> Floats:
+    """Average over the shares of tokens by how much the probability falls with the rationale alone, (..., shares)."""
+    return aopc(original, alone)
+
+
+def token_f1_columns(tops: Sequence[int] = GRADTOKEN_TOP, prefix: str = "") -> tuple[str, ...]:
+    """Name the token-F1 of several sizes: ``token_f1_10`` and so on."""
+    return tuple(f"{prefix}token_f1_{top}" for top in tops)
+
+
+def mean_token_f1(top: int, prefix: str = "") -> Metric:
+    """Make the mean over texts of the token-F1 of one size."""
+    (column,) = token_f1_columns([top], prefix)
+    return mean_of(column, f"token-F1 top {top}", "higher", (0.0, 1.0), f"Mean F1 of the {top} highest tokens.")
+
+
+def average_token_f1(tops: Sequence[int] = GRADTOKEN_TOP, prefix: str = "", name: str = "token-F1") -> Metric:
+    """Make the mean over texts and sizes of the token-F1."""
+    weights = (1 / len(tops),) * len(tops)
+    description = f"Mean F1 of the highest tokens against the rationale, over {len(tops)} sizes."
+    columns = token_f1_columns(tops, prefix)
+    return Metric(name, "higher", (0.0, 1.0), description, columns, Weighted(weights))
+
+
+def mean_comprehensiveness(prefix: str = "", name: str = "comprehensiveness") -> Metric:
+    """Make the mean of ``comprehensiveness``, kept in ``<prefix>comprehensiveness``."""
+    description = "Mean fall of the target's probability without the rationale."
+    return mean_of(f"{prefix}comprehensiveness", name, "higher", (-1.0, 1.0), description)
+
+
+def mean_sufficiency(prefix: str = "", name: str = "sufficiency") -> Metric:
+    """Make the mean of ``sufficiency``, kept in ``<prefix>sufficiency``."""
+    description = "Mean fall of the target's probability with the rationale alone."
+    return mean_of(f"{prefix}sufficiency", name, "lower", (-1.0, 1.0), description)

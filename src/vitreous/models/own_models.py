@@ -1,0 +1,119 @@
+"""Loads a user's own network: a function in a Python file that builds it, and weights from a file where asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitreous.errors import ModelError, VitreousError
+from vitreous.models.checkpoints import load_strictly, read_checkpoint
+from vitreous.models.loaded import LoadedModel
+from vitreous.models.preprocessing import Preprocessing, as_image_size
+
+_SPELLING = re.compile(r"(?P<file>.+?\.py):(?P<function>[A-Za-z_]\w*)(?:@(?P<weights>.+))?")
+_SEED = 0
+
+
+def load_own(
+    identifier: str,
+    image_size: tuple[int, int] | None,
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
+) -> LoadedModel:
+    """Load ``FILE.py:FUNCTION`` or ``FILE.py:FUNCTION@WEIGHTS``; the file is run, as a plugin is.
+
+    The function takes no arguments and returns an ``nn.Module`` or a ``LoadedModel``. A module may say how photos are
+    prepared by an attribute ``preprocessing`` (a ``Preprocessing``) or by ``image_size``, ``mean`` and ``std``; what is
+    given here comes first.
+    """
+    name = f"py/{identifier}"
+    spelled = _SPELLING.fullmatch(identifier)
+    if spelled is None:
+        raise ModelError(f"{name}: your own model is spelled py/FILE.py:FUNCTION or py/FILE.py:FUNCTION@WEIGHTS")
+    built = _build(name, Path(spelled["file"]).expanduser(), spelled["function"])
+    network = built.model if isinstance(built, LoadedModel) else built
+    if spelled["weights"]:
+        load_strictly(network, read_checkpoint(spelled["weights"]), source=spelled["weights"])
+    if isinstance(built, LoadedModel):
+        preprocessing, class_names = built.preprocessing.override(image_size=image_size), built.class_names
+    else:
+        preprocessing, class_names = _preprocessing(name, network, image_size, mean, std), _class_names(network)
+    return LoadedModel(name, network.eval(), preprocessing, class_names)
+
+
+def _build(name: str, file: Path, function: str) -> nn.Module | LoadedModel:
+    build = getattr(_run(name, file), function, None)
+    if not callable(build):
+        raise ModelError(f"{name}: there is no function {function} in {file}")
+    torch.manual_seed(_SEED)  # so that a model whose weights are random is the same one in every process
+    try:
+        built = build()
+    except VitreousError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{name}: {function} fails: {type(error).__name__}: {_first_line(error)}") from error
+    if not isinstance(built, nn.Module | LoadedModel):
+        raise ModelError(f"{name}: {function} must return an nn.Module, not {type(built).__name__}")
+    return built
+
+
+def _run(name: str, file: Path) -> ModuleType:
+    """Run the file as a module; modules beside it can be imported."""
+    module_name = f"vitreous_model_{file.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise ModelError(f"{name}: there is no file {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # at the end, so that nothing installed is hidden
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ModelError(f"{name}: {file} does not run: {type(error).__name__}: {_first_line(error)}") from error
+    return module
+
+
+def _preprocessing(
+    name: str,
+    model: nn.Module,
+    image_size: tuple[int, int] | None,
+    mean: float | Sequence[float] | None,
+    std: float | Sequence[float] | None,
+) -> Preprocessing:
+    """Return how photos are prepared, from what was asked for and what the model says of itself."""
+    known: Any = getattr(model, "preprocessing", None)
+    if isinstance(known, Preprocessing):
+        return known.override(mean=mean, std=std, image_size=image_size)
+    size = image_size or getattr(model, "image_size", None)
+    mean = getattr(model, "mean", None) if mean is None else mean
+    std = getattr(model, "std", None) if std is None else std
+    wanted = (("--image-size", "image_size", size), ("--mean", "mean", mean), ("--std", "std", std))
+    missing = [(option, attribute) for option, attribute, value in wanted if value is None]
+    if missing:
+        options, attributes = (" ".join(words) for words in zip(*missing, strict=True))
+        raise ModelError(
+            f"{name}: the model does not say how its photos are prepared; give {options}, or set its attributes "
+            f"{attributes.replace(' ', ', ')}"
+        )
+    assert size is not None
+    plain = Preprocessing(image_size=as_image_size(size), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    return plain.override(mean=mean, std=std)
+
+
+def _class_names(model: nn.Module) -> tuple[str, ...] | None:
+    names: Any = getattr(model, "class_names", None)
+    return tuple(map(str, names)) if isinstance(names, Iterable) else None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or "no reason given").splitlines()[0]

@@ -1,0 +1,115 @@
+"""What maps are laid on: a photo in its own resolution and aspect, and the part of it that the model saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from PIL import Image
+
+from vitreous.errors import InputError
+from vitreous.frame import Frame
+from vitreous.images import read_image
+from vitreous.pictures.overlay import DEFAULT_OPACITY, overlay
+from vitreous.pictures.scaling import framed_maps
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vitreous.explanation import Explanation
+
+Photo = Image.Image | str | Path
+
+# What the model did not see is grey and faded towards white by this part: there, no colour does not say "no evidence".
+_FADE = 0.45
+
+
+@dataclass(frozen=True)
+class Look:
+    """How maps are drawn.
+
+    Attributes:
+        smooth: Interpolate between patches; otherwise patches are rectangles.
+        opacity: Opacity of the heatmaps, from 0 to 1.
+    """
+
+    smooth: bool = True
+    opacity: float = DEFAULT_OPACITY
+
+
+@dataclass(frozen=True)
+class Backdrop:
+    """A photo with the frame of what the model saw of it."""
+
+    photo: Image.Image
+    frame: Frame
+
+    @classmethod
+    def of(cls, explanation: Explanation, index: int = 0, photo: Photo | None = None) -> Self:
+        """Give the backdrop for an image of an explanation.
+
+        Args:
+            explanation: What will be drawn.
+            index: Which image of it.
+            photo: The photo as it was before preprocessing; without it, the picture as the model saw it is drawn on.
+        """
+        if not 0 <= index < len(explanation):
+            raise InputError(f"index {index} is out of range: this explanation has {len(explanation)} images")
+        if photo is not None:
+            if explanation.preprocessing is None:
+                raise InputError(
+                    "it is not known which part of the photo the model saw, since its preprocessing is not; "
+                    "pass the picture as the model saw it as image=..."
+                )
+            upright = read_image(photo)
+            return cls(upright, explanation.preprocessing.frame((upright.height, upright.width)))
+        if explanation.images is None:
+            raise InputError("this explanation holds no pictures; pass the photo to draw on as photo=...")
+        picture = explanation.images[index]
+        return cls(picture, Frame.whole((picture.height, picture.width)))
+
+    def fitted(self, width: int, height: int) -> Backdrop:
+        """Scale the photo so that it just fits into a box, whatever its own size."""
+        scale = min(width / self.photo.width, height / self.photo.height)
+        new_width, new_height = (max(1, round(side * scale)) for side in self.photo.size)
+        photo = self.photo.resize((new_width, new_height), Image.Resampling.LANCZOS)
+        return replace(self, photo=photo, frame=self.frame.scaled((new_height, new_width)))
+
+    def lay(
+        self,
+        scores: Tensor,
+        grid: tuple[int, int],
+        *,
+        signed: bool,
+        look: Look | None = None,
+        span: tuple[float, float] | None = None,
+    ) -> Image.Image:
+        """Lay one map over the photo; what the model did not see gets no colour.
+
+        Args:
+            scores: Raw scores (patches,).
+            grid: Rows and columns of patches.
+            signed: Whether the sign of the scores means something.
+            look: How it is drawn.
+            span: See ``framed_maps``.
+        """
+        look = look or Look()
+        if not bool(scores.isfinite().all()):
+            raise InputError("the scores contain NaN or infinity and cannot be shown")
+        rows, columns = self.frame.rows, self.frame.columns
+        heatmap = framed_maps(scores.cpu(), grid, self.frame, signed=signed, smooth=look.smooth, span=span).numpy()
+        seen = self.photo.crop((columns.start, rows.start, columns.stop, rows.stop))
+        coloured = overlay(seen, heatmap, signed=signed, opacity=look.opacity)
+        if seen.size == self.photo.size:
+            return coloured
+        page = _faded(self.photo)
+        page.paste(coloured, (columns.start, rows.start))
+        return page
+
+
+def _faded(photo: Image.Image) -> Image.Image:
+    # A table of 256 values instead of arithmetic on every pixel: photos may be large.
+    table = np.rint(np.arange(256) * (1 - _FADE) + 255 * _FADE).astype(int).tolist()
+    return photo.convert("L").point(table).convert("RGB")

@@ -1,0 +1,1 @@
+"""The numbers that figures show, as arrays; nothing here draws."""

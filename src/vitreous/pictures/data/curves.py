@@ -1,0 +1,143 @@
+"""Perturbation curves: how sure a model stays of a class as a photo loses, or regains, its most relevant parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vitreous.errors import InputError, UnsupportedModelError
+from vitreous.explanation import Explanation
+from vitreous.models import LoadedModel
+from vitreous.pictures.data.recording import open_subject
+from vitreous.pictures.scaling import display_maps
+from vitreous.pixels import Images
+from vitreous.subject import Subject
+
+By = Literal["patches", "pixels"]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Deletion and insertion by one method's map.
+
+    Attributes:
+        method: The spelling.
+        fractions: Which part of the photo is deleted or inserted, from 0 to 1.
+        deletion: The class's probability without the most relevant part; a good map makes it fall early.
+        insertion: The class's probability with the most relevant part alone; a good map makes it rise early.
+    """
+
+    method: str
+    fractions: NDArray[np.float64]
+    deletion: NDArray[np.float64]
+    insertion: NDArray[np.float64]
+
+    @property
+    def deletion_area(self) -> float:
+        """The area under the deletion curve, by the trapezoid rule; lower is better."""
+        return area(self.fractions, self.deletion)
+
+    @property
+    def insertion_area(self) -> float:
+        """The area under the insertion curve; higher is better."""
+        return area(self.fractions, self.insertion)
+
+
+def perturbation_curves(
+    model: nn.Module | LoadedModel,
+    image: Images,
+    explanation: Explanation,
+    *,
+    index: int = 0,
+    target_index: int = 0,
+    by: By = "patches",
+    steps: int = 10,
+) -> tuple[Curves, ...]:
+    """Delete and insert the most relevant parts of one photo, for every method of its explanation.
+
+    Args:
+        model: The model that was explained.
+        image: The one photo, in any form that ``explain`` takes.
+        explanation: Maps of it.
+        index: Which image of the explanation it is.
+        target_index: Which of the explained classes is followed.
+        by: ``patches`` are really dropped behind the positional embedding; ``pixels`` of the smooth map are painted
+            black, or with 0 where the model's preprocessing is not known.
+        steps: Into how many equal parts the photo is cut.
+
+    Returns:
+        Curves with steps + 1 points. A point is NaN where the model cannot be asked, which is the case without any
+        patch in models that read nothing but patches.
+    """
+    if by not in {"patches", "pixels"}:
+        raise InputError(f"curves go by patches or by pixels, not by {by!r}")
+    if steps < 1:
+        raise InputError(f"a curve needs at least one step, not {steps}")
+    subject = open_subject(model, image)
+    if len(subject.images) != 1:
+        raise InputError(f"curves are drawn of one photo at a time, not of {len(subject.images)}")
+    target = explanation.class_index(index, target_index)
+    orders = torch.stack([_order(explanation, method, index, target_index, by) for method in explanation.methods])
+    ask = _asking(subject, target, by)
+    counts = [orders.shape[1] * step // steps for step in range(steps + 1)]
+    deletion = np.stack([ask(orders[:, count:]) for count in counts], axis=1)
+    insertion = np.stack([ask(orders[:, :count]) for count in counts], axis=1)
+    fractions = np.linspace(0, 1, steps + 1)
+    return tuple(
+        Curves(method, fractions, deletion[row], insertion[row]) for row, method in enumerate(explanation.methods)
+    )
+
+
+def area(fractions: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+    """The area under a curve over 0 to 1, by the trapezoid rule over the points that there are."""
+    known = np.isfinite(values)
+    if known.sum() < 2:
+        return float("nan")
+    across, up = fractions[known], values[known]
+    return float(np.sum(np.diff(across) * (up[1:] + up[:-1]) / 2) / (across[-1] - across[0]))
+
+
+def _order(explanation: Explanation, method: str, index: int, target_index: int, by: By) -> Tensor:
+    """Patches or pixels of one map, the most relevant first; equal ones in reading order."""
+    scores = explanation.scores_of(method, index, target_index).cpu()
+    grid = explanation.grid_of(method)
+    if by == "pixels":
+        # Scaling keeps the order.
+        signed = explanation.signed[method]
+        scores = display_maps(scores, grid, explanation.image_size, signed=signed, smooth=True).flatten()
+    elif grid != explanation.grid:
+        pooled = torch.nn.functional.adaptive_avg_pool2d(scores.view(1, 1, *grid), explanation.grid)
+        scores = pooled.flatten()
+    return scores.argsort(descending=True, stable=True)
+
+
+def _asking(subject: Subject, target: int, by: By) -> Callable[[Tensor], NDArray[np.float64]]:
+    """Give the function that turns what is kept, (methods, count), into the probability of the target, (methods,)."""
+
+    def probability(kept: Tensor) -> NDArray[np.float64]:
+        try:
+            logits = _logits(subject, kept, by)
+        except UnsupportedModelError:
+            if kept.shape[1]:
+                raise
+            return np.full(len(kept), np.nan)  # nothing is left that this model could read
+        return logits.double().softmax(dim=-1)[:, target].cpu().numpy()
+
+    return probability
+
+
+def _logits(subject: Subject, kept: Tensor, by: By) -> Tensor:
+    images = subject.images.expand(len(kept), -1, -1, -1)
+    if by == "patches":
+        return subject.logits_of_kept(images, kept)
+    mask = torch.zeros(len(kept), subject.size[0] * subject.size[1], dtype=torch.bool)
+    mask.scatter_(1, kept, torch.ones_like(kept, dtype=torch.bool))
+    paint = subject.images.new_zeros(subject.images.shape[1]) if subject.black is None else subject.black
+    seen = mask.view(len(kept), 1, *subject.size).to(images.device)
+    return subject.logits(torch.where(seen, images, paint.view(1, -1, 1, 1)))

@@ -1,0 +1,34 @@
+"""The heads strip: every head's signed map before the heads are integrated (GradToken Fig. 10)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from vitreous.errors import MethodError
+from vitreous.explaining import explain
+from vitreous.methods.gradtoken import QueryGradientKey
+from vitreous.models import LoadedModel
+from vitreous.pictures.data.recording import recorded
+from vitreous.pictures.data.strip import Strip
+from vitreous.pixels import Images
+from vitreous.spelling import parse
+from vitreous.targets import Target
+
+
+def heads_strip(
+    model: nn.Module | LoadedModel, image: Images, method: str = "gradtoken", target: Target = None
+) -> Strip:
+    """Give the maps M_h of gradtoken, propagated as its spelling says, signed and on one scale."""
+    recipe = parse(method)
+    readout = recipe.readout
+    if not isinstance(readout, QueryGradientKey):
+        raise MethodError(f"{method!r} has no map for each head; gradtoken has")
+    explanation = explain(model, image, method, target)  # refuses, with reasons, what cannot be explained
+    with recorded(model, image, recipe, target) as view:
+        layers = recipe.aggregation.layers(view.depth)
+        if len(layers) > 1:
+            raise MethodError(f"{method!r} adds up several blocks, and their heads have nothing to do with each other")
+        maps = readout.propagate(view, readout.maps(view, layers[0]), layers[0])[0].T.clone()
+    # Spread maps may be far from zero and nearly flat; then the numbers tell more than the colours.
+    captions = tuple(f"head {n}: {one.min():.2g} to {one.max():.2g}" for n, one in enumerate(maps))
+    return Strip(method, explanation, captions, maps.cpu(), signed=True, shared=True)

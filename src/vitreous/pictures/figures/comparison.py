@@ -1,0 +1,63 @@
+"""The comparison figure: methods side by side, one row for each photo and class, as the papers show their maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vitreous.errors import InputError
+from vitreous.explanation import Explanation
+from vitreous.pictures.backdrop import Backdrop, Look, Photo
+from vitreous.pictures.captions import class_caption
+from vitreous.pictures.sheet import Sheet
+from vitreous.pictures.tiles import SHARPNESS, Row, Tile, tiled
+
+_TILE = 210
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One photo of a comparison: its explanation, and the photo before preprocessing where it is at hand."""
+
+    explanation: Explanation
+    index: int = 0
+    photo: Photo | None = None
+
+
+def comparison_figure(
+    shown: Sequence[Shown], *, methods: Sequence[str] | None = None, look: Look | None = None, tile: int = _TILE
+) -> Sheet:
+    """Draw the photos and every method's maps of them.
+
+    Args:
+        shown: The photos with their explanations.
+        methods: The methods to show, in this order; all by default.
+        look: How maps are drawn.
+        tile: The width of a column.
+    """
+    if not shown:
+        raise InputError("there is nothing to compare: no photo was given")
+    columns = tuple(methods or shown[0].explanation.methods)
+    rows = [
+        _row(one, target, columns, look, tile) for one in shown for target in range(one.explanation.classes_per_image)
+    ]
+    kinds = sorted({shown[0].explanation.signed[method] for method in columns})
+    return tiled(rows, tile=tile, headings=("photo", *columns), legend=kinds)
+
+
+def _row(one: Shown, target: int, methods: Sequence[str], look: Look | None, tile: int) -> Row:
+    explanation = one.explanation
+    whole = Backdrop.of(explanation, one.index, one.photo)
+    backdrop = whole.fitted(tile * SHARPNESS, tile * SHARPNESS * 4 // 3)
+    maps = [
+        Tile(
+            backdrop.lay(
+                explanation.scores_of(method, one.index, target),
+                explanation.grid_of(method),
+                signed=explanation.signed[method],
+                look=look,
+            )
+        )
+        for method in methods
+    ]
+    return Row([Tile(backdrop.photo, class_caption(explanation, one.index, target)), *maps])

@@ -1,0 +1,170 @@
+"""A page that a figure is drawn on: laid out from the top left, written as PNG, SVG or PDF, without pyplot.
+
+Lengths are in units of 1/100 inch, which are pixels unless a larger scale is asked for.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import secrets
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from vitreous.errors import InputError
+from vitreous.pictures.captions import font, line_height, wrap
+from vitreous.pictures.overlay import colour
+from vitreous.storage import StorageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK = "#1a1a1a"
+FAINT = "#5f5f5f"
+FORMATS = ("png", "svg", "pdf")
+
+_PER_INCH = 100
+# Dates and program names would make the same figure a different file every time.
+_METADATA: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
+
+class Sheet:
+    """A page of a given width and height.
+
+    Args:
+        width: In units.
+        height: In units.
+        scale: Pixels per unit of a PNG, so that large photos can keep all their pixels.
+    """
+
+    def __init__(self, width: float, height: float, scale: float = 1.0) -> None:
+        from matplotlib.figure import Figure  # noqa: PLC0415  # slow to import, and scores can be had without pictures
+
+        self.width, self.height, self.scale = math.ceil(width), math.ceil(height), scale
+        self.figure: Figure = Figure(
+            figsize=(self.width / _PER_INCH, self.height / _PER_INCH), dpi=_PER_INCH, facecolor="white"
+        )
+
+    def axes(self, left: float, top: float, width: float, height: float) -> Axes:
+        """Give axes at a place of the page."""
+        bottom = self.height - top - height
+        place = (left / self.width, bottom / self.height, width / self.width, height / self.height)
+        axes: Axes = self.figure.add_axes(place)
+        return axes
+
+    def picture(self, left: float, top: float, width: float, height: float, image: Image.Image) -> None:
+        """Draw a picture that fills a rectangle."""
+        axes = self.axes(left, top, width, height)
+        axes.set_axis_off()
+        axes.imshow(np.asarray(image.convert("RGB")), aspect="auto", interpolation="antialiased")
+
+    def write(
+        self,
+        left: float,
+        top: float,
+        text: str,
+        *,
+        width: float,
+        size: int = 15,
+        bold: bool = False,
+        ink: str = INK,
+        lines: int = 1,
+        align: str = "left",
+    ) -> float:
+        """Write a text, broken into lines, and give the height that it takes.
+
+        ``align`` says which part of the rectangle from ``left``, ``width`` wide, the lines keep to.
+        """
+        style = font(size, bold=bold)
+        broken = wrap(text, style, int(width), lines=lines)
+        anchor = left + {"left": 0.0, "center": width / 2, "right": width}[align]
+        for number, line in enumerate(broken):
+            baseline = top + number * line_height(style) + style.size
+            self.figure.text(
+                anchor / self.width,
+                1 - baseline / self.height,
+                line,
+                color=ink,
+                ha=align,
+                va="baseline",
+                parse_math=False,  # a class may be called "$100 bill"
+                fontproperties=font_properties(size, bold=bold),
+            )
+        return float(len(broken) * line_height(style))
+
+    def bar(self, left: float, top: float, width: float, *, signed: bool, marks: tuple[str, ...]) -> float:
+        """Draw a colour bar with marks from its left to its right end, and give the height that it takes."""
+        ramp = np.broadcast_to(np.linspace(-1.0 if signed else 0.0, 1.0, 256), (1, 256))
+        rgba = colour(ramp, signed=signed)
+        self.picture(left, top, width, 10, Image.fromarray(np.ascontiguousarray(rgba[..., :3])))
+        aligned = ("left", "right") if len(marks) == 2 else ("left", "center", "right")
+        for mark, align in zip(marks, aligned, strict=True):
+            self.write(left, top + 12, mark, width=width, size=12, ink=FAINT, align=align)
+        return 12.0 + line_height(font(12))
+
+    def image(self, scale: float | None = None) -> Image.Image:
+        """Give the page as a picture."""
+        stream = io.BytesIO()
+        self._print(stream, "png", self.scale if scale is None else scale)
+        with Image.open(stream) as drawn:
+            return drawn.convert("RGB")
+
+    def save(self, file: str | os.PathLike[str]) -> Path:
+        """Write the page as .png, .svg or .pdf; the file appears complete or not at all.
+
+        Raises:
+            InputError: the name ends in something else.
+            StorageError: the file cannot be written.
+        """
+        path = Path(file)
+        kind = check_format(path)
+        draft = path.with_name(f".{secrets.token_hex(4)}-{path.name}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with draft.open("xb") as stream:
+                    self._print(stream, kind, self.scale)
+                draft.replace(path)
+            finally:
+                draft.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+        return path
+
+    def _repr_png_(self) -> bytes:
+        """Show the page in a notebook."""
+        stream = io.BytesIO()
+        self._print(stream, "png", min(self.scale, 2.0))
+        return stream.getvalue()
+
+    def _print(self, stream: Any, kind: str, scale: float) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="Glyph .* missing"
+            )  # an empty box is drawn, which says it as well
+            self.figure.savefig(stream, format=kind, dpi=_PER_INCH * scale, metadata=_METADATA[kind])
+
+
+def check_format(path: Path) -> str:
+    """Give the kind of file that a name asks for."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise InputError(f"figures are written as .png, .svg or .pdf, and {path.name!r} ends in none of them")
+    return kind
+
+
+def font_properties(size: float, *, bold: bool = False) -> Any:
+    """Give matplotlib the same font file that widths are measured with, whatever its own settings say."""
+    from matplotlib.font_manager import FontProperties  # noqa: PLC0415
+
+    return FontProperties(fname=str(font(12, bold=bold).path), size=size * 72 / _PER_INCH)

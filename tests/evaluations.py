@@ -1,0 +1,80 @@
+"""Small evaluations for tests: generated photos with masks, a small random model, and their stored tables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from vitreous.benchmark.run import ModelChoice, Run
+from vitreous.benchmark.store import Store
+
+PROTOCOL = "chefer-2021-segmentation"
+METHODS = ("gae", "rollout")
+MODEL = ModelChoice("timm/vit_tiny_patch16_224@random", image_size=(32, 32))
+
+
+def write_photos(folder: Path, count: int, *, broken: tuple[int, ...] = (), size: int = 40) -> str:
+    """Write photos of noise with a mask each, and give the data set's spelling."""
+    (folder / "images").mkdir(parents=True)
+    (folder / "masks").mkdir()
+    random = np.random.default_rng(0)
+    for number in range(count):
+        photo = folder / "images" / f"{number:04d}.png"
+        Image.fromarray(random.integers(0, 256, (size, size, 3), dtype=np.uint8)).save(photo)
+        mask = np.zeros((size, size), dtype=np.uint8)
+        mask[size // 4 : size // 2 + number % (size // 3), size // 4 : -size // 4] = 255
+        Image.fromarray(mask).save(folder / "masks" / f"{number:04d}.png")
+        if number in broken:
+            photo.write_bytes(b"this is not a photo")
+    return f"masks:{folder}"
+
+
+def command(data: str, out: Path, *more: object) -> list[str]:
+    """The command line of a small evaluation; everything random has one thread and small shards."""
+    arguments = ["--protocol", PROTOCOL, "--model", MODEL.name, "--image-size", "32", "--data", data]
+    arguments += ["--methods", ",".join(METHODS), "--out", str(out), "--threads", "1", "--shard-size", "2"]
+    return [sys.executable, "-m", "vitreous", "evaluate", *arguments, *map(str, more)]
+
+
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    """Start a command without waiting for it."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+
+
+def only_run(out: Path) -> Store:
+    """The one run in a folder of runs."""
+    (folder,) = out.iterdir()
+    return Store.open(folder)
+
+
+def everything(store: Store) -> pa.Table:
+    """All columns of all images of a run's plan."""
+    return store.read(store.run.shards(), ["index", "image", "method", "error", *store.run.columns])
+
+
+def some_run(**changes) -> Run:
+    """A run of invented content, for tests of what is made of one."""
+    values = {
+        "protocol": "p",
+        "settings": {"version": 1},
+        "model": ModelChoice("timm/some"),
+        "weights": "w",
+        "preprocessing": {"mean": (0.5, 0.5, 0.5)},
+        "data": "masks:/somewhere",
+        "data_fingerprint": "d",
+        "images": 10,
+        "methods": ("a", "b"),
+        "columns": ("x", "y"),
+        "shard_size": 4,
+        "versions": {"vitreous": "1"},
+    }
+    return Run(**{**values, **changes})

@@ -1,0 +1,118 @@
+"""The real program, killed and in company: what is stored is what one unbroken run stores, bit for bit."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from evaluations import METHODS, MODEL, PROTOCOL, command, everything, only_run, start, write_photos
+from vitreous.benchmark.evaluation import evaluate
+from vitreous.cli.evaluating_report import as_json
+
+IMAGES = 24
+
+
+def shards(out):
+    return len(list(out.glob("*/*.parquet")))
+
+
+def drafts(out):
+    return list(out.glob("*/shard-*.part"))
+
+
+def finish(process):
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output, errors
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Photos of which one is broken, so that rows with errors are stored as well."""
+    return write_photos(tmp_path_factory.mktemp("killed") / "photos", IMAGES, broken=(5,))
+
+
+@pytest.fixture(scope="module")
+def unbroken(photos, tmp_path_factory):
+    """What an unbroken run in this process prints and stores."""
+    out = tmp_path_factory.mktemp("unbroken")
+    results = evaluate(MODEL, photos, PROTOCOL, METHODS, out=out, threads=1, shard_size=2)
+    return as_json(results), everything(only_run(out))
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline and not condition():
+        time.sleep(0.0005)
+
+
+def test_killed_again_and_again_it_resumes_to_the_same_results(photos, unbroken, tmp_path):
+    """Interrupted, killed while a shard is being written, and killed at a random moment."""
+    process = start(command(photos, tmp_path))
+    wait_for(lambda: shards(tmp_path) >= 1, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "of 24 images done; the same command goes on from there" in errors
+    assert "Traceback" not in errors
+
+    process, before = start(command(photos, tmp_path)), shards(tmp_path)
+    wait_for(lambda: shards(tmp_path) > before + 1 and drafts(tmp_path), process)
+    kill(process)
+    process, before = start(command(photos, tmp_path)), shards(tmp_path)
+    wait_for(lambda: shards(tmp_path) > before, process)
+    time.sleep(random.uniform(0, 0.02))  # any moment must do, so it may be another one each time
+    kill(process)
+
+    there = shards(tmp_path)
+    assert 2 < there < IMAGES // 2
+    output, errors = finish(start(command(photos, tmp_path, "--json")))
+    assert f"resumed: {there} of 12 shards are there" in errors
+    assert "1 of 24 images could not be measured" in errors
+    assert json.loads(output) == unbroken[0]
+    assert everything(only_run(tmp_path)).equals(unbroken[1])
+    assert {file.suffix for file in only_run(tmp_path).folder.iterdir()} == {".json", ".parquet"}
+
+
+def test_two_processes_on_one_folder_share_the_work(photos, unbroken, tmp_path):
+    processes = [start(command(photos, tmp_path, "--json")) for _ in range(2)]
+    for process in processes:
+        output, _ = finish(process)
+        assert json.loads(output) == unbroken[0]
+    assert everything(only_run(tmp_path)).equals(unbroken[1])
+    assert {file.suffix for file in only_run(tmp_path).folder.iterdir()} == {".json", ".parquet"}
+
+
+def test_workers_give_the_same_numbers_also_when_one_dies(photos, unbroken, tmp_path):
+    process = start(command(photos, tmp_path, "--json", "--workers", 2))
+    wait_for(lambda: shards(tmp_path) >= 2, process)
+    children = worker_processes(process.pid)
+    if children:  # they may be done already on a fast machine
+        os.kill(children[0], signal.SIGKILL)
+    output, _ = finish(process)
+    assert json.loads(output) == unbroken[0]
+    assert everything(only_run(tmp_path)).equals(unbroken[1])
+
+
+def worker_processes(parent):
+    """The workers that a process has started."""
+    listed = os.listdir("/proc") if os.path.isdir("/proc") else []  # noqa: PTH208, PTH112
+    found = []
+    for number in filter(str.isdigit, listed):
+        try:
+            with open(f"/proc/{number}/stat") as file:  # noqa: PTH123
+                fields = file.read().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(number))
+    return found

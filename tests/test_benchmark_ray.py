@@ -1,0 +1,77 @@
+"""The Ray engine against a real local cluster of two workers, one of which is killed half-way."""
+
+import os
+
+import pytest
+
+from evaluations import METHODS, MODEL, PROTOCOL, everything, write_photos
+from vitreous.benchmark.engines.ray import run_on_ray
+from vitreous.benchmark.engines.watching import Silent
+from vitreous.benchmark.evaluation import evaluate
+from vitreous.benchmark.run import RunError
+from vitreous.benchmark.starting import Options, start
+from vitreous.datasets import open_dataset
+
+ray = pytest.importorskip("ray", reason='needs Ray: pip install "vitreous[ray]"')
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+        log_to_driver=False,
+        _node_ip_address="127.0.0.1",
+    )
+    yield
+    ray.shutdown()
+
+
+DEADLY = """
+import os, signal
+from pathlib import Path
+from vitreous.plugin import method
+
+@method("deadly", values=("attention",), summary="Kills its process once, when half of the run is stored.")
+def deadly(view, layer):
+    if os.getpid() != {driver} and len(list(Path({out!r}).glob("*/*.parquet"))) >= {half}:
+        try:
+            Path({marker!r}).touch(exist_ok=False)
+        except FileExistsError:
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return view.attention(layer).value.norm(dim=-1).mean(dim=1)
+"""
+
+
+def test_a_cluster_whose_worker_dies_gives_what_the_local_engine_gives(cluster, tmp_path):
+    data = write_photos(tmp_path / "photos", 40, broken=(3,))
+    plugin, marker, out = tmp_path / "deadly.py", tmp_path / "killed", tmp_path / "ray"
+    plugin.write_text(DEADLY.format(driver=os.getpid(), out=str(out), half=10, marker=str(marker)))
+    settings = {"model": MODEL, "data": data, "protocol": PROTOCOL, "methods": [*METHODS, "deadly"]}
+    settings |= {"threads": 1, "shard_size": 2, "plugins": (plugin,)}
+    on_ray = evaluate(**settings, out=out, engine="ray", workers=2)
+    assert marker.exists(), "no worker was killed"
+    local = evaluate(**settings, out=tmp_path / "local")
+    assert on_ray.stores[0].run.key == local.stores[0].run.key
+    assert everything(on_ray.stores[0]).equals(everything(local.stores[0]))
+    assert {file.suffix for file in on_ray.stores[0].folder.iterdir()} == {".json", ".parquet"}
+
+
+def test_an_error_on_a_worker_is_told_as_it_would_be_here(cluster, tmp_path):
+    """The data set is changed behind the back of a run that was planned: its worker notices."""
+    folder = tmp_path / "photos"
+    data = write_photos(folder, 4)
+    store, _ = start(MODEL, data, PROTOCOL, METHODS, tmp_path / "out", Options(threads=1), Silent())
+    (folder / "images" / "0003.png").write_bytes(b"another size")
+    with pytest.raises(RunError, match="data set found here is not what the run was started with"):
+        run_on_ray(store, Silent())
+
+
+def test_what_cannot_be_opened_by_name_is_refused(tmp_path):
+    data = open_dataset(write_photos(tmp_path / "photos", 2))
+    with pytest.raises(RunError, match="by name"):
+        evaluate(MODEL, data, PROTOCOL, METHODS, out=tmp_path / "out", engine="ray")

@@ -1,0 +1,267 @@
+"""A run's folder: complete files or none, damage noticed, limits that grow, processes that die and meet."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from evaluations import some_run
+from vitreous.benchmark import locks
+from vitreous.benchmark.engines.watching import Silent
+from vitreous.benchmark.engines.working import work
+from vitreous.benchmark.run import RunError, Shard
+from vitreous.benchmark.shard_file import content_hash, schema_of
+from vitreous.benchmark.store import Store
+from vitreous.storage import StorageError
+
+RUN = some_run()
+
+
+def table(shard, run=RUN, error=None):
+    rows = [(index, method) for index in shard for method in run.methods]
+    columns = {
+        "index": [index for index, _ in rows],
+        "image": [f"{index}.png" for index, _ in rows],
+        "method": [method for _, method in rows],
+        "error": [error for _ in rows],
+        "x": [index / 3 if error is None else None for index, _ in rows],
+        "y": [float("nan") for _ in rows],
+    }
+    return pa.table(columns, schema=schema_of(run.columns))
+
+
+def create(folder, run=RUN, **options):
+    return Store.create(folder, run, {"command": ["test"]}, **options)
+
+
+def fill(store):
+    work(store, table, Silent())
+
+
+def nothing(text):
+    raise AssertionError(text)
+
+
+class TestFiles:
+    def test_what_is_written_is_read(self, tmp_path):
+        store = create(tmp_path)
+        assert store.missing(nothing) == RUN.shards() == [Shard(0, 3), Shard(4, 7), Shard(8, 9)]
+        fill(store)
+        assert store.missing(nothing) == []
+        expected = pa.concat_tables([table(shard) for shard in RUN.shards()])
+        found = store.read(RUN.shards(), expected.column_names)
+        assert content_hash(found) == content_hash(expected)
+        assert sorted(file.name for file in store.folder.iterdir()) == [
+            "manifest.json",
+            "shard-00000000-00000003.parquet",
+            "shard-00000004-00000007.parquet",
+            "shard-00000008-00000009.parquet",
+        ]
+
+    @pytest.mark.parametrize("damage", ["cut", "bytes", "empty", "text", "folder gone"])
+    def test_a_damaged_shard_is_noticed_and_computed_again(self, tmp_path, damage):
+        store = create(tmp_path)
+        fill(store)
+        file = store.folder / f"{RUN.shards()[1].name}.parquet"
+        whole = file.read_bytes()
+        middle = len(whole) // 3
+        flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
+        contents = {"cut": whole[:-20], "bytes": flipped, "empty": b"", "text": b"PAR1 not really"}
+        if damage in contents:
+            file.write_bytes(contents[damage])
+        else:
+            file.unlink()
+        notices = []
+        assert store.missing(notices.append) == [RUN.shards()[1]]
+        assert len(notices) == (damage in contents)
+        with pytest.warns(UserWarning, match="computed again") if notices else _no_context():
+            fill(store)
+        assert file.read_bytes() == whole
+
+    def test_every_flipped_byte_is_noticed_or_harmless(self, tmp_path):
+        store = create(tmp_path)
+        fill(store)
+        shard = RUN.shards()[0]
+        file = store.folder / f"{shard.name}.parquet"
+        whole = file.read_bytes()
+        before = content_hash(store.read([shard], table(shard).column_names))
+        for place in random.Random(0).sample(range(len(whole)), 150):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+            if store.is_done(shard):
+                assert content_hash(store.read([shard], table(shard).column_names)) == before
+
+    def test_a_shard_of_another_run_or_place_does_not_count(self, tmp_path):
+        store, other = create(tmp_path), create(tmp_path, replace(RUN, weights="other"))
+        fill(other)
+        assert store.folder != other.folder
+        for shard in RUN.shards():
+            (store.folder / f"{shard.name}.parquet").write_bytes((other.folder / f"{shard.name}.parquet").read_bytes())
+        notices = []
+        assert store.missing(notices.append) == RUN.shards()
+        assert all("another run" in notice for notice in notices)
+        first, second = (other.folder / f"{shard.name}.parquet" for shard in RUN.shards()[:2])
+        second.write_bytes(first.read_bytes())
+        assert other.missing(notices.append) == [RUN.shards()[1]]
+
+    def test_a_table_of_the_wrong_length_does_not_count(self, tmp_path):
+        store = create(tmp_path)
+        store.write(Shard(0, 3), table(Shard(0, 2)))
+        assert not store.is_done(Shard(0, 3))
+
+    def test_a_missing_number_is_not_a_nan(self):
+        shard = Shard(0, 0)
+        assert content_hash(table(shard)) != content_hash(table(shard, error="broken"))
+        columns = {
+            **{name: table(shard)[name] for name in ("index", "image", "method", "error", "x")},
+            "y": [None, None],
+        }
+        assert content_hash(pa.table(columns, schema=schema_of(RUN.columns))) != content_hash(table(shard))
+
+
+class TestLimits:
+    def test_a_growing_limit_keeps_whole_shards_and_reads_its_own_plan(self, tmp_path):
+        computed = []
+
+        def compute(shard):
+            computed.append(shard)
+            return table(shard)
+
+        for limit in (6, 9, 6, None):
+            store = create(tmp_path, replace(RUN, limit=limit))
+            work(store, compute, Silent())
+            assert store.read(store.run.shards(), ["index"])["index"].to_pylist()[::2] == list(range(limit or 10))
+        assert computed == [Shard(0, 3), Shard(4, 5), Shard(4, 7), Shard(8, 8), Shard(8, 9)]
+        assert Store.open(store.folder).run.limit is None
+
+    def test_threads_are_fixed_when_the_run_is_started(self, tmp_path):
+        create(tmp_path, replace(RUN, threads=3))
+        assert create(tmp_path, replace(RUN, threads=1)).run.threads == 3
+        with pytest.raises(RunError, match="--threads 3"):
+            create(tmp_path, replace(RUN, threads=1), keep_threads=False)
+
+
+class TestManifest:
+    @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": "something"}'])
+    def test_a_damaged_manifest_is_refused(self, tmp_path, content):
+        store = create(tmp_path)
+        (store.folder / "manifest.json").write_text(content)
+        with pytest.raises(StorageError):
+            create(tmp_path)
+        with pytest.raises(StorageError):
+            Store.open(store.folder)
+
+    def test_a_folder_that_cannot_be_made_is_one_sentence(self, tmp_path):
+        (tmp_path / "file").write_text("in the way")
+        with pytest.raises(StorageError, match="cannot be written"):
+            create(tmp_path / "file")
+
+
+class TestLocks:
+    def test_a_held_lock_is_not_given_again_and_a_released_one_is(self, tmp_path):
+        first = locks.take(tmp_path / "lock")
+        assert locks.take(tmp_path / "lock") is None
+        first.release()
+        assert not (tmp_path / "lock").exists()
+        second = locks.take(tmp_path / "lock")
+        assert second.certain
+        second.release()
+
+    def test_a_lock_whose_file_was_removed_meanwhile_is_not_believed(self, tmp_path, monkeypatch):
+        """A process that opened the file just before its holder removed it must not work beside the next one."""
+        real, removed = locks.fcntl.flock, []
+
+        def flock(descriptor, flags):
+            if not removed:
+                removed.append((tmp_path / "lock").unlink())
+            real(descriptor, flags)
+
+        monkeypatch.setattr(locks.fcntl, "flock", flock)
+        lock = locks.take(tmp_path / "lock")
+        assert os.path.samestat(os.fstat(lock.descriptor), (tmp_path / "lock").stat())
+        lock.release()
+
+    def test_without_locks_work_is_done_twice_and_nothing_breaks(self, tmp_path, monkeypatch):
+        def refuse(descriptor, flags):
+            raise OSError(38, "Function not implemented")
+
+        monkeypatch.setattr(locks.fcntl, "flock", refuse)
+        store = create(tmp_path)
+        claims = [store.claim(Shard(0, 3)) for _ in range(2)]
+        for claim in claims:
+            assert not claim.done
+            store.write(Shard(0, 3), table(Shard(0, 3)))
+            claim.release()
+        assert store.is_done(Shard(0, 3))
+
+    def test_a_shard_that_another_process_holds_is_waited_for(self, tmp_path):
+        store = create(tmp_path)
+        held = store.claim(Shard(4, 7))
+        computed = []
+
+        def compute(shard):
+            computed.append(shard)
+            if shard == Shard(8, 9):  # by now the held shard was met and left for later
+                held.release()
+            return table(shard)
+
+        work(store, compute, Silent())
+        assert computed == [Shard(0, 3), Shard(8, 9), Shard(4, 7)]
+
+
+WRITER = textwrap.dedent("""
+    import sys
+    from pathlib import Path
+    sys.path[:0] = [{tests!r}]
+    from test_benchmark_store import create, table, RUN, Silent, replace, work
+    store = create(Path(sys.argv[1]), replace(RUN, images=3000, shard_size=10))
+    print("ready", flush=True)
+    work(store, table, Silent())
+""")
+
+
+def writer(folder):
+    script = WRITER.format(tests=os.path.dirname(__file__))  # noqa: PTH120
+    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+class TestDeath:
+    def test_writers_killed_anywhere_leave_what_an_unbroken_run_leaves(self, tmp_path):
+        """300 shards by processes that are killed with SIGKILL at random moments, two of them side by side."""
+        pauses = random.Random(0)
+        for target in (30, 80, 130):
+            processes = [writer(tmp_path / "killed") for _ in range(2)]
+            while len(list(tmp_path.glob("killed/*/*.parquet"))) < target:
+                time.sleep(0.001)
+            time.sleep(pauses.uniform(0.0, 0.01))
+            for process in processes:
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                process.stdout.close()
+        run = replace(RUN, images=3000, shard_size=10)
+        killed, whole = create(tmp_path / "killed", run), create(tmp_path / "whole", run)
+        assert 130 <= sum(killed.is_there(shard) for shard in run.shards()) < 300
+        assert all(killed.is_done(shard) for shard in run.shards() if killed.is_there(shard))
+        fill(killed)
+        fill(whole)
+        names = [sorted(file.name for file in store.folder.iterdir()) for store in (killed, whole)]
+        assert names[0] == names[1]
+        for shard in run.shards():
+            files = [store.folder / f"{shard.name}.parquet" for store in (killed, whole)]
+            assert pq.read_table(files[0]).schema.metadata == pq.read_table(files[1]).schema.metadata
+            assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def _no_context():
+    from contextlib import nullcontext
+
+    return nullcontext()

@@ -1,0 +1,231 @@
+"""Data sets in one file: ImageNet-Segmentation's HDF5, CIFAR's batches, and the movie reviews."""
+
+import io
+import json
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+
+from vitreous.datasets import DataError, open_dataset, read_movies
+
+HEIGHT, WIDTH = 5, 8
+
+
+def error_of(call, *arguments):
+    with pytest.raises(DataError) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write_segmentation(file, *, ids=("n02119789_7", "n00000001_9"), nested=True):
+    """Write what Matlab 7.3 writes: axes in reverse, cells as references, the mask's cell inside of a cell."""
+    h5py = pytest.importorskip("h5py")
+    image = np.zeros((HEIGHT, WIDTH, 3), dtype=np.uint8)
+    image[0, :, 0], image[:, 0, 1], image[4, 7, 2] = 10, 20, 30
+    mask = np.zeros((HEIGHT, WIDTH), dtype=np.uint8)
+    mask[0, :], mask[1:3, 0] = 1, 1
+    with h5py.File(file, "w") as content:
+        columns = {"img": [], "gt": [], "id": []}
+        for number, identifier in enumerate(ids):
+            columns["img"].append(content.create_dataset(f"#refs#/i{number}", data=image.transpose(2, 1, 0)).ref)
+            reference = content.create_dataset(f"#refs#/m{number}", data=mask.T).ref
+            if nested:
+                cell = content.create_dataset(f"#refs#/c{number}", (1, 1), dtype=h5py.ref_dtype)
+                cell[0, 0] = reference
+                reference = cell.ref
+            columns["gt"].append(reference)
+            characters = np.array([[ord(letter)] for letter in identifier], dtype=np.uint16)
+            columns["id"].append(content.create_dataset(f"#refs#/n{number}", data=characters).ref)
+        for name, references in columns.items():
+            column = content.create_dataset(f"value/{name}", (len(ids), 1), dtype=h5py.ref_dtype)
+            for number, reference in enumerate(references):
+                column[number, 0] = reference
+    return image, mask
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_imagenet_segmentation(tmp_path, nested):
+    image, mask = write_segmentation(tmp_path / "gtsegs_ijcv.mat", nested=nested)
+    data = open_dataset(f"imagenet-seg:{tmp_path}")
+    again = pickle.loads(pickle.dumps(data))
+    assert data.fingerprint == again.fingerprint
+    for opened in (data, again, open_dataset(f"imagenet-seg:{tmp_path / 'gtsegs_ijcv.mat'}")):
+        first, second = opened.load(0), opened.load(1)
+        assert np.array_equal(np.asarray(first.image), image)
+        assert np.array_equal(first.mask, mask)
+        assert (first.name, first.label, first.objects) == ("0000-n02119789_7", 278, (278,))
+        # A class that is none of the thousand: the object is there, but no output of a model is right.
+        assert (second.name, second.label, second.objects) == ("0001-n00000001_9", None, (None,))
+
+
+def test_imagenet_segmentation_that_is_damaged(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    file = tmp_path / "gtsegs_ijcv.mat"
+    file.write_bytes(b"MATLAB 5.0")
+    assert "not an HDF5 file" in error_of(open_dataset, f"imagenet-seg:{file}")
+    write_segmentation(file)
+    with h5py.File(file, "r+") as content:
+        content["value/img"][0, 0] = h5py.Reference()  # points nowhere
+        del content["value/id"]
+    data = open_dataset(f"imagenet-seg:{file}")
+    assert "photo 0000: it cannot be read" in error_of(data.load, 0)
+    assert data.load(1).label is None
+    with h5py.File(tmp_path / "other.mat", "w") as content:
+        content["value/img"] = [1]
+    assert "there is no /value/gt" in error_of(open_dataset, f"imagenet-seg:{tmp_path / 'other.mat'}")
+
+
+def cifar_arrays(classes):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3)).astype(np.uint8)
+    return pixels, [0, classes - 1, 3, 1, 2, 5]
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize(
+    ("kind", "classes", "python", "binary", "field"),
+    [
+        ("cifar10", 10, "cifar-10-batches-py/test_batch", "cifar-10-batches-bin/test_batch.bin", "labels"),
+        ("cifar100", 100, "cifar-100-python/test", "cifar-100-binary/test.bin", "fine_labels"),
+    ],
+)
+def test_cifar_is_the_same_in_every_form(tmp_path, kind, classes, python, binary, field, protocol):
+    pixels, labels = cifar_arrays(classes)
+    rows = pixels.transpose(0, 3, 1, 2).reshape(6, -1)
+    batch = {b"data": rows.copy(), field.encode(): labels, b"coarse_labels": [0] * 6, b"filenames": [b"x.png"] * 6}
+    coarse = [np.full((6, 1), 9, dtype=np.uint8)] if classes == 100 else []
+    column = np.array(labels, dtype=np.uint8)[:, None]
+    for name, content in (
+        (python, pickle.dumps(batch, protocol=protocol)),
+        (binary, np.hstack([*coarse, column, rows]).tobytes()),
+    ):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(content)
+    np.savez(tmp_path / "test.npz", images=pixels, labels=np.array(labels))
+    places = [
+        tmp_path,
+        (tmp_path / python).parent,
+        tmp_path / python,
+        (tmp_path / binary).parent,
+        tmp_path / "test.npz",
+    ]
+    opened = [open_dataset(f"{kind}:{place}") for place in places]
+    assert len({data.fingerprint for data in opened}) == 1
+    for data in opened:
+        sample = pickle.loads(pickle.dumps(data)).load(1)
+        assert (len(data), sample.name, sample.label) == (6, "test-00001", classes - 1)
+        assert np.array_equal(np.asarray(sample.image), pixels[1])
+
+
+def test_cifar100_names_come_from_beside(tmp_path):
+    pixels, labels = cifar_arrays(100)
+    np.savez(tmp_path / "test.npz", images=pixels, labels=labels)
+    assert open_dataset(f"cifar100:{tmp_path / 'test.npz'}").class_names is None
+    names = [f"name{number}" for number in range(100)]
+    (tmp_path / "meta").write_bytes(pickle.dumps({b"fine_label_names": [name.encode() for name in names]}, protocol=2))
+    assert open_dataset(f"cifar100:{tmp_path / 'test.npz'}").class_names == tuple(names)
+
+
+class Malicious:
+    def __init__(self, call, *arguments):
+        self.answer = call, arguments
+
+    def __reduce__(self):
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda file: Malicious(open, str(file), "w"),
+        lambda file: Malicious(eval, f"open({str(file)!r}, 'w')"),
+        lambda file: np.array([Malicious(open, str(file), "w")], dtype=object),
+        lambda file: Malicious(np.save, str(file), np.zeros(1)),
+        lambda file: Malicious(getattr, "text", "upper"),
+    ],
+)
+def test_nothing_in_a_pickle_is_run(tmp_path, content):
+    made = tmp_path / "made-by-the-pickle"
+    batch = tmp_path / "cifar-10-batches-py" / "test_batch"
+    batch.parent.mkdir()
+    batch.write_bytes(pickle.dumps({b"data": content(made), b"labels": [1]}, protocol=2))
+    assert "nothing of it was run" in error_of(open_dataset, f"cifar10:{tmp_path}")
+    assert not made.exists()
+
+
+def test_cifar_that_is_damaged(tmp_path):
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    assert "neither cifar-10-batches-py/test_batch nor" in error_of(open_dataset, f"cifar10:{tmp_path}")
+    (folder / "test_batch.bin").write_bytes(b"\0" * 3072)
+    assert "not a number of rows of 3073" in error_of(open_dataset, f"cifar10:{tmp_path}")
+    (folder / "test_batch.bin").write_bytes(b"\x0a" + b"\0" * 3072)
+    assert "outside of 0 to 9" in error_of(open_dataset, f"cifar10:{tmp_path}")
+    (tmp_path / "test_batch").write_bytes(b"\x80\x02garbage")
+    assert "not a pickled array" in error_of(open_dataset, f"cifar10:{tmp_path / 'test_batch'}")
+    np.savez(tmp_path / "x.npz", other=np.zeros(1))
+    assert "images and labels" in error_of(open_dataset, f"cifar10:{tmp_path / 'x.npz'}")
+
+
+def movies(folder):
+    def row(name, label, *spans):
+        parts = [{"docid": name, "start_token": start, "end_token": end} for start, end in spans]
+        return json.dumps({"annotation_id": name, "classification": label, "evidences": [parts], "query": "?"})
+
+    docs = folder / "docs"
+    docs.mkdir(parents=True)
+    for name in ("negR_0.txt", "posR_1.txt", "posR_2.txt"):
+        (docs / name).write_text("a film\nthat is  n't one .\n")
+    rows = [row("negR_0.txt", "NEG", (3, 6), (5, 7)), row("posR_1.txt", "POS", (0, 1)), row("posR_2.txt", "POS")]
+    (folder / "train.jsonl").write_text("\n".join(rows) + "\n")
+    (folder / "val.jsonl").write_text(rows[1] + "\n")
+    (folder / "test.jsonl").write_text(row("posR_2.txt", "POS", (5, 8)) + "\n")
+    return folder
+
+
+def test_movies_from_folder_and_archive(tmp_path):
+    folder = movies(tmp_path / "movies")
+    archive = tmp_path / "movies.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(folder, arcname="movies")
+        outside = tarfile.TarInfo("../outside.txt")
+        outside.size = 4
+        packed.addfile(outside, io.BytesIO(b"text"))
+    before = sorted(tmp_path.parent.rglob("*"))
+    for place in (folder, tmp_path, archive):
+        training = read_movies(place, "train")
+        # The validation review is listed in train.jsonl too, and left out.
+        assert [(review.name, review.label) for review in training] == [("negR_0.txt", 0), ("posR_2.txt", 1)]
+        assert training[0].words == ("a", "film", "that", "is", "n't", "one", ".")
+        assert training[0].rationale.tolist() == [False] * 3 + [True] * 4
+        assert not training[1].rationale.any()
+        assert [review.name for review in read_movies(place, "val")] == ["posR_1.txt"]
+        assert "words 5 to 8" in error_of(read_movies, place, "test")
+    assert sorted(tmp_path.parent.rglob("*")) == before
+
+
+def test_movies_that_are_damaged(tmp_path):
+    folder = movies(tmp_path / "movies")
+    assert "train, val and test" in error_of(read_movies, folder, "dev")
+    (folder / "docs" / "posR_1.txt").unlink()
+    assert "there is no docs/posR_1.txt; ERASER" in error_of(read_movies, folder, "val")
+    (folder / "val.jsonl").write_text('{"annotation_id": "../../x", "classification": "POS", "evidences": []}\n')
+    assert "does not name a review" in error_of(read_movies, folder, "val")
+    (folder / "val.jsonl").write_text("{\n")
+    assert "line 1 of val.jsonl is not JSON" in error_of(read_movies, folder, "val")
+    (tmp_path / "x.tar.gz").write_bytes(b"no archive")
+    assert "not a tar archive" in error_of(read_movies, tmp_path / "x.tar.gz", "val")
+    assert "no such file" in error_of(read_movies, tmp_path / "absent", "val")
+
+
+@pytest.mark.shared
+def test_the_real_movies(shared):
+    archive = shared / "data" / "movies" / "movies.tar.gz"
+    sizes = {split: len(read_movies(archive, split)) for split in ("train", "val", "test")}
+    assert sizes == {"train": 1600, "val": 200, "test": 199}
+    first = read_movies(archive, "train")[0]
+    marked = [word for word, chosen in zip(first.words, first.rationale, strict=True) if chosen]
+    assert " ".join(marked).startswith("what 's the deal ?")
+    assert " ".join(marked).endswith("pretty redundant skip it !")

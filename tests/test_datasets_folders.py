@@ -1,0 +1,343 @@
+"""Data sets of files in their original layouts: names, labels, masks, order, fingerprints, and errors."""
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitreous.datasets import DataError, list_datasets, open_dataset
+from vitreous.datasets.imagenet_classes import imagenet_indices
+from vitreous.errors import ImageError, VitreousError
+
+# Neither square nor symmetric, so that a transposed or flipped mask is another one.
+REGION = np.zeros((5, 8), dtype=np.uint8)
+REGION[0, :] = 1
+REGION[1:3, 0] = 1
+
+
+def photo(file, size=(8, 5), colour=(200, 10, 10)):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(file, format="PNG" if file.suffix == ".png" else "JPEG")
+
+
+def png(file, values, mode=None):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(values)
+    if mode == "P":
+        image = image.convert("P") if image.mode != "L" else Image.frombytes("P", image.size, image.tobytes())
+        image.putpalette([value for index in range(256) for value in (index, 255 - index, 7)])
+    image.save(file)
+
+
+def text(file, content):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+
+
+def error_of(spec):
+    with pytest.raises(DataError) as caught:
+        open_dataset(spec)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def names_and_labels(data):
+    return [(data.name(index), data.load(index).label) for index in range(len(data))]
+
+
+@pytest.mark.parametrize("header", ["file,class_index", "Filename,label", "image,class", "path,index", "id,target"])
+def test_labelled_takes_the_usual_column_names(tmp_path, header):
+    photo(tmp_path / "b.jpg")
+    photo(tmp_path / "a.jpg")
+    text(tmp_path / "labels.csv", f"{header}\nb.jpg,7\na.jpg,0\n")
+    assert names_and_labels(open_dataset(f"labelled:{tmp_path}")) == [("b.jpg", 7), ("a.jpg", 0)]
+
+
+def test_labelled_finds_the_table_above_and_names_of_classes(tmp_path):
+    photo(tmp_path / "images" / "x.jpg")
+    text(tmp_path / "labels.csv", "file,label\nx.jpg,dog\n")
+    text(tmp_path / "class_names.json", '["cat", "dog"]')
+    for place in (tmp_path, tmp_path / "images", tmp_path / "labels.csv"):
+        data = open_dataset(f"labelled:{place}")
+        assert names_and_labels(data) == [("x.jpg", 1)]
+        assert data.class_names == ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ("photo,class_index\na.jpg,1\n", "no column names a file"),
+        ("file,colour\na.jpg,1\n", "no column names a class"),
+        ("file,label\na.jpg,dog\n", "is not a class index"),
+        ("file,label\na.jpg,-1\n", "is not a class index"),
+        ("file,label\na.jpg,1\na.jpg,2\n", "listed twice"),
+        ("file,label\n../a.jpg,1\n", "inside the data set"),
+        ("file,label\n/etc/a.jpg,1\n", "inside the data set"),
+        ("file,label\na.jpg\n", "columns"),
+        ("file,label\n", "no rows"),
+        ("file,label\nb.jpg,1\n", "none of the 1 photos"),
+    ],
+)
+def test_labelled_says_what_is_wrong_with_its_table(tmp_path, table, reason):
+    photo(tmp_path / "a.jpg")
+    text(tmp_path / "labels.csv", table)
+    assert reason in error_of(f"labelled:{tmp_path}")
+
+
+def test_a_broken_photo_is_an_error_of_that_photo_only(tmp_path):
+    photo(tmp_path / "a.jpg")
+    text(tmp_path / "b.jpg", "this is no photo")
+    text(tmp_path / "labels.csv", "file,label\na.jpg,1\nb.jpg,2\nc.jpg,3\n")
+    data = open_dataset(f"labelled:{tmp_path}")
+    assert len(data) == 3
+    assert data.load(0).image.size == (8, 5)
+    for index in (1, 2):
+        with pytest.raises(ImageError, match=data.name(index)):
+            data.load(index)
+    with pytest.raises(IndexError):
+        data.load(3)
+
+
+def test_fingerprint_follows_content_and_not_place(tmp_path):
+    for folder in ("one", "other"):
+        photo(tmp_path / folder / "a.jpg")
+        text(tmp_path / folder / "labels.csv", "file,label\na.jpg,1\n")
+    one, other = (open_dataset(f"labelled:{tmp_path / folder}") for folder in ("one", "other"))
+    assert one.fingerprint == other.fingerprint == pickle.loads(pickle.dumps(one)).fingerprint
+    text(tmp_path / "other" / "labels.csv", "file,label\na.jpg,2\n")
+    assert open_dataset(f"labelled:{tmp_path / 'other'}").fingerprint != one.fingerprint
+    photo(tmp_path / "one" / "a.jpg", size=(80, 50))
+    assert open_dataset(f"labelled:{tmp_path / 'one'}").fingerprint != one.fingerprint
+
+
+def test_a_pickled_set_is_small_and_opens_from_another_folder(tmp_path, monkeypatch):
+    photo(tmp_path / "a.jpg")
+    text(tmp_path / "labels.csv", "file,label\na.jpg,1\n" + "".join(f"x{n}.jpg,1\n" for n in range(2000)))
+    monkeypatch.chdir(tmp_path)
+    pickled = pickle.dumps(open_dataset("labelled:."))
+    assert len(pickled) < 1000
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickled).load(0).name == "a.jpg"
+
+
+def pets_original(root):
+    for name in ("Abyssinian_1", "american_bulldog_2"):
+        photo(root / "images" / f"{name}.jpg")
+        png(root / "annotations" / "trimaps" / f"{name}.png", np.where(REGION, 1, 2).astype(np.uint8))
+    trimap = np.where(REGION, 1, 2).astype(np.uint8)
+    trimap[4, 7] = 3
+    png(root / "annotations" / "trimaps" / "Abyssinian_1.png", trimap)
+    text(
+        root / "annotations" / "list.txt",
+        "#Image CLASS-ID SPECIES BREED ID\nAbyssinian_1 1 1 1\namerican_bulldog_2 2 2 1\n",
+    )
+    return root
+
+
+def test_pets_in_the_original_layout(tmp_path):
+    data = open_dataset(f"pets:{pets_original(tmp_path)}")
+    assert names_and_labels(data) == [("Abyssinian_1", 0), ("american_bulldog_2", 1)]
+    sample = data.load(0)
+    expected = REGION.astype(np.int16)
+    expected[4, 7] = -1
+    assert sample.mask.dtype == np.int16
+    assert np.array_equal(sample.mask, expected)
+    assert sample.objects == (0,)
+    text(tmp_path / "annotations" / "test.txt", "american_bulldog_2 2 2 1\n")
+    assert names_and_labels(open_dataset(f"pets:{tmp_path}")) == [("american_bulldog_2", 1)]
+
+
+def test_pets_say_what_is_missing(tmp_path):
+    pets_original(tmp_path)
+    png(tmp_path / "annotations" / "trimaps" / "Abyssinian_1.png", REGION)
+    with pytest.raises(DataError, match="1, 2 and 3 only"):
+        open_dataset(f"pets:{tmp_path}").load(0)
+    shutil.rmtree(tmp_path / "annotations" / "trimaps")
+    assert "no folder annotations/trimaps" in error_of(f"pets:{tmp_path}")
+    shutil.rmtree(tmp_path / "annotations")
+    message = error_of(f"pets:{tmp_path}")
+    assert "annotations/test.txt" in message
+    assert "robots.ox.ac.uk" in message
+
+
+@pytest.mark.shared
+def test_the_squashed_pets(shared):
+    data = open_dataset(f"pets:{shared / 'data' / 'pets' / 'seg'}")
+    sample = data.load(1)
+    assert (len(data), sample.name, sample.label, sample.objects) == (500, "american_pit_bull_terrier_93", 180, (180,))
+    assert set(np.unique(sample.mask)) == {-1, 0, 1}
+    assert len(data.class_names) == 1000
+
+
+def test_masks_in_two_folders_or_side_by_side(tmp_path):
+    for name in ("b", "a"):
+        photo(tmp_path / "two" / "images" / f"{name}.jpg")
+        png(tmp_path / "two" / "masks" / f"{name}.png", REGION * 255)
+        photo(tmp_path / "side" / f"{name}.jpg")
+        png(tmp_path / "side" / f"{name}_mask.png", REGION * 9, mode="P")
+    text(tmp_path / "side" / "labels.csv", "file,label\na.jpg,4\n")
+    for folder, label in (("two", None), ("side", 4)):
+        data = open_dataset(f"masks:{tmp_path / folder}")
+        assert [data.name(index) for index in range(2)] == ["a.jpg", "b.jpg"]
+        sample = data.load(0)
+        assert np.array_equal(sample.mask, REGION)
+        assert (sample.label, sample.objects) == (label, (label,))
+
+
+def test_masks_that_do_not_fit_or_are_absent(tmp_path):
+    for name in ("a", "b", "c"):
+        photo(tmp_path / "images" / f"{name}.jpg")
+    png(tmp_path / "masks" / "a.png", REGION.T.copy())
+    png(tmp_path / "masks" / "b.png", np.stack([REGION * 0, REGION * 3, REGION * 0], axis=-1))
+    data = open_dataset(f"masks:{tmp_path}")
+    with pytest.raises(DataError, match="5 x 8 pixels, but the photo has 8 x 5"):
+        data.load(0)
+    assert np.array_equal(data.load(1).mask, REGION)
+    with pytest.raises(ImageError, match=r"c\.png"):
+        data.load(2)
+    shutil.rmtree(tmp_path / "masks")
+    assert "no folder masks" in error_of(f"masks:{tmp_path}")
+
+
+def test_voc(tmp_path):
+    root = tmp_path / "VOCdevkit" / "VOC2012"
+    values = np.zeros((5, 8), dtype=np.uint8)
+    values[0, :] = 15  # person
+    values[1:3, 0] = 8  # cat
+    values[4, 7] = 255
+    for name in ("2007_000033", "2007_000123"):
+        photo(root / "JPEGImages" / f"{name}.jpg")
+        png(root / "SegmentationClass" / f"{name}.png", values, mode="P")
+    photo(root / "JPEGImages" / "2007_999999.jpg")  # of another part
+    text(root / "ImageSets" / "Segmentation" / "val.txt", "2007_000123\n2007_000033\n")
+    for place in (tmp_path, tmp_path / "VOCdevkit", root):
+        data = open_dataset(f"voc:{place}")
+        assert [data.name(index) for index in range(len(data))] == ["2007_000123", "2007_000033"]
+        sample = data.load(0)
+        expected = np.zeros((5, 8), dtype=np.int16)
+        expected[0, :], expected[1:3, 0], expected[4, 7] = 2, 1, -1
+        assert np.array_equal(sample.mask, expected)
+        assert sample.objects == (7, 14)
+        assert sample.label == 14
+        assert data.class_names[14] == "person"
+    png(root / "SegmentationClass" / "2007_000033.png", np.full((5, 8), 21, dtype=np.uint8), mode="P")
+    with pytest.raises(DataError, match="21, but there are 20 classes"):
+        data.load(1)
+    (root / "ImageSets" / "Segmentation" / "val.txt").unlink()
+    assert "there is no ImageSets/Segmentation/val.txt; PASCAL VOC 2012 comes from" in error_of(f"voc:{tmp_path}")
+
+
+def test_mura(tmp_path):
+    root = tmp_path / "MURA-v1.1"
+    files = [f"valid/XR_WRIST/patient11185/study1_{answer}/image1.png" for answer in ("positive", "negative")]
+    for file in files:
+        photo(root / file)
+    text(root / "valid_image_paths.csv", "".join(f"MURA-v1.1/{file}\n" for file in files))
+    for place in (tmp_path, root):
+        assert names_and_labels(open_dataset(f"mura:{place}")) == [(files[0], 1), (files[1], 0)]
+    text(root / "valid_image_paths.csv", "MURA-v1.1/valid/../../study1_positive/image1.png\n")
+    assert "line 1" in error_of(f"mura:{root}")
+    (root / "valid_image_paths.csv").unlink()
+    assert "there is no valid_image_paths.csv; MURA comes from" in error_of(f"mura:{root}")
+
+
+def test_imagenet_in_folders_knows_the_index_of_a_subset(tmp_path):
+    # n01440764 is class 0 and n15075141 the last; two folders alone would give 0 and 1.
+    for number in ("n15075141", "n01440764", "n02119789"):
+        photo(tmp_path / "val" / number / f"ILSVRC2012_val_{number[-8:]}.JPEG")
+    for place in (tmp_path, tmp_path / "val"):
+        data = open_dataset(f"imagenet:{place}")
+        assert [label for _, label in names_and_labels(data)] == [0, 278, 999]
+        assert data.name(0) == "n01440764/ILSVRC2012_val_01440764.JPEG"
+    assert data.class_names[278].startswith("kit fox")
+    photo(tmp_path / "val" / "n00000001" / "x.JPEG")
+    assert "n00000001 is none of the 1000 classes" in error_of(f"imagenet:{tmp_path}")
+
+
+def flat_imagenet(root):
+    for number in (1, 3):
+        photo(root / f"ILSVRC2012_val_{number:08d}.JPEG")
+    return root
+
+
+def labels_of(root):
+    return [label for _, label in names_and_labels(open_dataset(f"imagenet:{root}"))]
+
+
+def test_imagenet_flat_with_the_label_files_of_kaggle_and_caffe(tmp_path):
+    flat_imagenet(tmp_path / "val")
+    assert "there is no label file" in error_of(f"imagenet:{tmp_path}")
+    text(tmp_path / "val.txt", "ILSVRC2012_val_00000001.JPEG 65\nILSVRC2012_val_00000003.JPEG 230\n")
+    assert labels_of(tmp_path) == labels_of(tmp_path / "val") == [65, 230]
+    kaggle = "ImageId,PredictionString\nILSVRC2012_val_00000003,n02119789 85 1 499 272 \n"
+    text(tmp_path / "LOC_val_solution.csv", kaggle + "ILSVRC2012_val_00000001,n01440764 1 2 3 4 n01440764 5 6 7 8\n")
+    assert labels_of(tmp_path) == [0, 278]
+    text(tmp_path / "LOC_val_solution.csv", "ILSVRC2012_val_00000003,n02119789 85 1 499 272\n")
+    assert "says nothing of ILSVRC2012_val_00000001.JPEG" in error_of(f"imagenet:{tmp_path}")
+
+
+def test_imagenet_flat_with_the_development_kit(tmp_path):
+    flat_imagenet(tmp_path / "val")
+    kit = tmp_path / "ILSVRC2012_devkit_t12" / "data"
+    text(kit / "ILSVRC2012_validation_ground_truth.txt", "1\n5\n2\n")
+    assert "needs meta.mat or map_clsloc.txt" in error_of(f"imagenet:{tmp_path}")
+    # The kit's own order: here backwards, so that number 1 is the last class and 2 the one before.
+    backwards = list(reversed(imagenet_indices()))
+    text(kit / "map_clsloc.txt", "".join(f"{word} {n} name\n" for n, word in enumerate(backwards, start=1)))
+    assert labels_of(tmp_path) == [999, 998]
+    (kit / "map_clsloc.txt").unlink()
+    scipy_io = pytest.importorskip("scipy.io")
+    fields = [("ILSVRC2012_ID", object), ("WNID", object), ("words", object), ("num_children", object)]
+    rows = [(n, word, "words", 0) for n, word in enumerate(backwards, start=1)] + [(1001, "n00001740", "entity", 2)]
+    scipy_io.savemat(kit / "meta.mat", {"synsets": np.array(rows, dtype=fields).reshape(-1, 1)})
+    assert labels_of(tmp_path) == [999, 998]
+    text(kit / "meta.mat", "damaged")
+    assert "meta.mat" in error_of(f"imagenet:{tmp_path}")
+
+
+def imagenet_s(root, numbers):
+    values = np.zeros((5, 8), dtype=np.int64)
+    values[0, :], values[1:3, 0], values[4, 7] = 2, 300, 1000
+    colours = np.stack([values % 256, values // 256, values * 0], axis=-1).astype(np.uint8)
+    for number in numbers:
+        photo(root / "validation" / number / "ILSVRC2012_val_00000001.JPEG")
+        png(root / "validation-segmentation" / number / "ILSVRC2012_val_00000001.png", colours)
+
+
+def test_imagenet_s_numbers_classes_by_the_whole_list(tmp_path):
+    listed = list(imagenet_indices())[::3][:300]
+    imagenet_s(tmp_path, [listed[1], listed[299]])
+    assert "there is no list" in error_of(f"imagenet-s:{tmp_path}")
+    text(tmp_path / "ImageNetS_categories_im300.txt", "\n".join(listed))
+    data = open_dataset(f"imagenet-s:{tmp_path}")
+    sample = data.load(0)
+    expected = np.zeros((5, 8), dtype=np.int16)
+    expected[0, :], expected[1:3, 0], expected[4, 7] = 1, 2, -1
+    assert np.array_equal(sample.mask, expected)
+    # Number 2 of the set is ImageNet's class 3, number 300 is 3 x 299.
+    assert sample.objects == (3, 897)
+    assert sample.label == 3
+    assert sample.name == f"{listed[1]}/ILSVRC2012_val_00000001"
+    shutil.rmtree(tmp_path / "validation-segmentation")
+    assert "no folder validation-segmentation; ImageNet-S comes from" in error_of(f"imagenet-s:{tmp_path}")
+
+
+def test_imagenet_s_needs_no_list_where_all_folders_are_there(tmp_path):
+    imagenet_s(tmp_path, list(imagenet_indices())[::3][:300])
+    assert open_dataset(f"imagenet-s:{tmp_path}").load(1).objects == (3, 897)
+
+
+@pytest.mark.parametrize("kind", sorted(list_datasets()))
+def test_every_kind_says_where_it_comes_from(tmp_path, kind):
+    for place in (tmp_path, tmp_path / "absent"):
+        message = error_of(f"{kind}:{place}")
+        assert "comes from http" in message or "of your own" in message
+
+
+def test_spellings_that_are_none(tmp_path):
+    assert "KIND:PATH" in error_of("imagenet")
+    assert "did you mean imagenet" in error_of("imagnet:/x")
+    assert "read_movies" in error_of("eraser-movies:/x")
+    assert issubclass(DataError, VitreousError)

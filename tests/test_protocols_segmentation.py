@@ -1,0 +1,114 @@
+"""Segmentation tasks: the golden numbers of Chefer's program, maps with known scores, and whole runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from small_data import as_tensor, finite, loaded, samples
+from vitreous.benchmark.measuring import columns_of, measure
+from vitreous.benchmark.tasks.batch import Batch, Case, Picture, enlarged
+from vitreous.benchmark.tasks.segmentation import AveragePrecision, Segmentation
+from vitreous.protocols import find_protocol
+from vitreous.subject import Subject
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def batch_of(maps: torch.Tensor, masks: np.ndarray, **known) -> tuple[Batch, list[Case]]:
+    """Photos of which nothing is known but maps and masks; the model is not asked."""
+    size = masks.shape[-1]
+    pictures = tuple(Picture(f"{number}", 0, 1000, mask=mask, **known) for number, mask in enumerate(masks))
+    cases = [Case(number, "given") for number in range(len(maps))]
+    subject = Subject(torch.nn.Identity(), None, torch.zeros(len(maps), 3, size, size))
+    every_class = [dict.fromkeys(range(10), map_) for map_ in maps]
+    return Batch(
+        None, subject, pictures, torch.zeros(len(maps), 1000), dict(zip(cases, every_class, strict=True))
+    ), cases
+
+
+class TestGolden:
+    """Numbers of Chefer's program for heat maps of 14 x 14 patches and masks of 224 x 224 pixels."""
+
+    @pytest.fixture
+    def found(self):
+        with np.load(GOLDEN / "metrics_chefer_segmentation.npz") as stored:
+            golden = dict(stored)
+        batch, cases = batch_of(as_tensor(golden["heat"][:, 0]), golden["mask"].astype(np.int16))
+        task = find_protocol("chefer-2021-segmentation").tasks[0]
+        return golden, task.metrics, task.measure(batch, cases)
+
+    def test_every_image(self, found):
+        golden, _, rows = found
+        expected = golden["per_image_correct_labeled_inter0_inter1_union0_union1_ap"]
+        for row, (correct, labelled, *rest, precision) in zip(rows, expected, strict=True):
+            counts = [
+                row[f"{kind}_{part}"] for kind in ("intersection", "union") for part in ("background", "foreground")
+            ]
+            assert counts == rest
+            assert (counts[0] + counts[1], counts[0] + counts[3]) == (correct, labelled)
+            # Average precision over 100,352 values, summed in another order.
+            assert row["two_class_average_precision"] == pytest.approx(precision, abs=1e-9)
+
+    def test_the_data_set(self, found):
+        golden, metrics, rows = found
+        for metric, name in zip(metrics, ("pixAcc", "mAP", "mIoU"), strict=True):
+            means = np.array([[row[column] for column in metric.columns] for row in rows]).mean(axis=0)
+            assert float(metric.combine(means)) == pytest.approx(float(golden[name]), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("grid", "size"), [((4, 4), (32, 32)), ((14, 14), (224, 224)), ((3, 5), (17, 20)), ((1, 2), (4, 4))]
+)
+def test_maps_are_enlarged_as_torch_does_but_equal_neighbours_stay_equal(grid, size):
+    maps = torch.rand(2, *grid, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = torch.nn.functional.interpolate(maps[:, None], size=size, mode="bilinear")[:, 0]
+    torch.testing.assert_close(enlarged(maps, size, "bilinear"), expected, rtol=0, atol=1e-14)  # float64, scale 1
+    even = enlarged(torch.full((1, *grid), 0.1, dtype=torch.float32), size, "bilinear")
+    assert (even == even[0, 0, 0]).all()
+
+
+def test_a_perfect_map_has_the_best_scores():
+    mask = np.zeros((1, 32, 32), np.int16)
+    mask[0, 8:24, 8:16] = 1
+    batch, cases = batch_of(as_tensor((mask > 0).astype(np.float64)), mask)
+    (row,) = Segmentation().measure(batch, cases)
+    for metric in Segmentation().metrics:
+        assert float(metric.combine(np.array([row[column] for column in metric.columns]))) == 1.0
+    (row,) = AveragePrecision("predicted").measure(batch, cases)
+    assert row["average_precision"] == 1.0
+
+
+def test_pixels_that_do_not_count_change_nothing():
+    mask = np.zeros((2, 32, 32), np.int16)
+    mask[:, 8:24, 8:16] = 1
+    mask[:, :4] = -1
+    maps = np.random.default_rng(0).random((2, 32, 32))
+    maps[1] = maps[0]
+    maps[1, 0, :8] = maps[0, 0, :8][::-1]  # the same values at other places that do not count
+    batch, cases = batch_of(as_tensor(maps), mask)
+    first, second = Segmentation().measure(batch, cases)
+    assert first == second
+
+
+def test_the_largest_class_is_explained_and_its_objects_are_the_foreground():
+    mask = np.zeros((1, 32, 32), np.int16)
+    mask[0, :8], mask[0, 8:14], mask[0, 14:24] = 1, 2, 3  # classes 5 and 7: 5 has 8 + 6 rows, 7 has 10
+    maps = as_tensor((np.isin(mask, [1, 2])).astype(np.float64))
+    batch, cases = batch_of(maps, mask, objects=(5, 5, 7))
+    assert AveragePrecision().targets(batch.pictures[0]) == (5,)
+    (row,) = AveragePrecision().measure(batch, cases)
+    assert row["average_precision"] == 1.0
+
+
+def test_a_run_from_photos_to_rows():
+    protocol = find_protocol("chefer-2021-segmentation")
+    rows = measure(loaded(), samples(3), protocol, ["gae", "ixg"])
+    assert [(row["image"], row["method"]) for row in rows] == [
+        (f"photo-{number}", method) for number in range(3) for method in ("gae", "ixg")
+    ]
+    assert all(finite(row, columns_of(protocol)) for row in rows)
+    assert all(list(row) == ["image", "method", "error", *columns_of(protocol)] for row in rows)

@@ -1,0 +1,133 @@
+"""Tables of results in every form: the best is marked, missing stays missing, published numbers stay apart."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from vitreous.benchmark import tables
+from vitreous.benchmark.published import PUBLISHED, published_results
+from vitreous.benchmark.statistics import Estimate
+from vitreous.metrics import list_metrics
+from vitreous.metrics import perturbation as per
+from vitreous.metrics import segmentation as seg
+from vitreous.metrics.metric import mean_of
+
+NAN = float("nan")
+LOWER = per.accuracy_auc("positive_", direction="lower")
+NEUTRAL = mean_of("x", "size", None, (0.0, 9.0), "Neither way better.")
+
+
+@pytest.fixture
+def table() -> tables.ResultTable:
+    estimates = [
+        Estimate("gae", "mIoU", 0.6, 0.58, 0.62, 500),
+        Estimate("gae", "AUC positive", 20.0, 19.0, 21.0, 500),
+        Estimate("gae", "size", 4.0, 3.0, 5.0, 500),
+        Estimate("tokentm:a_b=50%,c|d", "mIoU", 0.5, 0.48, 0.52, 500),
+        Estimate("tokentm:a_b=50%,c|d", "AUC positive", 15.0, 14.0, 16.0, 499),
+        Estimate("raw", "mIoU", NAN, NAN, NAN, 0),
+    ]
+    published = published_results("chefer-2021-segmentation")
+    return tables.ResultTable("pets & masks", [seg.mean_iou(), LOWER, NEUTRAL], estimates, published=published)
+
+
+def terminal(table) -> str:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(tables.as_terminal(table))
+    return console.export_text()
+
+
+def test_the_best_follows_the_direction(table):
+    assert table.best(seg.mean_iou()) == 0.6
+    assert table.best(LOWER) == 15.0
+    assert table.best(NEUTRAL) is None
+
+
+def test_markdown_marks_the_best_and_escapes_cells(table):
+    text = tables.as_markdown(table)
+    assert "| method | mIoU (%) ↑ | AUC positive ↓ | size |" in text
+    assert "| `gae` | **60.00 [58.00, 62.00]** | 20.00 [19.00, 21.00] | 4.000 [3.000, 5.000] |" in text
+    assert r"| `tokentm:a_b=50%,c\|d` | 50.00 [48.00, 52.00] | **15.00 [14.00, 16.00]** | - |" in text
+    assert "| `raw` | - | - | - |" in text
+
+
+def test_latex_marks_the_best_and_escapes_names(table):
+    text = tables.as_latex(table)
+    assert r"\textbf{60.00 [58.00, 62.00]}" in text
+    assert r"tokentm:a\_b=50\%,c\textbar{}d & 50.00" in text
+    assert r"\caption{pets \& masks}" in text
+    assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 2
+    unescaped = re.findall(r"(?<!\\)[%#_]", text)
+    assert not unescaped
+    for line in text.splitlines():
+        if line.startswith(("gae", "tokentm", "raw")):
+            assert line.count("&") == 3
+
+
+def test_the_terminal_shows_the_best_without_colour(table):
+    text = terminal(table)
+    assert "* 60.00 [58.00, 62.00]" in text
+    assert "* 15.00 [14.00, 16.00]" in text
+    assert text.count("*") == 2
+
+
+def test_json_rows_hold_the_numbers_as_they_are(table):
+    rows = json.loads(json.dumps(tables.as_rows(table), allow_nan=False))
+    assert rows[0] == {"method": "gae", "metric": "mIoU", "mean": 0.6, "low": 0.58, "high": 0.62, "n": 500}
+    assert rows[-1] == {"method": "raw", "metric": "mIoU", "mean": None, "low": None, "high": None, "n": 0}
+    assert len(rows) == 6
+
+
+def test_csv_reads_back(table):
+    lines = list(csv.DictReader(io.StringIO(tables.as_csv(table))))
+    assert lines[3]["method"] == "tokentm:a_b=50%,c|d"
+    assert (float(lines[3]["mean"]), lines[3]["n"]) == (0.5, "500")
+    assert lines[-1]["mean"] == ""
+
+
+def test_published_numbers_are_a_table_of_their_own(table):
+    for text in (tables.as_markdown(table), tables.as_latex(table), terminal(table)):
+        own, others = text.split(tables.PUBLISHED_TITLE)
+        assert "81.79" in others
+        assert "81.79" not in own
+        assert "tokentm:" not in others
+        assert "Wu et al." in others
+    assert "81.79" not in tables.as_csv(table)
+    assert "81.79" not in json.dumps(tables.as_rows(table))
+    assert "81.79" in tables.published_as_csv(table)
+    assert tables.published_as_rows(table)[0]["paper"].startswith("Wu et al.")
+
+
+def test_without_published_numbers_nothing_is_said_of_them(table):
+    plain = tables.ResultTable(table.title, table.metrics, table.estimates)
+    for text in (tables.as_markdown(plain), tables.as_latex(plain), terminal(plain)):
+        assert "Published" not in text
+
+
+def test_ranks_are_shown_where_they_are_given(table):
+    ranked = tables.ResultTable(table.title, table.metrics, table.estimates, {"mIoU": {"gae": 1}})
+    assert "60.00 [58.00, 62.00] #1" in tables.as_markdown(ranked)
+    assert tables.as_rows(ranked)[0]["rank"] == 1
+    assert "rank" not in tables.as_rows(ranked)[1]
+
+
+def test_equal_values_are_all_best():
+    estimates = [Estimate(name, "mIoU", 0.5, 0.4, 0.6, 9) for name in ("a", "b")]
+    table = tables.ResultTable("tie", [seg.mean_iou()], estimates)
+    assert tables.as_markdown(table).count("**50.00") == 2
+
+
+def test_published_numbers_name_metrics_that_exist():
+    assert {result.metric for result in PUBLISHED} <= set(list_metrics())
+    assert published_results("nothing known") == ()
+    auc = {(one.method, one.metric): one.value for one in published_results("chefer-2021-perturbation")}
+    assert auc["TokenTM", "AUC positive"] == 15.75
+    assert len(auc) == 12
+    best = [one.value for one in published_results("gradtoken-segmentation")]
+    assert best == [84.51, 86.10, 68.24]
