@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Explanation", "__version__", "errors", "evaluate", "explain", "list_methods", "load_model"]
+__all__ = [
+    "Explanation",
+    "TextExplanation",
+    "__version__",
+    "errors",
+    "evaluate",
+    "explain",
+    "explain_text",
+    "list_methods",
+    "load_model",
+    "load_text_model",
+]
 
 if TYPE_CHECKING:
     from vitreous import errors
@@ -14,6 +25,9 @@ if TYPE_CHECKING:
     from vitreous.explanation import Explanation
     from vitreous.methods import list_methods
     from vitreous.models import load_model
+    from vitreous.models.text_models import load_text_model
+    from vitreous.text_explaining import explain_text
+    from vitreous.text_explanation import TextExplanation
 
 _HOMES = {
     "explain": "vitreous.explaining",
@@ -21,6 +35,9 @@ _HOMES = {
     "Explanation": "vitreous.explanation",
     "list_methods": "vitreous.methods",
     "load_model": "vitreous.models",
+    "explain_text": "vitreous.text_explaining",
+    "TextExplanation": "vitreous.text_explanation",
+    "load_text_model": "vitreous.models.text_models",
     "errors": "vitreous.errors",
 }
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +11,41 @@ from torch import Tensor, nn
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.explanation import Explanation
-from vitreous.methods import View, list_methods
+from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel, load_model
+from vitreous.parts import Part, parts_of, scores_of
 from vitreous.pixels import Images, find_pixels
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe, parse
 from vitreous.subject import Subject
-from vitreous.tape import Gradients, Needs, Pass, Plan, Tape, record, unite
-from vitreous.targets import Target, find_targets
+from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
+from vitreous.tape.attention_listener import NEED_NO_SCORES
+from vitreous.tape.inputs import Inputs
+from vitreous.targets import Target, Targets, find_targets
+
+
+class Answer(NamedTuple):
+    """What all methods say of one batch.
+
+    Attributes:
+        logits: what the model says, (batch, classes).
+        targets: the classes that were explained.
+        layout: patch grid and prefix tokens.
+        scores: by spelling, (batch, k, patches), or (batch, patches) where one class per image was asked for.
+        family: the model's class.
+    """
+
+    logits: Tensor
+    targets: Targets
+    layout: Layout
+    scores: dict[str, Tensor]
+    family: str
+
+    @property
+    def target(self) -> Tensor:
+        """The classes as the caller asked for them: (batch, k) or (batch,)."""
+        return self.targets.classes if self.targets.several else self.targets.classes[:, 0]
 
 
 def explain(
@@ -43,33 +69,57 @@ def explain(
     Returns:
         Raw signed scores of every patch for every method, (batch, patches) or (batch, k, patches).
     """
-    recipes = _recipes(methods)
+    recipes = find_recipes(methods)
     loaded = load_model(model) if isinstance(model, str) else model
     network = network_of(loaded)
     pixels, pictures = find_pixels(loaded, network, images)
+    answer = answer_with(
+        network, pixels, recipes, lambda logits: find_targets(logits, target, topk), black_pixel(loaded, pixels)
+    )
+    return Explanation(
+        scores=answer.scores,
+        grid=answer.layout.grid,
+        target=answer.target,
+        logits=answer.logits,
+        image_size=(pixels.shape[-2], pixels.shape[-1]),
+        signed={recipe.spelling: recipe.signed for recipe in recipes},
+        class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
+        images=pictures,
+        preprocessing=loaded.preprocessing if isinstance(loaded, LoadedModel) else None,
+        provenance=_provenance(loaded, network, recipes, answer.family),
+    )
+
+
+def answer_with(
+    network: nn.Module,
+    inputs: Inputs,
+    recipes: list[Recipe],
+    choose: Callable[[Tensor], Targets],
+    black: Tensor | None = None,
+) -> Answer:
+    """Ask all methods of pictures or texts, in one run of the model and one backward pass per rule.
+
+    Args:
+        network: the model.
+        inputs: what it is given.
+        recipes: the methods.
+        choose: which classes to explain, given the logits.
+        black: what the model gets for a black pixel, where that is known.
+    """
     anatomy = find_anatomy(network)
     needs = {recipe.spelling: recipe.needs(anatomy.depth) for recipe in recipes}
-    with record(network, anatomy, pixels, Plan(anatomy.depth, unite(needs.values()))) as tape:
+    with record(network, anatomy, inputs, Plan(anatomy.depth, unite(needs.values()))) as tape:
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
-        targets = find_targets(tape.logits, target, topk)
-        subject = Subject(network, anatomy, pixels, targets.classes, black_pixel(loaded, pixels), _layout=tape.layout)
+        targets = choose(tape.logits)
+        subject = Subject(network, anatomy, inputs, targets.classes, black, _layout=tape.layout)
         scores = _scores(tape, subject, recipes, needs, targets.classes)
-        return Explanation(
-            scores={name: maps if targets.several else maps[:, 0] for name, maps in scores.items()},
-            grid=tape.layout.grid,
-            target=targets.classes if targets.several else targets.classes[:, 0],
-            logits=tape.logits,
-            image_size=(pixels.shape[-2], pixels.shape[-1]),
-            signed={recipe.spelling: recipe.signed for recipe in recipes},
-            class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
-            images=pictures,
-            preprocessing=loaded.preprocessing if isinstance(loaded, LoadedModel) else None,
-            provenance=_provenance(loaded, network, recipes, anatomy.name),
-        )
+        shaped = {name: maps if targets.several else maps[:, 0] for name, maps in scores.items()}
+        return Answer(tape.logits, targets, tape.layout, shaped, anatomy.name)
 
 
-def _recipes(methods: str | Sequence[str]) -> list[Recipe]:
+def find_recipes(methods: str | Sequence[str]) -> list[Recipe]:
+    """What one or several spellings stand for, each once."""
     given = [methods] if isinstance(methods, str) else methods
     spellings = list(given) if isinstance(given, Iterable) else None
     if spellings is None or not all(isinstance(spelling, str) for spelling in spellings):
@@ -127,6 +177,8 @@ def _check_parts(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> 
 
 def _missing_part(tape: Tape, needs: Needs) -> str | None:
     anatomy, unseen = tape.anatomy, tape.unseen_attention
+    if needs.picture and tape.reads_text:
+        return "it reads texts, which have no pixels to paint or to scale"
     if needs.uses_attention and not anatomy.has_attention:
         return "its blocks have no attention part"
     if needs.biases and unseen and not anatomy.has_attention:
@@ -138,10 +190,20 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
+    if tape.unknown_keys and (needs.keys & tape.unknown_keys or needs.rules - NEED_NO_SCORES):
+        return (
+            "the scores of its attention are made of more than q and k (relative positions that depend on the tokens), "
+            "so that q and k by themselves say only a part"
+        )
     return _missing_norm(tape, needs) or missing_linear_part(tape, needs)
 
 
 def _missing_norm(tape: Tape, needs: Needs) -> str | None:
+    if _norms_get_no_gradient(tape, needs):
+        return (
+            "the norms of its blocks stand behind their attention, and behind the last one only the class token gets a "
+            "gradient (convention=skipplus reads the tokens in front of it)"
+        )
     for layer in needs.norms:
         if tape.anatomy.blocks[layer].first_norm is None or layer in tape.unseen_norms:
             return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
@@ -154,15 +216,24 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
     return tape.relevance_gap(needs)
 
 
+def _norms_get_no_gradient(tape: Tape, needs: Needs) -> bool:
+    """Whether gradients are wanted behind the last attention, where no patch reaches the output any more."""
+    layout, last = tape.layout, tape.depth - 1
+    wanted = any(last in part.norms for part in needs.gradients.values())
+    only_prefix = not layout.pooled_by_attention and bool((layout.read < layout.prefix).all())
+    return wanted and only_prefix and tape.anatomy.blocks[last].norm_place == "post"
+
+
 def _scores(
     tape: Tape, subject: Subject, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor
 ) -> dict[str, Tensor]:
     """Scores (batch, k, patches) of every method, one backward pass per rule, objective and target."""
     found: dict[str, list[Tensor]] = {recipe.spelling: [] for recipe in recipes}
+    parts = parts_of(tape, subject)
     for number, target in enumerate(targets.unbind(dim=1)):
         # A method whose map does not depend on the class is asked once.
         asked = [recipe for recipe in recipes if number == 0 or recipe.info.class_specific]
-        for spelling, scores in _scores_of_one_target(tape, subject, asked, needs, target):
+        for spelling, scores in _scores_of_one_target(tape, parts, asked, needs, target):
             found[spelling].append(scores)
     count = targets.shape[1]
     return {
@@ -172,7 +243,7 @@ def _scores(
 
 
 def _scores_of_one_target(
-    tape: Tape, subject: Subject, recipes: list[Recipe], needs: dict[str, Needs], target: Tensor
+    tape: Tape, parts: list[Part], recipes: list[Recipe], needs: dict[str, Needs], target: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """Ask every method as soon as its backward passes are there, and drop gradients that nobody waits for."""
     waiting = {recipe.spelling: recipe for recipe in recipes}
@@ -184,8 +255,9 @@ def _scores_of_one_target(
         ready = [spelling for spelling in waiting if needs[spelling].gradients.keys() <= gradients.keys()]
         # A caller's autocast is for the model's run, not for reading it.
         with torch.autocast(target.device.type, enabled=False):
-            view = View(tape, gradients, target, subject)
-            scores = {spelling: waiting.pop(spelling).scores(view) for spelling in ready}
+            views = [(part, part.view(gradients, target)) for part in parts] if ready else []
+            patches = tape.layout.patches
+            scores = {spelling: scores_of(waiting.pop(spelling), views, len(target), patches) for spelling in ready}
         yield from scores.items()
         awaited = {each for spelling in waiting for each in needs[spelling].gradients}
         gradients = {each: found for each, found in gradients.items() if each in awaited}

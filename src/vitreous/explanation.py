@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import operator
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from vitreous import explanation_folder
-from vitreous.errors import MethodError, VitreousError
 from vitreous.pictures.backdrop import Backdrop, Look, Photo
 from vitreous.pictures.overlay import DEFAULT_OPACITY, overlay
 from vitreous.pictures.scaling import display_maps
+from vitreous.predicted import ExplanationError, Predicted, Prediction, check_predictions
 
 if TYPE_CHECKING:
     import os
@@ -27,21 +24,11 @@ if TYPE_CHECKING:
     from vitreous.models.preprocessing import Preprocessing
     from vitreous.pictures.sheet import Sheet
 
-
-class ExplanationError(VitreousError, ValueError):
-    """The parts of an explanation do not fit together, or a part is asked for that it does not have."""
-
-
-class Prediction(NamedTuple):
-    """One class a model considers for an image."""
-
-    class_index: int
-    label: str
-    probability: float
+__all__ = ["Explanation", "ExplanationError", "Prediction"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Explanation:
+class Explanation(Predicted):
     """Scores of every patch of a batch of images, by one or more methods, for one or more classes per image.
 
     Attributes:
@@ -57,6 +44,8 @@ class Explanation:
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
     """
 
+    things: ClassVar[str] = "images"
+
     scores: Mapping[str, Tensor]
     grid: tuple[int, int]
     target: Tensor
@@ -71,13 +60,9 @@ class Explanation:
     def __post_init__(self) -> None:
         for name, value in _plain_fields(self).items():
             object.__setattr__(self, name, value)  # the one way to normalise a field of a frozen dataclass
-        _check_predictions(self)
+        check_predictions(self)
         _check_scores(self)
         _check_images(self)
-
-    def __len__(self) -> int:
-        """Give the number of images."""
-        return self.logits.shape[0]
 
     def __repr__(self) -> str:
         classes = f" x {self.classes_per_image} classes" if self.target.ndim == 2 else ""
@@ -98,25 +83,10 @@ class Explanation:
 
         return as_png(self)
 
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The method spellings, in the order they were asked for."""
-        return tuple(self.scores)
-
     def grid_of(self, method: str) -> tuple[int, int]:
         """Rows and columns of a method's map: patches, or pixels where it was asked for them."""
         pixels = self.scores[method].shape[-1] == self.image_size[0] * self.image_size[1]
         return self.image_size if pixels else self.grid
-
-    @property
-    def classes_per_image(self) -> int:
-        """How many classes are explained for each image."""
-        return self.target.shape[1] if self.target.ndim == 2 else 1
-
-    @property
-    def probabilities(self) -> Tensor:
-        """The softmax of the logits (batch, classes), at least in float32."""
-        return self.logits.to(torch.promote_types(self.logits.dtype, torch.float32)).softmax(dim=-1)
 
     def heatmap(self, method: str, *, smooth: bool = True, size: tuple[int, int] | None = None) -> Tensor:
         """Scale the scores of a method for display, each map by itself.
@@ -171,7 +141,7 @@ class Explanation:
 
     def scores_of(self, method: str, index: int = 0, target_index: int = 0) -> Tensor:
         """Give the raw scores of one map, (patches,), or of all pixels where the method was asked for them."""
-        scores = self._scores_of(method)
+        scores: Tensor = self._scores_of(method)
         index, target_index = self._position(index, target_index)
         return scores[index, target_index] if self.target.ndim == 2 else scores[index]
 
@@ -199,26 +169,6 @@ class Explanation:
         from vitreous.pictures.figures import draw  # noqa: PLC0415  # matplotlib is slow to import
 
         return draw(name, self, index, methods=methods, photo=photo, look=Look(smooth=smooth, opacity=opacity))
-
-    def class_index(self, index: int = 0, target_index: int = 0) -> int:
-        """Give the number of the class that is explained for an image."""
-        index, target_index = self._position(index, target_index)
-        return int(self.target.reshape(len(self), -1)[index, target_index])
-
-    def label(self, index: int = 0, target_index: int = 0) -> str:
-        """Give the name of the class that is explained for an image, or its number where names are not known."""
-        return self._label(self.class_index(index, target_index))
-
-    def top(self, k: int = 5, *, index: int = 0) -> tuple[Prediction, ...]:
-        """Give the ``k`` most likely classes of an image, the most likely first."""
-        if k < 1:
-            raise ExplanationError(f"k must be at least 1, not {k}")
-        index, _ = self._position(index, 0)
-        likely = self.probabilities[index].topk(min(k, self.logits.shape[1]))
-        return tuple(
-            Prediction(number, self._label(number), probability)
-            for number, probability in zip(likely.indices.tolist(), likely.values.tolist(), strict=True)
-        )
 
     def select(self, index: int) -> Explanation:
         """Give the explanation of one image alone, as a batch of one."""
@@ -269,22 +219,6 @@ class Explanation:
             raise ExplanationError(f"the scores of {method!r} contain NaN or infinity and cannot be shown")
         return display_maps(scores, self.grid_of(method), size, signed=self.signed[method], smooth=smooth)
 
-    def _scores_of(self, method: str) -> Tensor:
-        if method not in self.scores:
-            close = get_close_matches(method, self.methods, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(self.methods)}"
-            raise MethodError(f"this explanation has no method {method!r}; {hint}")
-        return self.scores[method]
-
-    def _position(self, index: int, target_index: int) -> tuple[int, int]:
-        for position, count, what in ((index, len(self), "images"), (target_index, self.classes_per_image, "classes")):
-            if not 0 <= position < count:
-                raise ExplanationError(f"index {position} is out of range: this explanation has {count} {what}")
-        return int(index), int(target_index)
-
-    def _label(self, class_index: int) -> str:
-        return str(class_index) if self.class_names is None else self.class_names[class_index]
-
 
 def _plain_fields(explanation: Explanation) -> dict[str, Any]:
     """Give the fields in their plain forms: graph-free tensors, tuples of ints, RGB pictures, JSON values."""
@@ -314,22 +248,6 @@ def _size(size: tuple[int, int]) -> tuple[int, int]:
 
 def _rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _check_predictions(explanation: Explanation) -> None:
-    """Raise unless logits, target and class names belong to one prediction."""
-    logits, target, names = explanation.logits, explanation.target, explanation.class_names
-    if logits.ndim != 2 or 0 in logits.shape or not logits.is_floating_point():
-        raise ExplanationError(f"logits must be floating (batch, classes), not {logits.dtype} {tuple(logits.shape)}")
-    if target.dtype != torch.int64 or target.ndim not in {1, 2} or target.shape[0] != len(logits) or 0 in target.shape:
-        raise ExplanationError(
-            f"target must be int64 (batch,) or (batch, k) for {len(logits)} images, "
-            f"not {target.dtype} {tuple(target.shape)}"
-        )
-    if target.min() < 0 or target.max() >= logits.shape[1]:
-        raise ExplanationError(f"target must name one of the {logits.shape[1]} classes")
-    if names is not None and (len(names) != logits.shape[1] or not all(isinstance(name, str) for name in names)):
-        raise ExplanationError(f"class_names must be one text for each of the {logits.shape[1]} classes")
 
 
 def _check_scores(explanation: Explanation) -> None:

@@ -1,4 +1,4 @@
-"""The subject of an explanation: a model and images that may be asked again, with other images or fewer tokens.
+"""The subject of an explanation: a model and its input that may be asked again, with another input or fewer tokens.
 
 Methods that need more than one run (integrated gradients, perturbation) see this, never the model itself.
 """
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
+from vitreous.errors import UnsupportedModelError
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.dropping import Dropping, check_kept, nothing_left
 from vitreous.tape.evaluation_mode import evaluation_mode
+from vitreous.tape.inputs import Inputs, Rows, Texts, ask
 from vitreous.tape.interception import Interception
 from vitreous.tape.output import class_scores
 from vitreous.tape.score_editing import ScoreEditing
@@ -24,6 +26,7 @@ from vitreous.tape.score_editing import ScoreEditing
 # Bare evaluations are run this many pixels at a time. Measured on ViT-Ti: 8 to 32 pictures of 224 x 224 at once cost
 # the same per picture, one alone 1.6 times as much, and 64 leave the processor's caches.
 _PIXELS_AT_ONCE = 16 * 224 * 224
+_TOKENS_AT_ONCE = 16 * 196  # the same for texts
 # So many images are recorded together even where fewer are explained: one at a time leaves most of a processor idle.
 _A_FEW = 8
 
@@ -34,10 +37,10 @@ class _Listening(Protocol):
 
 @dataclass
 class Subject:
-    """A model with the images that are explained.
+    """A model with the images or texts that are explained.
 
     Attributes:
-        images: the model's input, (batch, channel, height, width).
+        inputs: the model's input: pictures (batch, channel, height, width), or texts.
         targets: the classes that are explained of each image, (batch, k), where they are known.
         black: what the model gets for a black pixel, (channel,), where its preprocessing is known.
         evaluations: how many images the model has been asked about so far, besides the recorded run.
@@ -46,7 +49,7 @@ class Subject:
 
     _model: nn.Module
     _anatomy: Anatomy
-    images: Tensor
+    inputs: Inputs
     targets: Tensor | None = None
     black: Tensor | None = None
     evaluations: int = 0
@@ -56,46 +59,69 @@ class Subject:
 
     def __post_init__(self) -> None:
         # Methods read a tape outside the caller's autocast; when they ask the model again, it runs as the caller wants.
-        kind = self.images.device.type
+        kind = self.inputs.device.type
         self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
     @property
     def layout(self) -> Layout:
         """Patch grid, prefix tokens and the tokens that the head reads."""
         if self._layout is None:
-            with record(self._model, self._anatomy, self.images[:1], Plan(self._anatomy.depth, Needs())) as tape:
+            with record(self._model, self._anatomy, self.inputs[:1], Plan(self._anatomy.depth, Needs())) as tape:
                 self._layout = tape.layout
         return self._layout
 
     @property
+    def images(self) -> Tensor:
+        """The pictures, (batch, channel, height, width).
+
+        Raises:
+            UnsupportedModelError: the model reads texts.
+        """
+        if isinstance(self.inputs, Texts):
+            raise UnsupportedModelError(f"{self._anatomy.name} reads texts, and a text has no pixels")
+        return self.inputs
+
+    @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the images."""
-        return self.images.shape[-2], self.images.shape[-1]
+        """Height and width of the images, in pixels; a text is as high as one of its tokens and has no prefix."""
+        return self.layout.grid if isinstance(self.inputs, Texts) else (self.inputs.shape[-2], self.inputs.shape[-1])
 
     @property
     def batch(self) -> int:
-        """How many images are run at once in bare evaluations, of which nothing is recorded."""
+        """How many images or texts are run at once in bare evaluations, of which nothing is recorded."""
+        if isinstance(self.inputs, Texts):
+            return max(1, _TOKENS_AT_ONCE // self.inputs.tokens)
         return max(1, _PIXELS_AT_ONCE // (self.size[0] * self.size[1]))
+
+    def cut(self, rows: Rows, count: int) -> Subject:
+        """The same model with some of the texts, without the padding behind their ``count`` tokens."""
+        assert isinstance(self.inputs, Texts)
+        targets = None if self.targets is None else self.targets[rows]
+        part = Subject(
+            self._model, self._anatomy, self.inputs.cut(rows, count), targets, _layout=self.layout.cut(count)
+        )
+        part._autocast = self._autocast
+        return part
 
     @property
     def at_once(self) -> int:
         """How many images fit into one recorded run: as many as were explained together, and a few in any case."""
-        return max(len(self.images), _A_FEW)
+        return max(len(self.inputs), _A_FEW)
 
     def record(
-        self, images: Tensor, needs: Needs, intervention: Intervention | None = None
+        self, inputs: Inputs, needs: Needs, intervention: Intervention | None = None
     ) -> AbstractContextManager[Tape]:
-        """Run the model on other images and keep what ``needs`` asks for, until the context ends."""
-        self.evaluations += len(images)
+        """Run the model on other images or texts and keep what ``needs`` asks for, until the context ends."""
+        self.evaluations += len(inputs)
         plan = Plan(self._anatomy.depth, needs, intervention or Intervention())
-        return record(self._model, self._anatomy, images, plan)
+        return record(self._model, self._anatomy, inputs, plan)
 
-    def logits(self, images: Tensor) -> Tensor:
+    def logits(self, images: Inputs) -> Tensor:
         """What the model says of other images, (images, classes)."""
         with self._evaluating():
-            return torch.cat([self._ask(part) for part in torch.split(images, self.batch)])
+            return torch.cat([self._ask(images[part]) for part in self._parts(images)])
 
-    def logits_of_kept(self, images: Tensor, kept: Tensor) -> Tensor:
+    def logits_of_kept(self, images: Inputs, kept: Tensor) -> Tensor:
         """What the model says with all patches dropped but ``kept``, (images, k); prefix tokens always stay.
 
         Patches are dropped at the input of the first block, behind the positional embedding (True Token Masking), so
@@ -112,14 +138,17 @@ class Subject:
         ):
             raise nothing_left(self._anatomy.name)
         with self._evaluating():
-            parts = zip(torch.split(images, self.batch), torch.split(kept, self.batch), strict=True)
-            return torch.cat([self._ask_kept(part, rows) for part, rows in parts])
+            return torch.cat([self._ask_kept(images[part], kept[part]) for part in self._parts(images)])
 
-    def logits_of_damped(self, images: Tensor, factors: Tensor) -> Tensor:
+    def logits_of_damped(self, images: Inputs, factors: Tensor) -> Tensor:
         """What the model says with the attention scores of token j times ``factors[:, j]``, (images, tokens)."""
         with self._evaluating():
-            parts = zip(torch.split(images, self.batch), torch.split(factors, self.batch), strict=True)
-            return torch.cat([self._ask_edited(part, factor=rows) for part, rows in parts])
+            return torch.cat([self._ask_edited(images[part], factor=factors[part]) for part in self._parts(images)])
+
+    def _parts(self, images: Inputs) -> Iterator[slice]:
+        """As many at once as bare evaluations run."""
+        for start in range(0, len(images), self.batch):
+            yield slice(start, start + self.batch)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -128,13 +157,13 @@ class Subject:
         with torch.inference_mode(mode=False), torch.no_grad(), evaluation_mode(self._model), autocast:
             yield
 
-    def _ask(self, images: Tensor, listener: _Listening | None = None) -> Tensor:
+    def _ask(self, images: Inputs, listener: _Listening | None = None) -> Tensor:
         with nullcontext() if listener is None else listener.listening():
-            output = self._model(images)
+            output = ask(self._model, images)
         self.evaluations += len(images)
         return class_scores(output, self._anatomy.name, len(images))
 
-    def _ask_kept(self, images: Tensor, kept: Tensor) -> Tensor:
+    def _ask_kept(self, images: Inputs, kept: Tensor) -> Tensor:
         if not self._cannot_drop:
             try:
                 return self._ask(images, Dropping(self._anatomy, kept, self.layout.patches))
@@ -148,7 +177,7 @@ class Subject:
                 return logits
         return self._ask_edited(images, kept=kept)
 
-    def _ask_edited(self, images: Tensor, *, factor: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
+    def _ask_edited(self, images: Inputs, *, factor: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
         editing = ScoreEditing(self._anatomy, factor=factor, kept=kept, patches=self.layout.patches)
         logits = self._ask(images, editing)
         editing.check()

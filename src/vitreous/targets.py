@@ -38,6 +38,18 @@ def find_targets(logits: Tensor, target: Target, topk: int | None) -> Targets:
     return Targets(shaped, several)
 
 
+def part_of(target: Target, rows: Sequence[int], batch: int) -> Target:
+    """What was asked for some of ``batch`` texts."""
+    if target is None:
+        return None
+    wanted = _integers(target)
+    if wanted.dim() == 0:
+        return wanted
+    if len(wanted) != batch:
+        raise TargetError(f"target has shape {tuple(wanted.shape)} for {batch} texts")
+    return wanted[list(rows)]
+
+
 def _most_likely(logits: Tensor, target: Target, topk: int) -> Tensor:
     if target is not None:
         raise TargetError("give a target or topk, not both")

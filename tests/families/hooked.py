@@ -315,7 +315,7 @@ class Reference:
         product = torch.diag_embed(self.stream(run.tokens[0]).norm(dim=-1))
         for layer, block in enumerate(self.blocks):
             first, second = norms[layer]
-            after_norm = isinstance(block, nn.TransformerEncoderLayer) and not block.norm_first
+            after_norm = is_post_norm(block)
             added = self.stream(heard.inputs[first if after_norm else second])
             middle = self.stream(heard.outputs[first] if after_norm else heard.inputs[second])
             end = self.stream(heard.inputs[second] if after_norm else heard.outputs[block])
@@ -383,13 +383,21 @@ class Listening:
 
 # The norm that belongs to the attention and the one that belongs to the feed-forward part, family by family.
 NORMS = (
-    ("norm1", "ln_1", "layer_norm1", "layernorm_before"),
-    ("norm2", "ln_2", "layer_norm2", "layernorm_after"),
+    ("norm1", "ln_1", "layer_norm1", "layernorm_before", "attention.output.LayerNorm", "sa_layer_norm"),
+    ("norm2", "ln_2", "layer_norm2", "layernorm_after", "output.LayerNorm", "output_layer_norm"),
 )
 
 
 def first_attribute(module: nn.Module, names: Sequence[str]) -> nn.Module:
-    return next(getattr(module, name) for name in names if hasattr(module, name))
+    inside = dict(module.named_modules())
+    return next(inside[name] for name in names if name in inside)
+
+
+def is_post_norm(block: nn.Module) -> bool:
+    """Whether norms come behind the sums: BERT's kinds always, torch's own where it was asked for."""
+    if isinstance(block, nn.TransformerEncoderLayer):
+        return not block.norm_first
+    return any(hasattr(block, name) for name in ("intermediate", "sa_layer_norm")) and hasattr(block, "attention")
 
 
 def heads_in_the_stream(attention: nn.Module, added: Tensor) -> Tensor:

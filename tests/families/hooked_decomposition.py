@@ -8,8 +8,19 @@ by the heads' output, and values without biases are the derivative of the values
 from __future__ import annotations
 
 import torch
-from hooked import NORMS, FrozenNorm, Listening, Pooling, Read, Reference, first_attribute, identity_like, read_row
-from torch import Tensor, nn
+from hooked import (
+    NORMS,
+    FrozenNorm,
+    Listening,
+    Pooling,
+    Read,
+    Reference,
+    first_attribute,
+    identity_like,
+    is_post_norm,
+    read_row,
+)
+from torch import Tensor
 
 
 class Decomposition:
@@ -32,7 +43,7 @@ class Decomposition:
     def matrix(self, spelling: str, layer: int) -> Tensor:
         """GlobEnc's or ALTI's matrix of one block, (batch, n, n)."""
         block, (first, second) = self.reference.blocks[layer], self.norms[layer]
-        post = isinstance(block, nn.TransformerEncoderLayer) and not block.norm_first
+        post = is_post_norm(block)
         attended = self.heard.inputs[first if post else second]
         original = spelling == "alti:setting=original"
         parts = self.parts(layer, attended, biases=post or original)

@@ -10,13 +10,21 @@ from torch import Tensor, nn
 
 from vitreous.anatomy.description import Block, NormPlace
 
-# timm, torchvision, open_clip, transformers, nn.TransformerEncoderLayer; then older transformers.
-ATTENTION = ("attn", "self_attention", "self_attn", "attention")
-FIRST_NORM = ("norm1", "ln_1", "layer_norm1", "layernorm_before")
-SECOND_NORM = ("norm2", "ln_2", "layer_norm2", "layernorm_after")
-PROJECTION = ("proj", "out_proj", "o_proj", "output.dense")
+# timm, torchvision, open_clip, transformers, nn.TransformerEncoderLayer; the BERT kinds; then older transformers.
+ATTENTION = ("attn", "self_attention", "self_attn", "attention.self", "attention")
+# Norms behind a part's sum with the stream: the BERT kinds, then DistilBERT.
+FIRST_POST_NORM = ("attention.output.LayerNorm", "sa_layer_norm")
+SECOND_POST_NORM = ("output.LayerNorm", "output_layer_norm")
+FIRST_NORM = ("norm1", "ln_1", "layer_norm1", "layernorm_before", *FIRST_POST_NORM)
+SECOND_NORM = ("norm2", "ln_2", "layer_norm2", "layernorm_after", *SECOND_POST_NORM)
+PROJECTION = ("proj", "out_proj", "o_proj", "output.dense", "out_lin")
+# Where the block, not the attention module, holds the projection: the BERT kinds.
+PROJECTION_BESIDE = ("attention.output.dense",)
 # The value projection: by itself, or as the last third of a joint one for q, k and v.
-VALUE = ("v_proj.weight", "value.weight", "attention.value.weight", "v_proj_weight")
+VALUE = (
+    *("v_proj.weight", "value.weight", "attention.value.weight", "v_proj_weight"),
+    *("v_lin.weight", "value_proj.weight"),
+)
 QUERY_KEY_VALUE = ("qkv.weight", "in_proj_weight")
 LAYER_SCALE = ("ls1.gamma", "gamma_1", "ls_1.gamma", "lambda_1", "layer_scale1.lambda1")
 # Parts that stand between the attention's output and the projection, or between the projection and the stream.
@@ -29,7 +37,9 @@ def describe_block(module: nn.Module) -> Block:
     attention = attention if isinstance(attention, nn.Module) else None
     place = norm_place(module)
     linear = attention is not None and place != "branch" and not any(_does_something(module, path) for path in BETWEEN)
-    projection = first_of(attention, PROJECTION) if attention is not None else None
+    projection = None if attention is None else first_of(attention, PROJECTION)
+    if projection is None:
+        projection = first_of(module, PROJECTION_BESIDE)
     scale = first_of(module, LAYER_SCALE)
 
     def heads_to_stream() -> Tensor:
@@ -57,7 +67,7 @@ def norm_place(module: nn.Module) -> NormPlace:
     # timm's ResPostBlock, ResPostRelPosBlock and EvaBlockPostNorm: x + norm(f(x)).
     if "ResPost" in type(module).__name__ or "PostNorm" in type(module).__name__:
         return "branch"
-    return "pre"
+    return "pre" if first_of(module, FIRST_POST_NORM) is None else "post"
 
 
 def first_of(module: nn.Module, paths: tuple[str, ...]) -> Any:

@@ -9,6 +9,7 @@ import typer
 from vitreous.cli.datasets import datasets
 from vitreous.cli.evaluate import evaluate
 from vitreous.cli.explain import explain
+from vitreous.cli.explain_text import explain_text
 from vitreous.cli.figure import figure
 from vitreous.cli.guard import DebugOption, GuardedGroup
 from vitreous.cli.methods import methods
@@ -26,6 +27,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command()(explain)
+app.command()(explain_text)
 app.command()(figure)
 app.command()(evaluate)
 app.command()(report)

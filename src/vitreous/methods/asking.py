@@ -12,6 +12,7 @@ from torch import Tensor
 from vitreous.methods.masks import Masks, PatchMasks
 from vitreous.methods.readout import Procedure
 from vitreous.methods.view import View, exact
+from vitreous.tape import Needs
 from vitreous.tape.output import Objective, explained
 
 By = Literal["paint", "drop"]
@@ -37,7 +38,7 @@ def responses(view: View, masks: Masks, by: By, objective: Objective) -> Tensor:
 
     def ask(image: Tensor, mask: Tensor) -> Tensor:
         patches = masks.kept[mask].nonzero()[:, 1].view(len(mask), -1)
-        return subject.logits_of_kept(subject.images[image], patches)
+        return subject.logits_of_kept(subject.inputs[image], patches)
 
     return ask_pairs(view, [torch.where(counts == count)[0] for count in sorted(set(counts.tolist()))], ask, objective)
 
@@ -48,7 +49,7 @@ def ask_pairs(view: View, groups: Iterable[Tensor], ask: Ask, objective: Objecti
     The masks of one group may be asked together; the groups have all masks between them.
     """
     subject, targets = view.subject, all_targets(view)
-    batch = len(subject.images)
+    batch = len(subject.inputs)
     groups = list(groups)
     found = exact(view.tape.logits).new_empty(batch, sum(map(len, groups)), targets.shape[1])
     for group in groups:
@@ -71,6 +72,13 @@ def all_targets(view: View) -> Tensor:
 
 class Questioning(Procedure):
     """A method that asks the model again, once for all targets."""
+
+    _by: By = "paint"
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """A picture where something is painted over; tokens can be dropped of a text too."""
+        del layer, depth
+        return Needs(picture=self._by == "paint")
 
     def map(self, view: View) -> Tensor:
         """The map of the view's target."""

@@ -59,7 +59,7 @@ class AtMan(Questioning):
         said = ask_pairs(
             view,
             [torch.arange(len(squares))],
-            lambda image, square: subject.logits_of_damped(subject.images[image], factors[image, square]),
+            lambda image, square: subject.logits_of_damped(subject.inputs[image], factors[image, square]),
             self._of,
         )
         return average_over(squares, unperturbed(view, self._of)[..., None] - said.mT)

@@ -29,7 +29,7 @@ Heads = Literal["relu_average", "average"]
 class QueryGradientKey(TokenReadout):
     """M_h = k_h . dy_c/dq (GradToken eqs. 6-9), spread by the blocks below and integrated over heads (eqs. 10-18)."""
 
-    values = ("attention_rows",)
+    values = ("attention_rows", "keys")
     slopes = ("attention",)
 
     def __init__(self, propagation: Propagation, heads: Heads, depth: int | None) -> None:

@@ -10,22 +10,26 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.methods.pixel_maps import Resolution, ResolutionOption, at_resolution
+from vitreous.methods.pixel_maps import Resolution, ResolutionOption, input_scores
 from vitreous.methods.readout import Procedure, Readout, total
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun
 from vitreous.methods.view import View
 from vitreous.tape import PIXELS, GradientNeeds, Intervention, Needs, Pass
+from vitreous.tape.inputs import Texts
 
 Place = Literal["pixels", "tokens"]
-Baseline = Literal["zero", "black", "mean"]
+Baseline = Literal["zero", "black", "mean", "pad", "mask"]
 Quadrature = Literal["gauss", "right"]
 Read = Literal["magnitude", "input"]
 PLAIN = Pass("plain", "logit")
 
 
 class InputProcedure(Procedure):
-    """What several gradients at the input, pixels or the first block's tokens, add up to."""
+    """What several gradients at the input, pixels or the first block's tokens, add up to.
+
+    A text has no pixels: its input is what its tokens are embedded as, the first block's tokens.
+    """
 
     def __init__(self, at: Place, resolution: Resolution) -> None:
         if at == "tokens" and resolution == "pixel":
@@ -33,28 +37,31 @@ class InputProcedure(Procedure):
         self.at, self.resolution = at, resolution
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """The first block's tokens where they are the input."""
+        """The first block's tokens, in case that they are the input."""
         del layer, depth
-        return Needs(tokens=frozenset({0}) if self.at == "tokens" else frozenset())
+        return Needs(tokens=frozenset({0}))
+
+    def of_tokens(self, view: View) -> bool:
+        """Whether tokens are the input, not pixels."""
+        return self.at == "tokens" or view.tape.reads_text
 
     def input(self, view: View) -> Tensor:
         """The real input, (batch, channel, height, width) or (batch, tokens, channels)."""
-        return view.tokens(0) if self.at == "tokens" else view.subject.images
+        return view.tokens(0) if self.of_tokens(view) else view.subject.images
 
     def gradients(self, view: View, inputs: Tensor) -> Tensor:
         """dy_c/d input at other inputs: (variations, batch, ...) -> the same shape."""
-        layer = 0 if self.at == "tokens" else PIXELS
+        of_tokens = self.of_tokens(view)
+        layer = 0 if of_tokens else PIXELS
         needs = Needs(gradients={PLAIN: GradientNeeds(tokens=frozenset({layer}))})
         flat = inputs.flatten(0, 1)
-        change = Intervention(0, flat.to(view.subject.images.dtype)) if self.at == "tokens" else None
-        with rerun(view, view.subject.images[:1] if self.at == "tokens" else flat, needs, change) as run:
+        change = Intervention(0, flat.to(view.tape.tokens(0).dtype)) if of_tokens else None
+        with rerun(view, view.subject.inputs[:1] if of_tokens else flat, needs, change) as run:
             return run.token_gradient(PLAIN, layer).view_as(inputs)
 
     def scores(self, view: View, attributions: Tensor) -> Tensor:
         """Attributions of the input's numbers, summed to those of patches or pixels."""
-        if self.at == "tokens":
-            return attributions.sum(dim=-1)[:, view.layout.prefix :]
-        return at_resolution(attributions.sum(dim=1), view.layout.grid, self.resolution)
+        return input_scores(attributions, view.layout, self.resolution)
 
 
 class PathIntegral(InputProcedure):
@@ -90,11 +97,13 @@ class PathIntegral(InputProcedure):
         return total(parts)
 
     def start(self, view: View) -> Tensor:
-        """The baseline x': a picture without content, or its tokens."""
-        images = _baseline(view, self.baseline)
-        if self.at == "pixels":
-            return images
-        with rerun(view, images, Needs(tokens=frozenset({0}))) as run:
+        """The baseline x': a picture or text without content, or its tokens."""
+        if view.tape.reads_text and self.baseline == "zero":
+            return torch.zeros_like(self.input(view))
+        blank = _blank_texts(view, self.baseline) if view.tape.reads_text else _baseline(view, self.baseline)
+        if isinstance(blank, Tensor) and self.at == "pixels":
+            return blank
+        with rerun(view, blank, Needs(tokens=frozenset({0}))) as run:
             return run.tokens(0)
 
 
@@ -153,8 +162,19 @@ def _along(values: Tensor, inputs: Tensor) -> Tensor:
     return values.to(inputs).view(-1, *[1] * inputs.dim())
 
 
+def _blank_texts(view: View, kind: Baseline) -> Texts:
+    texts = view.subject.inputs
+    assert isinstance(texts, Texts)
+    if kind not in texts.blanks:
+        known = ", ".join(f"baseline={name}" for name in ("zero", *texts.blanks))
+        raise MethodError(f"baseline={kind} does not exist for this text: there is {known}")
+    return texts.blanked(kind)
+
+
 def _baseline(view: View, kind: Baseline) -> Tensor:
     images = view.subject.images
+    if kind in {"pad", "mask"}:
+        raise MethodError(f"baseline={kind} is a token of a text: for pictures there is zero, black and mean")
     if kind == "zero":
         return torch.zeros_like(images)
     if kind == "mean":
@@ -167,7 +187,7 @@ def _baseline(view: View, kind: Baseline) -> Tensor:
     return view.subject.black.to(images).view(1, -1, 1, 1).expand_as(images)
 
 
-At = Annotated[Place, "what counts as the input: the picture, or the first block's tokens"]
+At = Annotated[Place, "what counts as the input: the picture, or the first block's tokens (of a text always these)"]
 
 
 @register(
@@ -183,7 +203,10 @@ def integrated_gradients(
     at: At = "pixels",
     resolution: ResolutionOption = "patch",
     steps: Annotated[int, "points of the integral"] = 50,
-    baseline: Annotated[Baseline, "0 after normalisation, a black picture, or each picture's mean colour"] = "zero",
+    baseline: Annotated[
+        Baseline,
+        "0 after normalisation, a black picture, or each picture's mean colour; of a text 0, padding, or mask tokens",
+    ] = "zero",
     quadrature: Annotated[Quadrature, "Gauss-Legendre, or the right Riemann sum of the paper"] = "gauss",
 ) -> Readout:
     """Input minus baseline, times the mean gradient on the way from one to the other."""

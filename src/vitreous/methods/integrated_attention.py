@@ -11,9 +11,9 @@ from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention, MeanAttention
 from vitreous.methods.readout import Procedure, Readout, Residual, row_pieces, times, total
 from vitreous.methods.registry import register
-from vitreous.methods.rerun import each_scaled, few_at_once, rerun, sum_of_variations
+from vitreous.methods.rerun import few_at_once, rerun_scaled, sum_of_variations
 from vitreous.methods.view import Row, View, exact
-from vitreous.tape import GradientNeeds, Intervention, Needs, Pass
+from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.attention import row_pieces as pieces_of_rows
 from vitreous.tape.attention import value_gradient
 
@@ -39,9 +39,9 @@ class IteratedIntegral(Procedure):
         self.scales = torch.cartesian_prod(image_scales, ends)
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """Of the first run nothing but that there is attention."""
+        """Of the first run that there is attention, and what a text has for its pixels."""
         del layer
-        return Needs(attention_rows=frozenset({depth - 1}))
+        return Needs(tokens=frozenset({0}), attention_rows=frozenset({depth - 1}))
 
     def map(self, view: View) -> Tensor:
         """The class token's row of the product of row-normalised I + mean (A * dA)^+."""
@@ -63,8 +63,7 @@ class IteratedIntegral(Procedure):
         matrices: list[list[Tensor]] = [[] for _ in blocks]
         for scales in few_at_once(view, self.scales):
             factors = scales[:, 1].repeat_interleave(batch)
-            changed = Intervention(attention_scale={view.depth - 1: factors})
-            with rerun(view, each_scaled(scales[:, 0], view.subject.images), needs, changed) as run:
+            with rerun_scaled(view, scales[:, 0], needs, {view.depth - 1: factors}) as run:
                 start.append(sum_of_variations(readout.top_row(run).dense(run.layout.tokens), batch))
                 for block in blocks:
                     matrices[block].append(_sum_of_matrices(readout, run, block, batch))
@@ -87,7 +86,7 @@ def integrated_gradient_row(view: View, steps: int) -> Tensor:
     needs = Needs(gradients={PLAIN: GradientNeeds(attention=frozenset({view.depth - 1}))})
     layer, rows = view.last_attention
     for scales in few_at_once(view, torch.linspace(0, 1, steps, dtype=torch.float64)):
-        with rerun(view, each_scaled(scales, view.subject.images), needs) as run:
+        with rerun_scaled(view, scales, needs) as run:
             total_gradient.append(sum_of_variations(run.attention_gradient(PLAIN, layer, rows), len(view.target)))
     row = (total(total_gradient) / steps).clamp_(min=0).mean(dim=(1, 2))
     # An attention that pools the tokens may leave out the prefix.
@@ -104,6 +103,10 @@ class Feedback(MeanAttention):
         if steps < 2:
             raise MethodError(f"steps={steps} is too few: both ends of the integral count")
         self.steps = steps
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """Also what a text has for its pixels."""
+        return super().needs(layer, depth) | Needs(tokens=frozenset({0}))
 
     def finish(self, view: View, row: Row) -> Tensor:
         """The row, entry by entry times the integrated gradient."""

@@ -39,7 +39,7 @@ class ScoreWeightedActivations(Procedure):
     def needs(self, layer: int, depth: int) -> Needs:
         """The last block's first norm."""
         del layer
-        return Needs(norms=frozenset({depth - 1}))
+        return Needs(norms=frozenset({depth - 1}), picture=True)
 
     def map(self, view: View) -> Tensor:
         """Scores of patches."""
@@ -105,7 +105,7 @@ class ReciprocalMasks(Procedure):
         # Of all blocks one runs on the masked tokens, so as many more fit.
         for masks in few_at_once(view, self.masks(view).to(tokens), room=view.depth):
             masked = masks[:, None, :, None] * tokens
-            with rerun(view, subject.images[:1], Needs(), Intervention(layer, masked.flatten(0, 1))) as run:
+            with rerun(view, subject.inputs[:1], Needs(), Intervention(layer, masked.flatten(0, 1))) as run:
                 logits = exact(run.tape.logits)
             values = torch.softmax(logits, dim=1) if self.score == "probability" else logits
             scores.append(_of_target(values, view.target))

@@ -7,8 +7,23 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from vitreous.errors import MethodError
+from vitreous.tape import Layout
+
 Resolution = Literal["patch", "pixel"]
 ResolutionOption = Annotated[Resolution, "one score per patch, the sum of its pixels, or one per pixel"]
+
+
+def input_scores(attributions: Tensor, layout: Layout, resolution: Resolution) -> Tensor:
+    """What all numbers of the input count, summed to those of patches or pixels.
+
+    Of a picture (batch, channel, height, width), of tokens (batch, tokens, channels).
+    """
+    if attributions.dim() == 4:
+        return at_resolution(attributions.sum(dim=1), layout.grid, resolution)
+    if resolution == "pixel":
+        raise MethodError("resolution=pixel needs a picture: a text has no pixels")
+    return attributions.sum(dim=-1)[:, layout.prefix :]
 
 
 def at_resolution(pixels: Tensor, grid: tuple[int, int], resolution: Resolution) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -42,7 +42,8 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
         del depth
         here: Layers = frozenset({layer})
         slopes = GradientNeeds(**dict.fromkeys(self.slopes, here))
-        return Needs(**dict.fromkeys(self.values, here), gradients={self.backward: slopes} if self.slopes else {})
+        values: dict[str, Any] = dict.fromkeys(self.values, here)
+        return Needs(**values, gradients={self.backward: slopes} if self.slopes else {})
 
     def under(self, rule: RuleName) -> Self:
         """This read-out, with its gradients taken under a rule.

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from vitreous.methods.pixel_maps import Resolution, ResolutionOption, at_resolution
+from vitreous.methods.pixel_maps import Resolution, ResolutionOption, input_scores
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, mean_over_heads, row_pieces, times, total
 from vitreous.methods.registry import register
 from vitreous.methods.view import Row, View
@@ -47,7 +47,7 @@ class AttentionRelevance(MatrixReadout):
 
 
 class PixelRelevance(Procedure):
-    """The relevance that arrives at the picture, summed over channels."""
+    """The relevance that arrives at the picture or at a text's embedded tokens, summed over channels."""
 
     runs_again = False
 
@@ -62,10 +62,10 @@ class PixelRelevance(Procedure):
 
     def map(self, view: View) -> Tensor:
         """Scores of patches or pixels."""
-        return at_resolution(self.channels(view).sum(dim=1), view.layout.grid, self.resolution)
+        return input_scores(self.channels(view), view.layout, self.resolution)
 
     def channels(self, view: View) -> Tensor:
-        """The relevance of every value of the picture, (batch, channel, height, width)."""
+        """The relevance of every value of the picture, (batch, channel, height, width), or of a text's tokens."""
         return view.token_gradient(self.passes[0], PIXELS)
 
 

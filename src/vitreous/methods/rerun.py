@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
 
 from vitreous.methods.view import View
 from vitreous.tape import Intervention, Needs
+from vitreous.tape.inputs import Inputs
 
 
 @contextmanager
-def rerun(view: View, images: Tensor, needs: Needs, intervention: Intervention | None = None) -> Iterator[View]:
+def rerun(view: View, inputs: Inputs, needs: Needs, intervention: Intervention | None = None) -> Iterator[View]:
     """What a method sees of another run, with the gradients of the same targets, until the context ends.
 
     The run's batch, that of an intervention's stream where there is one, is a multiple of the original: the images come
     in their order, over and over.
     """
-    with view.subject.record(images, needs, intervention) as tape:
+    with view.subject.record(inputs, needs, intervention) as tape:
         target = view.target.repeat(len(tape.logits) // len(view.target))
         gradients = {backward: tape.backward(backward, target, part) for backward, part in needs.gradients.items()}
         yield View(tape, gradients, target, view.subject)
+
+
+def rerun_scaled(
+    view: View, scales: Tensor, needs: Needs, attention_scale: Mapping[int, Tensor] | None = None
+) -> AbstractContextManager[View]:
+    """What a method sees of runs on the pictures times every one of ``scales``.
+
+    The numbers of a text's tokens cannot be scaled; its first block's tokens are, and have to be on the tape for that.
+    """
+    attention_scale = attention_scale or {}
+    if not view.tape.reads_text:
+        change = Intervention(attention_scale=attention_scale)
+        return rerun(view, each_scaled(scales, view.subject.images), needs, change)
+    stream = each_scaled(scales, view.tokens(0))
+    return rerun(view, view.subject.inputs[:1], needs, Intervention(0, stream, attention_scale))
 
 
 def few_at_once(view: View, points: Tensor, *, room: int = 1) -> Iterator[Tensor]:

@@ -54,7 +54,7 @@ class VitCx(Questioning):
     def needs(self, layer: int, depth: int) -> Needs:
         """The features behind the first norm of the last block."""
         del layer
-        return Needs(norms=frozenset({depth - 1}))
+        return Needs(norms=frozenset({depth - 1}), picture=True)
 
     def maps(self, view: View) -> Tensor:
         """The weighted mean of the masks; images differ in their number, so each is asked by itself."""

@@ -30,8 +30,8 @@ _ANY_SIZE = frozenset({"dinov2", "dinov2_with_registers"})
 def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
     """Load a folder written by ``save_pretrained``, or a repository of the hub."""
     name = f"hf/{identifier}"
-    transformers = _transformers()
-    place, options = _place(name, identifier)
+    transformers = transformers_library()
+    place, options = place_of(name, identifier)
     try:
         config = transformers.AutoConfig.from_pretrained(place, **options)
         model = _model(transformers, name, place, config, options)
@@ -40,22 +40,23 @@ def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
     except Exception as error:  # configuration, download and weights fail with many types
         if options["local_files_only"] and not Path(place).is_dir():
             raise hub.unreachable(name, "hf/FOLDER or demo") from error
-        raise ModelError(f"{name}: the model cannot be loaded ({_one_line(error)})") from error
+        raise ModelError(f"{name}: the model cannot be loaded ({one_line(error)})") from error
     native = _image_size(config)
     preprocessing = _preprocessing(transformers, name, place, native, options)
     if image_size and image_size != native and config.model_type not in _ANY_SIZE:
         raise ModelError(f"{name}: this model takes images of {native[0]} x {native[1]} pixels only")
-    return LoadedModel(name, model.eval(), preprocessing.override(image_size=image_size), _class_names(model))
+    return LoadedModel(name, model.eval(), preprocessing.override(image_size=image_size), class_names_of(model))
 
 
-def _transformers() -> Any:
+def transformers_library() -> Any:
+    """Import transformers, or say which extra brings it."""
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
         raise MissingDependencyError('hf/ models need the transformers library: pip install "vitreous[hf]"') from error
 
 
-def _place(name: str, identifier: str) -> tuple[str, dict[str, Any]]:
+def place_of(name: str, identifier: str) -> tuple[str, dict[str, Any]]:
     """Return where to load from, and the options that keep loading safe and quick."""
     folder = Path(identifier).expanduser()
     local = folder.is_dir()
@@ -101,7 +102,7 @@ def _preprocessing(
     return from_processor(processor.to_dict(), native)
 
 
-def _class_names(model: Any) -> tuple[str, ...] | None:
+def class_names_of(model: Any) -> tuple[str, ...] | None:
     """Return the configuration's class names, unless they are the placeholders LABEL_0, LABEL_1, ...."""
     if not type(model).__name__.startswith(("CLIPVision", "SiglipVision")):
         names = {int(index): str(label) for index, label in (model.config.id2label or {}).items()}
@@ -110,5 +111,6 @@ def _class_names(model: Any) -> tuple[str, ...] | None:
     return None
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Return what an error of transformers says, short enough for a line."""
     return " ".join(str(error).split())[:200] or type(error).__name__

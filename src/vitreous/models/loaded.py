@@ -34,9 +34,14 @@ class LoadedModel:
     @cached_property
     def fingerprint(self) -> str:
         """The sha256 of all names, types, shapes and values in the state dict."""
-        digest = hashlib.sha256()
-        for key, tensor in sorted(self.model.state_dict().items()):
-            digest.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-            # Reading the bytes as integers works for every type, bfloat16 included.
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return fingerprint_of(self.model)
+
+
+def fingerprint_of(model: nn.Module) -> str:
+    """Return the sha256 of all names, types, shapes and values in the state dict."""
+    digest = hashlib.sha256()
+    for key, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        # Reading the bytes as integers works for every type, bfloat16 included.
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

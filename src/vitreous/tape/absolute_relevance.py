@@ -86,7 +86,8 @@ class AbsoluteLrpRule(RelevanceRule):
         relevance = _scaled((ratio @ _doubled(value).transpose(-2, -1)).mul_(attention))
         relevance = _scaled(_ratio(relevance, attention).mul_(_doubled(attention)))
         scores = query @ key.transpose(-2, -1)
-        slope = attention + scores.sign() * torch.softmax(scores.abs(), dim=-1)
+        hidden = scores.abs() if call.bias is None else scores.abs() + call.bias  # a mask; others are refused
+        slope = attention + scores.sign() * torch.softmax(hidden, dim=-1)
         relevance = _scaled(slope.mul_(scores).mul_(_ratio(relevance, attention)))
         ratio = _ratio(relevance, scores)
         return (

@@ -73,9 +73,27 @@ class AttentionRecord:
             return self.bias
         return self.bias[..., rows, :]
 
+    def cut(self, batch: Rows, count: int) -> AttentionRecord:
+        """The call of some texts, between their first ``count`` tokens alone."""
+        return AttentionRecord(
+            query=None if self.query is None else self.query[batch, :, :count],
+            key=self.key[batch, :, :count],
+            value=self.value[batch, :, :count],
+            scale=self.scale,
+            bias=None if self.bias is None else _cut_scores(self.bias, batch, count),
+            matrix=None if self.matrix is None else _cut_scores(self.matrix, batch, count),
+            scores=None if self.scores is None else _cut_scores(self.scores, batch, count),
+        )
+
     def pieces(self) -> Iterator[slice]:
         """All rows, cut so that one piece of A stays small."""
         return row_pieces(self.value.shape[0] * self.heads, self.queries, self.key.shape[2])
+
+
+def _cut_scores(scores: Tensor, batch: Rows, count: int) -> Tensor:
+    """Of (batch, head, to, from), in which axes of size 1 stand for any size."""
+    some = scores if len(scores) == 1 else scores[batch]
+    return some[..., :count, :count] if scores.shape[-2] > 1 else some[..., :count]
 
 
 def row_pieces(matrices: int, rows: int, columns: int) -> Iterator[slice]:

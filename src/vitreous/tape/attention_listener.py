@@ -21,7 +21,8 @@ from vitreous.tape.progress import Progress
 
 _EXACT = (torch.float32, torch.float64)
 # Rules to which a hand-written A is a constant or an ordinary softmax, so that its steps need not be followed.
-_NEED_NO_SCORES = {"plain", "frozen", "libra", "conservative"}
+NEED_NO_SCORES = {"plain", "frozen", "libra", "conservative"}
+_HIDDEN = -9e3  # masks are written as -1e4 or less: a score lower by this much has no share of the softmax
 _EMPTY = AttentionRecord(None, torch.empty(0), torch.empty(0), 1.0)
 
 
@@ -31,7 +32,8 @@ class AttentionListener:
     Attributes:
         records: the attention calls of the blocks.
         outputs: O of each call, as it stands in the graph.
-        biased: the blocks in which something is added to the scores: relative positions, a mask.
+        biases: what is added to the scores of a block: relative positions, a mask; ``None`` where it is not known.
+        mixed: the blocks whose scores are not q kᵀ alone or not followed to the softmax, so that k is not known.
         behind: the attention calls behind the last block, in order; one of them may be what pools the tokens.
     """
 
@@ -42,7 +44,8 @@ class AttentionListener:
         self._linear = linear
         self.records: dict[int, AttentionRecord] = {}
         self.outputs: dict[int, Tensor] = {}
-        self.biased: set[int] = set()
+        self.biases: dict[int, Tensor | None] = {}
+        self.mixed: set[int] = set()
         self.behind: list[tuple[AttentionRecord, Tensor]] = []
         self._rules_differ = bool(plan.rules - {"plain"})
         self.forget()
@@ -50,6 +53,7 @@ class AttentionListener:
     def forget(self) -> None:
         """Start anew with hand-written attention: another attention module or block begins."""
         self._operands: tuple[Tensor, Tensor] | None = None
+        self._products = 0
         self._scores: Tensor | None = None
         self._factor = 1.0
         self._followed = False
@@ -81,7 +85,7 @@ class AttentionListener:
         self._check(layer, query.shape[0], query.shape[2], key.shape[2])
         record = AttentionRecord(query.detach(), key.detach(), value.detach(), scale, bias)
         if bias is not None:
-            self.biased.add(layer)
+            self.biases[layer] = bias
         if layer in self._plan.intervention.attention_scale:
             return self._attend_scaled(layer, record, value)
         if self._worth_keeping(layer, record):
@@ -149,6 +153,8 @@ class AttentionListener:
             return self._attend_by_hand(layer, args[1], output)
         if self._weights is None:
             self._operands, self._scores, self._factor = (args[0], args[1]), output, 1.0
+            # A product with a weight matrix is a projection, not a part of the scores.
+            self._products += min(args[0].dim(), args[1].dim()) > 2
         return output
 
     def follows(self, args: tuple[Any, ...]) -> bool:
@@ -166,7 +172,7 @@ class AttentionListener:
         elif func.__name__ not in {"add", "__add__", "__radd__", "masked_fill"} or in_graph(other):
             return output
         elif self._progress.layer is not None:
-            self.biased.add(self._progress.layer)
+            self.biases[self._progress.layer] = other if func.__name__ != "masked_fill" else _hidden(args, output)
         self._scores = output
         return output
 
@@ -190,10 +196,28 @@ class AttentionListener:
             self._weights = output
         return output
 
+    def on_reshape(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A may be multiplied with v for all heads of a batch in one row: (batch x head, to, from)."""
+        output = func(*args, **kwargs)
+        if self._weights is not None and args[0] is self._weights:
+            self._weights = output
+        return output
+
     def _attend_by_hand(self, layer: int, value: Tensor, output: Tensor) -> Tensor:
         assert self._weights is not None
         assert self._operands is not None
+        if self._weights.dim() == 3:
+            self._weights, value, output, *operands = (
+                part.unflatten(0, (self._progress.batch, -1)) if part.dim() == 3 else part
+                for part in (self._weights, value, output, *self._operands)
+            )
+            self._operands = operands[0], operands[1]
+            self._products += 1  # what leads from q kᵀ, of all heads in one row, to the softmax was not followed
+            return self._attend_by_hand(layer, value, output).flatten(0, 1)
         matrix, query, key = self._weights.detach(), self._operands[0], self._operands[1].transpose(-2, -1)
+        if self._products > 1:  # relative positions that depend on q or k; what nobody knows must not be read
+            self.mixed.add(layer)
+            key = value.new_full((), float("nan")).expand_as(value)
         self._check(layer, matrix.shape[0], *matrix.shape[-2:])
         record = AttentionRecord(None, key.detach(), value.detach(), self._scale(layer, key), matrix=matrix)
         if self._plan.needs.scores & {layer, layer - 1}:  # behind the last block as in it
@@ -202,11 +226,12 @@ class AttentionListener:
         if layer in self._plan.intervention.attention_scale:
             self.forget()
             return self._attend_scaled(layer, record, value)
-        if self._plan.rules - _NEED_NO_SCORES:
+        if self._plan.rules - NEED_NO_SCORES:
             if not self._followed:
+                rules = ", ".join(sorted(self._plan.rules - NEED_NO_SCORES))
                 raise UnsupportedModelError(
-                    f"{self._anatomy.name} writes out its attention in a way that the rules "
-                    f"{', '.join(sorted(self._plan.rules - _NEED_NO_SCORES))} cannot follow; use its fused attention"
+                    f"{self._anatomy.name} writes out its attention in a way that the rules {rules} cannot follow; "
+                    "use its fused attention, if it has one"
                 )
             ours = AttentionRecord(query, key, value, self._factor, matrix=matrix)
             output = Attend.apply(query, key, value, output.detach, ours, self._in_force)
@@ -221,6 +246,19 @@ class AttentionListener:
             if isinstance(scale, float):
                 return scale
         return float(key.shape[-1] ** -0.5)
+
+
+def only_hides(bias: Tensor | None) -> bool:
+    """Whether what is added to scores is a mask: nothing, or so much that nothing is left of them."""
+    return bias is not None and bool(((bias == 0) | (bias < _HIDDEN)).all())
+
+
+def _hidden(args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    """The bias that ``masked_fill(scores, mask, value)`` stands for, if its value hides."""
+    value = args[2] if len(args) > 2 else None
+    if not isinstance(value, int | float) or value >= _HIDDEN:
+        return None
+    return torch.zeros((), dtype=output.dtype, device=output.device)
 
 
 def attention_arguments(

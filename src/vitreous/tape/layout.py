@@ -5,13 +5,14 @@ Seen in the run itself rather than looked up in attributes, so it holds for any 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from vitreous.errors import UnsupportedModelError
+from vitreous.tape.inputs import Inputs, Texts
 
 if TYPE_CHECKING:
     from vitreous.tape.recorder import Recorder
@@ -24,7 +25,7 @@ class Layout:
     """The token layout of one run.
 
     Attributes:
-        grid: (rows, columns) of patches.
+        grid: (rows, columns) of patches; the tokens of a text behind its class token are one row of them.
         prefix: how many tokens (class, distillation, registers) come before the patches.
         read: the tokens that the head reads, each with equal weight: the class token, or all pooled tokens.
         pooling_queries: where attention behind the last block pools the tokens, those of its queries that the head
@@ -51,18 +52,15 @@ class Layout:
         """How many tokens there are in all."""
         return self.prefix + self.patches
 
+    def cut(self, tokens: int) -> Layout:
+        """The layout of the first ``tokens`` tokens of a text, without the padding behind them."""
+        return replace(self, grid=(1, tokens - self.prefix), read=self.read[self.read < tokens])
 
-def find_layout(
-    recorder: Recorder, head_gradient: Tensor, pooling_gradient: Tensor | None, image_size: tuple[int, int]
-) -> Layout:
+
+def find_layout(recorder: Recorder, head_gradient: Tensor, pooling_gradient: Tensor | None, inputs: Inputs) -> Layout:
     """Work out the layout from what was recorded."""
     tokens = head_gradient.shape[1]
-    grid = _patch_grid(tokens, recorder.grid, image_size)
-    if grid is None:
-        raise UnsupportedModelError(
-            f"{recorder.anatomy.name}: {tokens} tokens do not fit a grid of patches over a picture of "
-            f"{image_size[0]} x {image_size[1]} pixels"
-        )
+    grid = (1, tokens - 1) if isinstance(inputs, Texts) else _patch_grid(recorder, tokens, inputs.shape[-2:])
     prefix = tokens - grid[0] * grid[1]
     read = _tokens_read(head_gradient, prefix)
     if pooling_gradient is None:
@@ -77,15 +75,19 @@ def find_layout(
     return Layout(grid, prefix, read, _queries_read(pooling_gradient))
 
 
-def _patch_grid(tokens: int, convolved: tuple[int, int] | None, image_size: tuple[int, int]) -> tuple[int, int] | None:
+def _patch_grid(recorder: Recorder, tokens: int, image_size: torch.Size) -> tuple[int, int]:
     """The patch embedding's own output if it was a convolution, else the finest grid of square patches that fits."""
+    convolved = recorder.grid
     if convolved is not None and convolved[0] * convolved[1] <= tokens:
         return convolved
     height, width = image_size
     for patch in range(1, min(height, width) + 1):
         if height % patch == 0 and width % patch == 0 and (height // patch) * (width // patch) <= tokens:
             return height // patch, width // patch
-    return None
+    raise UnsupportedModelError(
+        f"{recorder.anatomy.name}: {tokens} tokens do not fit a grid of patches over a picture of "
+        f"{height} x {width} pixels"
+    )
 
 
 def _tokens_read(head_gradient: Tensor, prefix: int) -> Tensor:

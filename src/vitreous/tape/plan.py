@@ -11,7 +11,7 @@ from vitreous.tape.intervention import Intervention
 
 Layers = frozenset[int]
 NONE: Layers = frozenset()
-PIXELS = -1  # as a layer: the input of the model, below the first block
+PIXELS = -1  # as a layer: the input of the model, below the first block; of a text, its embedded tokens
 
 
 class Pass(NamedTuple):
@@ -67,6 +67,8 @@ class Needs:
         linear_norms: both norms as linear maps, with what they were given in this run.
         unbiased_values: in pre-norm blocks the values as they are without the biases of norm and projection, with W_V.
         scores: what enters the softmax, also where a model writes out its attention itself.
+        keys: k by itself, where nothing else enters the scores besides q and masks.
+        picture: whether the pixels of a picture are read, painted or scaled, which a text does not have.
         gradients: what is read of each backward pass.
     """
 
@@ -79,6 +81,8 @@ class Needs:
     linear_norms: Layers = NONE
     unbiased_values: Layers = NONE
     scores: Layers = NONE
+    keys: Layers = NONE
+    picture: bool = False
     gradients: Mapping[Pass, GradientNeeds] = field(default_factory=dict)
 
     @property

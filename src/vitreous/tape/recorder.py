@@ -15,7 +15,7 @@ from vitreous.tape import interception as heard
 from vitreous.tape.attention_listener import AttentionListener
 from vitreous.tape.functions import InForce
 from vitreous.tape.interception import Handler, Interception
-from vitreous.tape.plan import Plan
+from vitreous.tape.plan import PIXELS, Plan
 from vitreous.tape.progress import Progress
 from vitreous.tape.relevance_listener import RelevanceListener
 from vitreous.tape.rule_listener import RuleListener
@@ -39,8 +39,8 @@ class Recorder:
         grid: (rows, columns) of the last convolution before the first block: the patch embedding.
     """
 
-    def __init__(self, anatomy: Anatomy, plan: Plan, batch: int) -> None:
-        self.anatomy, self.plan = anatomy, plan
+    def __init__(self, anatomy: Anatomy, plan: Plan, batch: int, *, reads_text: bool = False) -> None:
+        self.anatomy, self.plan, self._reads_text = anatomy, plan, reads_text
         self.progress = Progress(anatomy.depth, batch)
         self.in_force = InForce(RULES["plain"])
         self.tokens: dict[int, Tensor] = {}
@@ -51,6 +51,7 @@ class Recorder:
         self.misplaced_norms: set[int] = set()
         self.grid: tuple[int, int] | None = None
         self._block_input: Tensor | None = None
+        self._block_output: Tensor | None = None
         self._rules = RuleListener(plan, self.progress, self.in_force, batch_first=anatomy.batch_first)
         self.relevance = RelevanceListener(anatomy, plan, self.progress, self.in_force, self._rules.is_gate)
         linear = self.relevance.over(self._rules.on_opened_linear, self.relevance.on_linear)
@@ -90,6 +91,8 @@ class Recorder:
         hear(heard.SOFTMAX, relevance.noting(attention.on_softmax, unless=in_blocks))
         hear(heard.MATRIX_PRODUCT, relevance.over(attention.on_matrix_product, relevance.on_matrix_product))
         hear(heard.SAME_VALUES, relevance.over(attention.on_same_values, relevance.on_same_values))
+        if self._reads_text:
+            hear(heard.RESHAPE, attention.on_reshape)
         if rules.rules_differ:
             hear(heard.RMS_NORM, rules.on_rms_norm)
             hear(heard.INVERSE_ROOT, rules.on_inverse_root)
@@ -102,6 +105,7 @@ class Recorder:
             hear(heard.LAYER_NORM, rules.on_layer_norm)
             hear(tuple(heard.ACTIVATIONS), rules.on_activation)
             hear(heard.GATES, relevance.noting(rules.on_gate, unless=lambda: self.progress.inside_block))
+            hear(heard.TANH, relevance.noting(rules.on_gate, unless=lambda: self.progress.layer is not None))
             hear(heard.MULTIPLICATION, self._or_score_step(relevance.over(rules.on_multiply, relevance.on_multiply)))
             hear(heard.ADDITION, self._or_score_step(relevance.over(rules.on_add, relevance.on_add)))
         if self.plan.biases or relevance.follows:
@@ -169,8 +173,17 @@ class Recorder:
             )
         self.progress.inside_block = True
         self.progress.tokens = tokens.shape[1] if self.anatomy.batch_first else tokens.shape[0]
-        if layer == self.plan.graph_start:
+        if self._reads_text and layer > 0 and arguments[0] is not self._block_output:
+            raise UnsupportedModelError(
+                f"{name} does something with its tokens between blocks {layer - 1} and {layer}, a convolution over "
+                "neighbours perhaps, which belongs to no block: no method here follows it"
+            )
+        # Numbers of tokens have no gradient, so what a text's model embeds them as is its input.
+        input_is_wanted = self._reads_text and layer == 0 and self.plan.graph_start == PIXELS
+        if layer == self.plan.graph_start or input_is_wanted:
             tokens = tokens.detach().requires_grad_()
+        if input_is_wanted:
+            self.tokens[PIXELS] = tokens
         if layer in self.plan.tokens:
             self.tokens[layer] = tokens
         self._block_input = tokens
@@ -186,6 +199,7 @@ class Recorder:
     def _leave_block(self, layer: int, output: Any) -> Any:
         tokens = output[0] if isinstance(output, tuple) else output
         self.progress.inside_block, self.progress.next_block, self._block_input = False, layer + 1, None
+        self._block_output = tokens
         self.attention.forget()
         self._rules.forget()
         last = layer + 1 == self.anatomy.depth

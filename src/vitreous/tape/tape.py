@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
+from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.evaluation_mode import evaluation_mode
+from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
 from vitreous.tape.output import class_scores, explained
@@ -40,6 +43,15 @@ class Gradients:
     outputs: dict[int, Tensor] = field(default_factory=dict)
     biases: dict[int, Tensor] = field(default_factory=dict)
 
+    def cut(self, rows: Rows, count: int) -> Gradients:
+        """Those of some texts and of their first ``count`` tokens."""
+        return Gradients(
+            tokens={layer: gradient[rows, :count] for layer, gradient in self.tokens.items()},
+            norms={layer: gradient[rows, :count] for layer, gradient in self.norms.items()},
+            outputs={layer: gradient[rows, :, :count] for layer, gradient in self.outputs.items()},
+            biases={layer: scores[rows, :count] for layer, scores in self.biases.items()},
+        )
+
 
 class Tape:
     """One recorded forward pass. Made by ``record``; holds the graph until that context ends.
@@ -51,7 +63,7 @@ class Tape:
         self,
         recorder: Recorder,
         logits: Tensor,
-        image_size: tuple[int, int],
+        inputs: Inputs,
         again: Callable[[Needs, Intervention], AbstractContextManager[Tape]],
     ) -> None:
         self._recorder, self._again = recorder, again
@@ -59,7 +71,21 @@ class Tape:
         self.anatomy = recorder.anatomy
         self.logits = logits.detach()
         head_gradient, pooling_gradient = self._head_gradients()
-        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, image_size)
+        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs)
+        self.reads_text = isinstance(inputs, Texts)
+        self._part: tuple[Rows, int] | None = None
+        self._attention: dict[int, Any] = {}
+
+    def cut(self, rows: Rows, count: int) -> Tape:
+        """The same run as if only some texts had been in it, without the padding behind their ``count`` tokens.
+
+        Nobody looks at padding, so the numbers are those of a run without it. Only for looking: backward passes are
+        asked of the whole tape.
+        """
+        part = copy.copy(self)
+        part._part, part._attention = (rows, count), {}  # noqa: SLF001 - of this very class
+        part.logits, part.layout = self.logits[rows], self.layout.cut(count)
+        return part
 
     @property
     def depth(self) -> int:
@@ -77,6 +103,11 @@ class Tape:
         return frozenset(range(self.depth)) - self._recorder.attention.records.keys()
 
     @property
+    def unknown_keys(self) -> frozenset[int]:
+        """The blocks in which more than q and k makes the scores, so that k by itself was not recognised."""
+        return frozenset(self._recorder.attention.mixed)
+
+    @property
     def misplaced_norms(self) -> frozenset[int]:
         """The blocks whose norms do not stand where their names say, so that their halves were not seen."""
         return frozenset(self._recorder.misplaced_norms)
@@ -90,35 +121,43 @@ class Tape:
     def relevance_gap(self, needs: Needs) -> str | None:
         """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
         listener = self._recorder.relevance
-        if listener.rules & needs.rules and self._recorder.attention.biased:
+        if listener.rules & needs.rules and not all(map(only_hides, self._recorder.attention.biases.values())):
             return "it adds relative positions or a mask to its attention scores, for which relevance has no rule"
         return listener.gap_of(needs)
 
     def tokens(self, layer: int) -> Tensor:
-        """x_l: the stream at the input of a block, (batch, tokens, channels); layer ``PIXELS`` is the picture."""
+        """x_l: the stream at the input of a block, (batch, tokens, channels); layer ``PIXELS`` is the picture.
+
+        Of a text ``PIXELS`` is what its tokens are embedded as, which is x_0.
+        """
         stream = self._recorder.tokens[layer]
-        return (stream if layer == PIXELS else self._batch_first(stream)).detach()
+        return stream.detach() if layer == PIXELS and not self.reads_text else self._seen(stream)
 
     def norm(self, layer: int) -> Tensor:
         """The output of a block's first norm, (batch, tokens, channels)."""
-        return self._batch_first(self._recorder.norms[layer]).detach()
+        return self._seen(self._recorder.norms[layer])
 
     def attended(self, layer: int) -> Tensor:
         """The stream with the attention part of a block added, before a post-norm block normalises it."""
         pre = self.anatomy.blocks[layer].norm_place == "pre"
-        return self.middle(layer) if pre else self._batch_first(self._recorder.attended[layer]).detach()
+        return self.middle(layer) if pre else self._seen(self._recorder.attended[layer])
 
     def middle(self, layer: int) -> Tensor:
         """The stream between the attention and the feed-forward part of a block."""
-        return self._batch_first(self._recorder.middles[layer]).detach()
+        return self._seen(self._recorder.middles[layer])
 
     def end(self, layer: int) -> Tensor:
         """The stream with the feed-forward part of a block added, before a post-norm block normalises it."""
-        return self._batch_first(self._recorder.ends[layer]).detach()
+        return self._seen(self._recorder.ends[layer])
 
     def attention(self, layer: int) -> Any:
         """The attention call of a block; index L is a pooling attention behind the last block."""
-        return self._recorder.attention.records[layer]
+        record = self._recorder.attention.records[layer]
+        if self._part is None:
+            return record
+        if layer not in self._attention:
+            self._attention[layer] = record.cut(*self._part)
+        return self._attention[layer]
 
     def backward(self, backward: Pass, target: Tensor, needs: GradientNeeds) -> Gradients:
         """Gradients of the pass's objective, one class per image, under its rule."""
@@ -217,13 +256,21 @@ class Tape:
                 "where they cannot be recorded; switch gradient checkpointing off"
             ) from None
 
+    def _seen(self, stream: Tensor) -> Tensor:
+        """The stream as a reader sees it: batch first, without a graph, and that of the part alone."""
+        stream = self._batch_first(stream).detach()
+        if self._part is None:
+            return stream
+        rows, count = self._part
+        return stream[rows, :count]
+
     def _batch_first(self, stream: Tensor) -> Tensor:
         return stream if self.anatomy.batch_first else stream.transpose(0, 1)
 
 
 @contextmanager
-def record(model: nn.Module, anatomy: Anatomy, images: Tensor, plan: Plan) -> Iterator[Tape]:
-    """Run ``model`` once on ``images`` and keep what ``plan`` asks for, until the context ends.
+def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> Iterator[Tape]:
+    """Run ``model`` once on pictures or texts and keep what ``plan`` asks for, until the context ends.
 
     The plan's intervention may put another stream in the place of a block's input, or scale attention.
 
@@ -231,35 +278,36 @@ def record(model: nn.Module, anatomy: Anatomy, images: Tensor, plan: Plan) -> It
     ``autocast`` may surround this.
     """
     with torch.inference_mode(mode=False), torch.enable_grad():
-        pixels = images.detach().clone() if images.is_inference() else images.detach()
-        recorder = Recorder(anatomy, plan, len(images))
-        if plan.graph_start == PIXELS:
-            pixels = pixels.clone().requires_grad_()
-            recorder.tokens[PIXELS] = pixels
+        given = outside_inference(inputs)
+        recorder = Recorder(anatomy, plan, len(inputs), reads_text=isinstance(inputs, Texts))
+        if plan.graph_start == PIXELS and isinstance(given, Tensor):
+            given = given.clone().requires_grad_()
+            recorder.tokens[PIXELS] = given
         with evaluation_mode(model), recorder.listening():
-            output = _run(model, pixels, recorder)
+            output = _run(model, given, recorder)
         logits = class_scores(output, anatomy.name, recorder.progress.batch)
 
         def again(needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
-            return record(model, anatomy, images[:1], Plan(anatomy.depth, needs, intervention))
+            return record(model, anatomy, inputs[:1], Plan(anatomy.depth, needs, intervention))
 
-        yield Tape(recorder, logits, (images.shape[-2], images.shape[-1]), again)
+        yield Tape(recorder, logits, inputs, again)
 
 
-def _run(model: nn.Module, pixels: Tensor, recorder: Recorder) -> Any:
-    """The model's output; what it cannot embed at all is the picture's fault, not the model's."""
+def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
+    """The model's output; what it cannot embed at all is the picture's or text's fault, not the model's."""
     try:
-        return model(pixels)
+        return ask(model, inputs)
     except VitreousError:
         raise
-    except (AssertionError, ValueError, RuntimeError) as error:
+    except (AssertionError, ValueError, RuntimeError, IndexError) as error:
         if recorder.progress.reached_blocks:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        height, width = pixels.shape[-2:]
-        raise InputError(
-            f"{recorder.anatomy.name} cannot take images of {height} x {width} pixels: {reason}"
-        ) from error
+        if isinstance(inputs, Texts):
+            what = f"texts of {inputs.tokens} tokens"
+        else:
+            what = f"images of {inputs.shape[-2]} x {inputs.shape[-1]} pixels"
+        raise InputError(f"{recorder.anatomy.name} cannot take {what}: {reason}") from error
 
 
 def _slope(logits: Tensor, target: Tensor, objective: str) -> Tensor:

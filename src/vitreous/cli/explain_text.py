@@ -1,0 +1,115 @@
+"""``vitreous explain-text``: which words made a text classifier say this class?"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitreous.cli.console import messages, print_json, results, say
+from vitreous.cli.guard import DebugOption
+from vitreous.cli.plugins import PluginOption, load_plugins
+from vitreous.cli.spellings import split_spellings
+from vitreous.errors import InputError
+
+if TYPE_CHECKING:
+    from vitreous.text_explanation import TextExplanation
+
+DEFAULT_METHODS = ("tokentm", "gradtoken", "decompx.skipplus")
+
+
+class By(StrEnum):
+    """How the pieces of a word become one score."""
+
+    max = "max"
+    sum = "sum"
+
+
+def explain_text(
+    *,
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Texts; - reads one from the standard input.")],
+    model: Annotated[str, typer.Option(help="A text classifier with its tokenizer: hf/ID or hf/FOLDER.")],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A method, see `vitreous methods`; repeat it, or separate several with commas.",
+            show_default=", ".join(DEFAULT_METHODS),
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A class to explain, by number or name; repeat it for several.", show_default="the predicted class"
+        ),
+    ] = None,
+    topk: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each text.")
+    ] = None,
+    windows: Annotated[
+        bool, typer.Option("--windows", help="Explain long texts in overlapping windows instead of cutting them.")
+    ] = False,
+    by: Annotated[By, typer.Option(help="The score of a word: the largest of its pieces, or their sum.")] = By.max,
+    html: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Also write a page with the coloured texts.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
+    plugin: PluginOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else.")] = False,
+    _debug: DebugOption = False,
+) -> None:
+    """Explain texts: show every word in the colour of its score, red for the class and blue against it."""
+    if target and topk:
+        raise typer.BadParameter("it cannot be combined with --topk", param_hint="--target")
+    methods = split_spellings(method or DEFAULT_METHODS)
+    given = [_text(text) for text in texts]
+
+    # These import torch: --help must not wait for it.
+    from vitreous.cli import words  # noqa: PLC0415
+    from vitreous.cli.targets import find_class  # noqa: PLC0415
+    from vitreous.models.text_models import load_text_model  # noqa: PLC0415
+
+    load_plugins(plugin or [])
+    loaded = load_text_model(model, device=device)
+    classes = [[find_class(name, loaded.class_names) for name in target]] * len(given) if target else None
+    explanation = _explained(loaded, given, methods, classes, topk=topk, windows=windows)
+    if html is not None:
+        _write(html, explanation.html(by=by.value))
+    if as_json:
+        print_json(words.as_json(explanation, by=by.value))
+    else:
+        words.show(explanation, results(), by=by.value)
+        if html is not None:
+            say(results(), f"page: {html}")
+
+
+def _explained(model: Any, texts: list[str], methods: list[str], target: Any, **options: Any) -> TextExplanation:
+    """Explain, with warnings as plain lines on standard error."""
+    from vitreous.text_explaining import explain_text as explain  # noqa: PLC0415
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        explanation = explain(model, texts, methods, target, **options)
+    for warning in caught:
+        if issubclass(warning.category, UserWarning):
+            say(messages(), f"warning: {warning.message}", "yellow")
+    return explanation
+
+
+def _text(argument: str) -> str:
+    if argument != "-":
+        return argument
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InputError("the standard input is not text in UTF-8") from error
+
+
+def _write(file: Path, page: str) -> None:
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{file} cannot be written: {error.strerror or error}") from error

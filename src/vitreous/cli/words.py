@@ -1,0 +1,95 @@
+"""What ``vitreous explain-text`` tells: the words in colours, or everything as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.style import Style
+from rich.text import Text
+
+from vitreous.cli.console import one_line, say
+from vitreous.pictures.word_colours import background, spans_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vitreous.text_explanation import By, TextExplanation
+
+_TOP = 3
+_STRONGEST = 5
+
+
+def show(explanation: TextExplanation, console: Console, *, by: By) -> None:
+    """Print what the model says of each text, then the text once for every method and class."""
+    for index in range(len(explanation)):
+        predictions = explanation.top(_TOP, index=index)
+        say(console, ", ".join(f"{label} {probability:.1%}" for _, label, probability in predictions), "bold")
+        for method in explanation.methods:
+            for number in range(explanation.classes_per_image):
+                say(console, f"{method}, explained: {explanation.label(index, number)}", "dim")
+                console.print(_coloured(explanation, method, index, number, by))
+                # Colours are not seen by everybody, nor in a file.
+                say(console, f"strongest: {_strongest(explanation, method, index, number, by)}", "dim")
+        console.print()
+
+
+def as_json(explanation: TextExplanation, *, by: By) -> dict[str, Any]:
+    """Give all scores as JSON values, with the place of every word and piece in its text."""
+    return {
+        "model": explanation.provenance.get("model"),
+        "methods": list(explanation.methods),
+        "by": by,
+        "texts": [_text_as_json(explanation, index, by) for index in range(len(explanation))],
+    }
+
+
+def _coloured(explanation: TextExplanation, method: str, index: int, number: int, by: By) -> Text:
+    shown = explanation.display_scores(method, index, number, by=by).tolist()
+    text = Text()
+    for stretch, word in spans_of(explanation, index):
+        style = ""
+        if word is not None:
+            paper = background(shown[word], signed=explanation.signed[method])
+            style = Style(color="#1a1a1a", bgcolor=paper)  # type: ignore[assignment]  # rich takes either
+        text.append(_printable(stretch), style=style)
+    return text
+
+
+def _printable(stretch: str) -> str:
+    """The text with its line breaks, without characters that would steer the terminal."""
+    return "\n".join(one_line(line) for line in stretch.split("\n"))
+
+
+def _strongest(explanation: TextExplanation, method: str, index: int, number: int, by: By) -> str:
+    scores = explanation.word_scores(method, index, number, by=by)
+    order = scores.abs().argsort(descending=True)[:_STRONGEST].tolist()
+    return ", ".join(f"{explanation.words[index][word].text} {float(scores[word]):+.3g}" for word in order)
+
+
+def _text_as_json(explanation: TextExplanation, index: int, by: By) -> dict[str, Any]:
+    probabilities = explanation.probabilities[index]
+    targets = [explanation.class_index(index, number) for number in range(explanation.classes_per_image)]
+    return {
+        "text": explanation.texts[index],
+        "predictions": [_class(explanation, *prediction) for prediction in explanation.top(_TOP, index=index)],
+        "targets": [
+            _class(explanation, target, explanation.label(index, number), float(probabilities[target]))
+            for number, target in enumerate(targets)
+        ],
+        "words": [word._asdict() for word in explanation.words[index]],
+        "pieces": [piece._asdict() for piece in explanation.pieces[index]],
+        "scores": {
+            method: [
+                {
+                    "words": explanation.word_scores(method, index, number, by=by).tolist(),
+                    "pieces": explanation.piece_scores(method, index, number).tolist(),
+                }
+                for number in range(len(targets))
+            ]
+            for method in explanation.methods
+        },
+    }
+
+
+def _class(explanation: TextExplanation, index: int, label: str, probability: float) -> dict[str, Any]:
+    return {"index": index, "name": label if explanation.class_names else None, "probability": probability}

@@ -1,0 +1,85 @@
+"""Loads text classifiers of the transformers library with their tokenizers, never running foreign code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitreous.errors import ModelError
+from vitreous.models import hub
+from vitreous.models.hf_models import class_names_of, one_line, place_of, transformers_library
+from vitreous.models.loaded import fingerprint_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class LoadedTextModel:
+    """A text classifier in eval mode with its own tokenizer.
+
+    Attributes:
+        name: The name it was asked for by; ``None`` for a model of the caller's.
+        model: The network.
+        tokenizer: What turns texts into its input.
+        class_names: The name of every class in index order, or ``None`` where they are unknown.
+    """
+
+    name: str | None
+    model: nn.Module
+    tokenizer: Any
+    class_names: tuple[str, ...] | None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The sha256 of all names, types, shapes and values in the state dict."""
+        return fingerprint_of(self.model)
+
+
+def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedTextModel:
+    """Load a text classifier and its tokenizer by name: ``hf/ID`` of the hub, or ``hf/FOLDER``.
+
+    Raises:
+        ModelError: the name is not understood, or model or tokenizer cannot be found or loaded.
+        MissingDependencyError: the transformers library is not installed.
+    """
+    family, _, identifier = name.partition("/")
+    if family != "hf" or not identifier:
+        raise ModelError(f"text models are named hf/ID or hf/FOLDER, not {name!r}")
+    transformers = transformers_library()
+    place, options = place_of(name, identifier)
+    try:
+        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
+            place, output_loading_info=True, **options
+        )
+    except Exception as error:  # configuration, download and weights fail with many types
+        if options["local_files_only"] and not Path(place).is_dir():
+            raise hub.unreachable(name, "hf/FOLDER") from error
+        raise ModelError(f"{name}: the text classifier cannot be loaded ({one_line(error)})") from error
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would leave these random, and the explanation would be of noise
+        raise ModelError(f"{name}: the weights lack {', '.join(missing[:3])}; is this an encoder without a classifier?")
+    tokenizer = _tokenizer(transformers, name, place, options)
+    try:
+        model = model.eval().to(device)
+    except (RuntimeError, AssertionError) as error:  # torch says it like this where CUDA is not compiled in
+        raise ModelError(f"the device {device!s} cannot be used: {str(error).splitlines()[0]}") from error
+    return LoadedTextModel(name, model, tokenizer, class_names_of(model))
+
+
+def _tokenizer(transformers: Any, name: str, place: str, options: dict[str, Any]) -> Any:
+    folder = Path(place)
+    # transformers makes up an empty tokenizer where a folder has none, and every word would be unknown.
+    if folder.is_dir() and not any(_keeps_tokenizer(file.name) for file in folder.iterdir()):
+        raise ModelError(f"{name}: there is no tokenizer in this folder; save it there with tokenizer.save_pretrained")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(place, **options)
+    except Exception as error:  # the files are missing or unreadable, reported with many types
+        raise ModelError(f"{name}: its tokenizer cannot be loaded ({one_line(error)})") from error
+
+
+def _keeps_tokenizer(file: str) -> bool:
+    return file in {"tokenizer.json", "vocab.txt", "vocab.json"} or file.endswith(".model")

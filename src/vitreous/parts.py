@@ -1,0 +1,67 @@
+"""Reading a run in parts: texts of one length together and without their padding, pictures all at once.
+
+Nobody looks at padding, so what a model computes of a text does not depend on it; but a mean over tokens, a softmax
+over them or a rollout would. So every method reads texts as if they had been run without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitreous.methods import View
+from vitreous.spelling import Recipe
+from vitreous.subject import Subject
+from vitreous.tape import Gradients, Pass, Tape
+from vitreous.tape.inputs import Texts
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a batch.
+
+    Attributes:
+        rows: which ones; ``None`` for all of them.
+        tape: their run.
+        subject: the model with their input.
+    """
+
+    rows: Tensor | None
+    tape: Tape
+    subject: Subject
+
+    def view(self, gradients: Mapping[Pass, Gradients], target: Tensor) -> View:
+        """What a method sees of them; gradients and target are those of the whole batch."""
+        if self.rows is None:
+            return View(self.tape, gradients, target, self.subject)
+        cut = {backward: found.cut(self.rows, self.tape.layout.tokens) for backward, found in gradients.items()}
+        return View(self.tape, cut, target[self.rows], self.subject)
+
+
+def parts_of(tape: Tape, subject: Subject) -> list[Part]:
+    """All rows of a batch, in as few parts as have no padding inside."""
+    texts = subject.inputs
+    if not isinstance(texts, Texts) or bool((texts.lengths == texts.tokens).all()):
+        return [Part(None, tape, subject)]
+    parts = []
+    for length in sorted(set(texts.lengths.tolist())):
+        (rows,) = torch.where(texts.lengths == length)
+        parts.append(Part(rows, tape.cut(rows, length), subject.cut(rows, length)))
+    return parts
+
+
+def scores_of(recipe: Recipe, views: Iterable[tuple[Part, View]], batch: int, patches: int) -> Tensor:
+    """Scores of a method, (batch, patches), or of all pixels; 0 for padding."""
+    whole: Tensor | None = None
+    for part, view in views:
+        scores = recipe.scores(view)
+        if part.rows is None:
+            return scores
+        if whole is None:
+            whole = scores.new_zeros(batch, patches)
+        whole[part.rows, : scores.shape[1]] = scores
+    assert whole is not None
+    return whole

@@ -1,0 +1,78 @@
+"""What a model is given: pictures as one tensor, or texts as several tensors with a row for every text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Rows = slice | Tensor
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts as the numbers of their tokens, padded behind their end to one length.
+
+    Attributes:
+        parts: by the names of the model's arguments (``input_ids``, ``attention_mask``, ...), (batch, tokens) each.
+        lengths: how many tokens each text has without padding, (batch,).
+        content: which tokens are of the text itself, neither special tokens nor padding, (batch, tokens).
+        blanks: the numbers of tokens that say nothing, by name: ``pad``, ``mask``.
+    """
+
+    parts: Mapping[str, Tensor]
+    lengths: Tensor
+    content: Tensor
+    blanks: Mapping[str, int]
+
+    def __len__(self) -> int:
+        """Give the number of texts."""
+        return len(self.lengths)
+
+    def __getitem__(self, rows: Rows) -> Texts:
+        """Some of the texts, with their padding."""
+        parts = {name: part[rows] for name, part in self.parts.items()}
+        return replace(self, parts=parts, lengths=self.lengths[rows], content=self.content[rows])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tokens are."""
+        return self.content.device
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens every text has with its padding."""
+        return self.content.shape[1]
+
+    def cut(self, rows: Rows, count: int) -> Texts:
+        """Some of the texts, and of them the first ``count`` tokens."""
+        some = self[rows]
+        parts = {name: part[:, :count] for name, part in some.parts.items()}
+        return replace(some, parts=parts, content=some.content[:, :count])
+
+    def blanked(self, blank: str) -> Texts:
+        """The same texts with a token that says nothing in the place of every token of their own."""
+        numbers = self.parts["input_ids"].masked_fill(self.content, self.blanks[blank])
+        return replace(self, parts={**self.parts, "input_ids": numbers})
+
+
+Inputs = Tensor | Texts
+
+
+def ask(model: nn.Module, inputs: Inputs) -> Any:
+    """The model's own output, whatever that is."""
+    return model(**inputs.parts) if isinstance(inputs, Texts) else model(inputs)
+
+
+def outside_inference(inputs: Inputs) -> Inputs:
+    """The same numbers in tensors that may be saved for a backward pass."""
+    if isinstance(inputs, Texts):
+        return replace(inputs, parts={name: _plain(part) for name, part in inputs.parts.items()})
+    return _plain(inputs)
+
+
+def _plain(values: Tensor) -> Tensor:
+    return values.detach().clone() if values.is_inference() else values.detach()

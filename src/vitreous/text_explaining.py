@@ -1,0 +1,215 @@
+"""``explain_text``: texts in, a ``TextExplanation`` out; the methods, rules and read-outs are those for pictures."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.errors import InputError
+from vitreous.explaining import Answer, answer_with, find_recipes
+from vitreous.models.hf_models import class_names_of
+from vitreous.models.text_models import LoadedTextModel, load_text_model
+from vitreous.provenance import collect_provenance
+from vitreous.spelling import Recipe
+from vitreous.targets import Target, Targets, find_targets, part_of
+from vitreous.text_explanation import TextExplanation
+from vitreous.texts import Reader, ReadText
+
+TextModel = str | LoadedTextModel | tuple[nn.Module, Any]
+# Texts are run together as long as they have no more tokens than this with their padding: about as many as 16 pictures
+# have, whose graph fits into 2 GB for a model of BERT's size.
+_TOKENS_AT_ONCE = 4096
+
+
+def explain_text(
+    model: TextModel,
+    texts: str | Sequence[str],
+    methods: str | Sequence[str] = ("tokentm", "gradtoken", "decompx.skipplus"),
+    target: Target = None,
+    *,
+    topk: int | None = None,
+    windows: bool = False,
+) -> TextExplanation:
+    """Explain why a text classifier says a class of each text.
+
+    Args:
+        model: ``hf/ID`` or ``hf/FOLDER``, what ``load_text_model`` gave, or a pair of model and tokenizer.
+        texts: one text or several. A text that is longer than the model takes is cut at its end, with a warning.
+        methods: spellings, ``name[.aggregation...][:option=value,...]``, as for pictures.
+        target: the class to explain: ``None`` for the predicted one, one for all texts, one per text ``(batch,)``, or
+            several per text ``(batch, k)``.
+        topk: instead of ``target``, the k most likely classes of each text.
+        windows: explain texts that are too long in windows that overlap by half: the logits are the mean over windows,
+            and the score of a piece is the mean of its scores in all windows that hold it.
+
+    Returns:
+        Raw signed scores of every word piece for every method. The class token and other special tokens have no place
+        in the text; their share is not among the scores.
+    """
+    recipes = find_recipes(methods)
+    loaded = _loaded(model)
+    reader = Reader(loaded.model, loaded.tokenizer)
+    read = [_fitted(reader, text, number, windows=windows) for number, text in enumerate(_several(texts))]
+    results: list[_Result | None] = [None] * len(read)
+    family = ""
+    for batch in _batches(reader, read):
+        wanted = part_of(target, batch.texts, len(read))
+        answer = answer_with(
+            loaded.model,
+            reader.inputs(batch.rows),
+            recipes,
+            lambda logits: batch.targets(logits, wanted, topk),  # noqa: B023 - asked at once
+        )
+        family = answer.family
+        for place, number in enumerate(batch.texts):
+            results[number] = batch.result(reader, answer, place, read[number])
+    found = [result for result in results if result is not None]
+    return TextExplanation(
+        texts=tuple(text.text for text in read),
+        pieces=tuple(text.pieces for text in read),
+        words=tuple(text.words for text in read),
+        scores={recipe.spelling: tuple(result.scores[recipe.spelling] for result in found) for recipe in recipes},
+        target=torch.stack([result.target for result in found]),
+        logits=torch.stack([result.logits for result in found]),
+        signed={recipe.spelling: recipe.signed for recipe in recipes},
+        class_names=loaded.class_names,
+        provenance=_provenance(loaded, recipes, family, windows=windows),
+    )
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What was found of one text."""
+
+    logits: Tensor
+    target: Tensor
+    scores: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Some texts that are run together.
+
+    Attributes:
+        texts: which ones.
+        rows: the pieces of every window.
+        owners: for every window its place among ``texts``.
+        starts: for every window the number of its first piece.
+    """
+
+    texts: list[int]
+    rows: list[tuple[int, ...]]
+    owners: list[int]
+    starts: list[int]
+
+    def mean_logits(self, logits: Tensor) -> Tensor:
+        """The mean over the windows of every text, (texts, classes)."""
+        owners = torch.tensor(self.owners, device=logits.device)
+        sums = logits.new_zeros(len(self.texts), logits.shape[1]).index_add_(0, owners, logits)
+        return sums / owners.bincount()[:, None]
+
+    def targets(self, logits: Tensor, target: Target, topk: int | None) -> Targets:
+        """The classes to explain of every window: those of its text."""
+        chosen = find_targets(self.mean_logits(logits), target, topk)
+        return Targets(chosen.classes[torch.tensor(self.owners, device=logits.device)], chosen.several)
+
+    def result(self, reader: Reader, answer: Answer, place: int, text: ReadText) -> _Result:
+        """What the windows of one text say together."""
+        windows = [row for row, owner in enumerate(self.owners) if owner == place]
+        scores = {}
+        for spelling, maps in answer.scores.items():
+            total = maps.new_zeros(*maps.shape[1:-1], len(text.pieces))
+            count = maps.new_zeros(len(text.pieces))
+            for window in windows:
+                inside = slice(self.starts[window], self.starts[window] + len(self.rows[window]))
+                total[..., inside] += reader.content_of(maps[window], len(self.rows[window]))
+                count[inside] += 1
+            scores[spelling] = total / count
+        return _Result(self.mean_logits(answer.logits)[place], answer.target[windows[0]], scores)
+
+
+def _batches(reader: Reader, read: list[ReadText]) -> Iterator[_Batch]:
+    """Texts of about one length together, so that little is padding."""
+    order = sorted(range(len(read)), key=lambda number: len(read[number].pieces))
+    windows = [list(_windows(len(text.pieces), reader.capacity)) for text in read]
+    waiting: list[int] = []
+    for number in order:
+        together = [*waiting, number]
+        longest = max(end - start for text in together for start, end in windows[text])
+        if waiting and longest * sum(len(windows[text]) for text in together) > _TOKENS_AT_ONCE:
+            yield _batch(waiting, windows, read)
+            waiting = []
+        waiting.append(number)
+    yield _batch(waiting, windows, read)
+
+
+def _batch(texts: list[int], windows: list[list[tuple[int, int]]], read: list[ReadText]) -> _Batch:
+    places = [(owner, start, end) for owner, text in enumerate(texts) for start, end in windows[text]]
+    return _Batch(
+        texts=texts,
+        rows=[read[texts[owner]].numbers[start:end] for owner, start, end in places],
+        owners=[owner for owner, _, _ in places],
+        starts=[start for _, start, _ in places],
+    )
+
+
+def _windows(pieces: int, capacity: int | None) -> Iterator[tuple[int, int]]:
+    """First and last piece of windows that overlap by half; the last one ends with the text."""
+    if capacity is None or pieces <= capacity:
+        yield 0, pieces
+        return
+    for start in range(0, pieces - capacity, max(1, capacity // 2)):
+        yield start, start + capacity
+    yield pieces - capacity, pieces
+
+
+def _fitted(reader: Reader, text: str, number: int, *, windows: bool) -> ReadText:
+    read = reader.read(text, number)
+    if windows or reader.capacity is None or len(read.pieces) <= reader.capacity:
+        return read
+    warnings.warn(
+        f"text {number} has {len(read.pieces)} word pieces, of which the model takes the first {reader.capacity}; "
+        "windows=True explains all of them",
+        stacklevel=3,
+    )
+    return read.shortened(reader.capacity)
+
+
+def _several(texts: str | Sequence[str]) -> list[str]:
+    given = [texts] if isinstance(texts, str) else texts
+    if not isinstance(given, Iterable):
+        raise InputError(f"texts must be a text or several, not {type(texts).__name__}")
+    found = list(given)
+    if not found:
+        raise InputError("no text was given")
+    return found
+
+
+def _loaded(model: TextModel) -> LoadedTextModel:
+    if isinstance(model, str):
+        return load_text_model(model)
+    if isinstance(model, LoadedTextModel):
+        return model
+    given: Any = model
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module):
+        network: Any = getattr(given[0], "_orig_mod", given[0])  # a compiled model cannot be listened to
+        names = class_names_of(network) if hasattr(network, "config") else None
+        return LoadedTextModel(None, network, given[1], names)
+    what = "a model alone" if isinstance(given, nn.Module) else type(given).__name__
+    raise InputError(f"a text model comes with its tokenizer: give hf/ID, hf/FOLDER or (model, tokenizer), not {what}")
+
+
+def _provenance(loaded: LoadedTextModel, recipes: list[Recipe], family: str, *, windows: bool) -> dict[str, Any]:
+    return collect_provenance(
+        methods=[recipe.spelling for recipe in recipes],
+        model=loaded.name,
+        family=family,
+        model_class=f"{type(loaded.model).__module__}.{type(loaded.model).__qualname__}",
+        fingerprint=loaded.fingerprint if loaded.name else None,
+        windows=windows,
+    )

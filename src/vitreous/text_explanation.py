@@ -1,0 +1,209 @@
+"""What an explanation of texts consists of, how it is looked at, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import torch
+
+from vitreous.errors import VitreousError
+from vitreous.pictures import words_html
+from vitreous.predicted import ExplanationError, Predicted, check_predictions
+from vitreous.storage import StorageError
+from vitreous.texts import Piece, Word
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+By = Literal["max", "sum"]
+_FORMAT = "vitreous text explanation"
+_SCHEMA = 1
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TextExplanation(Predicted):
+    """Scores of every word piece of some texts, by one or more methods, for one or more classes per text.
+
+    Attributes:
+        texts: The texts.
+        pieces: Of every text its word pieces, with their place in the text and the number of their word.
+        words: Of every text its words: stretches without white space that have a piece.
+        scores: For each method spelling and text, raw signed scores (pieces,), or (k, pieces) for k classes.
+        target: The classes explained, int64, (batch,) or (batch, k).
+        logits: The model's output (batch, classes); the mean over windows where a text was explained in windows.
+        signed: For each method spelling, whether the sign of its scores carries meaning.
+        class_names: One name per class, where they are known.
+        provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
+    """
+
+    things: ClassVar[str] = "texts"
+
+    texts: tuple[str, ...]
+    pieces: tuple[tuple[Piece, ...], ...]
+    words: tuple[tuple[Word, ...], ...]
+    scores: Mapping[str, tuple[Tensor, ...]]
+    target: Tensor
+    logits: Tensor
+    signed: Mapping[str, bool]
+    class_names: tuple[str, ...] | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_predictions(self)
+        _check(self)
+
+    def __repr__(self) -> str:
+        classes = f" x {self.classes_per_image} classes" if self.target.ndim == 2 else ""
+        return (
+            f"TextExplanation({len(self)} text{'s' if len(self) > 1 else ''}{classes}, methods={list(self.methods)}, "
+            f"model={self.provenance.get('model')!r})"
+        )
+
+    def piece_scores(self, method: str, index: int = 0, target_index: int = 0) -> Tensor:
+        """Give the scores of a text's pieces for one class, (pieces,)."""
+        index, target_index = self._position(index, target_index)
+        scores: Tensor = self._scores_of(method)[index]
+        return scores if scores.ndim == 1 else scores[target_index]
+
+    def word_scores(self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max") -> Tensor:
+        """Give the scores of a text's words for one class, (words,): the largest of a word's pieces, or their sum."""
+        if by not in ("max", "sum"):
+            raise ExplanationError(f"by must be max or sum, not {by!r}")
+        pieces = self.piece_scores(method, index, target_index)
+        homes = torch.tensor([piece.word for piece in self.pieces[index]], device=pieces.device)
+        empty = pieces.new_zeros(len(self.words[index]))
+        if by == "sum":
+            return empty.index_add(0, homes, pieces)
+        return empty.scatter_reduce(0, homes, pieces, "amax", include_self=False)
+
+    def display_scores(self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max") -> Tensor:
+        """Scale the scores of a text's words for display.
+
+        Signed scores are divided by their largest absolute value, into [-1, 1]; others are stretched from the smallest
+        to the largest over [0, 1]. Scores that are all the same give zeros.
+        """
+        scores = self.word_scores(method, index, target_index, by=by)
+        if not scores.isfinite().all():
+            raise ExplanationError(f"the scores of {method!r} contain NaN or infinity and cannot be shown")
+        lowest = scores.new_zeros(()) if self.signed[method] else scores.min()
+        size = (scores - lowest).abs().max()
+        return (scores - lowest) / torch.where(size > 0, size, 1)
+
+    def select(self, index: int) -> TextExplanation:
+        """Give the explanation of one text alone."""
+        index, _ = self._position(index, 0)
+        one = slice(index, index + 1)
+        return replace(
+            self,
+            texts=self.texts[one],
+            pieces=self.pieces[one],
+            words=self.words[one],
+            scores={method: scores[one] for method, scores in self.scores.items()},
+            target=self.target[one],
+            logits=self.logits[one],
+        )
+
+    def html(self, *, by: By = "max") -> str:
+        """Give a page of its own, without scripts or anything from elsewhere, with every text in colours."""
+        return words_html.page(self, by=by)
+
+    def _repr_html_(self) -> str:
+        """Show the texts in colours in a notebook."""
+        return words_html.body(self, by="max")
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write everything into one JSON file.
+
+        Returns:
+            The file.
+        """
+        file = Path(path)
+        if file.exists() and not overwrite:
+            raise StorageError(f"{file} already exists; overwrite=True replaces it")
+        draft = file.with_name(f".{file.name}.partial")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps(_as_json(self), ensure_ascii=False), encoding="utf-8")
+            draft.replace(file)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise StorageError(f"{file} cannot be written: {error.strerror or error}") from error
+        return file
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read an explanation that ``save`` wrote."""
+        try:
+            stored = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise StorageError(f"{path} is damaged: it is not JSON") from error
+        if not isinstance(stored, dict) or (stored.get("format"), stored.get("schema")) != (_FORMAT, _SCHEMA):
+            raise StorageError(f"{path} does not hold a {_FORMAT} that this version of vitreous reads")
+        try:
+            return cls(**_from_json(stored))
+        except VitreousError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise StorageError(f"{path} is damaged: {error}") from error
+
+
+def _check(explanation: TextExplanation) -> None:
+    """Raise unless there are pieces, words and scores for every text."""
+    count = len(explanation)
+    if not len(explanation.texts) == len(explanation.pieces) == len(explanation.words) == count:
+        raise ExplanationError(f"texts, pieces and words must be those of {count} texts")
+    if not explanation.scores or set(explanation.signed) != set(explanation.scores):
+        raise ExplanationError("scores and signed must have the same methods, at least one")
+    for method, scores in explanation.scores.items():
+        expected = [(*explanation.target.shape[1:], len(pieces)) for pieces in explanation.pieces]
+        if [tuple(one.shape) for one in scores] != expected:
+            raise ExplanationError(f"the scores of {method!r} must be one for every piece and class of every text")
+
+
+def _as_json(explanation: TextExplanation) -> dict[str, Any]:
+    return {
+        "format": _FORMAT,
+        "schema": _SCHEMA,
+        "texts": explanation.texts,
+        "pieces": explanation.pieces,
+        "words": explanation.words,
+        "scores": {name: _numbers(scores) for name, scores in explanation.scores.items()},
+        "target": explanation.target.tolist(),
+        "logits": _numbers([explanation.logits])[0],
+        "signed": dict(explanation.signed),
+        "class_names": explanation.class_names,
+        "provenance": dict(explanation.provenance),
+    }
+
+
+def _numbers(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """Tensors as JSON values; numbers of float32 and float64 come back exactly."""
+    return [{"dtype": str(tensor.dtype).removeprefix("torch."), "values": tensor.tolist()} for tensor in tensors]
+
+
+def _tensor(stored: dict[str, Any]) -> Tensor:
+    return torch.tensor(stored["values"], dtype=_DTYPES[stored["dtype"]])
+
+
+def _from_json(stored: dict[str, Any]) -> dict[str, Any]:
+    names = stored["class_names"]
+    return {
+        "texts": tuple(stored["texts"]),
+        "pieces": tuple(tuple(Piece(*piece) for piece in pieces) for pieces in stored["pieces"]),
+        "words": tuple(tuple(Word(*word) for word in words) for words in stored["words"]),
+        "scores": {name: tuple(map(_tensor, scores)) for name, scores in stored["scores"].items()},
+        "target": torch.tensor(stored["target"], dtype=torch.int64),
+        "logits": _tensor(stored["logits"]),
+        "signed": stored["signed"],
+        "class_names": None if names is None else tuple(names),
+        "provenance": stored["provenance"],
+    }

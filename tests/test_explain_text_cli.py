@@ -1,0 +1,118 @@
+"""``vitreous explain-text``: coloured words, JSON, pages, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from typer.testing import CliRunner
+
+import vitreous
+from small_models import one_thread
+from small_text_models import build, small_tokenizer
+from vitreous.cli.app import app
+
+TEXT = "not a good film, unbelievably bad"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    place, network = tmp_path_factory.mktemp("classifier"), build("distilbert").float()
+    network.config.id2label = {0: "negative", 1: "positive", 2: "neither"}
+    network.save_pretrained(place)
+    small_tokenizer().save_pretrained(place)
+    return f"hf/{place}"
+
+
+def run(*arguments: str, **options):
+    return CliRunner().invoke(app, ["explain-text", *arguments], **options)
+
+
+def test_words_are_shown_with_the_strongest_named(model):
+    result = run(TEXT, "--model", model, "--method", "decompx,gae", "--target", "positive", "--target", "0")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count(TEXT) == 4  # two methods, two classes
+    for line in ("decompx, explained: positive", "gae, explained: negative", "strongest: "):
+        assert line in result.stdout
+
+
+def test_words_are_coloured_in_a_terminal(model, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    result = run(TEXT, "--model", model, "--method", "decompx")
+    assert "\x1b[" in result.stdout
+    assert "48;2;226;74;51" in result.stdout or "48;2;52;120;214" in result.stdout  # the strongest word, red or blue
+
+
+def test_json_has_every_score_and_nothing_else(model):
+    result = run(TEXT, "--model", model, "--method", "decompx", "--topk", "2", "--by", "sum", "--json")
+    told = json.loads(result.stdout)
+    expected = vitreous.explain_text(model, TEXT, "decompx", topk=2)
+    (text,) = told["texts"]
+    assert text["text"] == TEXT
+    assert [word["text"] for word in text["words"]] == TEXT.split()
+    for number in range(2):
+        assert text["targets"][number]["index"] == expected.class_index(0, number)
+        scores = text["scores"]["decompx"][number]
+        assert scores["pieces"] == pytest.approx(expected.piece_scores("decompx", 0, number).tolist())
+        assert scores["words"] == pytest.approx(expected.word_scores("decompx", 0, number, by="sum").tolist())
+    assert text["predictions"][0]["name"] in {"negative", "positive", "neither"}
+
+
+def test_a_page_is_written_and_a_text_is_read_from_standard_input(model, tmp_path):
+    page = tmp_path / "page.html"
+    result = run("-", "--model", model, "--method", "gae", "--html", str(page), input="very good story")
+    assert result.exit_code == 0, result.output
+    assert "story</span>" in page.read_text(encoding="utf-8")
+    assert "very good story" in result.stdout
+
+
+def test_long_texts_are_cut_with_a_line_on_standard_error_or_explained_in_windows(model):
+    long = " ".join(["good film"] * 30)
+    cut = run(long, "--model", model, "--method", "ixg", "--json")
+    assert "warning: text 0 has 60 word pieces" in cut.stderr
+    assert len(json.loads(cut.stdout)["texts"][0]["pieces"]) == 22
+    whole = run(long, "--model", model, "--method", "ixg", "--json", "--windows")
+    assert "warning" not in whole.stderr
+    assert len(json.loads(whole.stdout)["texts"][0]["pieces"]) == 60
+
+
+def test_control_characters_do_not_reach_the_terminal(model):
+    result = run("good \x1b[2J film\nbad", "--model", model, "--method", "ixg")
+    assert "\x1b[2J" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("",), "text 0 is empty"),
+        ((TEXT, "--target", "great"), "there is no class 'great'"),
+        ((TEXT, "--method", "nonsense"), "there is no method"),
+        ((TEXT, "--method", "vitcx"), "no pixels"),
+        ((TEXT, "--target", "9"), "not between 0 and 2"),
+        ((TEXT, "--html", "/no/such/folder/page.html"), "cannot be written"),
+        ((TEXT, "--target", "1", "--topk", "2"), "cannot be combined"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(model, arguments, message):
+    result = run(*arguments, "--model", model)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_model_that_is_not_there_is_one_line():
+    result = run(TEXT, "--model", "demo")
+    assert result.exit_code == 2
+    assert "text models are named hf/ID or hf/FOLDER" in result.stderr
