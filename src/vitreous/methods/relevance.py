@@ -47,7 +47,11 @@ class AttentionRelevance(MatrixReadout):
 
 
 class PixelRelevance(Procedure):
-    """The relevance that arrives at the picture, summed over channels."""
+    """The relevance that arrives at the picture, summed over channels; linear layers after Bach et al. eq. 60, α = 1.
+
+    Under ``ours`` they are that rule without biases; ``orig`` divides what positive and what negative inputs gave by a
+    sum of its own, which is the same where no input is negative.
+    """
 
     runs_again = False
 
