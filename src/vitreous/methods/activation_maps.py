@@ -111,7 +111,7 @@ class ActivationMean(ClassActivationMap):
 
 
 class AbsoluteActivationMean(ActivationMean):
-    """Σ_k A (Σ_i |A| G / Σ_i |A|) (XGrad-CAM+: no sum of activations can vanish)."""
+    """Σ_k A (Σ_i |A| G / Σ_i |A|) (XGrad-CAM+, named in LibraGrad section 2.2): no sum can vanish."""
 
     def mean_weights(self, activations: Tensor) -> Tensor:
         """The size of activations."""

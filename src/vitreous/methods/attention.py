@@ -48,7 +48,7 @@ class GradientAttention(MatrixReadout):
 
 
 class HeadWeightedAttention(MatrixReadout):
-    """(mean_h w_h A)^+ with w_h the mean of dy_c/dA over the class token's patches: Grad-CAM on attention."""
+    """(mean_h w_h A)^+, w_h the mean of dy_c/dA over the class token's patches (Grad-CAM eqs. 1-2 on heads)."""
 
     values = ("attention",)
     slopes = ("attention",)

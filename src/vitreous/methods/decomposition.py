@@ -72,7 +72,7 @@ class LengthMatrix(ContributionMatrix):
 
 
 class AttentionLength(LengthMatrix):
-    """||Σ_h A_hij v_hj W_O^h||, or the mean over heads of ||A_hij v_hj W_O^h|| (Kobayashi et al. 2020)."""
+    """||Σ_h A_hij v_hj W_O^h||, or the mean over heads of ||A_hij v_hj W_O^h|| (Kobayashi et al. 2020, section 3)."""
 
     values = ("attention", "projections")
     residual = "half"
@@ -90,7 +90,7 @@ class AttentionLength(LengthMatrix):
 
 
 class StreamLength(LengthMatrix):
-    """||Σ_h A_hij v_hj W_O^h + 1{i=j} x_j|| (Kobayashi et al. 2021)."""
+    """||Σ_h A_hij v_hj W_O^h + 1{i=j} x_j|| (Kobayashi et al. 2021, eqs. 7 and 10)."""
 
     values = ("tokens", "attention", "projections")
 
@@ -100,7 +100,7 @@ class StreamLength(LengthMatrix):
 
 
 class NormedStreamLength(LengthMatrix):
-    """||N(Σ_h A_hij v_hj W_O^h + 1{i=j} x_j)|| with the norm N that reads the sum (Kobayashi et al. 2021)."""
+    """||N(Σ_h A_hij v_hj W_O^h + 1{i=j} x_j)|| with the norm N that reads the sum (Kobayashi et al. 2021, eq. 16)."""
 
     values = ("tokens", "halves", "attention", "projections", "linear_norms")
 
@@ -111,7 +111,7 @@ class NormedStreamLength(LengthMatrix):
 
 
 class EncoderLength(LengthMatrix):
-    """||y_ij + N_2(y_ij)||_2 with y_ij = Σ_h A_hij v_hj W_O^h + 1{i=j} x_j without biases; post-norm ||N_2(N_1(y))||.
+    """||y + N_2(y)||, y = Σ_h A_hij v_hj W_O^h + 1{i=j} x_j without biases; post-norm ||N_2(N_1(y))|| (GlobEnc eq. 11).
 
     How much of a whole block's output comes from token j, with the identity for the feed-forward network (Modarressi et
     al. 2022; for pre-norm blocks as the SkipPLUS authors have it).
@@ -125,7 +125,7 @@ class EncoderLength(LengthMatrix):
 
 
 class Nearness(ContributionMatrix):
-    """(||y_i||_1 - ||T_i(x_j) - y_i||_1)^+, rows normalised to sum 1 (Ferrando et al. 2022)."""
+    """(||y_i||_1 - ||T_i(x_j) - y_i||_1)^+, rows normalised to sum 1 (Ferrando et al. 2022, eqs. 9-10)."""
 
     shift = 0.0  # what is added to every difference
 
@@ -152,7 +152,7 @@ class Nearness(ContributionMatrix):
 
 
 class NearnessToOutput(Nearness):
-    """(||y_i||_1 - ||T_i(x_j) - y_i||_1)^+, rows normalised, with GlobEnc's vectors for T and the block's output for y.
+    """(||y_i||_1 - ||T_i(x_j) - y_i||_1)^+, rows normalised (ALTI eqs. 9-10); T GlobEnc's, y the block's output.
 
     This is the SkipPLUS authors' setting.
     """
@@ -251,7 +251,7 @@ def attin_residual(
     signed=False,
 )
 def globenc() -> Readout:
-    """Rollout of how long each token's contribution to each block's output is, residuals and norms included."""
+    """Rollout (eq. 12) of how long each token's contribution to each block's output is, with residuals and norms."""
     return EncoderLength()
 
 
@@ -271,5 +271,5 @@ def alti(
     ),
     zero: Annotated[Zero, "the distance of no contribution: the output's length, or the farthest token's"] = "length",
 ) -> Readout:
-    """Rollout of how near each token's contribution comes to the output it is a part of."""
+    """Rollout (eq. 11) of how near each token's contribution comes to the output it is a part of."""
     return NearnessToOutput(zero) if setting == "skipplus" else NearnessToAttended(zero)

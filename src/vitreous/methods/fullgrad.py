@@ -103,7 +103,7 @@ def decompx(
         "leave biases out, give each to the token it is added to, or an equal share of each to all tokens",
     ] = "none",
 ) -> Readout:
-    """What each token contributes to the logit once attention, variance and gates are constants.
+    """What a token contributes to the logit (eq. 14) once attention, variance and gates are constants (eqs. 4, 8, 10).
 
     The paper also shares a bias by how long the parts of a token are, or by how they lie to the bias. Those shares
     depend on every part of every token of every block, which one backward pass never builds, so they are not offered.

@@ -17,7 +17,7 @@ Channels = Annotated[Literal["sum", "l2"], "how channels become one score: their
 
 
 class Gradient(TokenReadout):
-    """dy_c/dx_l, one score per token.
+    """dy_c/dx_l, one score per token (Simonyan et al. eq. 4).
 
     Its channel sum is identically 0 on a pre-norm stream: LayerNorm removes the all-ones direction.
     """
@@ -42,7 +42,7 @@ class Gradient(TokenReadout):
 
 
 class InputGradient(Gradient):
-    """Σ_channels x_l * dy_c/dx_l."""
+    """Σ_channels x_l * dy_c/dx_l (input x gradient, LibraGrad section 2.1)."""
 
     values = ("tokens",)
 

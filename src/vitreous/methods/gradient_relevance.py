@@ -29,5 +29,5 @@ def conservative_lrp() -> Readout:
     signed=True,
 )
 def attnlrp() -> Readout:
-    """Token x gradient with variance and gates held constant and every product's gradient halved."""
+    """Token x gradient with variance (prop. 3.4) and gates (eq. 9) constant and products' gradients halved (eq. 7)."""
     return InputGradient().under("attnlrp")

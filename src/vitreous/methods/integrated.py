@@ -108,7 +108,7 @@ class PathIntegral(InputProcedure):
 
 
 class NoisyGradient(InputProcedure):
-    """The mean of dy_c/dx over x + N(0, s²), s a part of the input's range (SmoothGrad, sec. 3).
+    """The mean of dy_c/dx over x + N(0, s²), s a part of the input's range (SmoothGrad section 2.2).
 
     ``magnitude`` is the absolute value of the mean, as the paper shows it; ``input`` is the mean of noisy input x
     gradient. The noise is the same for every image of a batch and every class, so that maps do not depend on what is

@@ -131,7 +131,7 @@ class TransitionAttention(Feedback):
 class TokenwiseAttention(Feedback):
     """I + mean_h A diag(||v_j W_O|| / ||x_j||), x_j the token that enters the block (Beyond Intuition, token-wise).
 
-    The attention perception of Chen et al. (ICML 2023): how much of a token is left of its length in what the attention
+    The attention perception of Chen et al. (TMLR 2023): how much of a token is left of its length in what the attention
     moves, heads together, LayerScale included and without the bias of the projection. The reasoning feedback is the
     integrated gradient of the last A. Taken from the authors' program, in which the product starts above the lowest
     blocks (its ``start_layer`` is counted from 1: ``start=5`` here is its default of 6); the paper's equations could
@@ -157,7 +157,7 @@ class TokenwiseAttention(Feedback):
 class HeadwiseAttention(Feedback):
     """I + Σ_h I_h A_h, I_h the mean over all entries of |A_hᵀ dy_c/dA_h|, divided by its sum (Beyond Intuition).
 
-    The head-wise attention perception of Chen et al. (ICML 2023). A_hᵀ dA_h = (A_hᵀ dO_h) V_hᵀ, so that the product of
+    The head-wise attention perception of Chen et al. (TMLR 2023). A_hᵀ dA_h = (A_hᵀ dO_h) V_hᵀ, so that the product of
     two matrices between tokens is never formed. From the authors' program, whose default ``start_layer`` of 4 is
     ``start=3`` here; there all heads of a batch share one sum, so it holds for single images. The paper's equations
     could not be consulted.

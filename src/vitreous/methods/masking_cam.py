@@ -20,11 +20,11 @@ Score = Literal["probability", "logit"]
 
 
 class ScoreWeightedActivations(Procedure):
-    """(Σ_k w_k A_k)^+, w the softmax over channels of y_c(x * M_k) (Score-CAM as pytorch-grad-cam has it).
+    """(Σ_k w_k A_k)^+, w the softmax over channels of y_c(x * M_k) (Score-CAM eqs. 6-10 and algorithm 1).
 
-    A is the output of the last block's first norm at the patches; M_k is channel k brought to the picture's size
-    (bilinear, corners aligned) and stretched to [0, 1]. The paper subtracts the score of an empty picture, which the
-    softmax removes again. One evaluation of the model per channel and image.
+    As in pytorch-grad-cam, A is the output of the last block's first norm at the patches; M_k is channel k brought to
+    the picture's size (bilinear, corners aligned) and stretched to [0, 1]. The paper subtracts the score of an empty
+    picture, which the softmax removes again. One evaluation of the model per channel and image.
 
     Args:
         budget: evaluations per image; where there are more channels, those that vary most over the patches are asked

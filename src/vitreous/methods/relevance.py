@@ -47,7 +47,12 @@ class AttentionRelevance(MatrixReadout):
 
 
 class PixelRelevance(Procedure):
-    """The relevance that arrives at the picture or at a text's embedded tokens, summed over channels."""
+    """The relevance that arrives at the input, summed over channels; linear layers after Bach et al. eq. 60, α = 1.
+
+    The input is the picture or a text's embedded tokens.
+    Under ``ours`` they are that rule without biases; ``orig`` divides what positive and what negative inputs gave by a
+    sum of its own, which is the same where no input is negative.
+    """
 
     runs_again = False
 
