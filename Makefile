@@ -1,27 +1,33 @@
 # Two commands do it all on a fresh machine: `make demo` and `make test`. Both set up .venv once.
 PYTHON ?= python3
 BIN := .venv/bin
+TESTERS ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint docs format clean
 
 demo: .venv/.demo-installed  ## explain a real photo with the demo model
 	$(BIN)/vitreous explain demo --model demo --out demo-output
 
+# A file of tests stays in one process, for its tests share what is costly; one thread each, for more only wait for each
+# other. OMP_NUM_THREADS says so to torch.
 test: .venv/.dev-installed  ## run the whole test suite
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile
 
 lint: .venv/.dev-installed  ## check style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+docs: .venv/.dev-installed  ## build the documentation; a warning is an error
+	$(BIN)/mkdocs build --quiet --strict --site-dir site
+
 format: .venv/.dev-installed
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean:
-	rm -rf .venv demo-output
+	rm -rf .venv demo-output site
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
