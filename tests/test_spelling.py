@@ -13,7 +13,7 @@ import torch
 import vitreous
 from literal import forward
 from small_models import PATCHES, largest_difference, one_thread, random_images, small_vit
-from vitreous.errors import MethodError
+from vitreous.errors import MethodError, VitreousError
 from vitreous.models import LoadedModel
 from vitreous.models.preprocessing import Preprocessing
 from vitreous.spelling import parse
@@ -191,12 +191,22 @@ def test_every_method_with_every_aggregation_it_lists_gives_finite_maps(model):
         assert torch.isfinite(maps).all(), spelling
 
 
+FOR_TEXTS = {("baseline", "pad"), ("baseline", "mask")}
+
+
+@pytest.mark.parametrize(("option", "value"), sorted(FOR_TEXTS))
+def test_values_for_texts_are_refused_on_pictures(model, option, value):
+    with pytest.raises(VitreousError, match="text"):
+        vitreous.explain(model, random_images(1), f"integrated_gradients:{option}={value}")
+
+
 def test_every_value_of_every_option_runs(model):
     spellings = [
         f"{info.name}:{name}={value}"
         for info in INFOS.values()
         for name, option in info.options.items()
         for value in option.choices or (("2", "3") if option.kind is int else ("0.25", "0.5"))
+        if (name, value) not in FOR_TEXTS
     ]
     # Loaded by name, so that it is known what black is.
     loaded = LoadedModel("small", model, Preprocessing((32, 32), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), None)
