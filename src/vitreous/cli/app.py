@@ -15,6 +15,7 @@ from vitreous.cli.methods import methods
 from vitreous.cli.models import models
 from vitreous.cli.protocols import protocols
 from vitreous.cli.report import report
+from vitreous.cli.serve import serve
 from vitreous.provenance import vitreous_version
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(explain)
 app.command()(figure)
+app.command()(serve)
 app.command()(evaluate)
 app.command()(report)
 app.command()(methods)

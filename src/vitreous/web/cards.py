@@ -33,7 +33,12 @@ def predictions(record: Record) -> str:
         (prefix + one.label.replace("_", " "), one.probability, percent(one.probability))
         for one in record.sample.top(_TOP)
     ]
-    return f'<div id="vitreous-predictions">{page.bars(rows)}</div>'
+    return f"<h2>What the model says</h2>{page.bars(rows)}"
+
+
+def no_predictions() -> str:
+    """Give what stands there before there is a photo."""
+    return '<h2>What the model says</h2><p class="vitreous-faint">Nothing yet.</p>'
 
 
 def maps(record: Record, wanted: Wanted, sliders: Sliders) -> str:

@@ -46,9 +46,7 @@ def save_npz(record: Record, wanted: Wanted, folder: Path) -> Path:
     return place
 
 
-def save_report(
-    record: Record, visit: Visit, wanted: Wanted, found: Sequence[Sequence[Curves]], folder: Path
-) -> Path:
+def save_report(record: Record, visit: Visit, wanted: Wanted, found: Sequence[Sequence[Curves]], folder: Path) -> Path:
     """Write a page that holds everything about the photo."""
     methods = _shown(record, wanted)
     explanation = record.explanation(methods, classes_of(wanted, record))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,12 +35,14 @@ class Job:
         asked: How many images the model has been asked about.
         expected: How many it will be, where that is known.
         future: What becomes of it.
+        seconds: How long it took, from the moment that its turn came.
     """
 
     stage: str = "waiting"
     asked: int = 0
     expected: int | None = None
     future: Future[Any] = field(default_factory=Future)
+    seconds: float = 0.0
     _stop: Event = field(default_factory=Event)
 
     @property
@@ -106,10 +109,12 @@ class Worker:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, work: Callable[[Job], Any], job: Job) -> Any:
+        start = time.monotonic()
         try:
             job.check()
             return work(job)
         finally:
+            job.seconds = time.monotonic() - start
             with self._lock:
                 self._waiting.remove(job)
 

@@ -227,9 +227,7 @@ def _ahead(wanted: Wanted, depth: int) -> list[str]:
     """Give the maps for all other positions of the depth slider once it has been moved: they share the same runs."""
     if wanted.depth is None or wanted.depth >= depth:
         return []
-    return [
-        spelling for method in wanted.methods if cost_of(method).one_run for spelling in all_depths(method, depth)
-    ]
+    return [spelling for method in wanted.methods if cost_of(method).one_run for spelling in all_depths(method, depth)]
 
 
 def _groups(methods: Sequence[str]) -> Iterator[list[str]]:
