@@ -219,7 +219,7 @@ class Events:
             yield done(record, None) | self._idle()
             return
         async for job, updates in self._work(partial(self.studio.explain, visit, controls.wanted), request):
-            yield updates if job is None else done(job.future.result(), job.seconds)
+            yield updates if job is None else done(job.future.result(), job.seconds) | self._idle()
 
     async def _look(
         self, visit: Visit | None, block: int, row: int, column: int, request: gr.Request
@@ -252,7 +252,7 @@ class Events:
             else:
                 record, found = job.future.result()
                 shown = cards.curves(record, controls.wanted, found)
-                yield {self.parts.curves: shown, self.parts.status: _done(job.seconds)}
+                yield {self.parts.curves: shown, self.parts.status: _done(job.seconds)} | self._idle()
 
     async def _take_home(self, kind: str, values: Sequence[Any], request: gr.Request) -> AsyncIterator[Updates]:
         controls = read_controls(values)
@@ -273,7 +273,8 @@ class Events:
                 file = downloads.save_png(job.future.result(), wanted, controls.sliders, folder)
             else:
                 file = downloads.save_npz(job.future.result(), wanted, folder)
-            yield {self.parts.download: str(file), self.parts.status: cards.status(f"{file.name} is ready.")}
+            ready = cards.status(f"{file.name} is ready.")
+            yield {self.parts.download: str(file), self.parts.status: ready} | self._idle()
 
     async def _work(self, work: Callable[[Job], Any], request: gr.Request) -> AsyncIterator[tuple[Job | None, Updates]]:
         """Have work done; give what to show meanwhile, and at last the job itself, unless another took its place."""
@@ -294,7 +295,6 @@ class Events:
                 return
             job.future.result()  # raises what went wrong
             yield job, {}
-            yield None, self._idle()
         finally:
             self.visitors.finish(visitor, job)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import vitreous
-from vitreous.cost import cost_of
 from vitreous.errors import MethodError, TargetError, VitreousError
 from vitreous.explaining import network_of
 from vitreous.html.report_file import measure
@@ -178,7 +177,7 @@ class Studio:
 
 def _begin(model: LoadedModel, record: Record, wanted: Wanted, job: Job) -> None:
     """Find out what the model says, by the maps that are quick to make."""
-    quick = [method for method in wanted.methods if cost_of(method).one_run]
+    quick = [method for method in wanted.methods if _is_quick(method)]
     _make(model, record, quick or wanted.methods[:1], wanted.classes, job)
 
 
@@ -223,16 +222,21 @@ def _shown(wanted: Wanted, depth: int) -> list[str]:
     return [at_depth(method, wanted.depth, depth) or method for method in wanted.methods]
 
 
+def _is_quick(method: str) -> bool:
+    """Whether a method reads the recorded run, and does not run the model again and again."""
+    return not parse(method).readout.runs_again
+
+
 def _ahead(wanted: Wanted, depth: int) -> list[str]:
     """Give the maps for all other positions of the depth slider once it has been moved: they share the same runs."""
     if wanted.depth is None or wanted.depth >= depth:
         return []
-    return [spelling for method in wanted.methods if cost_of(method).one_run for spelling in all_depths(method, depth)]
+    return [spelling for method in wanted.methods if _is_quick(method) for spelling in all_depths(method, depth)]
 
 
 def _groups(methods: Sequence[str]) -> Iterator[list[str]]:
     """Put methods that read one run together; others run the model by themselves."""
-    together = [method for method in methods if cost_of(method).one_run]
+    together = [method for method in methods if _is_quick(method)]
     if together:
         yield together
     yield from ([method] for method in methods if method not in together)
