@@ -41,7 +41,7 @@ def write(explanation: Explanation, directory: Path, *, overwrite: bool, picture
     names = file_names(explanation.methods)
     _check_picture_names(pictures)
     with complete_folder(directory, overwrite=overwrite) as folder:
-        np.savez(folder / ARRAYS, **_arrays(explanation, names))
+        np.savez(folder / ARRAYS, **arrays_of(explanation))
         contents = {
             "provenance": explanation.provenance,
             "grid": explanation.grid,
@@ -111,8 +111,9 @@ def _preprocessing(stored: Mapping[str, Any] | None) -> Preprocessing | None:
     return Preprocessing(**fields)
 
 
-def _arrays(explanation: Explanation, names: Mapping[str, str]) -> dict[str, Any]:
+def arrays_of(explanation: Explanation) -> dict[str, Any]:
     """Give everything numeric, by its name in the archive."""
+    names = file_names(explanation.methods)
     scores = {_array_name(names[method]): _array(scores) for method, scores in explanation.scores.items()}
     return {"target": _array(explanation.target), "logits": _array(explanation.logits), **scores}
 

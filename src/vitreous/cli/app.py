@@ -16,6 +16,7 @@ from vitreous.cli.methods import methods
 from vitreous.cli.models import models
 from vitreous.cli.protocols import protocols
 from vitreous.cli.report import report
+from vitreous.cli.serve import serve
 from vitreous.provenance import vitreous_version
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command()(explain)
 app.command()(explain_text)
 app.command()(figure)
+app.command()(serve)
 app.command()(evaluate)
 app.command()(report)
 app.command()(methods)

@@ -53,7 +53,7 @@ def photo_section(name: str, photo: Image.Image, explanation: Explanation, measu
         parts.append(f"<h3>Why {page.escape(class_caption(explanation, 0, target))}?</h3>\n")
         parts.append(_maps(backdrop, explanation, target))
         if measured:
-            parts.append(_curves(measured[target]))
+            parts.append(curve_cards(measured[target]))
     parts.append("</section>\n")
     return "".join(parts)
 
@@ -64,7 +64,7 @@ def methods_section(methods: Sequence[str]) -> str:
         f"<dt><code>{page.escape(method)}</code></dt><dd>{page.escape(meaning(method))}</dd>\n" for method in methods
     )
     return (
-        f"<section>\n<h2>What the methods mean</h2>\n<dl>\n{items}</dl>\n{_legend(methods)}"
+        f"<section>\n<h2>What the methods mean</h2>\n<dl>\n{items}</dl>\n{legend(methods)}"
         '<p class="faint">Every map fills its colours by itself: colours can be compared within a map, not between '
         "maps. Faded parts of a photo were not seen by the model, since its input is cropped.</p>\n"
         '<p class="faint">Curves: the most relevant parts are deleted from the photo, or inserted into an empty one, '
@@ -120,7 +120,8 @@ def _maps(backdrop: Backdrop, explanation: Explanation, target: int) -> str:
     return f'<div class="grid">\n{"".join(cards)}</div>\n'
 
 
-def _curves(measured: Measured) -> str:
+def curve_cards(measured: Measured) -> str:
+    """Give the charts of deletion and insertion with the areas under the curves."""
     curves = measured.curves
     cards = []
     for kind, done in (("deletion", "deleted"), ("insertion", "inserted")):
@@ -155,7 +156,8 @@ dt { margin-top: .6rem; } dd { margin: 0 0 0 1rem; }
 """
 
 
-def _legend(methods: Sequence[str]) -> str:
+def legend(methods: Sequence[str]) -> str:
+    """Tell what the colours of the methods' maps mean."""
     signs = sorted({parse(method).signed for method in methods})
     return f'<div class="legend">{"".join(map(_ramp, signs))}</div>\n'
 

@@ -15,6 +15,7 @@ from vitreous.explanation import Explanation
 from vitreous.html import page, report
 from vitreous.models import LoadedModel
 from vitreous.pictures.data.curves import perturbation_curves
+from vitreous.pixels import Images
 from vitreous.storage import StorageError
 
 
@@ -28,7 +29,7 @@ class ReportFile:
 
     def add(self, name: str, photo: Image.Image, explanation: Explanation, model: LoadedModel) -> None:
         """Write about one photo; its curves are measured now."""
-        measured = [_measure(model, photo, explanation, target) for target in range(explanation.classes_per_image)]
+        measured = [measure(model, photo, explanation, target) for target in range(explanation.classes_per_image)]
         self._provenance = explanation.provenance
         self._stream.write(report.photo_section(name, photo, explanation, measured))
 
@@ -60,8 +61,8 @@ def report_file(path: Path, command: str, methods: Sequence[str]) -> Iterator[Re
         raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _measure(model: LoadedModel, photo: Image.Image, explanation: Explanation, target: int) -> report.Measured:
-    """Drop patches; where a model cannot do without a patch, paint pixels."""
+def measure(model: LoadedModel, photo: Images, explanation: Explanation, target: int) -> report.Measured:
+    """Measure curves of one photo: drop patches; where a model cannot do without a patch, paint pixels."""
     try:
         curves = perturbation_curves(model, photo, explanation, target_index=target)
     except UnsupportedModelError:

@@ -1,0 +1,75 @@
+"""What visitors take home: the maps as they see them, the numbers behind them, and a report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.errors import InputError
+from vitreous.explanation_folder import arrays_of
+from vitreous.html import page, report
+from vitreous.pictures.data.curves import Curves
+from vitreous.pictures.tiles import SHARPNESS, Row, Tile, tiled
+from vitreous.storage import write_text
+from vitreous.web.drawing import Sliders, backdrop_of, draw_map
+from vitreous.web.record import Record
+from vitreous.web.studio import Visit, Wanted, classes_of, shown_methods
+
+_TILE = 260
+
+
+def save_png(record: Record, wanted: Wanted, sliders: Sliders, folder: Path) -> Path:
+    """Write the maps with their sliders as one picture."""
+    methods = _shown(record, wanted)
+    backdrop = backdrop_of(record, _TILE * SHARPNESS)
+    rows = [
+        Row(
+            [
+                Tile(backdrop.photo, record.caption(class_index)),
+                *(Tile(draw_map(record, method, class_index, sliders, backdrop)) for method in methods),
+            ]
+        )
+        for class_index in classes_of(wanted, record)
+    ]
+    signs = sorted({record.signed[method] for method in methods})
+    return tiled(rows, tile=_TILE, headings=("photo", *methods), legend=signs).save(folder / _name(record, "png"))
+
+
+def save_npz(record: Record, wanted: Wanted, folder: Path) -> Path:
+    """Write the raw scores, the classes and the logits, as ``Explanation.save`` does."""
+    explanation = record.explanation(_shown(record, wanted), classes_of(wanted, record))
+    place = folder / _name(record, "npz")
+    np.savez(place, **arrays_of(explanation))
+    return place
+
+
+def save_report(record: Record, visit: Visit, wanted: Wanted, found: Sequence[Sequence[Curves]], folder: Path) -> Path:
+    """Write a page that holds everything about the photo."""
+    methods = _shown(record, wanted)
+    explanation = record.explanation(methods, classes_of(wanted, record))
+    measured = [report.Measured(tuple(curves), record.by) for curves in found]
+    command = f"vitreous serve: {visit.model}, {', '.join(methods)}"
+    body = (
+        report.photo_section(record.photo.name, record.photo.picture, explanation, measured)
+        + report.methods_section(methods)
+        + report.making_section(explanation.provenance, command)
+    )
+    place = folder / _name(record, "html")
+    write_text(place, page.document("Why did the model say this?", body, style=report.STYLE))
+    return place
+
+
+def _shown(record: Record, wanted: Wanted) -> list[str]:
+    methods = list(dict.fromkeys(shown_methods(record, wanted)))
+    if not methods:
+        raise InputError("There is no map to take home.")
+    return methods
+
+
+def _name(record: Record, kind: str) -> str:
+    """Name a file after the photo, with nothing in it that a file system could mistake."""
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(record.photo.name).stem).strip("-")[:60]
+    return f"vitreous-{stem or 'photo'}.{kind}"

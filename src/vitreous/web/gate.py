@@ -1,0 +1,69 @@
+"""What reaches the server at all: the few addresses that the page needs, and answers that let it fetch nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, NoReturn
+from urllib.parse import unquote
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# Gradio has many more, for other kinds of pages: proxies, recordings, an editor, histories.
+_OPEN = re.compile(
+    r"/(|config/?|theme\.css|favicon\.ico|manifest\.json|robots\.txt|pwa_icon.*|assets/.*|static/.*|svelte/.*"
+    r"|gradio_api/(info/?|app_id/?|startup-events|upload|upload_progress|heartbeat/.*|queue/(join|data)|cancel|reset/?"
+    r"|call/.*|file=.*))"
+)
+# The page runs its own scripts only and talks to nobody but this server.
+_POLICY = (
+    b"default-src 'self' data: blob:; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
+    b"style-src 'self' 'unsafe-inline'; frame-ancestors 'self'; form-action 'self'"
+)
+_HEADERS = (
+    (b"content-security-policy", _POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+class Gate:
+    """Turns away what the page does not need."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer that there is nothing."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+            await send(message)
+
+        if is_open(scope["path"]):
+            await self._app(scope, receive, send_with_headers)
+            return
+        await send_with_headers({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b"There is nothing here."})
+
+
+def is_open(path: str) -> bool:
+    """Whether the page needs an address."""
+    plain = unquote(path)
+    if not _OPEN.fullmatch(plain):
+        return False
+    _, is_file, place = plain.partition("/file=")
+    # Gradio sends whoever asks for a file by an address elsewhere there, and it resolves what leads upwards.
+    return not is_file or not (re.match(r"[a-z]+:", place, re.IGNORECASE) or ".." in place.split("/"))
+
+
+async def fetch_nothing(*_: object, **__: object) -> NoReturn:
+    """Stand in for Gradio's download of a file that a visitor names by its address: this server fetches nothing."""
+    raise ValueError("this server does not fetch files from other places")

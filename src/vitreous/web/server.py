@@ -1,0 +1,150 @@
+"""The server: the page on a port of this machine, closed to everything that the page does not need."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitreous.errors import InputError, MissingDependencyError
+from vitreous.web.shelf import Shelf
+from vitreous.web.studio import Studio
+
+_HOUR = 3600
+_MOST_AT_ONCE = 32  # requests that may wait for work; they take no thread meanwhile
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the server was started.
+
+    Attributes:
+        model: The model that is there from the start.
+        host: The address to listen on.
+        port: The port.
+        folders: Where checkpoints and example photos may be read.
+        upload_bytes: The largest photo that is taken.
+        cache_bytes: How much is remembered.
+    """
+
+    model: str = "demo"
+    host: str = "127.0.0.1"
+    port: int = 7860
+    folders: tuple[Path, ...] = ()
+    upload_bytes: int = 20 * 2**20
+    cache_bytes: int = 256 * 2**20
+
+
+class Server:
+    """A running page; ``close`` ends it."""
+
+    def __init__(self, settings: Settings, page: Any, studio: Studio, folder: Path) -> None:
+        self.settings, self.studio = settings, studio
+        self._page, self._folder = page, folder
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.address = f"http://{host}:{settings.port}/"
+
+    def wait(self) -> None:
+        """Wait until somebody interrupts the program."""
+        self._page.block_thread()
+
+    def close(self) -> None:
+        """Stop listening and working, and delete what visitors left."""
+        self._page.close(verbose=False)
+        self.studio.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def start(settings: Settings) -> Server:
+    """Load the model, build the page and begin to listen.
+
+    Raises:
+        MissingDependencyError: Gradio is not installed.
+        InputError: the port is taken, or a folder does not exist.
+        ModelError: the model cannot be loaded.
+    """
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported
+    gradio = _gradio()
+    _check(settings)
+    studio = Studio(
+        Shelf(settings.model, settings.folders), cache_bytes=settings.cache_bytes, upload_bytes=settings.upload_bytes
+    )
+    studio.shelf.take(settings.model)
+    folder = Path(tempfile.mkdtemp(prefix="vitreous-web-"))
+    os.environ["GRADIO_TEMP_DIR"] = str(folder)  # uploads of this server lie in a folder that nobody else can read
+    page = build(gradio, studio, settings.folders, folder)
+    _launch(gradio, page, settings)
+    return Server(settings, page, studio, folder)
+
+
+def build(gradio: Any, studio: Studio, folders: Sequence[Path], folder: Path) -> Any:
+    """Build the page."""
+    from vitreous.web.events import Events  # noqa: PLC0415  # needs Gradio
+    from vitreous.web.examples import example_photos, thumbnails  # noqa: PLC0415
+    from vitreous.web.layout import lay_out  # noqa: PLC0415
+
+    small = thumbnails(example_photos(folders), folder)
+    with gradio.Blocks(analytics_enabled=False, title="Vitreous", delete_cache=(_HOUR // 4, 2 * _HOUR)) as page:
+        parts = lay_out(studio.shelf.names(), list(small.values()))
+        events = Events(studio, parts, list(small), folder)
+        events.connect()
+        page.unload(events.leave)
+    page.queue(default_concurrency_limit=_MOST_AT_ONCE, max_size=4 * _MOST_AT_ONCE)
+    return page
+
+
+def _launch(gradio: Any, page: Any, settings: Settings) -> None:
+    from gradio import processing_utils  # noqa: PLC0415
+    from starlette.middleware import Middleware  # noqa: PLC0415  # comes with Gradio
+
+    from vitreous.web.gate import Gate, fetch_nothing  # noqa: PLC0415
+    from vitreous.web.style import CSS  # noqa: PLC0415
+
+    processing_utils.async_ssrf_protected_download = fetch_nothing
+    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # nothing is fetched
+    page.launch(
+        server_name=settings.host,
+        server_port=settings.port,
+        prevent_thread_lock=True,
+        inbrowser=False,
+        share=False,
+        quiet=True,
+        show_error=False,
+        footer_links=[],
+        run_history=False,
+        enable_monitoring=False,
+        ssr_mode=False,
+        mcp_server=False,
+        pwa=False,
+        max_file_size=settings.upload_bytes,
+        state_session_capacity=1000,
+        app_kwargs={"middleware": [Middleware(Gate)], "docs_url": None, "redoc_url": None, "openapi_url": None},
+        theme=gradio.themes.Default(primary_hue="blue", **fonts),
+        css=CSS,
+    )
+
+
+def _check(settings: Settings) -> None:
+    for folder in settings.folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder} is not a folder")
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            raise InputError(f"port {settings.port} of {settings.host} cannot be used: {error.strerror}") from error
+
+
+def _gradio() -> Any:
+    try:
+        import gradio  # noqa: PLC0415  # an extra, and slow to import
+    except ImportError as error:
+        raise MissingDependencyError('the web page needs Gradio: pip install "vitreous[web]"') from error
+    return gradio

@@ -1,0 +1,112 @@
+"""Which models visitors may ask for, and the few that are kept in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitreous.errors import ModelError
+from vitreous.models import LoadedModel, load_model
+
+_KEPT = 2
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+SUGGESTED = (
+    "demo",
+    "timm/vit_base_patch16_224.augreg_in1k",
+    "timm/deit3_small_patch16_224.fb_in22k_ft_in1k",
+    "timm/vit_small_patch14_reg4_dinov2.lvd142m",
+    "hf/google/vit-base-patch16-224",
+)
+
+
+class Shelf:
+    """Models by name. Only one thread may take from it at a time.
+
+    Args:
+        first: The model that the server was started with: any name, also one that visitors may not ask for, such as a
+            program of one's own.
+        folders: Where checkpoints may be read.
+    """
+
+    def __init__(self, first: str, folders: Sequence[Path] = ()) -> None:
+        self.first = first
+        self.folders = tuple(folder.resolve() for folder in folders)
+        self._models: OrderedDict[str, LoadedModel] = OrderedDict()
+
+    def take(self, name: str) -> LoadedModel:
+        """Give a model, loaded now or before.
+
+        Raises:
+            ModelError: visitors may not ask for it, or it cannot be loaded.
+        """
+        name = name.strip()
+        if name not in self._models:
+            self.check(name)
+            loaded = load_model(name)
+            _ = loaded.fingerprint  # worked out now, so that no explanation waits for it
+            self._models[name] = loaded
+        self._models.move_to_end(name)
+        for other in [other for other in self._models if other not in (name, self.first)][:-_KEPT]:
+            del self._models[other]
+        return self._models[name]
+
+    def check(self, name: str) -> None:
+        """Refuse a name that would run code or read a file outside the folders that may be read.
+
+        Raises:
+            ModelError: it would.
+        """
+        if name in (self.first, "demo"):
+            return
+        family, _, identifier = name.partition("/")
+        if family == "py":
+            raise ModelError("Models that are programs can only be chosen by whoever starts the server, with --model.")
+        place = _local_place(family, identifier)
+        if place is not None and not self._may_read(place):
+            raise ModelError(
+                "This server does not read checkpoints from that place; "
+                "whoever starts it can allow a folder with --allow-folder."
+            )
+
+    def names(self) -> list[str]:
+        """Suggest models: the first one, well-known ones, and checkpoints in the folders that may be read."""
+        found = [name for folder in self.folders for name in _checkpoints(folder)]
+        return list(dict.fromkeys((self.first, *found, *SUGGESTED)))
+
+    def _may_read(self, place: Path) -> bool:
+        try:
+            resolved = place.expanduser().resolve()  # also where links lead
+        except (OSError, RuntimeError, ValueError):
+            return False
+        return any(resolved.is_relative_to(folder) for folder in self.folders)
+
+
+def _local_place(family: str, identifier: str) -> Path | None:
+    """Give the file or folder that a name would make the server read; ``None`` where it is a name on the hub."""
+    if family == "timm":
+        if identifier.startswith("local-dir:"):
+            return Path(identifier.removeprefix("local-dir:"))
+        _, at, source = identifier.partition("@")
+        return Path(source) if at and source != "random" else None
+    if family == "hf" and (not _HUB_NAME.fullmatch(identifier) or ".." in identifier or Path(identifier).exists()):
+        return Path(identifier)
+    return None
+
+
+def _checkpoints(folder: Path) -> list[str]:
+    """Name the checkpoints that are a folder, or lie directly in it."""
+    places = [folder, *sorted(place for place in folder.glob("*") if place.is_dir())]
+    return [name for place in places if (name := _checkpoint(place)) is not None]
+
+
+def _checkpoint(place: Path) -> str | None:
+    try:
+        config = json.loads((place / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict):
+        return None
+    return f"timm/local-dir:{place}" if "architecture" in config else f"hf/{place}"

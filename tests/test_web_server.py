@@ -1,0 +1,279 @@
+"""The running server: right answers for many visitors at once, and nothing for those who try other things."""
+
+import base64
+import io
+import json
+import os
+import re
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip("gradio", reason="the web page needs Gradio (extra vitreous[web])")
+from gradio_client import Client, handle_file
+
+from running_server import TINY, running_server
+from vitreous.web import cards
+from vitreous.web.drawing import Sliders
+from vitreous.web.jobs import Job
+from vitreous.web.shelf import Shelf
+from vitreous.web.studio import Studio, Wanted
+
+METHODS = ("gae", "ixg")
+SETTINGS = ([], "", 6, 0.85, "both", 0.0, True)  # classes, spelled, depth, opacity, sign, threshold, smooth
+GROUPS = (["gae"], ["ixg"], [], [], [], [])  # attention, gradient, cam, relevance, decomposition, perturbation
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "allowed").mkdir()
+    (folder / "secret.txt").write_text("root:secret")
+    with running_server(folder, "--max-upload-mb", "2", "--allow-folder", str(folder / "allowed")) as running:
+        yield running
+
+
+def photo(number):
+    """A photo that no other number gives, and the model says something else of."""
+    noise = np.random.default_rng(number).integers(0, 255, (12, 16, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((200, 150), Image.Resampling.NEAREST)
+
+
+def client_of(server):
+    return Client(server.address, verbose=False, analytics_enabled=False)
+
+
+def ask(client, file, model=TINY):
+    """Upload a photo as the page does; the last answer of what the page would show."""
+    return client.predict(handle_file(str(file)), model, *SETTINGS, *GROUPS, api_name="/upload")
+
+
+def texts(answer):
+    return [part for part in answer if isinstance(part, str)]
+
+
+def pictures(page):
+    found = re.findall(r'<img src="data:image/jpeg;base64,([^"]+)"', page)
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(one)))).astype(int) for one in found]
+
+
+def get(server, path, data=None, headers=None):
+    """The status and text of an answer, whatever it is; addresses are sent as they are written."""
+    host, port = server.address.removeprefix("http://").rstrip("/").split(":")
+    body = data or b""
+    head = f"{'POST' if data is not None else 'GET'} {path} HTTP/1.0\r\nHost: {host}:{port}\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    text = answer.decode("utf-8", "replace")
+    return int(text.split()[1]), text
+
+
+# Ten visitors.
+
+
+def test_ten_visitors_at_once_get_right_answers_in_bounded_memory(server, tmp_path):
+    for number in range(10):
+        photo(number).save(tmp_path / f"{number}.png")
+    studio = Studio(Shelf(TINY))
+    expected = []
+    for number in range(10):
+        visit = studio.receive(tmp_path / f"{number}.png", "x.png", TINY)
+        record = studio.explain(visit, Wanted(METHODS), Job())
+        expected.append((cards.predictions(record), pictures(cards.maps(record, Wanted(METHODS), Sliders()))))
+    studio.close()
+    assert len({predictions for predictions, _ in expected}) == 10
+    clients = [client_of(server) for _ in range(10)]
+    ask(clients[0], tmp_path / "0.png")
+    before = server.resident_bytes()
+    for _ in range(2):
+        with ThreadPoolExecutor(10) as visitors:
+            answers = list(visitors.map(lambda n: texts(ask(clients[n], tmp_path / f"{n}.png")), range(10)))
+        for answer, (predictions, maps) in zip(answers, expected, strict=True):
+            assert predictions in answer
+            shown = pictures(next(part for part in answer if "vitreous-grid" in part))
+            assert len(shown) == len(maps) == 2
+            for one, other in zip(shown, maps, strict=True):
+                # The same numbers on the same machine; rounding of a thread more or less is a grey level.
+                assert np.abs(one - other).max() <= 2
+    # Ten photos of 200 x 150 pixels and their maps are under 10 MB; a leaked run would be 20 MB each, 400 MB in all.
+    assert server.resident_bytes() - before < 150 * 2**20
+    for client in clients:
+        client.close()
+
+
+def test_a_visitor_who_leaves_frees_the_model(server, tmp_path):
+    photo(50).save(tmp_path / "50.png")
+    photo(51).save(tmp_path / "51.png")
+    leaving = client_of(server)
+    slow = ([], "rise:budget=200000", *SETTINGS[2:])
+    leaving.submit(handle_file(str(tmp_path / "50.png")), TINY, *slow, *GROUPS, api_name="/upload")
+    time.sleep(3)
+    staying = client_of(server)
+    waiting = staying.submit(handle_file(str(tmp_path / "51.png")), TINY, *SETTINGS, *GROUPS, api_name="/upload")
+    time.sleep(1)
+    assert not waiting.done()  # 200,000 evaluations take minutes, and this one waits behind them
+    leaving.close()
+    assert any("vitreous-grid" in part for part in texts(waiting.result(timeout=60)))
+    staying.close()
+
+
+# Refusals.
+
+
+def test_wrong_files_are_refused_with_a_sentence(server, tmp_path):
+    (tmp_path / "letter.png").write_text("not a picture")
+    client = client_of(server)
+    answer = " ".join(texts(ask(client, tmp_path / "letter.png")))
+    assert "letter.png: this is not an image in a supported format" in answer
+    assert "Traceback" not in answer
+    assert "/tmp" not in answer
+    client.close()
+
+
+def test_large_files_are_refused(server):
+    boundary = uuid.uuid4().hex
+    content = b"\x89PNG\r\n\x1a\n" + os.urandom(3 * 2**20)
+    body = (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="large.png"\r\n'
+        "Content-Type: image/png\r\n\r\n"
+    ).encode() + content + f"\r\n--{boundary}--\r\n".encode()
+    try:
+        status, text = get(server, "/gradio_api/upload", body, {"Content-Type": f"multipart/form-data; boundary={boundary}"})
+    except ConnectionError:  # the server hung up before it had all of it, which may cost us its answer
+        status, text = 413, ""
+    assert status == 413
+    assert "Traceback" not in text
+    kept = [file for file in server.log.parent.rglob("*") if file.is_file() and file.stat().st_size > 2 * 2**20]
+    assert kept == []
+
+
+def test_models_outside_allowed_folders_are_refused(server, tmp_path):
+    photo(60).save(tmp_path / "60.png")
+    client = client_of(server)
+    for model in (f"timm/test_vit@{tmp_path}/x.pt", "py/evil.py:model", f"hf/{tmp_path}", "timm/local-dir:/etc"):
+        answer = " ".join(texts(ask(client, tmp_path / "60.png", model)))
+        assert "server" in answer
+        assert "vitreous-error" in answer
+        assert "<img" not in answer.split("vitreous-error")[1]
+    client.close()
+
+
+def test_no_file_of_the_machine_can_be_read(server, tmp_path):
+    secret = server.log.parent / "secret.txt"
+    places = [
+        f"/gradio_api/file={secret}",
+        "/gradio_api/file=/etc/passwd",
+        "/gradio_api/file=../../../../../../etc/passwd",
+        f"/gradio_api/file={server.log}",
+        "/gradio_api/file=src/vitreous/__init__.py",
+        "/gradio_api/file=%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        "/gradio_api/file=..%252f..%252f..%252fetc%252fpasswd",
+        "/gradio_api/file=file:///etc/passwd",
+        "/gradio_api/file//etc/passwd",
+        "/file=/etc/passwd",
+        "/assets/../../../../../../../../etc/passwd",
+        "/assets/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        "/static/../../../../../../../../etc/passwd",
+        "/static/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+        "/svelte/..%2f..%2f..%2f..%2f..%2fetc/passwd",
+        "/theme.css/../../etc/passwd",
+    ]
+    for place in places:
+        status, text = get(server, place)
+        assert status in {400, 403, 404, 405, 422}, place
+        assert "root:" not in text, place
+        assert "Traceback" not in text
+
+
+def test_no_file_of_the_machine_can_be_passed_off_as_an_upload(server):
+    secret = server.log.parent / "secret.txt"
+    for path in (str(secret), "/etc/passwd", str(server.log.parent / "vitreous-web" / ".." / "secret.txt")):
+        text = _join(server, path)
+        assert "root:" not in text
+        assert "Traceback" not in text
+        assert "vitreous-grid" not in text
+
+
+def test_the_server_fetches_nothing_for_a_visitor(server):
+    asked = threading.Event()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(3)
+
+        def listen():
+            try:
+                listener.accept()[0].close()
+                asked.set()
+            except TimeoutError:
+                pass
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        text = _join(server, f"http://127.0.0.1:{listener.getsockname()[1]}/photo.png")
+        thread.join()
+    assert not asked.is_set()
+    assert "vitreous-grid" not in text
+
+
+def _join(server, path):
+    """Ask for an explanation of a file by its path, past the page; all that the server says about it."""
+    session = uuid.uuid4().hex
+    config = json.load(urllib.request.urlopen(server.address + "config", timeout=30))
+    number = next(one["id"] for one in config["dependencies"] if one.get("api_name") == "upload")
+    file = {"path": path, "meta": {"_type": "gradio.FileData"}, "orig_name": "x.png"}
+    data = [file, TINY, None, *SETTINGS, *GROUPS]
+    body = json.dumps({"data": data, "fn_index": number, "session_hash": session}).encode()
+    status, text = get(server, "/gradio_api/queue/join", body, {"Content-Type": "application/json"})
+    if status != 200:
+        return text
+    request = urllib.request.urlopen(f"{server.address}gradio_api/queue/data?session_hash={session}", timeout=30)
+    with request as stream:
+        for line in stream:
+            text += line.decode()
+            if "process_completed" in text or "close_stream" in text:
+                break
+    return text
+
+
+def test_nonsense_gets_no_stack_trace(server):
+    json_type = {"Content-Type": "application/json"}
+    for body in (b"{", b"[]", b'{"data": 3, "fn_index": 0}', b'{"data": [], "fn_index": 99999, "session_hash": "x"}'):
+        status, text = get(server, "/gradio_api/queue/join", body, json_type)
+        assert status >= 400
+        assert "Traceback" not in text
+        assert 'File "' not in text
+
+
+def test_what_the_page_does_not_need_is_closed(server):
+    for path in ("/docs", "/openapi.json", "/monitoring", "/gradio_api/vibe-edit/", "/gradio_api/proxy=https://a.b/c"):
+        assert get(server, path)[0] == 404
+
+
+def test_answers_forbid_other_places(server):
+    _, text = get(server, "/")
+    assert "content-security-policy: default-src 'self'" in text.lower()
+    scripts = re.findall(r'(?:src|href)="(https?:)?//', text)
+    assert scripts == []
+    assert "fonts.googleapis" not in text
+
+
+def test_the_server_ends_and_tidies_up(tmp_path):
+    with running_server(tmp_path) as running:
+        assert list(tmp_path.glob("vitreous-web-*"))
+    assert running.process.returncode == 0
+    assert not list(tmp_path.glob("vitreous-web-*"))
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(running.address, timeout=5)
