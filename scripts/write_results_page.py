@@ -25,7 +25,7 @@ from vitreous.metrics.metric import Metric
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-SHARED = re.compile(r"\S*/(?=shared/)")
+SHARED = re.compile(r"[\w./-]*/(?=shared/)")
 
 
 def main() -> None:
@@ -60,10 +60,12 @@ def _section(results: Results) -> str:
 def _kept(folder: Path, table: ResultTable) -> str:
     """Keep a run's manifest and rows beside the page, and give the command that makes it."""
     manifest = read_manifest(folder)
+    del manifest["command"]  # where things lay on the machine is nobody's business; the page shows the command
     methods = set(manifest["run"]["methods"])
     rows = [row for row in as_rows(table) if row["method"] in methods]
-    text = json.dumps({"manifest": manifest, "rows": rows}, indent=1, ensure_ascii=False)
-    (DOCS / "results" / f"{folder.name}.json").write_text(SHARED.sub("../", text) + "\n", encoding="utf-8")
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)  # a line each, so that changes can be seen
+    text = f'{{"manifest": {json.dumps(manifest, ensure_ascii=False)},\n"rows": [\n{lines}\n]}}\n'
+    (DOCS / "results" / f"{folder.name}.json").write_text(SHARED.sub("../", text), encoding="utf-8")
     return SHARED.sub("../", _command(manifest["run"]))
 
 
