@@ -243,7 +243,9 @@ def test_wrong_file_types_are_refused_with_a_sentence(opened, folder):
     assert opened.all("#vitreous-status [role=alert]")
     (folder / "letter.txt").write_text("not a picture at all")
     opened.upload(folder / "letter.txt")
-    opened.until(lambda: any("file type" in text.lower() for text in opened.texts(".toast-body, [data-testid=toast-body]")))
+    opened.until(
+        lambda: any("file type" in text.lower() for text in opened.texts(".toast-body, [data-testid=toast-body]"))
+    )
 
 
 def test_30_mb_are_refused_with_a_sentence(opened, folder):
@@ -298,7 +300,19 @@ def test_keyboard_reaches_everything_that_counts(opened):
                 "return part ? part.id : document.activeElement.tagName"
             )
         )
-    wanted = {"opacity", "threshold", "depth", "sign", "smooth", "classes", "model", "spelled", "block", "look", "measure"}
+    wanted = {
+        "opacity",
+        "threshold",
+        "depth",
+        "sign",
+        "smooth",
+        "classes",
+        "model",
+        "spelled",
+        "block",
+        "look",
+        "measure",
+    }
     assert {f"vitreous-{name}" for name in wanted | {"png", "report"}} <= reached
 
 
