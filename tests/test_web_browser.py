@@ -15,11 +15,12 @@ from PIL import Image
 pytest.importorskip("gradio", reason="the web page needs Gradio (extra vitreous[web])")
 webdriver = pytest.importorskip("selenium.webdriver", reason="the browser tests need selenium")
 
-from running_server import running_server
-from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
+from selenium.common.exceptions import StaleElementReferenceException, WebDriverException  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+from running_server import running_server  # noqa: E402  # after what it needs is known to be there
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
