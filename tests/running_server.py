@@ -40,7 +40,7 @@ def running_server(folder: Path, *options: str, model: str = TINY) -> Iterator[R
     command = [sys.executable, "-m", "vitreous", "serve", "--model", model, "--port", str(port), *options]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=settings)  # noqa: S603
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=settings)
     try:
         server = RunningServer(f"http://127.0.0.1:{port}/", log, process)
         _wait(server)

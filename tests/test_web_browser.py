@@ -15,11 +15,12 @@ from PIL import Image
 pytest.importorskip("gradio", reason="the web page needs Gradio (extra vitreous[web])")
 webdriver = pytest.importorskip("selenium.webdriver", reason="the browser tests need selenium")
 
-from running_server import running_server
-from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
+from selenium.common.exceptions import StaleElementReferenceException, WebDriverException  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+from running_server import running_server  # noqa: E402  # after what it needs is known to be there
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -243,7 +244,9 @@ def test_wrong_file_types_are_refused_with_a_sentence(opened, folder):
     assert opened.all("#vitreous-status [role=alert]")
     (folder / "letter.txt").write_text("not a picture at all")
     opened.upload(folder / "letter.txt")
-    opened.until(lambda: any("file type" in text.lower() for text in opened.texts(".toast-body, [data-testid=toast-body]")))
+    opened.until(
+        lambda: any("file type" in text.lower() for text in opened.texts(".toast-body, [data-testid=toast-body]"))
+    )
 
 
 def test_30_mb_are_refused_with_a_sentence(opened, folder):
@@ -298,7 +301,19 @@ def test_keyboard_reaches_everything_that_counts(opened):
                 "return part ? part.id : document.activeElement.tagName"
             )
         )
-    wanted = {"opacity", "threshold", "depth", "sign", "smooth", "classes", "model", "spelled", "block", "look", "measure"}
+    wanted = {
+        "opacity",
+        "threshold",
+        "depth",
+        "sign",
+        "smooth",
+        "classes",
+        "model",
+        "spelled",
+        "block",
+        "look",
+        "measure",
+    }
     assert {f"vitreous-{name}" for name in wanted | {"png", "report"}} <= reached
 
 

@@ -146,11 +146,17 @@ def test_large_files_are_refused(server):
     boundary = uuid.uuid4().hex
     content = b"\x89PNG\r\n\x1a\n" + os.urandom(3 * 2**20)
     body = (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="large.png"\r\n'
-        "Content-Type: image/png\r\n\r\n"
-    ).encode() + content + f"\r\n--{boundary}--\r\n".encode()
+        (
+            f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="large.png"\r\n'
+            "Content-Type: image/png\r\n\r\n"
+        ).encode()
+        + content
+        + f"\r\n--{boundary}--\r\n".encode()
+    )
     try:
-        status, text = get(server, "/gradio_api/upload", body, {"Content-Type": f"multipart/form-data; boundary={boundary}"})
+        status, text = get(
+            server, "/gradio_api/upload", body, {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+        )
     except ConnectionError:  # the server hung up before it had all of it, which may cost us its answer
         status, text = 413, ""
     assert status == 413

@@ -106,6 +106,8 @@ def families() -> dict[str, list[tuple[str, str]]]:
 
 def progress(job: Job, before: int) -> str:
     """Tell how far a piece of work is."""
+    if job.cancelled:
+        return status("Stopping …")
     if before and job.stage == "waiting":
         people = "1 other request" if before == 1 else f"{before} other requests"
         return f'<p class="vitreous-status" role="status">Waiting for {people} …</p>'

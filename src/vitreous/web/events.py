@@ -93,7 +93,8 @@ class Events:
         written = [parts.status, parts.stop, parts.download]
         for button, take in ((parts.png, self.take_png), (parts.npz, self.take_npz), (parts.report, self.take_report)):
             button.click(take, wanted, written, **options).then(None, js=_PRESS_DOWNLOAD)
-        parts.stop.click(self.stop, None, [parts.status], queue=False, **options)
+        # It shows nothing itself: its answer could come after that of the work that it has stopped.
+        parts.stop.click(self.stop, None, None, queue=False, **options)
 
     async def open_upload(
         self, request: gr.Request, path: str | None, model: str, *values: Any
@@ -179,13 +180,8 @@ class Events:
         async for updates in self._guarded(self._take_home("report", values, request)):
             yield updates
 
-    def stop(self, request: gr.Request) -> str:
-        """Stop what the visitor waits for."""
-        stopped = self.visitors.stop(_visitor(request))
-        return cards.status("Stopping …" if stopped else "Nothing is running.")
-
-    def leave(self, request: gr.Request) -> None:
-        """Stop what a visitor waited for who has closed the page."""
+    def stop(self, request: gr.Request) -> None:
+        """Stop what a visitor waits for, who has asked for that or closed the page."""
         self.visitors.stop(_visitor(request))
 
     async def _open(

@@ -16,7 +16,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _OPEN = re.compile(
     r"/(|config/?|theme\.css|favicon\.ico|manifest\.json|robots\.txt|pwa_icon.*|assets/.*|static/.*|svelte/.*"
     r"|gradio_api/(info/?|app_id/?|startup-events|upload|upload_progress|heartbeat/.*|queue/(join|data)|cancel|reset/?"
-    r"|call/.*|file=.*))"
+    r"|call/.*|run/[a-z_]+/?|file=.*))"
 )
 # The page runs its own scripts only and talks to nobody but this server.
 _POLICY = (

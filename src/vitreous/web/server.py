@@ -93,7 +93,7 @@ def build(gradio: Any, studio: Studio, folders: Sequence[Path], folder: Path) ->
         parts = lay_out(studio.shelf.names(), list(small.values()))
         events = Events(studio, parts, list(small), folder)
         events.connect()
-        page.unload(events.leave)
+        page.unload(events.stop)
     page.queue(default_concurrency_limit=_MOST_AT_ONCE, max_size=4 * _MOST_AT_ONCE)
     return page
 

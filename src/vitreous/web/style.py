@@ -40,6 +40,8 @@ CSS = """
 .vitreous-methods label { width: 100%; align-items: flex-start !important; }
 .vitreous-methods label span { white-space: normal; }
 .gradio-container :focus-visible { outline: 2px solid var(--color-accent); outline-offset: 2px; }
+.label-wrap span { text-align: left; }
+.vitreous-grid figcaption code { font-size: .85rem; padding: 0; }
 #vitreous-photo img { cursor: crosshair; }
 /* A phone shows one column: the photo, then the maps, then the long list of methods. */
 @media (max-width: 640px) {

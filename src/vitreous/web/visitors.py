@@ -31,14 +31,12 @@ class Visitors:
             self._jobs[visitor] = job
         return job
 
-    def stop(self, visitor: str) -> bool:
-        """Stop what a visitor waits for, and tell whether there was anything."""
+    def stop(self, visitor: str) -> None:
+        """Stop what a visitor waits for, if there is anything."""
         with self._lock:
             job = self._jobs.get(visitor)
-        if job is None or job.future.done():
-            return False
-        job.cancel()
-        return True
+        if job is not None:
+            job.cancel()
 
     def superseded(self, visitor: str, job: Job) -> bool:
         """Whether the visitor has asked for something else since."""
