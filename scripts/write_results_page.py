@@ -48,7 +48,7 @@ def _ending(results: Results) -> str:
 
 def _section(results: Results) -> str:
     table = summarise(results)
-    commands = "\n".join(_kept(store.folder, table) for store in results.stores)
+    commands = "\n".join(_kept(store.folder, table, len(results.images)) for store in results.stores)
     counted = int(results.counted.sum())
     parts = [f"{counted} photos, {len(table.methods)} methods, 95% bootstrap intervals.", _markdown(table)]
     if table.published:
@@ -57,7 +57,7 @@ def _section(results: Results) -> str:
     return "\n\n".join([*parts, f"```\n{commands}\n```", ""])
 
 
-def _kept(folder: Path, table: ResultTable) -> str:
+def _kept(folder: Path, table: ResultTable, images: int) -> str:
     """Keep a run's manifest and rows beside the page, and give the command that makes it."""
     manifest = read_manifest(folder)
     del manifest["command"]  # where things lay on the machine is nobody's business; the page shows the command
@@ -66,18 +66,19 @@ def _kept(folder: Path, table: ResultTable) -> str:
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)  # a line each, so that changes can be seen
     text = f'{{"manifest": {json.dumps(manifest, ensure_ascii=False)},\n"rows": [\n{lines}\n]}}\n'
     (DOCS / "results" / f"{folder.name}.json").write_text(SHARED.sub("../", text), encoding="utf-8")
-    return SHARED.sub("../", _command(manifest["run"]))
+    return SHARED.sub("../", _command(manifest["run"], images))
 
 
-def _command(run: dict[str, Any]) -> str:
+def _command(run: dict[str, Any], images: int) -> str:
     model = run["model"]
     parts = [f"vitreous evaluate --protocol {run['protocol']}", f"--model {model['name']}"]
     parts += [f"--{name} {','.join(map(str, model[name]))}" for name in ("mean", "std") if model[name]]
     parts.append(f"--data {run['data']}")
     if not run["settings"]["methods"] and not run["settings"]["start_layers"]:
         parts.append(f"--methods {','.join(run['methods'])}")
-    if run["limit"]:
-        parts.append(f"--limit {run['limit']}")
+    parts += ["--shuffle"] if run["shuffled"] else []
+    parts += [f"--limit {images}"] if images < run["images"] else []
+    parts += [f"--shard-size {run['shard_size']}", f"--threads {run['threads']}"]
     return " ".join(parts)
 
 
