@@ -8,14 +8,14 @@ Cost, class and sign come from the registry; the numbers are read from docs/resu
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from generated import ending_of, write_or_check
 
 from vitreous.cost import cost_of
 from vitreous.errors import MethodError
@@ -75,14 +75,10 @@ def _numbers(results: Path) -> Numbers:
         stored = json.loads(file.read_text(encoding="utf-8"))
         run = stored["manifest"]["run"]
         for column in COLUMNS:
-            if (run["protocol"], _ending(run)) == (column.protocol, column.data):
+            if (run["protocol"], ending_of(run["data"])) == (column.protocol, column.data):
                 rows = [row for row in stored["rows"] if row["metric"] == column.metric and row["mean"] is not None]
                 found |= {(column, row["method"]): row["mean"] * column.scale for row in rows}
     return found
-
-
-def _ending(run: dict[str, Any]) -> str:
-    return "/".join(Path(run["data"].partition(":")[2]).parts[-2:])
 
 
 def _table(numbers: Numbers) -> str:
@@ -131,16 +127,8 @@ def _cell(column: Column, spelling: str, numbers: Numbers) -> str:
 
 def main() -> None:
     """Write the table, or with --check fail if it is not what registry and results say."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
     file = DOCS / "choosing.md"
-    text = file.read_text(encoding="utf-8")
-    wanted = page(text, DOCS / "results")
-    if not check:
-        file.write_text(wanted, encoding="utf-8")
-    elif text != wanted:
-        sys.exit(f"{file} is out of date: run scripts/write_choosing_table.py")
+    write_or_check(file, page(file.read_text(encoding="utf-8"), DOCS / "results"), "write_choosing_table")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ python scripts/write_methods_page.py [--check]
 
 from __future__ import annotations
 
-import argparse
-import inspect
-import sys
 from pathlib import Path
+
+from generated import first_paragraph, write_or_check
 
 from vitreous.aggregate import AGGREGATIONS, OneLayer, Propagate
 from vitreous.cost import cost_of
@@ -37,8 +36,8 @@ def page() -> str:
             parts += [_about(info) for info in members]
     parts.append("## Aggregations\n")
     for name, make in {"one layer": OneLayer, **AGGREGATIONS}.items():
-        parts.append(f"### {name}\n\n{_first_paragraph(make)}\n{_options(options_of(make))}")
-    parts.append(f"### propagate\n\n{_first_paragraph(Propagate)}\n")
+        parts.append(f"### {name}\n\n{first_paragraph(make)}\n{_options(options_of(make))}")
+    parts.append(f"### propagate\n\n{first_paragraph(Propagate)}\n")
     return "\n".join(parts)
 
 
@@ -51,7 +50,7 @@ def _about(info: MethodInfo) -> str:
     lines = [
         f"### {info.name}\n",
         info.summary + "\n",
-        f"- formula: {_first_paragraph(type(readout))}",
+        f"- formula: {first_paragraph(type(readout))}",
         f"- reference: {info.paper}, {info.year}",
         f"- {', '.join(traits)}; cost: {cost.label}{''.join(f' ({each})' for each in cost.passes)}",
         f"- may be followed by {follows}",
@@ -68,20 +67,9 @@ def _options(options: dict[str, OptionInfo]) -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def _first_paragraph(thing: object) -> str:
-    text = (inspect.getdoc(thing) or "").split("\n\n")[0]
-    return " ".join(text.split())
-
-
 def main() -> None:
     """Write the page, or with --check fail if it is not what the registry says."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--check", action="store_true")
-    wanted = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(wanted, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != wanted:
-        sys.exit(f"{PAGE} is out of date: run scripts/write_methods_page.py")
+    write_or_check(PAGE, page(), "write_methods_page")
 
 
 if __name__ == "__main__":

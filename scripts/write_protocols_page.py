@@ -5,11 +5,11 @@ python scripts/write_protocols_page.py [--check]
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import math
-import sys
 from pathlib import Path
+
+from generated import first_paragraph, write_or_check
 
 from vitreous.benchmark.tasks.task import Task
 from vitreous.metrics.metric import Metric
@@ -71,7 +71,7 @@ def _rows(protocol: Protocol) -> str:
 def _task(task: Task) -> str:
     meanings = _meanings(type(task))
     settings = {name: value for name, value in task.settings().items() if name != "task"}
-    lines = [f"Task: {task.kind}. {_first_paragraph(type(task))}\n"]
+    lines = [f"Task: {task.kind}. {first_paragraph(type(task))}\n"]
     lines += ["| setting | value | |", "| --- | --- | --- |"]
     lines += [f"| {name} | {_value(value)} | {meanings[name]} |" for name, value in settings.items()]
     return "\n".join(lines) + "\n"
@@ -106,20 +106,9 @@ def _meanings(kind: type) -> dict[str, str]:
     return {name: text.replace("``", "`") for name, text in found.items()}
 
 
-def _first_paragraph(thing: object) -> str:
-    text = (inspect.getdoc(thing) or "").split("\n\n")[0]
-    return " ".join(text.split())
-
-
 def main() -> None:
     """Write the page, or with --check fail if it is not what the protocols say."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--check", action="store_true")
-    wanted = page()
-    if not parser.parse_args().check:
-        PAGE.write_text(wanted, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != wanted:
-        sys.exit(f"{PAGE} is out of date: run scripts/write_protocols_page.py")
+    write_or_check(PAGE, page(), "write_protocols_page")
 
 
 if __name__ == "__main__":

@@ -12,15 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from generated import ending_of
 
 from vitreous.benchmark.report.gathering import gather
 from vitreous.benchmark.results import Results
 from vitreous.benchmark.store import read_manifest
 from vitreous.benchmark.summary import summarise
-from vitreous.benchmark.tables import ResultTable, as_rows, number_parts, published_rows, table_heading
+from vitreous.benchmark.tables import ResultTable, as_rows, markdown_grid, number_parts, published_rows, table_heading
 from vitreous.metrics.metric import Metric
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -36,14 +37,10 @@ def main() -> None:
     page = DOCS / "results.md"
 
     def filled(place: re.Match[str]) -> str:
-        chosen = [one for one in found if (one.run.protocol, _ending(one)) == (place[2], place[3])]
+        chosen = [one for one in found if (one.run.protocol, ending_of(one.run.data)) == (place[2], place[3])]
         return place[1] + "\n" + "\n".join(map(_section, chosen)) + place[4] if chosen else place[0]
 
     page.write_text(PLACE.sub(filled, page.read_text(encoding="utf-8")), encoding="utf-8")
-
-
-def _ending(results: Results) -> str:
-    return "/".join(Path(results.run.data.partition(":")[2]).parts[-2:])
 
 
 def _section(results: Results) -> str:
@@ -53,7 +50,10 @@ def _section(results: Results) -> str:
     parts = [f"{counted} photos, {len(table.methods)} methods, 95% bootstrap intervals.", _markdown(table)]
     if table.published:
         headings, rows = published_rows(table.published)
-        parts += ["Published by others, on other models and data, not measured here (percent):", _grid(headings, rows)]
+        parts += [
+            "Published by others, on other models and data, not measured here (percent):",
+            markdown_grid(headings, rows),
+        ]
     return "\n\n".join([*parts, f"```\n{commands}\n```", ""])
 
 
@@ -87,7 +87,7 @@ def _markdown(table: ResultTable) -> str:
     first = next(metric for metric in table.metrics if metric.direction is not None)
     headings = ["method", *(table_heading(metric) for metric in table.metrics)]
     rows = [[f"`{method}`", *(_cell(table, method, metric) for metric in table.metrics)] for method in table.methods]
-    return _grid(headings, [row for _, row in sorted(zip(_order(table, first), rows, strict=True))])
+    return markdown_grid(headings, [row for _, row in sorted(zip(_order(table, first), rows, strict=True))])
 
 
 def _order(table: ResultTable, metric: Metric) -> list[tuple[float, str]]:
@@ -103,11 +103,6 @@ def _cell(table: ResultTable, method: str, metric: Metric) -> str:
     mean, low, high = number_parts(estimate, metric)
     text = f"**{mean}**" if table.is_best(estimate, metric) else mean
     return f"{text} <small>{low} to {high}</small>"
-
-
-def _grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [list(headings), ["---", *(["---:"] * (len(headings) - 1))], *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
 if __name__ == "__main__":

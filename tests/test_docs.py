@@ -112,7 +112,8 @@ class TestChoosingTable:
     """``scripts/write_choosing_table.py``: numbers come from stored results alone."""
 
     @pytest.fixture
-    def script(self):
+    def script(self, monkeypatch):
+        monkeypatch.syspath_prepend(ROOT / "scripts")  # where the script finds what it shares with the others
         spec = importlib.util.spec_from_file_location("choosing", ROOT / "scripts" / "write_choosing_table.py")
         module = importlib.util.module_from_spec(spec)
         sys.modules["choosing"] = module

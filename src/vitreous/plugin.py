@@ -12,8 +12,6 @@ importing the file. A package may name its module in the entry-point group ``vit
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -23,6 +21,7 @@ from torch import Tensor
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register
 from vitreous.tape import Pass
+from vitreous.user_file import run_user_file
 
 Read = Callable[[View, int], Tensor]
 ENTRY_POINTS = "vitreous.methods"
@@ -106,18 +105,14 @@ def load_plugin(path: str | Path) -> None:
         MethodError: it does not exist or does not run.
     """
     file = Path(path)
-    name = f"vitreous_plugin_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if not file.is_file() or spec is None or spec.loader is None:
-        raise MethodError(f"{file}: there is no such plugin, a Python file that registers methods")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        module = run_user_file(file, "plugin")
     except MethodError:
         raise
     except Exception as error:
         raise MethodError(f"{file}: the plugin does not run: {type(error).__name__}: {error}") from error
+    if module is None:
+        raise MethodError(f"{file}: there is no such plugin, a Python file that registers methods")
 
 
 def load_entry_points() -> None:

@@ -50,18 +50,27 @@ def complete_folder(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         raise StorageError(f"{directory} cannot be written: {error.strerror or error}") from error
 
 
-def write_text(file: Path, text: str) -> None:
-    """Write a text file that is there as a whole or not at all; missing folders are made."""
+@contextmanager
+def complete_file(file: Path) -> Iterator[Path]:
+    """Give a draft to write, in a folder made if missing; it becomes ``file`` only if the block ends well."""
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+        yield draft
         draft.replace(file)
+    except StorageError:
+        raise
     except OSError as error:
         raise StorageError(f"{file} cannot be written: {error.strerror or error}") from error
     finally:
         with suppress(OSError):
             draft.unlink()
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a text file that is there as a whole or not at all; missing folders are made."""
+    with complete_file(file) as draft:
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_manifest(folder: Path, kind: str, schema: int, contents: Mapping[str, Any]) -> None:

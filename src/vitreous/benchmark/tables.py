@@ -103,9 +103,9 @@ def as_markdown(table: ResultTable) -> str:
         [f"`{method}`", *(f"**{text}**" if best else text for text, best in _cells(table, method))]
         for method in table.methods
     ]
-    parts = [f"**{table.title}**", _markdown_grid(headings, rows, aligned="---:")]
+    parts = [f"**{table.title}**", markdown_grid(headings, rows)]
     if table.published:
-        parts += [f"**{PUBLISHED_TITLE}**", _markdown_grid(*published_rows(table.published), aligned="---")]
+        parts += [f"**{PUBLISHED_TITLE}**", markdown_grid(*published_rows(table.published), aligned="---")]
     return "\n\n".join(parts) + "\n"
 
 
@@ -230,7 +230,8 @@ def published_rows(results: Sequence[PublishedResult]) -> tuple[list[str], list[
     return ["method", "model", *metrics, "method's paper"], rows
 
 
-def _markdown_grid(headings: Sequence[str], rows: Sequence[Sequence[str]], aligned: str) -> str:
+def markdown_grid(headings: Sequence[str], rows: Sequence[Sequence[str]], aligned: str = "---:") -> str:
+    """Write a table in Markdown; ``aligned`` is how all columns but the first keep to a side."""
     lines = [list(headings), ["---", *([aligned] * (len(headings) - 1))], *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 

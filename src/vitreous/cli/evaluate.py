@@ -10,6 +10,7 @@ import typer
 
 from vitreous.cli.console import messages, print_json, results
 from vitreous.cli.guard import PHOTOS_FAILED, DebugOption
+from vitreous.cli.options import DeviceOption, ImageSizeOption, MeanOption, StdOption
 from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
@@ -58,14 +59,10 @@ def evaluate(
         typer.Option(min=1, help="Threads of each worker; a run keeps them.", show_default="processors / workers"),
     ] = None,
     shard_size: Annotated[int, typer.Option(min=1, help="Images that are computed and stored as one.")] = 16,
-    mean: Annotated[
-        str | None, typer.Option(help="Mean of the channels, one number or three: 0.5 or 0.48,0.46,0.41.")
-    ] = None,
-    std: Annotated[str | None, typer.Option(help="Standard deviation of the channels, one number or three.")] = None,
-    image_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Size of the model's input, 224 or HEIGHTxWIDTH.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
+    mean: MeanOption = None,
+    std: StdOption = None,
+    image_size: ImageSizeOption = None,
+    device: DeviceOption = "cpu",
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn at random.")] = 0,
     plugin: PluginOption = None,
     as_json: Annotated[

@@ -11,11 +11,19 @@ import typer
 
 from vitreous.cli.console import messages, print_json, results
 from vitreous.cli.guard import PHOTOS_FAILED, DebugOption
+from vitreous.cli.options import (
+    DEFAULT_METHODS,
+    DeviceOption,
+    ImageSizeOption,
+    MeanOption,
+    MethodOption,
+    StdOption,
+    TargetOption,
+    refuse_both,
+)
 from vitreous.cli.plugins import PluginOption, load_plugins
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
-
-DEFAULT_METHODS = ("tokentm", "gradtoken", "decompx.skipplus")
 
 
 def explain(
@@ -30,32 +38,17 @@ def explain(
             help="A model by name, see `vitreous models`: demo, timm/NAME, timm/NAME@FILE, hf/ID, py/FILE.py:FUNCTION."
         ),
     ] = "demo",
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A method, see `vitreous methods`; repeat it, or separate several with commas.",
-            show_default=", ".join(DEFAULT_METHODS),
-        ),
-    ] = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A class to explain, by number or name; repeat it for several.", show_default="the predicted class"
-        ),
-    ] = None,
+    method: MethodOption = None,
+    target: TargetOption = None,
     topk: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each photo.")
     ] = None,
     out: Annotated[Path, typer.Option(file_okay=False, help="Where the results go, one folder per photo.")] = Path(
         "vitreous-output"
     ),
-    mean: Annotated[
-        str | None, typer.Option(help="Mean of the channels, one number or three: 0.5 or 0.48,0.46,0.41.")
-    ] = None,
-    std: Annotated[str | None, typer.Option(help="Standard deviation of the channels, one number or three.")] = None,
-    image_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Size of the model's input, 224 or HEIGHTxWIDTH.")
-    ] = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    image_size: ImageSizeOption = None,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -63,7 +56,7 @@ def explain(
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Photos explained at once.")] = 8,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
+    device: DeviceOption = "cpu",
     plugin: PluginOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else.")] = False,
     _debug: DebugOption = False,
@@ -72,8 +65,7 @@ def explain(
 
     Exit code: 0 all photos are done, 1 some photos failed and the rest is done, 2 nothing could be done.
     """
-    if target and topk:
-        raise typer.BadParameter("it cannot be combined with --topk", param_hint="--target")
+    refuse_both(target, topk)
     methods = split_spellings(method or DEFAULT_METHODS)
     channel_mean, channel_std = channel_values(mean, "--mean"), channel_values(std, "--std")
     size = height_and_width(image_size, "--image-size")

@@ -12,14 +12,13 @@ import typer
 
 from vitreous.cli.console import messages, print_json, results, say
 from vitreous.cli.guard import DebugOption
+from vitreous.cli.options import DEFAULT_METHODS, DeviceOption, MethodOption, TargetOption, refuse_both
 from vitreous.cli.plugins import PluginOption, load_plugins
 from vitreous.cli.spellings import split_spellings
 from vitreous.errors import InputError
 
 if TYPE_CHECKING:
     from vitreous.text_explanation import TextExplanation
-
-DEFAULT_METHODS = ("tokentm", "gradtoken", "decompx.skipplus")
 
 
 class By(StrEnum):
@@ -33,19 +32,8 @@ def explain_text(
     *,
     texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Texts; - reads one from the standard input.")],
     model: Annotated[str, typer.Option(help="A text classifier with its tokenizer: hf/ID or hf/FOLDER.")],
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A method, see `vitreous methods`; repeat it, or separate several with commas.",
-            show_default=", ".join(DEFAULT_METHODS),
-        ),
-    ] = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A class to explain, by number or name; repeat it for several.", show_default="the predicted class"
-        ),
-    ] = None,
+    method: MethodOption = None,
+    target: TargetOption = None,
     topk: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each text.")
     ] = None,
@@ -56,14 +44,13 @@ def explain_text(
     html: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Also write a page with the coloured texts.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
+    device: DeviceOption = "cpu",
     plugin: PluginOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else.")] = False,
     _debug: DebugOption = False,
 ) -> None:
     """Explain texts: show every word in the colour of its score, red for the class and blue against it."""
-    if target and topk:
-        raise typer.BadParameter("it cannot be combined with --topk", param_hint="--target")
+    refuse_both(target, topk)
     methods = split_spellings(method or DEFAULT_METHODS)
     given = [_text(text) for text in texts]
 

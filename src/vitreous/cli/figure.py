@@ -13,6 +13,15 @@ from rich.text import Text
 from vitreous.cli.console import results, say
 from vitreous.cli.figure_kinds import KINDS, find_kind
 from vitreous.cli.guard import DebugOption
+from vitreous.cli.options import (
+    METHOD_HELP,
+    DeviceOption,
+    ImageSizeOption,
+    MeanOption,
+    StdOption,
+    TargetOption,
+    refuse_both,
+)
 from vitreous.cli.plugins import PluginOption, load_plugins
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
@@ -35,19 +44,8 @@ def figure(
     model: Annotated[
         str, typer.Option(help="A model by name: demo, timm/NAME, timm/NAME@FILE, hf/ID or hf/FOLDER.")
     ] = "demo",
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A method, see `vitreous methods`; repeat it, or separate several with commas.",
-            show_default="as --list tells",
-        ),
-    ] = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A class to explain, by number or name; repeat it for several.", show_default="the predicted class"
-        ),
-    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help=METHOD_HELP, show_default="as --list tells")] = None,
+    target: TargetOption = None,
     topk: Annotated[
         int | None,
         typer.Option(min=1, metavar="K", help="Explain the K most likely classes.", show_default="3: classes"),
@@ -60,12 +58,10 @@ def figure(
     block: Annotated[int, typer.Option(help="transformation: the block to look into; -1 is the last.")] = -1,
     by: Annotated[Parts, typer.Option(help="curves: drop whole patches, or paint pixels black.")] = Parts.PATCHES,
     steps: Annotated[int, typer.Option(min=1, help="curves: how many steps.")] = 10,
-    mean: Annotated[str | None, typer.Option(help="Mean of the channels, one number or three.")] = None,
-    std: Annotated[str | None, typer.Option(help="Standard deviation of the channels, one number or three.")] = None,
-    image_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Size of the model's input, 224 or HEIGHTxWIDTH.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")] = "cpu",
+    mean: MeanOption = None,
+    std: StdOption = None,
+    image_size: ImageSizeOption = None,
+    device: DeviceOption = "cpu",
     plugin: PluginOption = None,
     list_: Annotated[bool, typer.Option("--list", help="List the figures and exit.")] = False,
     _debug: DebugOption = False,
@@ -76,8 +72,7 @@ def figure(
         return
     if name is None or not photos:
         raise typer.BadParameter("give a NAME and a PHOTO; --list tells the names", param_hint="NAME PHOTO")
-    if target and topk:
-        raise typer.BadParameter("it cannot be combined with --topk", param_hint="--target")
+    refuse_both(target, topk)
     kind = find_kind(name)
     methods = split_spellings(method) if method else list(kind.methods)
     channel_mean, channel_std = channel_values(mean, "--mean"), channel_values(std, "--std")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from vitreous.html import page, report
 from vitreous.models import LoadedModel
 from vitreous.pictures.data.curves import perturbation_curves
 from vitreous.pixels import Images
-from vitreous.storage import StorageError
+from vitreous.storage import StorageError, complete_file
 
 
 class ReportFile:
@@ -46,19 +45,8 @@ def report_file(path: Path, command: str, methods: Sequence[str]) -> Iterator[Re
     """Give a report to fill; it appears at ``path`` only if the block ends without an exception."""
     if path.is_dir():  # found out before the work is done, not when the draft is moved there
         raise StorageError(f"{path} cannot be written: it is a folder")
-    draft = path.with_name(f".{secrets.token_hex(4)}-{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with draft.open("x", encoding="utf-8") as stream:
-                yield ReportFile(stream, command, methods)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+    with complete_file(path) as draft, draft.open("x", encoding="utf-8") as stream:
+        yield ReportFile(stream, command, methods)
 
 
 def measure(model: LoadedModel, photo: Images, explanation: Explanation, target: int) -> report.Measured:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,6 +16,7 @@ from vitreous.errors import ModelError, VitreousError
 from vitreous.models.checkpoints import load_strictly, read_checkpoint
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, as_image_size
+from vitreous.user_file import run_user_file
 
 _SPELLING = re.compile(r"(?P<file>.+?\.py):(?P<function>[A-Za-z_]\w*)(?:@(?P<weights>.+))?")
 _SEED = 0
@@ -67,19 +67,15 @@ def _build(name: str, file: Path, function: str) -> nn.Module | LoadedModel:
 
 def _run(name: str, file: Path) -> ModuleType:
     """Run the file as a module; modules beside it can be imported."""
-    module_name = f"vitreous_model_{file.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if not file.is_file() or spec is None or spec.loader is None:
-        raise ModelError(f"{name}: there is no file {file}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
     folder = str(file.resolve().parent)
-    if folder not in sys.path:
+    if file.is_file() and folder not in sys.path:
         sys.path.append(folder)  # at the end, so that nothing installed is hidden
     try:
-        spec.loader.exec_module(module)
+        module = run_user_file(file, "model")
     except Exception as error:
         raise ModelError(f"{name}: {file} does not run: {type(error).__name__}: {_first_line(error)}") from error
+    if module is None:
+        raise ModelError(f"{name}: there is no file {file}")
     return module
 
 

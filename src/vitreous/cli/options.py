@@ -1,0 +1,34 @@
+"""Options that several commands have, so that they are spelled, described and checked in one way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+DEFAULT_METHODS = ("tokentm", "gradtoken", "decompx.skipplus")
+
+METHOD_HELP = "A method, see `vitreous methods`; repeat it, or separate several with commas."
+
+MethodOption = Annotated[list[str] | None, typer.Option(help=METHOD_HELP, show_default=", ".join(DEFAULT_METHODS))]
+TargetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A class to explain, by number or name; repeat it for several.", show_default="the predicted class"
+    ),
+]
+MeanOption = Annotated[
+    str | None, typer.Option(help="Mean of the channels, one number or three: 0.5 or 0.48,0.46,0.41.")
+]
+StdOption = Annotated[str | None, typer.Option(help="Standard deviation of the channels, one number or three.")]
+ImageSizeOption = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Size of the model's input, 224 or HEIGHTxWIDTH.")
+]
+DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")]
+
+
+def refuse_both(target: Sequence[str] | None, topk: int | None) -> None:
+    """Refuse classes by name together with the most likely ones."""
+    if target and topk:
+        raise typer.BadParameter("it cannot be combined with --topk", param_hint="--target")
