@@ -85,7 +85,8 @@ class Contributions:
                     share = weights[image, tokens]
                     share = share if scale is None else share * scale[image, rows, None]
                     differences = torch.baddbmm(differences, share, vectors[image, tokens])
-                torch.linalg.vector_norm(differences, ord=1, dim=-1, out=found[image, tokens])
+                # By hand: torch's own 1-norm takes ten times as long.
+                torch.sum(differences.abs_(), dim=-1, out=found[image, tokens])
         return found.transpose(1, 2)
 
     def weights(self, rows: Rows) -> Tensor:
