@@ -10,7 +10,7 @@ upper half, so it needs a run from each of them: 6 + 5 + ... + 1 blocks of 12. `
 one backward pass.
 
 First the maps are compared, where the whole decomposition is computed, then processor time of one thread is. Start
-tokens do not mix, so where a whole run would take longer than ``--minutes`` or more memory than there is, some start
+tokens do not mix, so for more than ``--whole`` tokens, where that would take hours and tens of gigabytes, some start
 tokens are carried through one block and the time is multiplied; ``measured`` says so.
 """
 
@@ -176,21 +176,21 @@ def share_of_block(run: Run, seconds_wanted: float) -> tuple[float, int]:
         origins = min(2 * origins, count)
 
 
-def measure(name: str, size: int, patch: int, minutes: float, repeats: int) -> list[dict[str, Any]]:
+def measure(name: str, size: int, patch: int, whole: int, repeats: int) -> list[dict[str, Any]]:
     """Rows of one model: DecompX from the first block, and DecompX-SkipPLUS."""
     torch.manual_seed(0)
     model = timm.create_model(name, img_size=size, patch_size=patch).eval().requires_grad_(requires_grad=False)
     image = torch.randn(1, 3, size, size)
     run = real_run(model, image)
     depth, count = len(run.blocks), len(run.blocks[0].tokens)
-    of_block, origins = share_of_block(run, 1.0)
+    of_block, origins = (0.0, count) if count <= whole else share_of_block(run, 1.0)
     rows = []
     for spelling, starts in (("decompx", [0]), ("decompx.skipplus", upper_half(depth))):
         blocks = sum(depth - start for start in starts)
         explain = lambda spelling=spelling: vitreous.explain(model, image, spelling, 0)  # noqa: E731
         ours = statistics.median(time_in_turn({spelling: explain}, repeats)[spelling])
         row = {"model": name, "size": size, "patch": patch, "tokens": count, "method": spelling, "blocks": blocks}
-        if of_block * blocks <= 60 * minutes:
+        if count <= whole:
             scores: list[Tensor] = []
             theirs = seconds(lambda starts=starts, scores=scores: scores.append(forward_scores(run, starts, 0)))
             found = difference(explain().scores[spelling][0], scores[0])
@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["vit_tiny_patch16_224", "vit_base_patch16_224"])
     parser.add_argument("--patches", nargs="+", type=int, default=[16, 8])
     parser.add_argument("--sizes", nargs="+", type=int, default=[224, 384])
-    parser.add_argument("--minutes", type=float, default=5.0, help="what would take longer is measured in part")
+    parser.add_argument("--whole", type=int, default=200, help="more tokens than this are measured in part")
     parser.add_argument("--repeats", type=int, default=5, help="of ours")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -227,7 +227,7 @@ def main() -> None:
     for name in given.models:
         for patch in given.patches:
             for size in given.sizes:
-                rows += measure(name, size, patch, given.minutes, given.repeats)
+                rows += measure(name, size, patch, given.whole, given.repeats)
     print(f"in {(time.perf_counter() - started) / 60:.1f} minutes")
     write_rows(given.json, rows, batch=1)
 
