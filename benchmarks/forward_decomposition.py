@@ -1,6 +1,6 @@
 """DecompX as a forward decomposition, (tokens x tokens x channels) through every block, beside the one backward pass.
 
-    python benchmarks/forward_decomposition.py [--models vit_tiny_patch16_224 ...] [--patches 16 8] [--sizes 224 384]
+    python benchmarks/forward_decomposition.py [--cases vit_tiny_patch16_224:224:16 ...] [--whole 200] [--repeats 5]
         [--json FILE]
 
 A forward decomposition writes every token as a sum of vectors, one for each start token, and carries all of them
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +34,13 @@ from torch import Tensor, nn
 import vitreous
 
 NUMBERS_AT_ONCE = 1 << 27  # of the largest tensor, the hidden layer of the feed-forward part: 0.5 GB in float32
+
+CASES = [
+    f"{name}:{size}:{patch}"
+    for name in ("vit_tiny_patch16_224", "vit_base_patch16_224")
+    for patch in (16, 8)
+    for size in (224, 384)
+]
 
 
 @dataclass
@@ -215,21 +221,17 @@ def measure(name: str, size: int, patch: int, whole: int, repeats: int) -> list[
 def main() -> None:
     """Print and write one row per model, picture size, patch size and method."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=["vit_tiny_patch16_224", "vit_base_patch16_224"])
-    parser.add_argument("--patches", nargs="+", type=int, default=[16, 8])
-    parser.add_argument("--sizes", nargs="+", type=int, default=[224, 384])
+    parser.add_argument("--cases", nargs="+", default=CASES, help="model:pixels:patch")
     parser.add_argument("--whole", type=int, default=200, help="more tokens than this are measured in part")
     parser.add_argument("--repeats", type=int, default=5, help="of ours")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    started, rows = time.perf_counter(), []
-    for name in given.models:
-        for patch in given.patches:
-            for size in given.sizes:
-                rows += measure(name, size, patch, given.whole, given.repeats)
-    print(f"in {(time.perf_counter() - started) / 60:.1f} minutes")
-    write_rows(given.json, rows, batch=1)
+    rows: list[dict[str, Any]] = []
+    for case in given.cases:
+        name, size, patch = case.split(":")
+        rows += measure(name, int(size), int(patch), given.whole, given.repeats)
+        write_rows(given.json, rows, batch=1)  # after each, for the large ones take long
 
 
 if __name__ == "__main__":
