@@ -205,7 +205,7 @@ def _windows(pieces: int, capacity: int | None) -> Iterator[tuple[int, int]]:
 
 
 def _fitted(reader: Reader, text: str, number: int, *, windows: bool) -> ReadText:
-    read = reader.read(text, number)
+    read = reader.read(text, f"text {number}")
     if windows or reader.capacity is None or len(read.pieces) <= reader.capacity:
         return read
     warnings.warn(
