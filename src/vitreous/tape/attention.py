@@ -111,9 +111,9 @@ class AttentionRecord:
             scores=None if self.scores is None else _cut_scores(self.scores, batch, count),
         )
 
-    def pieces(self) -> Iterator[slice]:
-        """All rows, cut so that one piece of A stays small."""
-        return row_pieces(self.value.shape[0] * self.heads, self.queries, self.key.shape[2])
+    def pieces(self, rows: int | None = None) -> Iterator[slice]:
+        """So many rows, or all, cut so that one piece of A stays small."""
+        return row_pieces(self.value.shape[0] * self.heads, self.queries if rows is None else rows, self.key.shape[2])
 
 
 def _cut_scores(scores: Tensor, batch: Rows, count: int) -> Tensor:
@@ -193,5 +193,7 @@ def plain_gradients(record: AttentionRecord, output_gradient: Tensor) -> tuple[T
 
 def score_gradient(attention: Tensor, attention_gradient: Tensor) -> Tensor:
     """Through the softmax: dS = A * (dA - Σ_j A dA)."""
-    weighted = attention * attention_gradient
-    return weighted - attention * weighted.sum(-1, keepdim=True)
+    # torch's own kernel, which makes no matrix besides the result.
+    backward = torch.ops.aten._softmax_backward_data  # noqa: SLF001
+    result: Tensor = backward(attention_gradient, attention, -1, attention.dtype)
+    return result
