@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
+import time
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +23,7 @@ from vitreous.web import cards, downloads, text_cards
 from vitreous.web.jobs import CancelledError, Job, Worker
 from vitreous.web.shelf import Shelf, TextShelf
 from vitreous.web.text_studio import MOST_CHARACTERS, TextStudio, TextVisit
+from vitreous.web.visitors import Visitors
 from vitreous.web.wanted import Wanted
 
 TEXT = "not a good film, unbelievably bad"
@@ -222,3 +228,37 @@ def test_methods_for_pictures_are_not_offered_for_texts():
     assert {"decompx", "gae", "attnlrp", "integrated_gradients"} <= set(offered)
     assert not {"vitcx", "rise"} & set(offered)
     assert "attnlrp" in cards.papers("relevance", texts=True)
+
+
+def test_work_on_another_tab_stops_this_one_and_says_so():
+    pytest.importorskip("gradio", reason="the web page needs Gradio (extra vitreous[web])")
+    from vitreous.web.desk import Desk  # needs Gradio
+
+    worker, visitor = Worker(), SimpleNamespace(session_hash="one")
+    visitors = Visitors(worker)
+    photos, texts = (Desk(visitors, f"{name} status", f"{name} stop", Path()) for name in ("photos", "texts"))
+    started = threading.Event()
+
+    def slow(job):
+        started.set()
+        while True:
+            job.check()
+            time.sleep(0.01)
+
+    async def follow(desk, work):
+        async def steps():
+            async for job, updates in desk.work(work, visitor):
+                yield updates if job is None else desk.done(job.seconds)
+
+        return [updates async for updates in desk.guarded(steps())]
+
+    async def both():
+        first = asyncio.create_task(follow(photos, slow))
+        await asyncio.to_thread(started.wait)
+        second = await follow(texts, lambda _job: "found")
+        return (await first)[-1], second[-1]
+
+    stopped, done = asyncio.run(asyncio.wait_for(both(), 60))
+    worker.close()
+    assert stopped["photos status"] == cards.status("Stopped.")
+    assert "Done in" in done["texts status"]
