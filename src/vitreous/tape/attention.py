@@ -11,13 +11,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # Rows of A are worked on in pieces of about this many numbers, which bounds memory for thousands of tokens
 # and keeps a piece inside the processor's cache hierarchy.
 _PIECE = 1 << 23
 
 Rows = slice | Tensor
+
+
+@dataclass(frozen=True)
+class FusedCall:
+    """A fused attention call as a graph of its own: its kernel gives dq, dk and dv without ever storing A."""
+
+    inputs: tuple[Tensor, Tensor, Tensor]
+    output: Tensor
+
+    def gradients(self, output_gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """dq, dk and dv, each a new tensor."""
+        query, key, value = torch.autograd.grad(self.output, self.inputs, output_gradient, retain_graph=True)
+        return query, key, value
+
+
+def attend_fused(record: AttentionRecord) -> FusedCall | None:
+    """Run a call by a fused kernel; ``None`` where torch has none for it, for its own way back would store A."""
+    assert record.query is not None
+    with torch.enable_grad():
+        query, key, value = (part.detach().requires_grad_() for part in (record.query, record.key, record.value))
+        attend = nn.functional.scaled_dot_product_attention
+        output = attend(query, key, value, attn_mask=record.bias, scale=record.scale)
+    kernel = output.grad_fn
+    return FusedCall((query, key, value), output) if kernel and kernel.name().startswith("ScaledDot") else None
 
 
 @dataclass
@@ -32,6 +56,7 @@ class AttentionRecord:
         bias: what is added to the scores before the softmax (relative positions, masks), or ``None``.
         matrix: A itself where it was worth keeping.
         scores: what entered the softmax, where the model itself computed it and it was asked for.
+        fused: the same call by a fused kernel, where that can be asked for its gradients.
     """
 
     query: Tensor | None
@@ -41,6 +66,7 @@ class AttentionRecord:
     bias: Tensor | None = None
     matrix: Tensor | None = None
     scores: Tensor | None = None
+    fused: FusedCall | None = None
 
     @property
     def heads(self) -> int:
@@ -147,7 +173,9 @@ def value_gradient(record: AttentionRecord, output_gradient: Tensor) -> Tensor:
 
 
 def plain_gradients(record: AttentionRecord, output_gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv of ordinary attention, a few rows of A at a time."""
+    """dq, dk, dv of ordinary attention, by the fused kernel where there is one, or a few rows of A at a time."""
+    if record.fused is not None:
+        return record.fused.gradients(output_gradient)
     assert record.query is not None
     key, value, dtype = record.key, record.value, output_gradient.dtype
     query_parts: list[Tensor] = []

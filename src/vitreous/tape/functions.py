@@ -74,12 +74,13 @@ class Attend(torch.autograd.Function):
         ctx.save_for_backward(query, key, value)
         # A stays out of save_for_backward: it is not an input or output, and the record may own it already.
         ctx.scale, ctx.bias, ctx.matrix, ctx.in_force = record.scale, record.bias, record.matrix, in_force
+        ctx.fused = record.fused
         return forward_call()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
-        record = AttentionRecord(query, key, value, ctx.scale, ctx.bias, ctx.matrix)
+        record = AttentionRecord(query, key, value, ctx.scale, ctx.bias, ctx.matrix, fused=ctx.fused)
         return (*ctx.in_force.rule.attention(record, gradient.to(value.dtype)), None, None, None)
 
 
