@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -11,10 +13,10 @@ from vitreous.speed.timing import Job
 
 
 def peak_memory(job: Job, device: torch.device) -> int:
-    """Bytes of tensors alive at once above those that were alive before.
+    """Bytes that the job took and had not given back, at the most.
 
-    Every allocation and release of PyTorch's allocator counts, also those inside one operation. What libraries below it
-    (oneDNN, MKL) take for themselves does not.
+    Everything that PyTorch's allocator gives counts, also inside one operation. What was there before does not, nor
+    what libraries below it (oneDNN, MKL) take for themselves.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -30,9 +32,28 @@ def peak_memory(job: Job, device: torch.device) -> int:
     assert profiler.profiler is not None
     results = profiler.profiler.kineto_results
     assert results is not None
-    changes = [event for event in results.events() if event.name() == "[memory]"]
+    return _peak(sorted(_changes(results.experimental_event_tree())))
+
+
+def _changes(events: Sequence[Any]) -> Iterator[tuple[int, int, int]]:
+    """When memory was taken (> 0 bytes) or given back (< 0), and at which address."""
+    waiting = list(events)
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        kind, details = event.typed
+        if kind.name == "Allocation":
+            yield event.start_time_ns, details.alloc_size, details.ptr
+
+
+def _peak(changes: Sequence[tuple[int, int, int]]) -> int:
+    taken: dict[int, int] = {}
     held = most = 0
-    for change in sorted(changes, key=lambda event: event.start_ns()):
-        held += change.nbytes()
-        most = max(most, held)
+    for _, size, address in changes:
+        if size > 0:
+            taken[address] = size
+            held += size
+            most = max(most, held)
+        else:
+            held -= taken.pop(address, 0)  # of what was there before, nothing
     return most

@@ -55,8 +55,8 @@ class Measured:
     def save(self, file: Path) -> None:
         """Keep it as JSON, a line for each row, so that changes can be seen."""
         lines = ",\n".join(json.dumps(row.as_json(), ensure_ascii=False) for row in self.rows)
-        provenance = json.dumps(self.provenance, ensure_ascii=False)
-        write_text(file, f'{{"provenance": {provenance},\n"rows": [\n{lines}\n]}}\n')
+        head = json.dumps(self.provenance, ensure_ascii=False, indent=1).removesuffix("\n}")
+        write_text(file, f'{head},\n "rows": [\n{lines}\n]}}\n')
 
 
 def run(request: Request, notice: Callable[[str], object] = lambda _: None) -> Measured:

@@ -201,7 +201,7 @@ CAPTUM = Peer(
         Answer(("kernel_shap:of=logit", "kernel_shap:of=logit,budget={budget}"), kernel_shap),
     ),
     usual=(
-        *("ixg", "integrated_gradients:steps=10", "integrated_gradients:at=tokens,steps=10", "smoothgrad:samples=10"),
-        *("occlusion:of=logit,window=2,stride=2", "lime:of=logit,budget=50", "kernel_shap:of=logit,budget=50"),
+        *("ixg", "integrated_gradients:steps=10", "integrated_gradients:at=tokens,steps=4", "smoothgrad:samples=4"),
+        *("occlusion:of=logit,window=4,stride=4", "lime:of=logit,budget=20", "kernel_shap:of=logit,budget=20"),
     ),
 )
