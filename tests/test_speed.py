@@ -62,8 +62,6 @@ def counted(plain: Plain, job) -> Passes:
         ("transattr", "1 forward, 2 backward"),
         ("integrated_gradients:steps=3", "4 forward, 3 backward"),
         ("occlusion", "17 forward"),
-        # 2 of 4 blocks are left out by an intervention: their run on one of two images is all there is of them.
-        ("tokentm", "1 forward, 1 backward"),
     ],
 )
 def test_passes_of_a_method_are_counted(plain, method, expected):
@@ -76,6 +74,14 @@ def test_passes_of_a_part_of_the_images_or_tokens_are_parts(plain):
     dropped = counted(plain, lambda: vitreous.explain(plain.network, plain.images, "occlusion:by=drop"))
     # 17 tokens in the recorded run, then 16 runs with one patch less.
     assert math.isclose(dropped.forward_passes, 1 + 16 * 16 / 17)
+
+
+def test_blocks_that_a_method_skips_are_not_counted(plain):
+    """ViT-ReciproCAM masks the last block's input, for each of 16 patches; the blocks below run on a single image."""
+    passes = counted(plain, lambda: vitreous.explain(plain.network, plain.images, "vit_recipro_cam"))
+    shares = [here / whole for here, whole in zip(passes.forward, passes.whole, strict=True)]
+    assert shares[3] == 1 + 16
+    assert shares[0] == shares[1] == shares[2] < 1 + 16 / 2
 
 
 def test_gradients_that_stop_at_a_blocks_output_are_not_counted_as_its_backward_pass(plain):

@@ -26,13 +26,13 @@ class Probe:
         job: what was run.
         answer: its map, (batch, patches).
         passes: what it sent through the model.
-        memory: its peak, as a part of that of a plain forward and backward pass.
+        memory: its peak, as a part of that of a plain forward and backward pass; None where a device does not tell.
     """
 
     job: Callable[[], Tensor]
     answer: Tensor
     passes: Passes
-    memory: float
+    memory: float | None
 
 
 class Prober:
@@ -49,7 +49,7 @@ class Prober:
         answers: list[Tensor] = []
         with counted_passes(self._plain.anatomy, self._whole) as passes:
             memory = peak_memory(lambda: answers.append(job()), self._device)
-        return Probe(job, answers[0], passes, memory / self._memory)
+        return Probe(job, answers[0], passes, memory / self._memory if self._memory else None)
 
 
 def agreement_of(theirs: Tensor, ours: Tensor) -> Agreement:
