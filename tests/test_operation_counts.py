@@ -120,18 +120,16 @@ def test_bytes_are_those_of_tensors_alive_together(model):
         # heads, a matrix per block: maps could be multiplied with every head's A and averaged then.
         ("gradtoken", LAST_ATTENTION, DEPTH, 2 * (DEPTH - 1)),
         ("gradtoken:propagation=none", LAST_ATTENTION, 1, 0),
-        # Only the class token's row is read. Above the least: A of the last block is built whole.
-        ("raw_attention", NONE, 1, 1),
-        ("attcam", LAST_ATTENTION, 1, 1),
-        # A once per block, and its mean over heads in all but the last, of which one row is read.
-        ("rollout", NONE, DEPTH, 2 * DEPTH - 1),
-        # A once per block. In the backward pass of all blocks but the first dA, A * dA, A * Σ A dA and their difference
-        # (two above the least, which is dA and, in place, the gradient of the scores); to be read dA once more (one
-        # above the least) and its mean over heads in all but the last.
-        ("gae", TO_FIRST_ATTENTION, DEPTH, DEPTH + 6 * (DEPTH - 1)),
-        ("tokentm", TO_FIRST_ATTENTION, DEPTH, DEPTH + 6 * (DEPTH - 1)),
-        # Only the class token's rows are read, but A is kept whole for the backward pass too.
-        ("gradsam", TO_FIRST_ATTENTION, DEPTH, DEPTH + 4 * (DEPTH - 1)),
+        # Only the class token's rows are read, and nothing else of A is built.
+        ("raw_attention", NONE, 1, 0),
+        ("attcam", LAST_ATTENTION, 1, 0),
+        ("gradsam", TO_FIRST_ATTENTION, DEPTH, 0),
+        # A once per block and its mean over heads; of the last block one row.
+        ("rollout", NONE, DEPTH, 2 * (DEPTH - 1)),
+        # A once per block below the last; in the backward pass of those but the first dA and the gradient of the
+        # scores; to be read dA once more (one above the least: it is gone by then) and its mean over heads.
+        ("gae", TO_FIRST_ATTENTION, DEPTH, 3 * (DEPTH - 1) + 2 * (DEPTH - 2)),
+        ("tokentm", TO_FIRST_ATTENTION, DEPTH, 3 * (DEPTH - 1) + 2 * (DEPTH - 2)),
     ],
 )
 def test_methods_do_no_more_than_this(model, spelling, backward_products, softmaxes, matrices):
