@@ -25,6 +25,8 @@ from torch import Tensor
 
 import vitreous
 from vitreous.cost import cost_of
+from vitreous.errors import VitreousError
+from vitreous.images import read_image
 from vitreous.methods import list_methods
 from vitreous.metrics.correlation import pearson
 from vitreous.models import LoadedModel, load_model
@@ -45,12 +47,21 @@ def maps_of(
         return vitreous.explain(model, images, spellings, target)
 
 
-def errors(spelling: str, exact: Tensor, rounded: Tensor) -> dict[str, Any]:
+def bf16_errors(model: LoadedModel, images: Tensor, spelling: str) -> dict[str, Any]:
+    """What bfloat16 does to the maps of a method, or why it does not run in it."""
+    exact = maps_of(model, images, [spelling], None, nullcontext())
+    try:
+        rounded = maps_of(model, images, [spelling], exact.target, bfloat16())
+    except VitreousError as error:
+        return {"refused": str(error).partition(". Methods")[0]}
+    return errors(exact.scores[spelling], rounded.scores[spelling])
+
+
+def errors(exact: Tensor, rounded: Tensor) -> dict[str, Any]:
     """How far maps (photos, patches) are from those that they should be."""
-    ranks, other_ranks = (maps.double().argsort(dim=1).argsort(dim=1).numpy() for maps in (exact, rounded))
+    ranks, other_ranks = (maps.double().argsort(dim=1, stable=True).argsort(dim=1).numpy() for maps in (exact, rounded))
     differences = (rounded.double() - exact.double()).abs().amax(dim=1) / exact.double().abs().amax(dim=1)
     return {
-        "method": spelling,
         "rank_correlation": float(np.nanmin(pearson(ranks, other_ranks))),
         "largest_difference": float(differences.max()),
     }
@@ -59,7 +70,7 @@ def errors(spelling: str, exact: Tensor, rounded: Tensor) -> dict[str, Any]:
 def compiled_row(model: LoadedModel, images: Tensor, spelling: str, repeats: int) -> dict[str, Any]:
     """A perturbation method with its evaluations compiled and not."""
     plain, fast = (partial(vitreous.explain, model, images, spelling, 0, compile=on) for on in (False, True))
-    row = errors(spelling, plain().scores[spelling], fast().scores[spelling])
+    row = {"method": spelling} | errors(plain().scores[spelling], fast().scores[spelling])
     times = time_in_turn({"plain": plain, "compiled": fast}, repeats)
     return {"option": "compile", **row, "gain": median_ratio(times["plain"], times["compiled"])}
 
@@ -79,21 +90,13 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     model = load_model(given.model, mean=(given.mean,) * 3, std=(given.std,) * 3)
-    from vitreous.images import read_image  # noqa: PLC0415 - beside its only use
-
     photos = sorted(given.photos.glob("*.jpg"))[: given.count]
     images = model.preprocessing([read_image(photo) for photo in photos])
     spellings = given.methods or [info.name for info in list_methods() if cost_of(info.name).one_run]
     rows: list[dict[str, Any]] = []
     for spelling in spellings:
-        exact = maps_of(model, images, [spelling], None, nullcontext())
-        rounded = maps_of(model, images, [spelling], exact.target, bfloat16())
-        rows.append({"option": "bf16", **errors(spelling, exact.scores[spelling], rounded.scores[spelling])})
-        print(
-            f"bf16 {spelling:24} rank correlation {rows[-1]['rank_correlation']:.4f}, "
-            f"largest difference {rows[-1]['largest_difference']:.3f}",
-            flush=True,
-        )
+        rows.append({"option": "bf16", "method": spelling, **bf16_errors(model, images, spelling)})
+        print(" ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
         write_rows(given.json, rows, model=given.model.partition("@")[0], photos=len(images))
 
     def forward(mode: AbstractContextManager[Any]) -> None:
