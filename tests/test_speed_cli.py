@@ -123,13 +123,14 @@ class TestPage:
         both = {**row, "method": "2 methods at once", "ratio_forward": 6.0}
         second = {**row, "method": "ixg", "ratio_forward": 2.0}
         kept = {"created": "2026-01-02T03:04:05", "versions": {"torch": "2.15"}, "command": "vitreous speed"}
+        kept |= {"model": "demo", "batch": 4}
         (tmp_path / "here.json").write_text(json.dumps({**kept, "rows": [row, theirs, other, second, both]}))
         places = "<!-- speed: here -->\n<!-- end -->\n<!-- speed: here peers -->\n<!-- end -->"
         own, peers = script.page(places, tmp_path).split("<!-- speed: here peers -->")
         assert "| `gae` | 1.26 <small>1.00 to 9.00</small> | 4.00" in own
         assert own.index("`ixg`") < own.index("`gae`") < own.index("| 2 methods at once |"), "sorted by time"
         assert "The 2 methods at once take 1.00 of the time" in own  # 6 / (4 + 2)
-        assert "Measured on 2026-01-02 with torch 2.15" in own
+        assert "demo, batch 4, measured on 2026-01-02 with torch 2.15" in own
         assert "captum" not in own
         assert "| `gae` | captum | 3.21 <small>1.00 to 9.00</small> | 1.26 | 1.26 | 1.50 | 1.50 | 2e-06 |" in peers
         assert "- `gae` by lxt: it gives another map." in peers
