@@ -143,7 +143,7 @@ def logits(model: Any, tokenizer: Any, parts: list[list[int]], draw: random.Rand
     batch = tokenizer.pad({"input_ids": whole}, return_tensors="pt")
     if draw is not None:  # a view is shorter than what the model reads later, and all positions have to be known then
         length = batch["input_ids"].shape[1]
-        places = torch.arange(length) + draw.randint(0, LONGEST + 2 - length)
+        places = torch.arange(length) + draw.randint(0, model.config.max_position_embeddings - length)
         places[0] = 0
         batch["position_ids"] = places[None]
     with torch.autocast("cpu", dtype=torch.bfloat16):
