@@ -16,6 +16,7 @@ _STEP = re.compile(r"(?P<what>\w*(?:hit|drop|probability|token_f1))_(?P<step>\d+
 _WORDS = {"hit": "accuracy", "drop": "fall of the probability", "mif": "MIF", "lif": "LIF", "label": "true class"}
 _SWEPT = re.compile(r"(?P<before>.*)\b(?P<option>start|layer)=(?P<value>\d+)(?P<after>.*)")
 _SHORTEST = 3
+F1_CURVE = "token-F1"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def _curve(results: Results, what: str, columns: Mapping[int, str]) -> Curves:
         if len(known):
             lines[method] = tuple(float(mean) for mean in known.mean(axis=0))
     words = [_WORDS.get(word, word) for word in what.split("_") if word]
-    title = "token-F1" if what == "token_f1" else ", ".join(words)
+    title = F1_CURVE if what == "token_f1" else ", ".join(words)
     return Curves(title, _axis(what), tuple(map(float, steps)), lines)
 
 
