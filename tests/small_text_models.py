@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import transformers
@@ -107,3 +108,12 @@ def small_tokenizer(*, longest: int = LONGEST, **options: object) -> transformer
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, model_max_length=longest, **{**special, **options}
     )
+
+
+def save_classifier(place: Path, names: Sequence[str], kind: str = "bert") -> str:
+    """Keep a small classifier with its tokenizer in a folder; what it is called."""
+    model = build(kind).float()
+    model.config.id2label = dict(enumerate(names))
+    model.save_pretrained(place)
+    small_tokenizer().save_pretrained(place)
+    return f"hf/{place}"

@@ -179,6 +179,27 @@ class TestLongTexts:
         alone = vitreous.explain_text(pair, SHORT, "ixg")
         torch.testing.assert_close(explanation.scores["ixg"][1], alone.scores["ixg"][0], rtol=1e-9, atol=1e-11)
 
+    @pytest.mark.parametrize("options", [{}, {"topk": 2}, {"target": [[2, 0], [1, 1]]}])
+    def test_windows_of_a_very_long_text_are_run_a_few_at_a_time_with_the_same_scores(self, pair, monkeypatch, options):
+        given, methods = [self.LONG, SHORT], ["ixg", "gae", "attnlrp"]
+        together = vitreous.explain_text(pair, given, methods, windows=True, **options)
+        sizes = []
+        hook = pair[0].register_forward_pre_hook(
+            lambda _, __, named: sizes.append(tuple(named["input_ids"].shape)), with_kwargs=True
+        )
+        monkeypatch.setattr("vitreous.text_explaining._TOKENS_AT_ONCE", 2 * (LONGEST - 2))
+        monkeypatch.setattr("vitreous.subject.TOKENS_AT_ONCE", 2 * LONGEST)
+        try:
+            apart = vitreous.explain_text(pair, given, methods, windows=True, **options)
+        finally:
+            hook.remove()
+        assert sizes == [(1, 4), *[(2, LONGEST)] * 4]  # the short text; the four windows, for the class and explained
+        assert torch.equal(apart.target, together.target)
+        torch.testing.assert_close(apart.logits, together.logits, rtol=1e-12, atol=1e-12)
+        for method in methods:
+            for one, other in zip(apart.scores[method], together.scores[method], strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
     def test_positions_of_roberta_are_counted_from_behind_padding(self):
         model = build("roberta", max_position_embeddings=LONGEST)
         tokenizer = small_tokenizer(longest=1000)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import vitreous
 from small_models import one_thread
-from small_text_models import build, small_tokenizer
+from small_text_models import save_classifier
 from vitreous.cli.app import app
 
 TEXT = "not a good film, unbelievably bad"
@@ -26,11 +26,7 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    place, network = tmp_path_factory.mktemp("classifier"), build("distilbert").float()
-    network.config.id2label = {0: "negative", 1: "positive", 2: "neither"}
-    network.save_pretrained(place)
-    small_tokenizer().save_pretrained(place)
-    return f"hf/{place}"
+    return save_classifier(tmp_path_factory.mktemp("classifier"), ("negative", "positive", "neither"), "distilbert")
 
 
 def run(*arguments: str, **options):

@@ -22,6 +22,7 @@ from small_models import golden_model, largest_difference, one_thread, random_im
 from test_golden import PATCHES, assert_agrees, golden
 from vitreous.errors import MethodError
 from vitreous.methods import method_info
+from vitreous.tape.attention import AttentionRecord, attend_fused, plain_gradients
 from vitreous.tape.functions import InForce, Product
 from vitreous.tape.rulebook import RULES
 from whole_maps import all_token_scores
@@ -239,3 +240,25 @@ def test_half_precision_gives_the_map_of_float64(method, dtype, tolerance):
     rough = vitreous.explain(model.to(dtype), images.to(dtype), method, 3).scores[method]
     assert rough.dtype == torch.float32
     assert float((rough - exact).norm() / exact.norm()) < tolerance
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_fused_kernel_gives_the_gradients_of_the_attention_that_is_rebuilt(masked):
+    generator = torch.Generator().manual_seed(5)
+    query, key, value, gradient = torch.randn(4, 2, 3, 19, 8, dtype=torch.float64, generator=generator)
+    hidden = torch.zeros(2, 1, 1, 19, dtype=torch.float64)
+    hidden[1, ..., 13:] = float("-inf")
+    record = AttentionRecord(query, key, value, 0.3, hidden if masked else None)
+    rebuilt = plain_gradients(record, gradient)
+    record.fused = attend_fused(record)
+    assert record.fused is not None
+    torch.testing.assert_close(record.fused.output, record.rows(slice(None)) @ value, rtol=1e-12, atol=1e-13)
+    for _ in range(2):  # one recording serves several backward passes
+        for one, other in zip(plain_gradients(record, gradient), rebuilt, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+def test_without_a_fused_kernel_attention_is_rebuilt_in_pieces():
+    query, key, value = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert attend_fused(AttentionRecord(query, key, value, 0.5)) is None

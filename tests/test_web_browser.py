@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("gradio", reason="the web page needs Gradio (extra vitreous[web])")
+pytest.importorskip("transformers", reason="transformers is not installed")
 webdriver = pytest.importorskip("selenium.webdriver", reason="the browser tests need selenium")
 
 from selenium.common.exceptions import StaleElementReferenceException, WebDriverException  # noqa: E402
@@ -21,6 +22,7 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 from running_server import running_server  # noqa: E402  # after what it needs is known to be there
+from small_text_models import LONGEST, save_classifier  # noqa: E402
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -96,6 +98,20 @@ class Page:
         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", box)
         box.click()
 
+    def open_tab(self, name):
+        tab = next(tab for tab in self.all("#vitreous-tabs button[role=tab]") if tab.text == name)
+        tab.click()
+
+    def write(self, text):
+        box = self.one("#vitreous-text textarea")
+        box.clear()
+        box.send_keys(text)
+        self.press("#vitreous-text-explain")
+
+    @property
+    def text_status(self):
+        return self.one("#vitreous-text-status").text
+
     def slide(self, name, key, times=1):
         slider = self.one(f"#vitreous-{name} input[type=range]")
         for _ in range(times):
@@ -109,7 +125,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(folder):
-    with running_server(folder) as running:
+    model = save_classifier(folder / "classifier", ("negative", "positive", "neither"))
+    with running_server(folder, "--text-model", model) as running:
         yield running
 
 
@@ -343,6 +360,97 @@ def test_dark_mode_is_dark(opened):
         assert max(red, green, blue) < 60
     finally:
         opened.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.fixture(scope="module")
+def texts(driver, server):
+    """The text tab with a text and its words; the tests below go on from each other's state."""
+    page = Page(driver, server.address)
+    page.open()
+    page.open_tab("Texts")
+    page.until(lambda: page.one("#vitreous-text textarea").is_displayed())
+    page.press("#vitreous-text-explain")
+    page.until(lambda: page.text_status == "Write or paste a text first.")
+    page.write("not a good film, unbelievably bad")
+    page.until(lambda: len(page.all("#vitreous-text-words figure")) == 2)
+    return page
+
+
+def test_words_have_signed_colours_and_tell_their_scores(texts):
+    texts.until(lambda: "Done" in texts.text_status)
+    assert set(texts.texts("#vitreous-text-words h3")) == {"decompx", "gae"}
+    assert len(texts.all("#vitreous-text-predictions .bar")) == 3
+    words = texts.all("#vitreous-text-words figure p span")
+    assert [word.text for word in words] == 2 * ["not", "a", "good", "film,", "unbelievably", "bad"]
+    scores = [float(word.get_attribute("title")) for word in words]
+    colours = [word.value_of_css_property("background-color") for word in words]
+    signed = scores[len(scores) // 2 :]  # decomposition comes behind attention
+    assert min(signed) < 0 < max(signed)
+    strongest = max(range(len(signed)), key=lambda number: abs(signed[number]))
+    expected = "226, 74, 51" if signed[strongest] > 0 else "52, 120, 214"
+    assert expected in colours[len(scores) // 2 + strongest].replace("rgba(", "rgb(")
+    assert "against it" in texts.one("#vitreous-text-words").text
+    assert len(texts.all("#vitreous-text-words .vitreous-strongest")) == 2
+
+
+def test_two_classes_of_a_text_side_by_side(texts):
+    box = texts.one("#vitreous-text-classes input")
+    for name in ("positive", "neither"):
+        box.send_keys(name)
+        texts.until(lambda name=name: any(name in text for text in texts.texts("ul[role=listbox] li, .options li")))
+        box.send_keys(Keys.ENTER)
+        texts.until(lambda name=name: any(name in text for text in texts.texts("#vitreous-text-words figcaption")))
+    box.send_keys(Keys.ESCAPE)
+    texts.until(lambda: len(texts.all("#vitreous-text-words figure")) == 4)
+    first, second = (figure.rect for figure in texts.all("#vitreous-text-words figure")[:2])
+    assert first["y"] == second["y"]
+    assert first["x"] + first["width"] < second["x"]
+
+
+def test_sum_of_pieces_needs_no_run(texts):
+    before = texts.one("#vitreous-text-words").text
+    texts.all("#vitreous-text-by input[type=radio]")[1].click()
+    texts.until(lambda: texts.one("#vitreous-text-words").text != before)
+    assert "from memory" in texts.text_status
+
+
+def test_long_texts_are_cut_with_a_note_or_explained_in_windows(texts):
+    texts.write("good film " * 30)
+    texts.until(lambda: f"takes the first {LONGEST - 2}" in texts.one("#vitreous-text-words").text)
+    texts.all("#vitreous-text-long input[type=radio]")[1].click()
+    texts.until(lambda: "takes the first" not in texts.one("#vitreous-text-words").text)
+    assert len(texts.all("#vitreous-text-words figure p span")) == 4 * 60
+
+
+def test_texts_that_cannot_be_explained_get_a_sentence(texts):
+    texts.write("[CLS] [SEP]")
+    texts.until(lambda: "holds nothing but special tokens" in texts.text_status)
+    assert texts.all("#vitreous-text-status [role=alert]")
+    box = texts.one("#vitreous-text textarea")
+    texts.driver.execute_script(
+        "arguments[0].value = 'x '.repeat(20000); arguments[0].dispatchEvent(new Event('input', {bubbles: true}))", box
+    )
+    texts.press("#vitreous-text-explain")
+    texts.until(lambda: "no more than 20,000 are taken here" in texts.text_status)
+
+
+def test_the_page_of_a_text_is_downloaded(texts, folder):
+    texts.press("#vitreous-text-examples button")
+    texts.until(lambda: "wonderful" in texts.one("#vitreous-text-words").text and "Done" in texts.text_status)
+    texts.press("#vitreous-text-save")
+    place = folder / "downloads" / "vitreous-text.html"
+    texts.until(place.is_file)
+    assert "wonderful</span>" in place.read_text(encoding="utf-8")
+
+
+def test_text_tab_on_a_phone_needs_no_sideways_scrolling(texts):
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    texts.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        texts.until(lambda: texts.driver.execute_script("return window.innerWidth") == 390)
+        assert texts.driver.execute_script("return document.documentElement.scrollWidth") <= 390
+    finally:
+        texts.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_the_page_talks_to_nobody_else(opened):

@@ -25,7 +25,8 @@ from vitreous.web import cards
 from vitreous.web.drawing import Sliders
 from vitreous.web.jobs import Job
 from vitreous.web.shelf import Shelf
-from vitreous.web.studio import Studio, Wanted
+from vitreous.web.studio import Studio
+from vitreous.web.wanted import Wanted
 
 METHODS = ("gae", "ixg")
 SETTINGS = ([], "", 6, 0.85, "both", 0.0, True)  # classes, spelled, depth, opacity, sign, threshold, smooth
@@ -283,3 +284,10 @@ def test_the_server_ends_and_tidies_up(tmp_path):
     assert not list(tmp_path.glob("vitreous-web-*"))
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(running.address, timeout=5)
+
+
+def test_without_a_text_model_the_tab_says_how_to_give_one(server):
+    status, page = get(server, "/config")
+    assert status == 200
+    assert "vitreous serve --text-model hf/FOLDER" in page
+    assert "vitreous-text-explain" not in page

@@ -24,7 +24,8 @@ from vitreous.web.drawing import Sliders, adjusted, backdrop_of, draw_map, mark_
 from vitreous.web.jobs import MOST_WAITING, BusyError, CancelledError, Job, Worker
 from vitreous.web.photo import SHOWN, develop, receive
 from vitreous.web.shelf import Shelf
-from vitreous.web.studio import MOST_CLASSES, MOST_METHODS, Studio, Wanted
+from vitreous.web.studio import Studio
+from vitreous.web.wanted import MOST_CLASSES, MOST_METHODS, Wanted
 
 TINY = "timm/test_vit@random"  # six blocks, 160 x 160 pixels, 100 patches
 METHODS = ("tokentm", "gradtoken", "decompx.skipplus")

@@ -29,8 +29,9 @@ class Aggregation(ABC):
         """Scores of all tokens, (batch, tokens)."""
 
     def needs(self, readout: Readout, depth: int) -> Needs:
-        """What reading those layers takes."""
-        return unite(readout.needs(layer, depth) for layer in self.layers(depth))
+        """What reading those layers takes; of a matrix between tokens, the rows that the head reads."""
+        needs = unite(readout.needs(layer, depth) for layer in self.layers(depth))
+        return needs.by_rows if isinstance(readout, MatrixReadout) else needs
 
 
 class OneLayer(Aggregation):
@@ -108,6 +109,11 @@ class Rollout(Aggregation):
         if not 0 < self.depth <= depth - start:
             raise MethodError(f"depth={self.depth} is not between 1 and {depth - start}, the blocks that there are")
         return range(start, start + self.depth)
+
+    def needs(self, readout: Readout, depth: int) -> Needs:
+        """Whole matrices, but for the topmost, of which the product begins with the rows that the head reads."""
+        *below, top = self.layers(depth)
+        return unite([*(readout.needs(layer, depth) for layer in below), readout.needs(top, depth).by_rows])
 
     def combine(self, readout: Readout, view: View) -> Tensor:
         """The class token's row of the product."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitreous.anatomy import find_anatomy
 from vitreous.errors import InputError
 from vitreous.explaining import Answer, answer_with, find_recipes
 from vitreous.models.hf_models import class_names_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe
+from vitreous.subject import Subject
 from vitreous.targets import Target, Targets, find_targets, part_of
 from vitreous.text_explanation import TextExplanation
 from vitreous.texts import Reader, ReadText
@@ -94,9 +96,10 @@ def explain_read(
     family = ""
     for batch in _batches(loaded.reader, read):
         wanted = part_of(target, batch.texts, len(read))
-        answer = answer_with(
+        answer = _answer(
             loaded.model,
-            loaded.reader.inputs(batch.rows),
+            loaded.reader,
+            batch,
             recipes,
             lambda logits: batch.targets(logits, wanted, topk),  # noqa: B023 - asked at once
         )
@@ -122,6 +125,12 @@ class _Batch:
     owners: list[int]
     starts: list[int]
 
+    @property
+    def portions(self) -> list[slice]:
+        """The windows in portions that are run together: all of them, unless a single text is longer than that."""
+        together = max(1, _TOKENS_AT_ONCE // max(map(len, self.rows)))
+        return [slice(start, start + together) for start in range(0, len(self.rows), together)]
+
     def mean_logits(self, logits: Tensor) -> Tensor:
         """The mean over the windows of every text, (texts, classes)."""
         owners = torch.tensor(self.owners, device=logits.device)
@@ -146,6 +155,33 @@ class _Batch:
                 count[inside] += 1
             scores[spelling] = total / count
         return Result(self.mean_logits(answer.logits)[place], answer.target[windows[0]], scores)
+
+
+def _answer(
+    network: nn.Module, reader: Reader, batch: _Batch, recipes: list[Recipe], choose: Callable[[Tensor], Targets]
+) -> Answer:
+    """What all methods say of every window of a batch.
+
+    The windows of a very long text are run a portion at a time, so that memory does not grow with the text. Which
+    classes to explain depends on all of its windows, so these are asked for their logits first.
+    """
+    portions = batch.portions
+    if len(portions) == 1:
+        return answer_with(network, reader.inputs(batch.rows), recipes, choose)
+    windows = reader.inputs(batch.rows)
+    classes, several = choose(Subject(network, find_anatomy(network), windows).logits(windows))
+    answers = [
+        answer_with(network, windows[rows], recipes, _always(Targets(classes[rows], several))) for rows in portions
+    ]
+    return answers[0]._replace(
+        logits=torch.cat([answer.logits for answer in answers]),
+        targets=Targets(classes, several),
+        scores={name: torch.cat([answer.scores[name] for answer in answers]) for name in answers[0].scores},
+    )
+
+
+def _always(targets: Targets) -> Callable[[Tensor], Targets]:
+    return lambda _logits: targets
 
 
 def _batches(reader: Reader, read: Sequence[ReadText]) -> Iterator[_Batch]:
@@ -184,7 +220,7 @@ def _windows(pieces: int, capacity: int | None) -> Iterator[tuple[int, int]]:
 
 
 def _fitted(reader: Reader, text: str, number: int, *, windows: bool) -> ReadText:
-    read = reader.read(text, number)
+    read = reader.read(text, f"text {number}")
     if windows or reader.capacity is None or len(read.pieces) <= reader.capacity:
         return read
     warnings.warn(

@@ -96,6 +96,14 @@ class TextExplanation(Predicted):
         size = (scores - lowest).abs().max()
         return (scores - lowest) / torch.where(size > 0, size, 1)
 
+    def strongest(
+        self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max", count: int = 5
+    ) -> list[tuple[int, float]]:
+        """Give the words of a text with the largest scores, whatever their sign: their numbers, and the scores."""
+        scores = self.word_scores(method, index, target_index, by=by)
+        order = scores.abs().argsort(descending=True, stable=True)[:count].tolist()
+        return [(word, float(scores[word])) for word in order]
+
     def select(self, index: int) -> TextExplanation:
         """Give the explanation of one text alone."""
         index, _ = self._position(index, 0)

@@ -84,29 +84,29 @@ class Reader:
         if self.capacity is not None and self.capacity < 1:
             raise UnsupportedModelError(f"{self._name} takes {longest} tokens, which leaves no room for a text")
 
-    def read(self, text: str, number: int) -> ReadText:
-        """Cut a text into pieces; ``number`` says in errors which one it is.
+    def read(self, text: str, name: str) -> ReadText:
+        """Cut a text into pieces; ``name`` says in errors which one it is.
 
         Raises:
             InputError: it is not a text, or there is nothing in it.
         """
         if not isinstance(text, str):
-            raise InputError(f"text {number} is not a text but {type(text).__name__}")
+            raise InputError(f"{name} is not a text but {type(text).__name__}")
         if not text.strip():
-            raise InputError(f"text {number} is empty")
+            raise InputError(f"{name} is empty")
         encoded = self._encode(text, special=False)
         numbers, offsets = encoded["input_ids"], encoded["offset_mapping"]
         special = set(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
         if special.issuperset(numbers):
-            raise InputError(f"text {number} holds nothing but special tokens: {text.strip()[:40]!r}")
+            raise InputError(f"{name} holds nothing but special tokens: {text.strip()[:40]!r}")
         words = [Word(match[0], *match.span()) for match in re.finditer(r"\S+", text)]
         starts = [word.start for word in words]
         spans = [_trimmed(text, *offset) for offset in offsets]
         homes = [_home(starts, words, start) for start, _ in spans]
         used = sorted(set(homes))
         pieces = tuple(
-            Piece(name, *span, bisect_right(used, home) - 1)
-            for name, span, home in zip(self._tokenizer.convert_ids_to_tokens(numbers), spans, homes, strict=True)
+            Piece(written, *span, bisect_right(used, home) - 1)
+            for written, span, home in zip(self._tokenizer.convert_ids_to_tokens(numbers), spans, homes, strict=True)
         )
         return ReadText(text, pieces, tuple(numbers), tuple(words[home] for home in used))
 

@@ -29,7 +29,7 @@ class TextMaterial(Material):
 
     def prepare(self, sample: Review) -> ReadText:
         """The pieces of a text, as many as the model takes."""
-        read = self._model.reader.read(" ".join(sample.words), 0)
+        read = self._model.reader.read(" ".join(sample.words), f"the text {sample.name}")
         capacity = self._model.reader.capacity
         return read if capacity is None else read.shortened(capacity)
 

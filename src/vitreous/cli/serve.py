@@ -1,4 +1,4 @@
-"""``vitreous serve``: a page in the browser that explains photos."""
+"""``vitreous serve``: a page in the browser that explains photos and texts."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ def serve(
     model: Annotated[
         str, typer.Option(help="The model to start with, see `vitreous models`; visitors can choose others.")
     ] = "demo",
+    text_model: Annotated[
+        str | None,
+        typer.Option(help="A text classifier with its tokenizer, hf/ID or hf/FOLDER, for the tab that explains texts."),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="The address to listen on; 0.0.0.0 lets everybody in who can reach this machine.")
     ] = "127.0.0.1",
@@ -29,11 +33,11 @@ def serve(
         ),
     ] = None,
     max_upload_mb: Annotated[int, typer.Option(min=1, max=200, help="The largest photo that is taken.")] = 20,
-    cache_mb: Annotated[int, typer.Option(min=16, help="How much is remembered of photos that were explained.")] = 256,
+    cache_mb: Annotated[int, typer.Option(min=16, help="How much is remembered of what was explained.")] = 256,
     plugin: PluginOption = None,
     _debug: DebugOption = False,
 ) -> None:
-    """Serve a page that explains photos: drop one in and see why the model says what it says.
+    """Serve a page that explains photos and texts: drop one in and see why the model says what it says.
 
     Nothing leaves this machine, and no other machine is asked for anything but models that are chosen by name.
     """
@@ -42,6 +46,7 @@ def serve(
     load_plugins(plugin or [])
     settings = Settings(
         model=model,
+        text_model=text_model,
         host=host,
         port=port,
         folders=tuple(allow_folder or ()),

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vitreous.text_explanation import By, TextExplanation
 
 _TOP = 3
-_STRONGEST = 5
 
 
 def show(explanation: TextExplanation, console: Console, *, by: By) -> None:
@@ -61,9 +60,8 @@ def _printable(stretch: str) -> str:
 
 
 def _strongest(explanation: TextExplanation, method: str, index: int, number: int, by: By) -> str:
-    scores = explanation.word_scores(method, index, number, by=by)
-    order = scores.abs().argsort(descending=True)[:_STRONGEST].tolist()
-    return ", ".join(f"{explanation.words[index][word].text} {float(scores[word]):+.3g}" for word in order)
+    found = explanation.strongest(method, index, number, by=by)
+    return ", ".join(f"{explanation.words[index][word].text} {score:+.3g}" for word, score in found)
 
 
 def _text_as_json(explanation: TextExplanation, index: int, by: By) -> dict[str, Any]:

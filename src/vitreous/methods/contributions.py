@@ -79,13 +79,13 @@ class Contributions:
         weights = self.weights(rows)
         found = weights.new_empty(weights.shape[:3])
         for image, aim in enumerate(shift - goals[:, rows]):
+            scales = [None if scale is None else scale[image, rows, None] for _, scale in self.groups]
             for tokens in pieces_of(weights.shape[1], aim.numel(), _CACHED):
-                differences = aim.expand(tokens.stop - tokens.start, -1, -1)
-                for vectors, scale in self.groups:
-                    share = weights[image, tokens]
-                    share = share if scale is None else share * scale[image, rows, None]
-                    differences = torch.baddbmm(differences, share, vectors[image, tokens])
-                torch.linalg.vector_norm(differences, ord=1, dim=-1, out=found[image, tokens])
+                share = weights[image, tokens]
+                shares = torch.cat([share if scale is None else share * scale for scale in scales], dim=-1)
+                differences = torch.baddbmm(aim.expand(len(share), -1, -1), shares, self._vectors[image, tokens])
+                # By hand: torch's own 1-norm takes ten times as long.
+                torch.sum(differences.abs_(), dim=-1, out=found[image, tokens])
         return found.transpose(1, 2)
 
     def weights(self, rows: Rows) -> Tensor:
@@ -99,6 +99,11 @@ class Contributions:
         own = torch.arange(tokens, device=weights.device)[rows]
         weights[:, own, torch.arange(count, device=weights.device), heads] = 1
         return weights
+
+    @cached_property
+    def _vectors(self) -> Tensor:
+        """The vectors of all groups as terms of one, (batch, from, terms of all groups, channels)."""
+        return torch.cat([vectors for vectors, _ in self.groups], dim=2)
 
     @cached_property
     def _grams(self) -> list[tuple[Tensor, Tensor | None]]:

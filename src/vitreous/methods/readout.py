@@ -126,11 +126,8 @@ class MatrixReadout(Readout):
 
 def row_pieces(attention: AttentionRecord, row: Row) -> Iterator[tuple[Rows, Tensor]]:
     """The rows that a row vector has entries at, with those entries, in pieces that bound memory."""
-    if not isinstance(row.rows, slice):
-        yield row.rows, row.weights
-        return
-    for piece in attention.pieces():
-        yield piece, row.weights[:, piece]
+    for piece in attention.pieces(row.weights.shape[1]):
+        yield piece if isinstance(row.rows, slice) else row.rows[piece], row.weights[:, piece]
 
 
 def mean_over_heads(matrices: Tensor) -> Tensor:

@@ -19,10 +19,14 @@ _UNSIGNED: Colour = (242, 158, 22)
 
 def blend(strength: float, *, signed: bool) -> Colour:
     """Give the colour of a score that is scaled for display, mixed with white."""
-    full = _UNSIGNED if not signed else _FOR if strength > 0 else _AGAINST
     part = min(1.0, abs(strength))
-    red, green, blue = (round(255 + (channel - 255) * part) for channel in full)
+    red, green, blue = (round(255 + (channel - 255) * part) for channel in full(strength, signed=signed))
     return red, green, blue
+
+
+def full(strength: float, *, signed: bool) -> Colour:
+    """Give the colour of the strongest score of the same sign."""
+    return _UNSIGNED if not signed else _FOR if strength > 0 else _AGAINST
 
 
 def background(strength: float, *, signed: bool) -> str:

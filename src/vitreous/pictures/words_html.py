@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from vitreous.pictures.word_colours import background, spans_of
 
@@ -12,10 +12,18 @@ if TYPE_CHECKING:
 
     from vitreous.text_explanation import By, TextExplanation
 
+
+class Paint(Protocol):
+    """Gives the colour, as CSS has it, behind a word whose score is scaled for display."""
+
+    def __call__(self, strength: float, /, *, signed: bool) -> str: ...
+
+
 _STYLE = "font-family: sans-serif; color: #1a1a1a; background: #ffffff; padding: 0.6em; line-height: 1.7"
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
-<head><meta charset="utf-8"><title>Vitreous: words that made the model say this</title></head>
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Vitreous: words that made the model say this</title></head>
 <body>
 {body}
 </body>
@@ -30,7 +38,7 @@ def page(explanation: TextExplanation, *, by: By) -> str:
 
 def body(explanation: TextExplanation, *, by: By) -> str:
     """Give what can stand in any page: for every text what the model says, then a paragraph per method and class."""
-    parts = [_legend(explanation)]
+    parts = [legend(explanation)]
     for index in range(len(explanation)):
         likely = ", ".join(
             f"{escape(label)} {probability:.1%}" for _, label, probability in explanation.top(3, index=index)
@@ -39,14 +47,17 @@ def body(explanation: TextExplanation, *, by: By) -> str:
         for method in explanation.methods:
             for number in range(explanation.classes_per_image):
                 parts.append(_caption(explanation, method, index, number))
-                parts.append(_text(explanation, method, index, number, by))
+                parts.append(coloured(explanation, method, index, number, by))
     return f'<div style="{_STYLE}">\n' + "\n".join(parts) + "\n</div>"
 
 
-def _legend(explanation: TextExplanation) -> str:
-    samples = [("for the class", background(1.0, signed=True)), ("against it", background(-1.0, signed=True))]
+def legend(explanation: TextExplanation, paint: Paint = background) -> str:
+    """Say what the colours mean."""
+    samples = [("for the class", paint(1.0, signed=True)), ("against it", paint(-1.0, signed=True))]
+    if not any(explanation.signed.values()):
+        samples.clear()
     if not all(explanation.signed.values()):
-        samples.append(("important (methods without a sign)", background(1.0, signed=False)))
+        samples.append(("important (methods without a sign)", paint(1.0, signed=False)))
     shown = (f'<span style="background: {colour}; padding: 0 0.4em">{text}</span>' for text, colour in samples)
     return f'<p style="font-size: 80%; margin: 0">{" ".join(shown)}</p>'
 
@@ -58,14 +69,17 @@ def _caption(explanation: TextExplanation, method: str, index: int, number: int)
     )
 
 
-def _text(explanation: TextExplanation, method: str, index: int, number: int, by: By) -> str:
+def coloured(
+    explanation: TextExplanation, method: str, index: int, number: int, by: By, paint: Paint = background
+) -> str:
+    """Give one text as a paragraph whose words have the colours of their scores, and tell them when pointed at."""
     raw = explanation.word_scores(method, index, number, by=by).tolist()
     shown = explanation.display_scores(method, index, number, by=by).tolist()
     written = []
     for stretch, word in spans_of(explanation, index):
         text = escape(stretch)
         if word is not None:
-            text = _word(text, shown[word], raw[word], signed=explanation.signed[method])
+            text = _word(text, raw[word], paint(shown[word], signed=explanation.signed[method]))
         written.append(text)
     return f'<p style="margin: 0; white-space: pre-wrap">{"".join(written)}</p>'
 
@@ -78,12 +92,12 @@ def excerpt(explanation: TextExplanation, method: str, marked: Sequence[bool], w
     first = max(0, min(middle - words // 2, len(raw) - words))
     written = []
     for number, word in list(enumerate(explanation.words[0]))[first : first + words]:
-        text = _word(escape(word.text), shown[number], raw[number], signed=explanation.signed[method])
+        colour = background(shown[number], signed=explanation.signed[method])
+        text = _word(escape(word.text), raw[number], colour)
         written.append(f"<u>{text}</u>" if marked[number] else text)
     before, behind = "… " if first else "", " …" if first + words < len(raw) else ""
     return f'<p style="margin: 0; color: #1a1a1a; background: #ffffff">{before}{" ".join(written)}{behind}</p>'
 
 
-def _word(text: str, shown: float, raw: float, *, signed: bool) -> str:
-    colour = background(shown, signed=signed)
+def _word(text: str, raw: float, colour: str) -> str:
     return f'<span style="background: {colour}; border-radius: 0.2em" title="{raw:.4g}">{text}</span>'

@@ -11,13 +11,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # Rows of A are worked on in pieces of about this many numbers, which bounds memory for thousands of tokens
 # and keeps a piece inside the processor's cache hierarchy.
 _PIECE = 1 << 23
 
 Rows = slice | Tensor
+
+
+@dataclass(frozen=True)
+class FusedCall:
+    """A fused attention call as a graph of its own: its kernel gives dq, dk and dv without ever storing A."""
+
+    inputs: tuple[Tensor, Tensor, Tensor]
+    output: Tensor
+
+    def gradients(self, output_gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """dq, dk and dv, each a new tensor."""
+        query, key, value = torch.autograd.grad(self.output, self.inputs, output_gradient, retain_graph=True)
+        return query, key, value
+
+
+def attend_fused(record: AttentionRecord) -> FusedCall | None:
+    """Run a call by a fused kernel; ``None`` where torch has none for it, for its own way back would store A."""
+    assert record.query is not None
+    with torch.enable_grad():
+        query, key, value = (part.detach().requires_grad_() for part in (record.query, record.key, record.value))
+        attend = nn.functional.scaled_dot_product_attention
+        output = attend(query, key, value, attn_mask=record.bias, scale=record.scale)
+    kernel = output.grad_fn
+    return FusedCall((query, key, value), output) if kernel and kernel.name().startswith("ScaledDot") else None
 
 
 @dataclass
@@ -32,6 +56,7 @@ class AttentionRecord:
         bias: what is added to the scores before the softmax (relative positions, masks), or ``None``.
         matrix: A itself where it was worth keeping.
         scores: what entered the softmax, where the model itself computed it and it was asked for.
+        fused: the same call by a fused kernel, where that can be asked for its gradients.
     """
 
     query: Tensor | None
@@ -41,6 +66,7 @@ class AttentionRecord:
     bias: Tensor | None = None
     matrix: Tensor | None = None
     scores: Tensor | None = None
+    fused: FusedCall | None = None
 
     @property
     def heads(self) -> int:
@@ -85,9 +111,9 @@ class AttentionRecord:
             scores=None if self.scores is None else _cut_scores(self.scores, batch, count),
         )
 
-    def pieces(self) -> Iterator[slice]:
-        """All rows, cut so that one piece of A stays small."""
-        return row_pieces(self.value.shape[0] * self.heads, self.queries, self.key.shape[2])
+    def pieces(self, rows: int | None = None) -> Iterator[slice]:
+        """So many rows, or all, cut so that one piece of A stays small."""
+        return row_pieces(self.value.shape[0] * self.heads, self.queries if rows is None else rows, self.key.shape[2])
 
 
 def _cut_scores(scores: Tensor, batch: Rows, count: int) -> Tensor:
@@ -147,7 +173,9 @@ def value_gradient(record: AttentionRecord, output_gradient: Tensor) -> Tensor:
 
 
 def plain_gradients(record: AttentionRecord, output_gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk, dv of ordinary attention, a few rows of A at a time."""
+    """dq, dk, dv of ordinary attention, by the fused kernel where there is one, or a few rows of A at a time."""
+    if record.fused is not None:
+        return record.fused.gradients(output_gradient)
     assert record.query is not None
     key, value, dtype = record.key, record.value, output_gradient.dtype
     query_parts: list[Tensor] = []
@@ -165,5 +193,7 @@ def plain_gradients(record: AttentionRecord, output_gradient: Tensor) -> tuple[T
 
 def score_gradient(attention: Tensor, attention_gradient: Tensor) -> Tensor:
     """Through the softmax: dS = A * (dA - Σ_j A dA)."""
-    weighted = attention * attention_gradient
-    return weighted - attention * weighted.sum(-1, keepdim=True)
+    # torch's own kernel, which makes no matrix besides the result.
+    backward = torch.ops.aten._softmax_backward_data  # noqa: SLF001
+    result: Tensor = backward(attention_gradient, attention, -1, attention.dtype)
+    return result

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from vitreous.anatomy import Anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import multihead
-from vitreous.tape.attention import AttentionRecord, additive_bias
+from vitreous.tape.attention import AttentionRecord, additive_bias, attend_fused
 from vitreous.tape.functions import Attend, Elementwise, InForce
 from vitreous.tape.interception import in_graph, of_first
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
+from vitreous.tape.rulebook import RULES
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -48,6 +49,7 @@ class AttentionListener:
         self.mixed: set[int] = set()
         self.behind: list[tuple[AttentionRecord, Tensor]] = []
         self._rules_differ = bool(plan.rules - {"plain"})
+        self._plain_gradients = self._rules_differ and any(RULES[name].plain_attention for name in plan.rules)
         self.forget()
 
     def forget(self) -> None:
@@ -88,16 +90,20 @@ class AttentionListener:
             self.biases[layer] = bias
         if layer in self._plan.intervention.attention_scale:
             return self._attend_scaled(layer, record, value)
+        followed = query.requires_grad or key.requires_grad or value.requires_grad
         if self._worth_keeping(layer, record):
             record.matrix = record.rows(slice(None))
+        elif followed and self._plain_gradients and record.value.dtype in _EXACT:
+            record.fused = attend_fused(record)
 
         def forward_call() -> Tensor:
             if record.matrix is not None:
                 return record.matrix @ value
+            if record.fused is not None:
+                return record.fused.output.detach()
             return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
 
-        in_graph = query.requires_grad or key.requires_grad or value.requires_grad
-        if in_graph and (self._rules_differ or record.matrix is not None):
+        if followed and (self._rules_differ or record.matrix is not None):
             output: Tensor = Attend.apply(query, key, value, forward_call, record, self._in_force)
         else:
             output = forward_call()

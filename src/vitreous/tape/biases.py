@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape.functions import InForce
+from vitreous.tape.functions import InForce, NoteResidue
 from vitreous.tape.layout import Layout
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
@@ -34,22 +34,33 @@ class BiasNotes:
         """A bias contributes bias x gradient."""
         if bias is not None:
             constant = bias.detach()
-            self._add_up(output, lambda gradient: gradient * constant, tokens_first=tokens_first)
+            self._add_up(output, lambda gradient: (gradient * constant).sum(dim=-1), tokens_first=tokens_first)
 
-    def note_residue(self, output: Tensor, call: ElementwiseCall) -> None:
-        """What the slope leaves unexplained of an activation contributes like a bias."""
-        in_force = self._in_force
+    def residue_note(self, tokens: Tensor) -> NoteResidue | None:
+        """Who is to be told of an activation's gradients: what its slope leaves unexplained counts as a bias.
 
-        def contribution(gradient: Tensor) -> Tensor | None:
-            left = in_force.rule.residue(call)
-            return None if left is None else gradient * left
+        That is gradient x (f(u) - f'(u) u), and gradient x f'(u) is what goes on to u.
+        """
+        layer, in_force = self._layer_of(tokens), self._in_force
+        if layer is None:
+            return None
+        tokens_first = self._tokens_first and self._progress.inside_block
 
-        self._add_up(output, contribution)
+        def note(call: ElementwiseCall, gradient: Tensor, passed_on: Tensor) -> None:
+            if not in_force.rule.constant_gates and in_force.wants_biases_of(layer):
+                left = _exact(gradient) * call.output
+                self._add(
+                    layer, left.addcmul_(_exact(passed_on), _exact(call.input), value=-1).sum(dim=-1), tokens_first
+                )
+
+        return note
 
     def note_gated(self, output: Tensor) -> None:
         """A product u g(u): where the gate has a gradient both factors explain it, and one of the two is taken back."""
         in_force, product = self._in_force, output.detach()
-        self._add_up(output, lambda gradient: None if in_force.rule.constant_gates else -gradient * product)
+        self._add_up(
+            output, lambda gradient: None if in_force.rule.constant_gates else -(gradient * product).sum(dim=-1)
+        )
 
     def note_shifted(self, gate: Tensor) -> None:
         """A constant plus a gate, 1 + tanh(...): not followed any further where the gate has a gradient."""
@@ -67,9 +78,9 @@ class BiasNotes:
         self._add_up(gate, refuse)
 
     def _add_up(self, output: Tensor, contribution: Contribution, *, tokens_first: bool | None = None) -> None:
-        """Have what ``contribution`` makes of the gradient at ``output`` added up, summed over channels."""
-        layer, in_force = self._progress.layer, self._in_force
-        if layer is None or layer not in self._plan.biases or not output.requires_grad:
+        """Have what ``contribution`` makes of the gradient at ``output``, summed over channels, added up."""
+        layer, in_force = self._layer_of(output), self._in_force
+        if layer is None:
             return
         if tokens_first is None:
             tokens_first = self._tokens_first and self._progress.inside_block
@@ -78,13 +89,23 @@ class BiasNotes:
             # Autograd hands on None for nothing: q and k under a rule that holds A constant.
             if gradient is None or not in_force.wants_biases_of(layer):
                 return
-            half = gradient.dtype in (torch.float16, torch.bfloat16)
-            found = contribution(gradient.float() if half else gradient)
+            found = contribution(_exact(gradient))
             if found is not None:
-                found = found.sum(dim=-1)
-                in_force.add_bias(layer, found.transpose(0, 1) if tokens_first and found.dim() > 1 else found)
+                self._add(layer, found, tokens_first)
 
         output.register_hook(note)
+
+    def _layer_of(self, output: Tensor) -> int | None:
+        """The block that the forward pass is in, if its biases are wanted and this has a gradient."""
+        layer = self._progress.layer
+        return layer if layer in self._plan.biases and output.requires_grad else None
+
+    def _add(self, layer: int, found: Tensor, tokens_first: bool) -> None:  # noqa: FBT001
+        self._in_force.add_bias(layer, found.transpose(0, 1) if tokens_first and found.dim() > 1 else found)
+
+
+def _exact(gradient: Tensor) -> Tensor:
+    return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
 
 
 def bias_scores(contributions: Iterable[Tensor], layout: Layout, batch: int, *, behind: bool) -> Tensor:

@@ -22,6 +22,7 @@ from vitreous.tape.rules import ElementwiseCall, NormCall, Rule, statistics
 
 
 Kind = Literal["activation", "softmax", "gate", "deviation", "length"]
+NoteResidue = Callable[[ElementwiseCall, Tensor, Tensor], None]  # is told the gradients at output and input
 
 
 @dataclass
@@ -73,12 +74,13 @@ class Attend(torch.autograd.Function):
         ctx.save_for_backward(query, key, value)
         # A stays out of save_for_backward: it is not an input or output, and the record may own it already.
         ctx.scale, ctx.bias, ctx.matrix, ctx.in_force = record.scale, record.bias, record.matrix, in_force
+        ctx.fused = record.fused
         return forward_call()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
-        record = AttentionRecord(query, key, value, ctx.scale, ctx.bias, ctx.matrix)
+        record = AttentionRecord(query, key, value, ctx.scale, ctx.bias, ctx.matrix, fused=ctx.fused)
         return (*ctx.in_force.rule.attention(record, gradient.to(value.dtype)), None, None, None)
 
 
@@ -123,10 +125,12 @@ class Elementwise(torch.autograd.Function):
         slope_at_zero: float,
         kind: Kind,
         in_force: InForce,
+        note_residue: NoteResidue | None = None,
     ) -> Tensor:
         # Only the input is kept; a rule that wants the output runs the function again, which is cheaper than memory.
         ctx.save_for_backward(tokens)
         ctx.function, ctx.slope_at_zero, ctx.kind, ctx.in_force = function, slope_at_zero, kind, in_force
+        ctx.note_residue = note_residue
         return function(tokens)
 
     @staticmethod
@@ -134,7 +138,9 @@ class Elementwise(torch.autograd.Function):
         (tokens,) = ctx.saved_tensors
         call = ElementwiseCall(tokens, ctx.function, ctx.slope_at_zero)
         result: Tensor | None = getattr(ctx.in_force.rule, ctx.kind)(call, gradient)
-        return (result, None, None, None, None)
+        if ctx.note_residue is not None and result is not None:
+            ctx.note_residue(call, gradient, result)
+        return (result, None, None, None, None, None)
 
 
 class Product(torch.autograd.Function):

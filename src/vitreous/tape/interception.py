@@ -70,8 +70,8 @@ class Interception(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         # Parameters as constants: the graph starts where the tape starts it, weights' inputs need not be saved, and
-        # models with requires_grad on, off or made under inference_mode behave alike.
-        if func.__name__ not in {"__get__", "__set__"}:
+        # models with requires_grad on, off or made under inference_mode behave alike. Without a graph they are anyway.
+        if torch.is_grad_enabled() and func.__name__ not in {"__get__", "__set__"}:
             args = tuple(_as_constant(value) for value in args)
             kwargs = {name: _as_constant(value) for name, value in kwargs.items()}
         handler = self._handlers.get(func, self._otherwise)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -101,6 +101,11 @@ class Needs:
     def rules(self) -> set[str]:
         """The rules that the backward passes follow."""
         return {backward.rule for backward in self.gradients}
+
+    @property
+    def by_rows(self) -> Needs:
+        """The same where a few rows of each A are enough, which are cheaper rebuilt than kept."""
+        return replace(self, attention=NONE, attention_rows=self.attention_rows | self.attention)
 
     def __or__(self, other: Needs) -> Needs:
         """What serves both."""

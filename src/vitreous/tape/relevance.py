@@ -43,6 +43,7 @@ class RelevanceRule(Rule):
     """What rules that carry relevance have in common."""
 
     carries_relevance = True
+    plain_attention = False
 
     def follow(self, call: Call, inputs: tuple[Tensor, ...], gradient: Tensor) -> Shares:
         """The relevance of the inputs of a linear map, sum, scale, pooling, dropout or patch embedding."""

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from vitreous.tape import interception as heard
 from vitreous.tape.biases import BiasNotes
-from vitreous.tape.functions import Elementwise, InForce, Kind, Normalise, Product
+from vitreous.tape.functions import Elementwise, InForce, Kind, Normalise, NoteResidue, Product
 from vitreous.tape.interception import in_graph, of_first
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
 from vitreous.tape.rulebook import RULES
-from vitreous.tape.rules import ElementwiseCall
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -168,17 +167,21 @@ class RuleListener:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slope_at_zero: float, kind: Kind
     ) -> Any:
         """An activation or gate; what a rule's slope leaves unexplained of it counts as a bias."""
-        call = ElementwiseCall(args[0].detach(), of_first(func, args, kwargs), slope_at_zero)
-        output = self._elementwise(func, args, kwargs, slope_at_zero, kind)
-        self._biases.note_residue(output, call)
-        return output
+        note = self._biases.residue_note(args[0])
+        return self._elementwise(func, args, kwargs, slope_at_zero, kind, note)
 
     def _elementwise(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slope_at_zero: float, kind: Kind
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        slope_at_zero: float,
+        kind: Kind,
+        note: NoteResidue | None = None,
     ) -> Any:
-        if not self.rules_differ or not in_graph(args[0]):
+        if note is None and not (self.rules_differ and in_graph(args[0])):
             return func(*args, **kwargs)
-        return Elementwise.apply(args[0], of_first(func, args, kwargs), slope_at_zero, kind, self._in_force)
+        return Elementwise.apply(args[0], of_first(func, args, kwargs), slope_at_zero, kind, self._in_force, note)
 
 
 def _among(tensors: list[Tensor], value: Any) -> bool:

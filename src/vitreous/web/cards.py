@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from PIL import Image
 
@@ -11,21 +12,24 @@ from vitreous.html import page
 from vitreous.html.report import Measured, curve_cards, legend, meaning
 from vitreous.methods import list_methods
 from vitreous.methods.papers import paper_link
-from vitreous.methods.registry import FAMILIES
+from vitreous.methods.registry import FAMILIES, MethodInfo
 from vitreous.pictures.backdrop import Backdrop
 from vitreous.pictures.captions import percent
 from vitreous.pictures.data.curves import Curves
+from vitreous.spelling import parse
 from vitreous.web.depths import at_depth
 from vitreous.web.drawing import Sliders, backdrop_of, draw_map, draw_rows
+from vitreous.web.findings import Findings
 from vitreous.web.jobs import Job
 from vitreous.web.record import Record
 from vitreous.web.rows import BlockRows
-from vitreous.web.studio import Wanted, classes_of
+from vitreous.web.wanted import Wanted, classes_of
 
 _TOP = 5
+_EXAMPLE_DEPTH = 12  # what a method needs does not depend on it
 
 
-def predictions(record: Record) -> str:
+def predictions(record: Findings[Any]) -> str:
     """Give the most likely classes with bars."""
     assert record.sample is not None
     prefix = "" if record.sample.class_names else "class "
@@ -85,23 +89,30 @@ def curves(record: Record, wanted: Wanted, found: Sequence[Sequence[Curves]]) ->
     return f'<div class="vitreous-curves">{"".join(parts)}</div>'
 
 
-def papers(family: str) -> str:
+def papers(family: str, *, texts: bool = False) -> str:
     """Give links to the papers of a family's methods."""
     links = [
         f'<a href="{page.escape(paper_link(info))}" target="_blank" rel="noopener noreferrer" '
         f'title="{page.escape(f"{info.paper}, {info.year}")}">{page.escape(info.name)}</a>'
-        for info in list_methods()
+        for info in _offered(texts=texts)
         if info.family == family
     ]
     return f'<p class="vitreous-papers">Papers: {", ".join(links)}</p>'
 
 
-def families() -> dict[str, list[tuple[str, str]]]:
-    """Give the methods of every family: what they are called on the page with one line on each, and their names."""
+def families(*, texts: bool = False) -> dict[str, list[tuple[str, str]]]:
+    """Give the methods of every family, for ``texts`` those that need no picture.
+
+    What they are called on the page with one line on each, and their names.
+    """
     found: dict[str, list[tuple[str, str]]] = {family: [] for family in FAMILIES}
-    for info in list_methods():
+    for info in _offered(texts=texts):
         found[info.family].append((f"{info.name} — {info.summary.replace('``', '')}", info.name))
     return {family: members for family, members in found.items() if members}
+
+
+def _offered(*, texts: bool) -> list[MethodInfo]:
+    return [info for info in list_methods() if not (texts and parse(info.name).needs(_EXAMPLE_DEPTH).picture)]
 
 
 def progress(job: Job, before: int) -> str:
@@ -111,7 +122,7 @@ def progress(job: Job, before: int) -> str:
     if before and job.stage == "waiting":
         people = "1 other request" if before == 1 else f"{before} other requests"
         return f'<p class="vitreous-status" role="status">Waiting for {people} …</p>'
-    counted = f", {job.asked} images asked" if job.asked > 1 and job.expected is None else ""
+    counted = f", {job.asked} {job.things} asked" if job.asked > 1 and job.expected is None else ""
     text = f"{job.stage[:1].upper()}{job.stage[1:]}{counted} …"
     value = "" if job.fraction is None else f' value="{job.fraction:.3f}"'
     return f'<p class="vitreous-status" role="status">{page.escape(text)}<progress max="1"{value}></progress></p>'

@@ -1,4 +1,4 @@
-"""What visitors take home: the maps as they see them, the numbers behind them, and a report."""
+"""What visitors take home: the maps as they see them, the numbers behind them, and a report; of a text, its page."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from vitreous.html import page, report
 from vitreous.pictures.data.curves import Curves
 from vitreous.pictures.tiles import SHARPNESS, Row, Tile, tiled
 from vitreous.storage import write_text
+from vitreous.text_explanation import By
 from vitreous.web.drawing import Sliders, backdrop_of, draw_map
 from vitreous.web.record import Record
-from vitreous.web.studio import Visit, Wanted, classes_of, shown_methods
+from vitreous.web.studio import Visit, shown_methods
+from vitreous.web.text_record import TextRecord
+from vitreous.web.wanted import Wanted, classes_of
 
 _TILE = 260
 
@@ -59,6 +62,16 @@ def save_report(record: Record, visit: Visit, wanted: Wanted, found: Sequence[Se
     )
     place = folder / _name(record, "html")
     write_text(place, page.document("Why did the model say this?", body, style=report.STYLE))
+    return place
+
+
+def save_words(record: TextRecord, wanted: Wanted, by: By, folder: Path) -> Path:
+    """Write a page with the text in colours."""
+    methods = [method for method in wanted.methods if method not in record.failed]
+    if not methods:
+        raise InputError("There is no explanation to take home.")
+    place = folder / "vitreous-text.html"
+    write_text(place, record.explanation(methods, classes_of(wanted, record)).html(by=by))
     return place
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import shutil
-import tempfile
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,24 +11,18 @@ from typing import Any
 import gradio as gr
 
 from vitreous.cli.spellings import split_spellings
-from vitreous.errors import InputError, VitreousError
+from vitreous.errors import InputError
 from vitreous.web import cards, downloads
+from vitreous.web.desk import Desk, Updates, press
 from vitreous.web.drawing import Sliders, backdrop_of, mark_patch, patch_at
-from vitreous.web.jobs import CancelledError, Job
+from vitreous.web.jobs import Job
 from vitreous.web.layout import Parts
 from vitreous.web.record import Record
-from vitreous.web.studio import Studio, Visit, Wanted, classes_of
+from vitreous.web.studio import Studio, Visit
 from vitreous.web.visitors import Visitors
+from vitreous.web.wanted import Wanted, classes_of
 
-_KEPT_DOWNLOADS = 64
 _NO_PHOTO = "Choose a photo first."
-_UNEXPECTED = "Something unexpected went wrong; the server's log says what."
-_PRESS_DOWNLOAD = (
-    "() => setTimeout(() => { const link = document.querySelector('#vitreous-download a') || "
-    "document.querySelector('#vitreous-download'); if (link) link.click(); }, 50)"
-)
-Updates = dict[Any, Any]
-log = logging.getLogger("vitreous.web")
 
 
 @dataclass(frozen=True)
@@ -47,10 +37,15 @@ class Controls:
 def read_controls(values: Sequence[Any]) -> Controls:
     """Read the values of ``Parts.wanted``."""
     visit, classes, spelled, depth, opacity, sign, threshold, smooth, *groups = values
-    ticked = [method for group in groups for method in group or ()]
-    methods = tuple(dict.fromkeys([*ticked, *(split_spellings([spelled]) if (spelled or "").strip() else [])]))
+    methods = read_methods(spelled, groups)
     wanted = Wanted(methods, tuple(int(one) for one in classes or ()), None if depth is None else int(depth))
     return Controls(visit, wanted, Sliders(float(opacity), sign, float(threshold), bool(smooth)))
+
+
+def read_methods(spelled: str | None, groups: Sequence[Any]) -> tuple[str, ...]:
+    """Read which methods are ticked and which are spelled."""
+    ticked = [method for group in groups for method in group or ()]
+    return tuple(dict.fromkeys([*ticked, *(split_spellings([spelled]) if spelled and spelled.strip() else [])]))
 
 
 class Events:
@@ -60,13 +55,15 @@ class Events:
         studio: What does the work.
         parts: What is on the page.
         examples: The photos that can be picked.
+        visitors: Who waits for what.
         folder: Where files for downloads are written.
     """
 
-    def __init__(self, studio: Studio, parts: Parts, examples: Sequence[Path], folder: Path) -> None:
-        self.studio, self.parts, self.examples, self.folder = studio, parts, list(examples), folder
-        self.visitors = Visitors(studio.worker)
-        self._downloads: deque[Path] = deque()
+    def __init__(
+        self, studio: Studio, parts: Parts, examples: Sequence[Path], visitors: Visitors, folder: Path
+    ) -> None:
+        self.studio, self.parts, self.examples = studio, parts, list(examples)
+        self.desk = Desk(visitors, parts.status, parts.stop, folder)
 
     def connect(self) -> None:
         """Say which use of the page calls what."""
@@ -92,9 +89,9 @@ class Events:
         parts.measure.click(self.measure, wanted, measured, api_name="measure", **options)
         written = [parts.status, parts.stop, parts.download]
         for button, take in ((parts.png, self.take_png), (parts.npz, self.take_npz), (parts.report, self.take_report)):
-            button.click(take, wanted, written, **options).then(None, js=_PRESS_DOWNLOAD)
+            button.click(take, wanted, written, **options).then(None, js=press("vitreous-download"))
         # It shows nothing itself: its answer could come after that of the work that it has stopped.
-        parts.stop.click(self.stop, None, None, queue=False, **options)
+        parts.stop.click(self.desk.stop, None, None, queue=False, **options)
 
     async def open_upload(
         self, request: gr.Request, path: str | None, model: str, *values: Any
@@ -132,12 +129,10 @@ class Events:
 
         def done(record: Record, seconds: float | None) -> Updates:
             controls = read_controls(values)
-            return {
-                self.parts.maps: cards.maps(record, controls.wanted, controls.sliders),
-                self.parts.status: _done(seconds),
-            }
+            maps = cards.maps(record, controls.wanted, controls.sliders)
+            return {self.parts.maps: maps} | self.desk.done(seconds)
 
-        async for updates in self._guarded(self._explain(begin, done, request)):
+        async for updates in self.desk.guarded(self._explain(begin, done, request)):
             yield updates
 
     async def press_patch(
@@ -157,32 +152,28 @@ class Events:
         self, request: gr.Request, visit: Visit | None, block: int, row: int, column: int
     ) -> AsyncIterator[Updates]:
         """Show what a patch draws on."""
-        async for updates in self._guarded(self._look(visit, block, row, column, request)):
+        async for updates in self.desk.guarded(self._look(visit, block, row, column, request)):
             yield updates
 
     async def measure(self, request: gr.Request, *values: Any) -> AsyncIterator[Updates]:
         """Measure the curves of the maps that are shown."""
-        async for updates in self._guarded(self._measure(values, request)):
+        async for updates in self.desk.guarded(self._measure(values, request)):
             yield updates
 
     async def take_png(self, request: gr.Request, *values: Any) -> AsyncIterator[Updates]:
         """Hand over the maps as a picture."""
-        async for updates in self._guarded(self._take_home("png", values, request)):
+        async for updates in self.desk.guarded(self._take_home("png", values, request)):
             yield updates
 
     async def take_npz(self, request: gr.Request, *values: Any) -> AsyncIterator[Updates]:
         """Hand over the numbers."""
-        async for updates in self._guarded(self._take_home("npz", values, request)):
+        async for updates in self.desk.guarded(self._take_home("npz", values, request)):
             yield updates
 
     async def take_report(self, request: gr.Request, *values: Any) -> AsyncIterator[Updates]:
         """Hand over a report."""
-        async for updates in self._guarded(self._take_home("report", values, request)):
+        async for updates in self.desk.guarded(self._take_home("report", values, request)):
             yield updates
-
-    def stop(self, request: gr.Request) -> None:
-        """Stop what a visitor waits for, who has asked for that or closed the page."""
-        self.visitors.stop(_visitor(request))
 
     async def _open(
         self, path: str | Path, name: str, model: str, values: Sequence[Any], request: gr.Request
@@ -200,7 +191,7 @@ class Events:
             controls = read_controls([values[0], [], values[2], None, *values[4:]])
             return self._opened(visits[0], record, controls, seconds)
 
-        async for updates in self._guarded(self._explain(begin, done, request)):
+        async for updates in self.desk.guarded(self._explain(begin, done, request)):
             yield updates
 
     async def _explain(
@@ -211,11 +202,11 @@ class Events:
     ) -> AsyncIterator[Updates]:
         visit, controls, record = begin()
         if record is not None:
-            self.visitors.stop(_visitor(request))
-            yield done(record, None) | self._idle()
+            self.desk.stop(request)
+            yield done(record, None)
             return
-        async for job, updates in self._work(partial(self.studio.explain, visit, controls.wanted), request):
-            yield updates if job is None else done(job.future.result(), job.seconds) | self._idle()
+        async for job, updates in self.desk.work(partial(self.studio.explain, visit, controls.wanted), request):
+            yield updates if job is None else done(job.future.result(), job.seconds)
 
     async def _look(
         self, visit: Visit | None, block: int, row: int, column: int, request: gr.Request
@@ -223,7 +214,7 @@ class Events:
         if visit is None:
             raise InputError(_NO_PHOTO)
         if self.studio.known_rows(visit, int(block)) is None:
-            async for job, updates in self._work(partial(self.studio.rows, visit, int(block)), request):
+            async for job, updates in self.desk.work(partial(self.studio.rows, visit, int(block)), request):
                 if job is None:
                     yield updates
         record, rows = self.studio.cache.get(visit.key), self.studio.known_rows(visit, int(block))
@@ -236,19 +227,18 @@ class Events:
             self.parts.picture: mark_patch(backdrop.photo, backdrop, rows.grid, patch),
             self.parts.row: patch[0],
             self.parts.column: patch[1],
-            self.parts.status: _done(None),
-        } | self._idle()
+        } | self.desk.done(None)
 
     async def _measure(self, values: Sequence[Any], request: gr.Request) -> AsyncIterator[Updates]:
         controls = read_controls(values)
         visit = _there(controls)
-        async for job, updates in self._work(partial(self.studio.curves, visit, controls.wanted), request):
+        async for job, updates in self.desk.work(partial(self.studio.curves, visit, controls.wanted), request):
             if job is None:
                 yield updates
             else:
                 record, found = job.future.result()
                 shown = cards.curves(record, controls.wanted, found)
-                yield {self.parts.curves: shown, self.parts.status: _done(job.seconds)} | self._idle()
+                yield {self.parts.curves: shown} | self.desk.done(job.seconds)
 
     async def _take_home(self, kind: str, values: Sequence[Any], request: gr.Request) -> AsyncIterator[Updates]:
         controls = read_controls(values)
@@ -257,11 +247,11 @@ class Events:
         if kind == "report":
             work = partial(self.studio.curves, visit, wanted)
         yield {self.parts.download: None}
-        async for job, updates in self._work(work, request):
+        async for job, updates in self.desk.work(work, request):
             if job is None:
                 yield updates
                 continue
-            folder = self._new_folder()
+            folder = self.desk.new_folder()
             if kind == "report":
                 record, found = job.future.result()
                 file = downloads.save_report(record, visit, wanted, found, folder)
@@ -270,52 +260,14 @@ class Events:
             else:
                 file = downloads.save_npz(job.future.result(), wanted, folder)
             ready = cards.status(f"{file.name} is ready.")
-            yield {self.parts.download: str(file), self.parts.status: ready} | self._idle()
-
-    async def _work(self, work: Callable[[Job], Any], request: gr.Request) -> AsyncIterator[tuple[Job | None, Updates]]:
-        """Have work done; give what to show meanwhile, and at last the job itself, unless another took its place."""
-        visitor = _visitor(request)
-        job = self.visitors.begin(visitor, work)
-        try:
-            async for before in self.visitors.follow(job):
-                if self.visitors.superseded(visitor, job):
-                    return
-                yield (
-                    None,
-                    {
-                        self.parts.status: cards.progress(job, before),
-                        self.parts.stop: gr.update(interactive=True),
-                    },
-                )
-            if self.visitors.superseded(visitor, job):
-                return
-            job.future.result()  # raises what went wrong
-            yield job, {}
-        finally:
-            self.visitors.finish(visitor, job)
-
-    async def _guarded(self, steps: AsyncIterator[Updates]) -> AsyncIterator[Updates]:
-        """Turn what goes wrong into a sentence; nothing else of it reaches the page."""
-        try:
-            async for updates in steps:
-                yield updates
-        except CancelledError as stopped:
-            yield {self.parts.status: cards.status(str(stopped))} | self._idle()
-        except VitreousError as error:
-            yield {self.parts.status: cards.status(str(error), error=True)} | self._idle()
-        except Exception:  # whatever it was, the visitor gets a sentence and the log the rest
-            log.exception("a request failed")
-            yield {self.parts.status: cards.status(_UNEXPECTED, error=True)} | self._idle()
+            yield {self.parts.download: str(file), self.parts.status: ready} | self.desk.idle()
 
     def _opened(self, visit: Visit, record: Record, controls: Controls, seconds: float | None) -> Updates:
         parts, sample = self.parts, record.sample
         assert sample is not None
-        names = sample.class_names or [f"class {number}" for number in range(sample.logits.shape[1])]
-        choices = [(name.replace("_", " "), number) for number, name in enumerate(names)]
+        choices = [(name, number) for number, name in enumerate(record.class_names())]
         return {
             parts.visit: visit,
-            parts.status: _done(seconds),
-            parts.stop: gr.update(interactive=False),
             parts.predictions: cards.predictions(record),
             parts.classes: gr.update(choices=choices, value=list(classes_of(controls.wanted, record))),
             parts.maps: cards.maps(record, controls.wanted, controls.sliders),
@@ -326,29 +278,10 @@ class Events:
             parts.curves: "",
             parts.row: gr.update(maximum=sample.grid[0] - 1, value=sample.grid[0] // 2),
             parts.column: gr.update(maximum=sample.grid[1] - 1, value=sample.grid[1] // 2),
-        }
-
-    def _idle(self) -> Updates:
-        return {self.parts.stop: gr.update(interactive=False)}
-
-    def _new_folder(self) -> Path:
-        """Make a folder for one download; the oldest ones go, so that they cannot fill the disk."""
-        folder = Path(tempfile.mkdtemp(dir=self.folder))
-        self._downloads.append(folder)
-        while len(self._downloads) > _KEPT_DOWNLOADS:
-            shutil.rmtree(self._downloads.popleft(), ignore_errors=True)
-        return folder
+        } | self.desk.done(seconds)
 
 
 def _there(controls: Controls) -> Visit:
     if controls.visit is None:
         raise InputError(_NO_PHOTO)
     return controls.visit
-
-
-def _visitor(request: gr.Request) -> str:
-    return str(request.session_hash)
-
-
-def _done(seconds: float | None) -> str:
-    return cards.status("Done, from memory." if seconds is None else f"Done in {seconds:.1f} s.")

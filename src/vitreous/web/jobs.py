@@ -32,7 +32,8 @@ class Job:
 
     Attributes:
         stage: What is being done, for the visitor.
-        asked: How many images the model has been asked about.
+        asked: How many images or texts the model has been asked about.
+        things: Which of the two.
         expected: How many it will be, where that is known.
         future: What becomes of it.
         seconds: How long it took, from the moment that its turn came.
@@ -40,6 +41,7 @@ class Job:
 
     stage: str = "waiting"
     asked: int = 0
+    things: str = "images"
     expected: int | None = None
     future: Future[Any] = field(default_factory=Future)
     seconds: float = 0.0
@@ -121,21 +123,21 @@ class Worker:
 
 @contextmanager
 def watched(network: nn.Module, job: Job, count: Callable[[int], None]) -> Iterator[None]:
-    """Count the images that a network is asked about, and stop between its blocks when the job is to be stopped.
+    """Count what a network is asked about, images or texts, and stop between its blocks when the job is to be stopped.
 
     The hooks are taken away again whatever happens, so that a stopped run leaves the network as it was.
     """
 
-    def asked(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def asked(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         job.check()
-        images = len(inputs[0]) if inputs else 1
+        images = len(inputs[0] if inputs else named.get("input_ids", [None]))
         job.asked += images
         count(images)
 
     def between(_: nn.Module, __: tuple[Any, ...]) -> None:
         job.check()
 
-    hooks = [network.register_forward_pre_hook(asked)]
+    hooks = [network.register_forward_pre_hook(asked, with_kwargs=True)]
     try:
         hooks += [block.module.register_forward_pre_hook(between) for block in find_anatomy(network).blocks]
         yield

@@ -1,4 +1,4 @@
-"""What stands where on the page; what happens when it is used is in ``events``."""
+"""What stands where on the photo tab; what happens when it is used is in ``events``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import gradio as gr
 from vitreous.pictures.overlay import DEFAULT_OPACITY
 from vitreous.web import cards
 from vitreous.web.drawing import SIGNS
-from vitreous.web.studio import MOST_CLASSES
+from vitreous.web.wanted import MOST_CLASSES
 
-_TITLE = """<h1>Vitreous</h1><p>Which parts of a picture made the model say this class?</p>"""
+TITLE = "<h1>Vitreous</h1><p>Which parts of a picture, or words of a text, made the model say this class?</p>"
 _CHOSEN = ("tokentm", "gradtoken")
 _SPELLED = "decompx.skipplus"
 _HINT = "<p>Drop a photo on the left, or pick the example.</p>"
@@ -60,18 +60,17 @@ class Parts:
 
 
 def lay_out(models: Sequence[str], examples: Sequence[Path]) -> Parts:
-    """Make the parts, inside the page that is being built."""
+    """Make the parts, inside the tab that is being built."""
     parts: dict[str, Any] = {"visit": gr.State(None)}
-    gr.HTML(_TITLE, elem_id="vitreous-title")
-    with gr.Row(elem_id="vitreous-columns"):
+    with gr.Row(elem_classes="vitreous-columns"):
         with gr.Column(scale=2, min_width=280, elem_classes="vitreous-column"):
             parts |= _photo(models, examples)
-            with gr.Column(elem_id="vitreous-choices"):
-                parts |= _choices()
+            with gr.Column(elem_id="vitreous-choices", elem_classes="vitreous-choices"):
+                parts |= method_choices(_CHOSEN, _SPELLED)
         with gr.Column(scale=5, min_width=280, elem_classes="vitreous-column"):
-            with gr.Column(elem_id="vitreous-shown"):
+            with gr.Column(elem_classes="vitreous-shown"):
                 parts |= _maps()
-            with gr.Column(elem_id="vitreous-more"):
+            with gr.Column(elem_id="vitreous-more", elem_classes="vitreous-more"):
                 parts |= _patch() | _curves() | _downloads()
     return Parts(**{part.name: parts[part.name] for part in fields(Parts)})
 
@@ -89,14 +88,7 @@ def _photo(models: Sequence[str], examples: Sequence[Path]) -> dict[str, Any]:
             elem_id="vitreous-examples",
         ),
         "predictions": gr.HTML(cards.no_predictions(), elem_id="vitreous-predictions"),
-        "classes": gr.Dropdown(
-            [],
-            label="Classes to explain",
-            info=f"Type to search; up to {MOST_CLASSES}. None: what the model says.",
-            multiselect=True,
-            max_choices=MOST_CLASSES,
-            elem_id="vitreous-classes",
-        ),
+        "classes": class_choice("vitreous-classes"),
         "model": gr.Dropdown(
             list(models),
             value=models[0],
@@ -108,40 +100,65 @@ def _photo(models: Sequence[str], examples: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def _choices() -> dict[str, Any]:
+def class_choice(name: str) -> Any:
+    """Give what classes are chosen with."""
+    return gr.Dropdown(
+        [],
+        label="Classes to explain",
+        info=f"Type to search; up to {MOST_CLASSES}. None: what the model says.",
+        multiselect=True,
+        max_choices=MOST_CLASSES,
+        elem_id=name,
+    )
+
+
+def status_bar(prefix: str = "") -> tuple[Any, Any]:
+    """Give what tells how far work is, and the button that stops it."""
+    with gr.Row(elem_classes="vitreous-bar"):
+        with gr.Column(scale=5, min_width=200):
+            status = gr.HTML(cards.status("Ready."), elem_id=f"vitreous-{prefix}status")
+        stop = gr.Button(
+            "Stop",
+            variant="stop",
+            size="sm",
+            interactive=False,
+            scale=0,
+            min_width=90,
+            elem_id=f"vitreous-{prefix}stop",
+        )
+    return status, stop
+
+
+def method_choices(chosen: Sequence[str], spelling: str, *, prefix: str = "", texts: bool = False) -> dict[str, Any]:
+    """Give the methods to tick, by family, and a line for all other spellings."""
     groups = []
     gr.HTML("<h2>Methods, by family</h2>")
-    for family, members in cards.families().items():
-        chosen = [name for _, name in members if name in _CHOSEN]
+    for family, members in cards.families(texts=texts).items():
         title = "CAM" if family == "cam" else f"{family[:1].upper()}{family[1:]}"
-        with gr.Accordion(f"{title} ({len(members)} methods)", open=False, elem_id=f"vitreous-family-{family}"):
+        count = f"{len(members)} method{'s' if len(members) > 1 else ''}"
+        with gr.Accordion(f"{title} ({count})", open=False, elem_id=f"vitreous-{prefix}family-{family}"):
             group = gr.CheckboxGroup(
                 members,
-                value=chosen,
+                value=[name for _, name in members if name in chosen],
                 label=f"Methods of the family {family}",
                 show_label=False,
                 container=False,
-                elem_id=f"vitreous-{family}",
+                elem_id=f"vitreous-{prefix}{family}",
                 elem_classes="vitreous-methods",
             )
-            gr.HTML(cards.papers(family))
+            gr.HTML(cards.papers(family, texts=texts))
         groups.append(group)
     spelled = gr.Textbox(
-        _SPELLED,
+        spelling,
         label="More methods, as they are spelled",
         info="name[.aggregation][:option=value], separated by commas; press Enter",
-        elem_id="vitreous-spelled",
+        elem_id=f"vitreous-{prefix}spelled",
     )
     return {"methods": groups, "spelled": spelled}
 
 
 def _maps() -> dict[str, Any]:
-    with gr.Row(elem_id="vitreous-bar"):
-        with gr.Column(scale=5, min_width=200):
-            status = gr.HTML(cards.status("Ready."), elem_id="vitreous-status")
-        stop = gr.Button(
-            "Stop", variant="stop", size="sm", interactive=False, scale=0, min_width=90, elem_id="vitreous-stop"
-        )
+    status, stop = status_bar()
     with gr.Row():
         opacity = gr.Slider(0, 1, DEFAULT_OPACITY, step=0.05, label="Opacity", elem_id="vitreous-opacity")
         threshold = gr.Slider(0, 1, 0, step=0.01, label="Threshold", elem_id="vitreous-threshold")

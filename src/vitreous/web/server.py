@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import InputError, MissingDependencyError
-from vitreous.web.shelf import Shelf
+from vitreous.web.shelf import Shelf, TextShelf, checkpoints
 from vitreous.web.studio import Studio
+from vitreous.web.text_studio import TextStudio
+from vitreous.web.visitors import Visitors
 
 _HOUR = 3600
+_PART_FOR_TEXTS = 16  # of what is remembered: a text takes kilobytes where a photo takes megabytes
 _MOST_AT_ONCE = 32  # requests that may wait for work; they take no thread meanwhile
 
 
@@ -30,6 +33,7 @@ class Settings:
         folders: Where checkpoints and example photos may be read.
         upload_bytes: The largest photo that is taken.
         cache_bytes: How much is remembered.
+        text_model: The text classifier that is there from the start, if any.
     """
 
     model: str = "demo"
@@ -38,6 +42,7 @@ class Settings:
     folders: tuple[Path, ...] = ()
     upload_bytes: int = 20 * 2**20
     cache_bytes: int = 256 * 2**20
+    text_model: str | None = None
 
 
 class Server:
@@ -71,29 +76,58 @@ def start(settings: Settings) -> Server:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported
     gradio = _gradio()
     _check(settings)
+    for_texts = settings.cache_bytes // _PART_FOR_TEXTS
     studio = Studio(
-        Shelf(settings.model, settings.folders), cache_bytes=settings.cache_bytes, upload_bytes=settings.upload_bytes
+        Shelf(settings.model, settings.folders),
+        cache_bytes=settings.cache_bytes - for_texts,
+        upload_bytes=settings.upload_bytes,
     )
     studio.shelf.take(settings.model)
+    texts = _text_studio(settings, studio, for_texts)
     folder = Path(tempfile.mkdtemp(prefix="vitreous-web-"))
     os.environ["GRADIO_TEMP_DIR"] = str(folder)  # uploads of this server lie in a folder that nobody else can read
-    page = build(gradio, studio, settings.folders, folder)
+    page = build(gradio, studio, texts, settings.folders, folder)
     _launch(gradio, page, settings)
     return Server(settings, page, studio, folder)
 
 
-def build(gradio: Any, studio: Studio, folders: Sequence[Path], folder: Path) -> Any:
+def _text_studio(settings: Settings, studio: Studio, cache_bytes: int) -> TextStudio | None:
+    """Give what explains texts, if there is a model for them: the one that was named, or one in the folders."""
+    found = checkpoints(settings.folders, text=True)
+    first = settings.text_model or next(iter(found), None)
+    if first is None:
+        return None
+    shelf = TextShelf(first, settings.folders)
+    if settings.text_model is not None:
+        shelf.take(settings.text_model)
+    return TextStudio(shelf, studio.worker, cache_bytes=cache_bytes)
+
+
+def build(gradio: Any, studio: Studio, texts: TextStudio | None, folders: Sequence[Path], folder: Path) -> Any:
     """Build the page."""
-    from vitreous.web.events import Events  # noqa: PLC0415  # needs Gradio
+    from vitreous.web import text_cards  # noqa: PLC0415  # these need Gradio
+    from vitreous.web.events import Events  # noqa: PLC0415
     from vitreous.web.examples import example_photos, thumbnails  # noqa: PLC0415
-    from vitreous.web.layout import lay_out  # noqa: PLC0415
+    from vitreous.web.layout import TITLE, lay_out  # noqa: PLC0415
+    from vitreous.web.text_events import TextEvents  # noqa: PLC0415
+    from vitreous.web.text_layout import lay_out_texts  # noqa: PLC0415
 
     small = thumbnails(example_photos(folders), folder)
     with gradio.Blocks(analytics_enabled=False, title="Vitreous", delete_cache=(_HOUR // 4, 2 * _HOUR)) as page:
-        parts = lay_out(studio.shelf.names(), list(small.values()))
-        events = Events(studio, parts, list(small), folder)
-        events.connect()
-        page.unload(events.stop)
+        gradio.HTML(TITLE, elem_id="vitreous-title")
+        visitors = Visitors(studio.worker)
+        with gradio.Tabs(elem_id="vitreous-tabs"):
+            with gradio.Tab("Photos"):
+                events = Events(
+                    studio, lay_out(studio.shelf.names(), list(small.values())), list(small), visitors, folder
+                )
+                events.connect()
+            with gradio.Tab("Texts"):
+                if texts is None:
+                    gradio.HTML(text_cards.NO_MODEL, elem_id="vitreous-text-none")
+                else:
+                    TextEvents(texts, lay_out_texts(texts.shelf.names()), visitors, folder).connect()
+        page.unload(events.desk.stop)
     page.queue(default_concurrency_limit=_MOST_AT_ONCE, max_size=4 * _MOST_AT_ONCE)
     return page
 

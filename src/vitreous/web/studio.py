@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import vitreous
-from vitreous.errors import MethodError, TargetError, VitreousError
 from vitreous.explaining import network_of
 from vitreous.html.report_file import measure
 from vitreous.models import LoadedModel
 from vitreous.pictures.data.curves import Curves
 from vitreous.pictures.data.strip import depth_of
-from vitreous.spelling import parse
 from vitreous.web.cache import BoundedCache
 from vitreous.web.depths import all_depths, at_depth
-from vitreous.web.jobs import CancelledError, Job, Worker, watched
+from vitreous.web.jobs import Job, Worker, watched
 from vitreous.web.photo import Upload, develop, receive
 from vitreous.web.record import Record
 from vitreous.web.rows import BlockRows, block_rows
 from vitreous.web.shelf import Shelf
+from vitreous.web.wanted import Ask, Wanted, check_classes, classes_of, first_methods, groups, is_quick, make
 
-MOST_METHODS = 12
-MOST_CLASSES = 4
 CURVE_POINTS = 11  # of each of the two curves
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a visitor wants to see of a photo.
-
-    Attributes:
-        methods: Spellings.
-        classes: Numbers of classes; none stands for the predicted one.
-        depth: How many blocks are aggregated; ``None`` for the methods as they are spelled.
-    """
-
-    methods: tuple[str, ...]
-    classes: tuple[int, ...] = ()
-    depth: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.methods:
-            raise MethodError("Choose at least one method.")
-        if len(self.methods) > MOST_METHODS:
-            raise MethodError(f"No more than {MOST_METHODS} methods are shown at once.")
-        if len(self.classes) > MOST_CLASSES:
-            raise TargetError(f"No more than {MOST_CLASSES} classes are explained at once.")
-        for method in self.methods:
-            parse(method)
 
 
 @dataclass(frozen=True)
@@ -101,14 +73,14 @@ class Studio:
         with self._keeping(visit, record), self._watching(model, job):
             if record.sample is None:
                 job.begin("explaining the photo")
-                _begin(model, record, wanted, job)
+                make(record, first_methods(wanted), _asking(model, record, wanted.classes), job)
             classes = classes_of(wanted, record)
-            _check_classes(classes, record)
+            check_classes(classes, record)
             shown = _shown(wanted, record.depth)
             ahead = _ahead(wanted, record.depth) if record.missing(shown, classes) else []
-            for group in _groups(record.missing([*shown, *ahead], classes)):
+            for group in groups(record.missing([*shown, *ahead], classes)):
                 job.begin("explaining the photo" if len(group) > 1 else f"explaining by {group[0]}")
-                _make(model, record, group, classes, job)
+                make(record, group, _asking(model, record, classes), job)
         return record
 
     def rows(self, visit: Visit, block: int, job: Job) -> BlockRows:
@@ -175,40 +147,14 @@ class Studio:
                 self.cache.put(visit.key, record)
 
 
-def _begin(model: LoadedModel, record: Record, wanted: Wanted, job: Job) -> None:
-    """Find out what the model says, by the maps that are quick to make."""
-    quick = [method for method in wanted.methods if _is_quick(method)]
-    _make(model, record, quick or wanted.methods[:1], wanted.classes, job)
+def _asking(model: LoadedModel, record: Record, classes: Sequence[int]) -> Ask:
+    """How methods are asked about a photo."""
 
-
-def _make(model: LoadedModel, record: Record, methods: Sequence[str], classes: Sequence[int], job: Job) -> None:
-    """Ask methods together; where that fails, each by itself, so that one does not take the others with it."""
-
-    def ask(some: Sequence[str]) -> None:
+    def ask(methods: Sequence[str]) -> None:
         target = [list(classes)] if classes else None
-        record.keep(vitreous.explain(model, record.photo.pixels, some, target))
+        record.keep(vitreous.explain(model, record.photo.pixels, methods, target))
 
-    try:
-        ask(methods)
-    except CancelledError:
-        raise
-    except VitreousError as error:
-        if len(methods) == 1:
-            record.failed[methods[0]] = str(error)
-        for method in methods if len(methods) > 1 else []:
-            _try(ask, method, record, job)
-        if record.sample is None:
-            raise
-
-
-def _try(ask: Callable[[Sequence[str]], None], method: str, record: Record, job: Job) -> None:
-    job.check()
-    try:
-        ask([method])
-    except CancelledError:
-        raise
-    except VitreousError as error:
-        record.failed[method] = str(error)
+    return ask
 
 
 def shown_methods(record: Record, wanted: Wanted) -> list[str]:
@@ -222,33 +168,8 @@ def _shown(wanted: Wanted, depth: int) -> list[str]:
     return [at_depth(method, wanted.depth, depth) or method for method in wanted.methods]
 
 
-def _is_quick(method: str) -> bool:
-    """Whether a method reads the recorded run, and does not run the model again and again."""
-    return not parse(method).readout.runs_again
-
-
 def _ahead(wanted: Wanted, depth: int) -> list[str]:
     """Give the maps for all other positions of the depth slider once it has been moved: they share the same runs."""
     if wanted.depth is None or wanted.depth >= depth:
         return []
-    return [spelling for method in wanted.methods if _is_quick(method) for spelling in all_depths(method, depth)]
-
-
-def _groups(methods: Sequence[str]) -> Iterator[list[str]]:
-    """Put methods that read one run together; others run the model by themselves."""
-    together = [method for method in methods if _is_quick(method)]
-    if together:
-        yield together
-    yield from ([method] for method in methods if method not in together)
-
-
-def classes_of(wanted: Wanted, record: Record) -> tuple[int, ...]:
-    """Give the classes that are explained."""
-    return wanted.classes or (record.predicted,)
-
-
-def _check_classes(classes: Sequence[int], record: Record) -> None:
-    assert record.sample is not None
-    count = record.sample.logits.shape[1]
-    if any(not 0 <= one < count for one in classes):
-        raise TargetError(f"This model has {count} classes, numbered from 0.")
+    return [spelling for method in wanted.methods if is_quick(method) for spelling in all_depths(method, depth)]

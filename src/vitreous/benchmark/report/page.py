@@ -227,7 +227,7 @@ def _images(results: Results, extremes: Sequence[Extremes]) -> str:
     if not shown:
         return ""
     thumbnails, problem = thumbnails_of(results, shown)
-    note = f'<p class="note">Some of it is missing: {escape(problem)}.</p>' if problem else ""
+    note = f'<p class="note">Pictures are missing: {escape(problem)}.</p>' if problem else ""
     figures = "".join(
         f"<figure><figcaption><code>{escape(each.method)}</code></figcaption>"
         f"<h4>best by {escape(each.metric.name)}</h4>{_strip(each, each.best, thumbnails)}"
@@ -235,9 +235,7 @@ def _images(results: Results, extremes: Sequence[Extremes]) -> str:
         for each in shown
     )
     things = results.run.things
-    about = (
-        "Maps" if things == "images" else "Underlined is what people marked; the words around the highest one; scores"
-    )
+    about = "Maps" if things == "images" else "The words around the highest one, what people marked underlined; scores"
     return (
         f'<h3>Best and worst {things}</h3><p class="faint">{about} of the predicted class; the number is the metric '
         f'on this one alone.</p>{note}<div class="images {things}">{figures}</div>'

@@ -39,6 +39,8 @@ def kept_logits(batch: PhotoBatch, orders: Orders, kept: Sequence[Kept]) -> Tens
     for order, row in zip(orders.different, names, strict=True):
         ranking = patch_scores(batch, order.map).argsort(descending=True, stable=True)
         for name, (side, count) in zip(row, kept, strict=True):
+            if count == len(ranking):  # the whole photo, of which the answer is known
+                batch.memory[name] = batch.logits[order.image]
             patches = ranking[:count] if side == "top" else ranking[len(ranking) - count :]
             if name not in batch.memory:
                 questions.setdefault(count, {})[name] = _Question(name, order.image, patches)

@@ -1,0 +1,135 @@
+"""Time of every one-pass method on a padded batch of texts, as a ratio to a plain forward + backward of the same batch.
+
+    python benchmarks/texts_against_forward_backward.py [--size minilm] [--lengths 64 192 320 512] [--repeats 5]
+        [--methods attnlrp decompx ...] [--json]
+
+The classifier has BERT's architecture in the size of MiniLM-L6 or of BERT base and random weights, which cost as much
+as trained ones. The yardstick runs it on the same padded batch with frozen parameters and fused attention, backward to
+the embedded tokens. Each repetition runs every job once, in turn, and the median ratio counts. Processor time of one
+thread is counted, since it does not depend on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import transformers
+from methods_against_forward_backward import time_all
+from torch import Tensor, nn
+
+from vitreous.cost import cost_of
+from vitreous.errors import VitreousError
+from vitreous.explaining import answer_with, find_recipes
+from vitreous.methods import list_methods
+from vitreous.tape.inputs import Texts
+from vitreous.targets import find_targets
+
+SIZES = {
+    "minilm": {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},
+    "base": {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+}
+PAD, CLASS, END, FIRST_WORD = range(4)
+VOCABULARY = 1000
+
+
+def make_model(size: str) -> nn.Module:
+    """A random classifier with frozen parameters."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=VOCABULARY, num_labels=2, pad_token_id=PAD, **SIZES[size])
+    model: nn.Module = transformers.BertForSequenceClassification(config)
+    return model.eval().requires_grad_(requires_grad=False)
+
+
+def make_texts(lengths: Sequence[int]) -> Texts:
+    """Random texts of some lengths, special tokens included, padded to the longest."""
+    places, ends = torch.arange(max(lengths)), torch.tensor(lengths)[:, None] - 1
+    numbers = torch.randint(FIRST_WORD, VOCABULARY, (len(lengths), len(places)))
+    numbers[:, 0] = CLASS
+    numbers[places == ends] = END
+    numbers[places > ends] = PAD
+    parts = {"input_ids": numbers, "attention_mask": (places <= ends).long()}
+    return Texts(parts, torch.tensor(lengths), (places > 0) & (places < ends), {"pad": PAD})
+
+
+def one_pass_methods() -> list[str]:
+    """Every method that needs no more than one run of the model and one backward pass."""
+    costs = {info.name: cost_of(info.name) for info in list_methods()}
+    return [name for name, cost in costs.items() if cost.one_run and len(cost.passes) <= 1]
+
+
+def jobs(model: nn.Module, texts: Texts, methods: Sequence[str]) -> Mapping[str, Callable[[], object]]:
+    """What is measured, by name; the yardstick first."""
+    embeddings: nn.Module = model.get_submodule("bert.embeddings")
+
+    def forward_backward() -> None:
+        def leaf(_module: nn.Module, _inputs: object, tokens: Tensor) -> Tensor:
+            return tokens.detach().requires_grad_()
+
+        with embeddings.register_forward_hook(leaf):
+            logits = model(**texts.parts).logits
+        logits.gather(1, logits.argmax(1, keepdim=True)).sum().backward()
+
+    def explain(spelling: str) -> Callable[[], object]:
+        return lambda: answer_with(
+            model, texts, find_recipes(spelling), lambda logits: find_targets(logits, None, None)
+        )
+
+    return {"forward+backward": forward_backward, **{method: explain(method) for method in methods}}
+
+
+def serving(model: nn.Module, methods: Sequence[str]) -> dict[str, str | None]:
+    """Why a method does not serve this model, seen on a short text; ``None`` where it does."""
+    refusals: dict[str, str | None] = {}
+    for method, job in list(jobs(model, make_texts([8, 5]), methods).items())[1:]:
+        try:
+            job()
+            refusals[method] = None
+        except VitreousError as error:
+            refusals[method] = str(error).partition(". Methods")[0]  # what works instead is not the question here
+    return refusals
+
+
+def main() -> None:
+    """Print the ratio of every method, largest first, and what was refused."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", choices=SIZES, default="minilm")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 192, 320, 512], help="tokens of each text")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--methods", nargs="+", help="spellings instead of all one-pass methods")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, and nothing else")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    model = make_model(given.size)
+    refusals = serving(model, given.methods or one_pass_methods())
+    measured = [method for method, refusal in refusals.items() if refusal is None]
+    seconds = time_all(jobs(model, make_texts(given.lengths), measured), given.repeats)
+    yardstick = seconds["forward+backward"]
+    ratios = {
+        method: statistics.median(a / b for a, b in zip(seconds[method], yardstick, strict=True)) for method in measured
+    }
+    ratios = dict(sorted(ratios.items(), key=lambda item: -item[1]))
+    refused = {method: refusal for method, refusal in refusals.items() if refusal is not None}
+    setting = {
+        "size": given.size,
+        "lengths": given.lengths,
+        "repeats": given.repeats,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "seconds": statistics.median(yardstick),
+    }
+    if given.json:
+        print(json.dumps({**setting, "ratios": ratios, "refused": refused}, indent=2))
+        return
+    print(", ".join(f"{name} {value}" for name, value in setting.items()))
+    for method, ratio in ratios.items():
+        print(f"{method:24s} {ratio:6.2f} x forward+backward")
+    for method, refusal in refused.items():
+        print(f"{method:24s} refused: {refusal}")
+
+
+if __name__ == "__main__":
+    main()

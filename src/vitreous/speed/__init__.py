@@ -1,0 +1,1 @@
+"""What methods cost: operations that do not depend on the machine, and time beside plain passes and peers."""
