@@ -43,6 +43,6 @@ $(BIN)/python:
 .venv/.dev-installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Setting up .venv; PyTorch is large, this takes a few minutes the first time."
 	$(PIP) --editable '.[dev]'
-# Three yardsticks ask for old or unrelated packages that the parts compared here do not use.
-	$(PIP) --no-deps legrad-torch lxt quantus
+# Four yardsticks ask for old or unrelated packages that the parts compared here do not use.
+	$(PIP) --no-deps legrad-torch lxt pnpxai quantus
 	@touch $@ .venv/.demo-installed

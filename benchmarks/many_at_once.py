@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import timm
 import torch
+from rows import median_ratio, seconds, time_in_turn, write_rows
 from torch import Tensor, nn
 
 import vitreous
-from vitreous.provenance import collect_provenance
+from vitreous.speed.timing import Job
 
 TARGETS = 8
 TOLD_APART = ["ixg.plus", "decompx.skipplus", "gae", "tokentm", "gradtoken", "attnlrp"]
@@ -42,17 +40,10 @@ def make(name: str) -> tuple[nn.Module, int]:
     return model, model.pretrained_cfg["input_size"][-1]
 
 
-def ratio(many: Callable[[], object], singles: Callable[[], object], repeats: int) -> float:
-    """Time of ``many`` over that of ``singles``: the median of interleaved repetitions after one unmeasured."""
-    ratios = []
-    for _ in range(repeats + 1):
-        spent = []
-        for job in (many, singles):
-            start = time.process_time()
-            job()
-            spent.append(time.process_time() - start)
-        ratios.append(spent[0] / spent[1])
-    return statistics.median(ratios[1:])
+def ratio(many: Job, singles: Job, repeats: int) -> float:
+    """Time of ``many`` over that of ``singles``."""
+    times = time_in_turn({"many": many, "singles": singles}, repeats)
+    return median_ratio(times["many"], times["singles"])
 
 
 def compare(model: nn.Module, images: Tensor, repeats: int) -> Iterator[dict[str, object]]:
@@ -82,11 +73,13 @@ def stream(model: nn.Module, size: int, batch: int, images: int) -> Iterator[dic
     """Rows of rate and memory along a stream, the rate over that of its first part."""
     per_part = max(1, images // batch // STOPS)
     first = None
-    for part in range(1, STOPS + 1):
-        start = time.process_time()
+
+    def part_of_stream() -> None:
         for _ in range(per_part):
             vitreous.explain(model, torch.randn(batch, 3, size, size), STREAMED, topk=2)
-        rate = per_part * batch / (time.process_time() - start)
+
+    for part in range(1, STOPS + 1):
+        rate = per_part * batch / seconds(part_of_stream)
         first = first or rate
         yield {
             "what": "stream",
@@ -134,9 +127,7 @@ def main() -> None:
     for row in found:
         rows.append(row)
         print("  ".join(f"{key} {_number(value)}" for key, value in row.items()))
-    if given.json:
-        about = collect_provenance(model=name, batch=batch)
-        given.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    write_rows(given.json, rows, model=name, batch=batch)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ import json
 import shlex
 import statistics
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,28 +14,23 @@ from typing import Any
 import torch
 
 from vitreous.provenance import software_versions
+from vitreous.speed import timing
+from vitreous.speed.timing import Job, seconds_of
 from vitreous.storage import write_text
 
+_PROCESSOR = torch.device("cpu")
 
-def seconds(job: Callable[[], object]) -> float:
+
+def seconds(job: Job) -> float:
     """Processor time of a job in this process, which does not depend on what else the machine does."""
-    start = time.process_time()
-    job()
-    return time.process_time() - start
+    return seconds_of(job, _PROCESSOR)
 
 
-def time_in_turn(jobs: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every job, one after the other and again, after one round that does not count.
-
-    Taken in turn, a processor that slows down slows all of them.
-    """
-    found: dict[str, list[float]] = {name: [] for name in jobs}
-    for repeat in range(repeats + 1):
-        for name, job in jobs.items():
-            took = seconds(job)
-            if repeat:
-                found[name].append(took)
-    return found
+def time_in_turn(jobs: Mapping[str, Job], repeats: int) -> dict[str, list[float]]:
+    """Seconds of every job, one after the other and again, after one round that does not count."""
+    for job in jobs.values():
+        job()
+    return timing.time_in_turn(jobs, repeats, _PROCESSOR)
 
 
 def median_ratio(times: Sequence[float], yardstick: Sequence[float]) -> float:

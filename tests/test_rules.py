@@ -5,11 +5,7 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import sys
-import types
-import warnings
 
 import pytest
 import torch
@@ -22,6 +18,7 @@ from small_models import golden_model, largest_difference, one_thread, random_im
 from test_golden import PATCHES, assert_agrees, golden
 from vitreous.errors import MethodError
 from vitreous.methods import method_info
+from vitreous.speed.peers.lxt import LXT
 from vitreous.tape.attention import AttentionRecord, attend_fused, plain_gradients
 from vitreous.tape.functions import InForce, Product
 from vitreous.tape.rulebook import RULES
@@ -173,19 +170,6 @@ def torchvision_vit() -> nn.Module:
     return randomise(VisionTransformer(32, 8, 3, 3, 24, 48, num_classes=5), 4).double().eval()
 
 
-def lxt_patches(monkeypatch):
-    """lxt's patches without its language models, whose import breaks with other versions of transformers.
-
-    Nor with zennit, which it warns about.
-    """
-    pytest.importorskip("lxt")
-    unused = types.ModuleType("lxt.efficient.models")
-    unused.get_default_map = None
-    monkeypatch.setitem(sys.modules, unused.__name__, unused)
-    with warnings.catch_warnings(action="ignore"):
-        return importlib.import_module("lxt.efficient.patches")
-
-
 def lxt_relevance(model: nn.Module, images: torch.Tensor, target: int) -> torch.Tensor:
     """Input x gradient at the first block, of a model whose parts lxt has patched."""
     caught = []
@@ -208,7 +192,9 @@ def test_agrees_with_lxt_on_torchvisions_vit(method, monkeypatch):
     Its own map for torchvision holds the attention matrix constant, which is the frozen rule. Its rule for q, k and v
     (AttnLRP proper) is put on the attention call that torchvision's model makes.
     """
-    patches = lxt_patches(monkeypatch)
+    if LXT.problem:
+        pytest.skip(LXT.problem)
+    patches = LXT.load()
     model, images = torchvision_vit(), random_images()
     scores = vitreous.explain(model, images, [method, "ixg"], 3).scores
     monkeypatch.setattr(nn.LayerNorm, "forward", patches.layer_norm_forward)

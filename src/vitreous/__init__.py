@@ -16,10 +16,11 @@ __all__ = [
     "list_methods",
     "load_model",
     "load_text_model",
+    "speed",
 ]
 
 if TYPE_CHECKING:
-    from vitreous import errors
+    from vitreous import errors, speed
     from vitreous.benchmark.evaluation import evaluate
     from vitreous.explaining import explain
     from vitreous.explanation import Explanation
@@ -39,6 +40,7 @@ _HOMES = {
     "TextExplanation": "vitreous.text_explanation",
     "load_text_model": "vitreous.models.text_models",
     "errors": "vitreous.errors",
+    "speed": "vitreous.speed",
 }
 
 
@@ -49,6 +51,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'vitreous' has no attribute {name!r}")
     module = import_module(_HOMES[name])
-    value = module if name == "errors" else getattr(module, name)
+    value = module if _HOMES[name] == f"vitreous.{name}" else getattr(module, name)
     globals()[name] = value
     return value

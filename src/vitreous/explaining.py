@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import find_anatomy
+from vitreous.compiling import compiled
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.explanation import Explanation
 from vitreous.methods import list_methods
@@ -16,6 +17,7 @@ from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel, load_model
 from vitreous.parts import Part, parts_of, scores_of
 from vitreous.pixels import Images, find_pixels
+from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe, parse
 from vitreous.subject import Subject
@@ -55,6 +57,8 @@ def explain(
     target: Target = None,
     *,
     topk: int | None = None,
+    precision: str = "model",
+    compile: bool = False,  # noqa: A002 - what torch calls it
 ) -> Explanation:
     """Explain why ``model`` says a class of each image.
 
@@ -65,6 +69,9 @@ def explain(
         target: the class to explain: ``None`` for the predicted one, one for all images, one per image ``(batch,)``, or
             several per image ``(batch, k)``.
         topk: instead of ``target``, the k most likely classes of each image.
+        precision: ``bf16`` runs the model's matrix products in bfloat16, for methods whose maps survive that; others
+            are refused.
+        compile: ask a compiled model where methods ask it again (perturbation); what is recorded runs as it is.
 
     Returns:
         Raw signed scores of every patch for every method, (batch, patches) or (batch, k, patches).
@@ -73,9 +80,13 @@ def explain(
     loaded = load_model(model) if isinstance(model, str) else model
     network = network_of(loaded)
     pixels, pictures = find_pixels(loaded, network, images)
-    answer = answer_with(
-        network, pixels, recipes, lambda logits: find_targets(logits, target, topk), black_pixel(loaded, pixels)
-    )
+
+    def choose(logits: Tensor) -> Targets:
+        return find_targets(logits, target, topk)
+
+    with running_in(precision, pixels.device, recipes):
+        black = black_pixel(loaded, pixels)
+        answer = answer_with(network, pixels, recipes, choose, black, compiled(network) if compile else None)
     return Explanation(
         scores=answer.scores,
         grid=answer.layout.grid,
@@ -96,6 +107,7 @@ def answer_with(
     recipes: list[Recipe],
     choose: Callable[[Tensor], Targets],
     black: Tensor | None = None,
+    bare: Callable[..., Any] | None = None,
 ) -> Answer:
     """Ask all methods of pictures or texts, in one run of the model and one backward pass per rule.
 
@@ -105,6 +117,7 @@ def answer_with(
         recipes: the methods.
         choose: which classes to explain, given the logits.
         black: what the model gets for a black pixel, where that is known.
+        bare: the model in another form, for evaluations of which nothing is recorded.
     """
     anatomy = find_anatomy(network)
     needs = {recipe.spelling: recipe.needs(anatomy.depth) for recipe in recipes}
@@ -112,7 +125,7 @@ def answer_with(
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = choose(tape.logits)
-        subject = Subject(network, anatomy, inputs, targets.classes, black, _layout=tape.layout)
+        subject = Subject(network, anatomy, inputs, targets.classes, black, _layout=tape.layout, _bare=bare)
         scores = _scores(tape, subject, recipes, needs, targets.classes)
         shaped = {name: maps if targets.several else maps[:, 0] for name, maps in scores.items()}
         return Answer(tape.logits, targets, tape.layout, shaped, anatomy.name)

@@ -5,10 +5,10 @@ Methods that need more than one run (integrated gradients, perturbation) see thi
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +56,7 @@ class Subject:
     memory: dict[Hashable, Tensor] = field(default_factory=dict)
     _layout: Layout | None = None
     _cannot_drop: bool = False
+    _bare: Callable[..., Any] | None = None  # the model in another form, for evaluations that nobody listens to
 
     def __post_init__(self) -> None:
         # Methods read a tape outside the caller's autocast; when they ask the model again, it runs as the caller wants.
@@ -100,7 +101,7 @@ class Subject:
         part = Subject(
             self._model, self._anatomy, self.inputs.cut(rows, count), targets, _layout=self.layout.cut(count)
         )
-        part._autocast = self._autocast
+        part._autocast, part._bare = self._autocast, self._bare
         return part
 
     @property
@@ -159,7 +160,7 @@ class Subject:
 
     def _ask(self, images: Inputs, listener: _Listening | None = None) -> Tensor:
         with nullcontext() if listener is None else listener.listening():
-            output = ask(self._model, images)
+            output = ask(self._bare if self._bare is not None and listener is None else self._model, images)
         self.evaluations += len(images)
         return class_scores(output, self._anatomy.name, len(images))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from vitreous.cost import cost_of
 from vitreous.errors import MethodError, UnsupportedModelError
 from vitreous.explaining import explain
 from vitreous.methods import list_methods
@@ -16,6 +17,7 @@ from vitreous.spelling import parse
 from vitreous.text_explaining import explain_text
 
 WHITE_BOX = "white-box"
+ONE_RUN = "one-run"
 ALL = "all"
 _BLACK_BOX_FAMILIES = ("perturbation", "plugin")
 _FAMILY_SUFFIX = "-methods"
@@ -29,9 +31,10 @@ def choose_methods(
 ) -> list[str]:
     """Give the spellings that ``asked`` stands for, each once.
 
-    ``white-box`` is every method that looks inside the model, ``all`` every method there is, and the name of a family
-    is all its methods (``gradient-methods`` where a method has the same name). Of such a group, methods that the model
-    or the protocol cannot serve are left out with a notice; one that was spelled out is an error.
+    ``white-box`` is every method that looks inside the model, ``one-run`` those of them that need no run beyond forward
+    and backward, ``all`` every method there is, and the name of a family is all its methods (``gradient-methods`` where
+    a method has the same name). Of such a group, methods that the model or the protocol cannot serve are left out with
+    a notice; one that was spelled out is an error.
 
     Args:
         asked: spellings and words for groups.
@@ -59,14 +62,23 @@ def choose_methods(
     return [spelling for spelling in chosen if spelling not in left_out]
 
 
+def spelled_out(asked: Sequence[str]) -> list[str]:
+    """The spellings that words for groups and spellings stand for, each once, whatever a model can do with them."""
+    found = (_group(word.strip()) or [parse(word).spelling] for word in asked)
+    return list(dict.fromkeys(spelling for group in found for spelling in group))
+
+
 def _group(word: str) -> list[str] | None:
     """The methods that a word stands for, or None where it is a spelling."""
     methods = list_methods()
     names = {method.name for method in methods}
     if word == ALL:
         return [method.name for method in methods]
+    white_box = [method.name for method in methods if method.family not in _BLACK_BOX_FAMILIES]
     if word == WHITE_BOX:
-        return [method.name for method in methods if method.family not in _BLACK_BOX_FAMILIES]
+        return white_box
+    if word == ONE_RUN:
+        return [name for name in white_box if cost_of(name).one_run]
     family = word.removesuffix(_FAMILY_SUFFIX)
     if family in FAMILIES and word not in names:
         return [method.name for method in methods if method.family == family]

@@ -17,6 +17,7 @@ from vitreous.cli.models import models
 from vitreous.cli.protocols import protocols
 from vitreous.cli.report import report
 from vitreous.cli.serve import serve
+from vitreous.cli.speed import speed
 from vitreous.provenance import vitreous_version
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app.command()(figure)
 app.command()(serve)
 app.command()(evaluate)
 app.command()(report)
+app.command()(speed)
 app.command()(methods)
 app.command()(models)
 app.command()(protocols)

@@ -10,7 +10,7 @@ import typer
 
 from vitreous.cli.console import messages, print_json, results
 from vitreous.cli.guard import PHOTOS_FAILED, DebugOption
-from vitreous.cli.options import DeviceOption, ImageSizeOption, MeanOption, StdOption
+from vitreous.cli.options import METHODS_HELP, DeviceOption, ImageSizeOption, MeanOption, StdOption
 from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
@@ -36,8 +36,7 @@ def evaluate(
         typer.Option(
             "--methods",
             "--method",
-            help="Methods, separated by commas; a family of methods; or white-box: all that look inside the model. "
-            "Protocols with rows of their own ignore it.",
+            help=f"{METHODS_HELP} Protocols with rows of their own ignore it.",
             show_default="white-box",
         ),
     ] = None,

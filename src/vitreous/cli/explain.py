@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,13 @@ from vitreous.cli.options import (
 from vitreous.cli.plugins import PluginOption, load_plugins
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
+
+
+class PrecisionName(StrEnum):
+    """In which precision the model runs."""
+
+    MODEL = "model"
+    BF16 = "bf16"
 
 
 def explain(
@@ -57,6 +65,13 @@ def explain(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Photos explained at once.")] = 8,
     device: DeviceOption = "cpu",
+    precision: Annotated[
+        PrecisionName,
+        typer.Option(help="bf16 runs the model in bfloat16, for methods whose maps survive that; model: as it is."),
+    ] = PrecisionName.MODEL,
+    compile_model: Annotated[
+        bool, typer.Option("--compile", help="Compile the model for methods that ask it many times (perturbation).")
+    ] = False,
     plugin: PluginOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else.")] = False,
     _debug: DebugOption = False,
@@ -84,6 +99,8 @@ def explain(
         image_size=size,
         batch_size=batch_size,
         device=device,
+        precision=precision.value,
+        compile=compile_model,
         report=report,
         command=shlex.join(("vitreous", *sys.argv[1:])),
     )

@@ -47,6 +47,8 @@ class Request:
     image_size: tuple[int, int] | None
     batch_size: int
     device: str
+    precision: str = "model"
+    compile: bool = False
     report: Path | None = None
     command: str = ""
 
@@ -140,6 +142,8 @@ class _Session:
                 methods=self.request.methods,
                 target=target_of(targets, len(images)),
                 topk=self.request.topk,
+                precision=self.request.precision,
+                compile=self.request.compile,
             )
         except (ImageError, InputError) as error:
             if len(images) == 1:

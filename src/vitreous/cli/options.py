@@ -10,6 +10,10 @@ import typer
 DEFAULT_METHODS = ("tokentm", "gradtoken", "decompx.skipplus")
 
 METHOD_HELP = "A method, see `vitreous methods`; repeat it, or separate several with commas."
+METHODS_HELP = (
+    "Methods, separated by commas; a family of methods; white-box: all that look inside the model; or one-run: those "
+    "of them that need no run beyond forward and backward."
+)
 
 MethodOption = Annotated[list[str] | None, typer.Option(help=METHOD_HELP, show_default=", ".join(DEFAULT_METHODS))]
 TargetOption = Annotated[

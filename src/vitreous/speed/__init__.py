@@ -1,1 +1,6 @@
-"""What methods cost: operations that do not depend on the machine, and time beside plain passes and peers."""
+"""Speed: what methods cost beside plain passes of the same model, beside the least they need, and beside peers."""
+
+from vitreous.speed.measuring import measure_speed
+from vitreous.speed.rows import SpeedRow
+
+__all__ = ["SpeedRow", "measure_speed"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Rows = slice | Tensor
 
@@ -62,7 +62,7 @@ class Texts:
 Inputs = Tensor | Texts
 
 
-def ask(model: nn.Module, inputs: Inputs) -> Any:
+def ask(model: Callable[..., Any], inputs: Inputs) -> Any:
     """The model's own output, whatever that is."""
     return model(**inputs.parts) if isinstance(inputs, Texts) else model(inputs)
 

@@ -1,0 +1,46 @@
+"""Running a model in bfloat16, for methods whose maps survive that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from vitreous.errors import InputError, MethodError
+from vitreous.spelling import Recipe
+
+PRECISIONS = ("model", "bf16")
+
+# Maps in bfloat16 must rank the patches of every photo as those in float32 do, up to this correlation of ranks.
+TOLERANCE = 0.98
+# The methods that did in docs/speed/precision.json, which benchmarks/precision_and_compile.py measured on a trained
+# ViT-Ti/16; a test holds this list against that file.
+KEEP_THEIR_ORDER = frozenset(
+    {
+        *("raw_attention", "rollout", "attcam", "gae", "gradsam", "agcam", "gradtoken", "tokentm"),
+        *("gradient", "ixg", "cat", "attixg", "attcat", "fullgrad", "fullgrad_plus"),
+        *("gradcam", "xgradcam_abs", "gradcam_elementwise", "eigencam"),
+        *("conservative_lrp", "attnlrp", "attin", "attin_residual", "globenc", "alti", "decompx"),
+    }
+)
+
+
+def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) -> AbstractContextManager[Any]:
+    """The context in which the model runs: as it is, or with its matrix products in bfloat16.
+
+    Raises:
+        MethodError: a method's maps in bfloat16 are not within the tolerance, or were not measured.
+    """
+    if precision not in PRECISIONS:
+        raise InputError(f"precision={precision} is not one of {', '.join(PRECISIONS)}")
+    if precision == "model":
+        return nullcontext()
+    refused = [recipe.spelling for recipe in recipes if recipe.info.name not in KEEP_THEIR_ORDER]
+    if refused:
+        raise MethodError(
+            f"{refused[0]} was not found to rank patches in bf16 as in float32 (rank correlation {TOLERANCE} or more "
+            f"on every photo): leave out precision. Methods that do: {', '.join(sorted(KEEP_THEIR_ORDER))}"
+        )
+    return torch.autocast(device.type, dtype=torch.bfloat16)

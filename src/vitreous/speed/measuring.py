@@ -1,0 +1,210 @@
+"""``measure_speed``: methods, plain passes and peers, measured beside each other in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.anatomy import find_anatomy
+from vitreous.errors import InputError, VitreousError
+from vitreous.explaining import explain, find_recipes, network_of
+from vitreous.models import LoadedModel, load_model
+from vitreous.speed.peers import Peer, Scene, find_peers
+from vitreous.speed.probing import Probe, Prober, agreement_of
+from vitreous.speed.rows import Agreement, SpeedRow, ratio_of
+from vitreous.speed.timing import Job, one_thread, time_in_turn
+from vitreous.speed.yardsticks import BOTH, FORWARD, CountedLimit, Limit, Plain, frozen, limit_of
+from vitreous.spelling import Recipe
+from vitreous.subject import Subject
+from vitreous.tape import unite
+from vitreous.tape.evaluation_mode import evaluation_mode
+
+DEFAULT_METHODS = (
+    *("raw_attention", "rollout", "gae", "gradtoken", "tokentm", "ixg", "ixg.skipplus"),
+    *("decompx", "decompx.skipplus", "fullgrad_plus", "attnlrp"),
+)
+Notice = Callable[[str], object]
+
+
+def measure_speed(
+    model: nn.Module | LoadedModel | str,
+    images: Tensor | None = None,
+    methods: str | Sequence[str] = DEFAULT_METHODS,
+    *,
+    batch: int = 4,
+    repeats: int = 5,
+    peers: Sequence[str] = (),
+    together: bool = False,
+    notice: Notice = lambda _: None,
+) -> list[SpeedRow]:
+    """Measure what methods cost on a model.
+
+    Every job runs once to be counted: its passes, its peak memory, and whether a peer's map is ours. Then all of them
+    are timed in turn, ``repeats`` times, with one thread. Parameters want no gradient meanwhile.
+
+    Args:
+        model: any ``nn.Module`` that is a Vision Transformer inside, or a name that ``load_model`` understands.
+        images: a preprocessed tensor (batch, 3, height, width); noise where the model was loaded by name.
+        methods: spellings, each measured by itself.
+        batch: how many images of noise, where none are given.
+        repeats: how often everything is timed.
+        peers: whose forms of the methods are measured beside ours; ``all`` for every one that can be imported.
+        together: also measure all methods asked at once.
+        notice: told what is being done.
+
+    Returns:
+        One row per method, followed by those of its peers. A method that the model cannot serve has a reason instead of
+        numbers, and so has a peer that cannot be imported, fails, or gives another map, which is not timed.
+
+    Raises:
+        MethodError: a spelling is not understood.
+        InputError: the batch, the number of repetitions, or the images are wrong.
+        MissingDependencyError: a peer that was asked for by its name is not installed.
+    """
+    if repeats < 1:
+        raise InputError(f"repeats must be at least 1, not {repeats}")
+    if batch < 1:
+        raise InputError(f"batch must be at least 1, not {batch}")
+    recipes = find_recipes(methods)
+    asked = find_peers(peers)
+    loaded = load_model(model) if isinstance(model, str) else model
+    network = network_of(loaded)
+    pictures = _noise(loaded, batch) if images is None else images
+    with one_thread(), frozen(network), evaluation_mode(network):
+        bench = _Bench(loaded, _plain(network, pictures), notice)
+        entries = [entry for recipe in recipes for entry in bench.entries_of(recipe, asked)]
+        served = [recipe for recipe in recipes if recipe.spelling in {e.row.method for e in entries if e.probe}]
+        if together and len(served) > 1:
+            entries.append(bench.own_entry(f"{len(served)} methods at once", served))
+        return bench.timed(entries, repeats)
+
+
+def _noise(model: LoadedModel | nn.Module, batch: int) -> Tensor:
+    """Images of noise in the size that the model was made for."""
+    if not isinstance(model, LoadedModel):
+        raise InputError("images must be given where the model was not loaded by name, for its size is not known")
+    noise = torch.randn(batch, 3, *model.preprocessing.image_size, generator=torch.Generator().manual_seed(0))
+    return noise.to(next(model.model.parameters()))
+
+
+def _plain(network: nn.Module, images: Tensor) -> Plain:
+    """The plain passes, which also say what is explained: the class that the model predicts."""
+    plain = Plain(network, find_anatomy(network), images, torch.zeros(len(images), dtype=torch.int64))
+    return replace(plain, target=plain.forward().argmax(dim=1))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A row that still lacks its times; without a probe there will be none."""
+
+    row: SpeedRow
+    probe: Probe | None = None
+    limit: Limit | CountedLimit | None = None
+
+    @property
+    def name(self) -> str:
+        """Among the jobs that are timed."""
+        return f"{self.row.method} by {self.row.peer or 'vitreous'}"
+
+
+class _Bench:
+    """A model with images on which everything is probed, then timed."""
+
+    def __init__(self, model: LoadedModel | nn.Module, plain: Plain, notice: Notice) -> None:
+        self._model, self._plain, self._notice = model, plain, notice
+        self._prober = Prober(plain)
+        layout = Subject(plain.network, plain.anatomy, plain.images).layout
+        self._scene = Scene(plain.network, plain.anatomy, plain.images, plain.target, layout)
+
+    def entries_of(self, recipe: Recipe, peers: Sequence[Peer]) -> list[_Entry]:
+        """A method, and the peers that have it."""
+        ours = self.own_entry(recipe.spelling, [recipe])
+        if ours.probe is None:
+            return [ours]
+        having = [peer for peer in peers if peer.answer_to(recipe.spelling)]
+        return [ours, *(self._peer_entry(peer, recipe.spelling, ours) for peer in having)]
+
+    def own_entry(self, name: str, recipes: Sequence[Recipe]) -> _Entry:
+        """One method, or several asked at once."""
+        self._notice(name)
+        spellings = [recipe.spelling for recipe in recipes]
+
+        def job() -> Tensor:
+            return explain(self._model, self._plain.images, spellings, self._plain.target).scores[spellings[0]]
+
+        depth = self._plain.anatomy.depth
+        try:
+            probe = self._prober.probe(job)
+            needs = unite(recipe.needs(depth) for recipe in recipes)
+        except VitreousError as error:
+            return _Entry(SpeedRow(name, reason=str(error).partition(". Methods that work")[0]))
+        again = any(recipe.readout.runs_again for recipe in recipes)
+        limit = CountedLimit(probe.passes) if again else limit_of(needs, depth)
+        return _Entry(SpeedRow(name), probe, limit)
+
+    def _peer_entry(self, peer: Peer, spelling: str, ours: _Entry) -> _Entry:
+        """The same by a peer, whose map is compared with ours first."""
+        self._notice(f"{spelling} by {peer.name}")
+        answer, row = peer.answer_to(spelling), SpeedRow(spelling, peer=peer.name)
+        assert answer is not None
+        assert ours.probe is not None
+        if peer.problem:
+            return _Entry(replace(row, reason=peer.problem))
+        try:
+            probe = self._prober.probe(lambda: answer(self._scene))
+        except Exception as error:  # noqa: BLE001 - another project's code fails in its own ways, which is a finding
+            return _Entry(replace(row, reason=f"it fails: {type(error).__name__}: {error}"))
+        if probe.answer.shape != ours.probe.answer.shape:
+            return _Entry(replace(row, reason=f"it gives a map of shape {tuple(probe.answer.shape)}"))
+        agreement = agreement_of(probe.answer, ours.probe.answer)
+        row = replace(row, agreement=agreement)
+        if not agreement.agrees:
+            return _Entry(replace(row, reason=_difference(agreement)))
+        return _Entry(row, probe, ours.limit)
+
+    def timed(self, entries: Sequence[_Entry], repeats: int) -> list[SpeedRow]:
+        """Time everything in turn and complete the rows."""
+        jobs: dict[str, Job] = {FORWARD: self._plain.forward, BOTH: self._plain.forward_backward}
+        for entry in entries:
+            if isinstance(entry.limit, Limit) and entry.limit.name not in jobs:
+                jobs[entry.limit.name] = entry.limit.job(self._plain)
+                jobs[entry.limit.name]()
+        jobs |= {entry.name: entry.probe.job for entry in entries if entry.probe is not None}
+        self._notice(f"timing {len(jobs)} jobs, {repeats} times each")
+        seconds = time_in_turn(jobs, repeats, self._plain.images.device)
+        return [_completed(entry, seconds) for entry in entries]
+
+
+def _completed(entry: _Entry, seconds: Mapping[str, list[float]]) -> SpeedRow:
+    if entry.probe is None or entry.limit is None:
+        return entry.row
+    ours = seconds[entry.name]
+    against = {
+        "ratio_forward": seconds[FORWARD],
+        "ratio_forward_backward": seconds[BOTH],
+        "ratio_limit": entry.limit.seconds(seconds),
+    }
+    if entry.row.peer is not None:
+        against["ratio_peer"] = seconds[_Entry(SpeedRow(entry.row.method)).name]
+    ratios = {name: ratio_of(ours, yardstick) for name, yardstick in against.items()}
+    medians: dict[str, Any] = {name: ratio.median for name, ratio in ratios.items()}
+    return replace(
+        entry.row,
+        **medians,
+        ratio_peak_memory=entry.probe.memory,
+        passes=str(entry.probe.passes),
+        limit=entry.limit.name,
+        spread={name: (ratio.low, ratio.high) for name, ratio in ratios.items()},
+    )
+
+
+def _difference(agreement: Agreement) -> str:
+    correlation = "" if agreement.correlation is None else f", correlation {agreement.correlation:.3f}"
+    return (
+        f"it gives another map (largest difference {agreement.largest_difference:.2g} of the largest value"
+        f"{correlation}), so that it is not timed"
+    )

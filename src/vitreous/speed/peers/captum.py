@@ -1,0 +1,207 @@
+"""captum: gradients at pixels and layers, occlusion, LIME and KernelSHAP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.methods.masks import independent, patch_of_pixel, seeded
+from vitreous.methods.pixel_maps import patch_sums
+from vitreous.speed.peers.peer import Answer, Peer, Scene
+
+# As many images at once as our own methods run, see ``vitreous.subject``.
+_RECORDED_AT_ONCE = 8
+_BARE_AT_ONCE = 16
+
+
+def load() -> Any:
+    """The package's methods."""
+    import captum.attr  # noqa: PLC0415 - only with --peers
+
+    return captum.attr
+
+
+def input_x_gradient(scene: Scene, layer: int = 0) -> Tensor:
+    """Token x gradient, summed over channels."""
+    explainer = load().LayerGradientXActivation(scene.model, scene.block(layer))
+    attributions = explainer.attribute(scene.images, target=scene.target, attribute_to_layer_input=True)
+    return scene.patches(attributions.sum(dim=-1))
+
+
+def integrated_gradients(scene: Scene, steps: int = 50) -> Tensor:
+    """Over pixels, by Gauss-Legendre."""
+    attributions = (
+        load()
+        .IntegratedGradients(scene.model)
+        .attribute(
+            scene.images,
+            target=scene.target,
+            n_steps=steps,
+            method="gausslegendre",
+            internal_batch_size=max(_RECORDED_AT_ONCE, len(scene.images)),
+        )
+    )
+    return _per_patch(scene, attributions)
+
+
+def integrated_gradients_of_tokens(scene: Scene, steps: int = 50) -> Tensor:
+    """Over the first block's tokens."""
+    attributions = (
+        load()
+        .LayerIntegratedGradients(scene.model, scene.block(0))
+        .attribute(
+            scene.images,
+            target=scene.target,
+            n_steps=steps,
+            method="gausslegendre",
+            internal_batch_size=max(_RECORDED_AT_ONCE, len(scene.images)),
+            attribute_to_layer_input=True,
+        )
+    )
+    return scene.patches(attributions.sum(dim=-1))
+
+
+def smoothgrad(scene: Scene, samples: int = 50) -> Tensor:
+    """The mean gradient over noisy pixels, with the noise that our method draws."""
+    captum, images = load(), scene.images
+    at_once = max(1, _RECORDED_AT_ONCE // len(images))
+    with _our_noise(images, samples, at_once):
+        mean = captum.NoiseTunnel(captum.Saliency(scene.model)).attribute(
+            images,
+            nt_type="smoothgrad",
+            nt_samples=samples,
+            nt_samples_batch_size=at_once,
+            stdevs=1.0,
+            target=scene.target,
+            abs=False,
+        )
+    return _per_patch(scene, mean.abs())
+
+
+@contextmanager
+def _our_noise(images: Tensor, samples: int, at_once: int) -> Iterator[None]:
+    """Give captum our draws when it asks for its own, so that two random methods can be compared.
+
+    captum draws for a few samples at once, all samples of the first image first.
+    """
+    deviations = 0.15 * (images.amax(dim=(1, 2, 3)) - images.amin(dim=(1, 2, 3)))
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.stack([torch.randn(images.shape[1:], generator=generator) for _ in range(samples)]).to(images)
+    parts = iter(torch.split(drawn, at_once))
+    original = torch.normal
+
+    def normal(*_: Any, **__: Any) -> Tensor:
+        part = next(parts)
+        return torch.cat([deviation * part for deviation in deviations])
+
+    torch.normal = normal
+    try:
+        yield
+    finally:
+        torch.normal = original
+
+
+def occlusion(scene: Scene, window: int = 1, stride: int = 1) -> Tensor:
+    """What the logit loses when a square of patches is painted with 0."""
+    height, width = (edge // cells for edge, cells in zip(scene.images.shape[2:], scene.layout.grid, strict=True))
+    with torch.no_grad():
+        pixels: Tensor = (
+            load()
+            .Occlusion(scene.model)
+            .attribute(
+                scene.images,
+                sliding_window_shapes=(3, height * window, width * window),
+                strides=(3, height * stride, width * stride),
+                target=scene.target,
+                perturbations_per_eval=max(1, _BARE_AT_ONCE // len(scene.images)),
+            )
+        )
+    # captum repeats a window's value on its pixels
+    return pixels[:, 0, ::height, ::width].flatten(1)
+
+
+def lime(scene: Scene, budget: int = 1000) -> Tensor:
+    """A ridge regression on the sets of patches that our method draws; captum explains one image at a time."""
+    from captum._utils.models.linear_model import SkLearnRidge  # noqa: PLC0415
+
+    captum, patches = load(), scene.layout.patches
+    kept = independent(budget, patches, seeded(0)).to(scene.images)
+    pixels = patch_of_pixel(scene.layout.grid, _size(scene)).view(_size(scene))
+
+    def similarity(_: Tensor, __: Tensor, sample: Tensor, **___: Any) -> float:
+        distance = 1 - float(sample.mean()) ** 0.5  # the cosine of k patches and all is k / sqrt(k patches)
+        return math.exp(-((distance / 0.25) ** 2) / 2)
+
+    def explain(image: Tensor, target: int) -> Tensor:
+        sets = iter([torch.ones_like(kept[0]), *kept])
+        peer = captum.LimeBase(
+            scene.model,
+            interpretable_model=SkLearnRidge(alpha=1.0),
+            similarity_func=similarity,
+            perturb_func=lambda *_, **__: next(sets)[None],
+            perturb_interpretable_space=True,
+            from_interp_rep_transform=lambda sample, original, **_: original * sample[0][pixels],
+            to_interp_rep_transform=None,
+        )
+        with torch.no_grad():
+            found: Tensor = peer.attribute(
+                image[None], target=target, n_samples=budget + 1, perturbations_per_eval=_BARE_AT_ONCE
+            )
+        return found[0]
+
+    return torch.stack([explain(image, int(target)) for image, target in zip(scene.images, scene.target, strict=True)])
+
+
+def kernel_shap(scene: Scene, budget: int = 1000) -> Tensor:
+    """Shapley values from sets that captum draws itself, one image at a time."""
+    explainer = load().KernelShap(scene.model)
+    height, width = (edge // cells for edge, cells in zip(scene.images.shape[2:], scene.layout.grid, strict=True))
+    numbers = patch_of_pixel(scene.layout.grid, _size(scene)).view(1, 1, *_size(scene)).expand(1, 3, -1, -1)
+
+    def explain(image: Tensor, target: int) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = explainer.attribute(
+                image[None],
+                target=target,
+                feature_mask=numbers,
+                n_samples=budget,
+                perturbations_per_eval=_BARE_AT_ONCE,
+            )
+        return found[0, 0, ::height, ::width].flatten()
+
+    return torch.stack([explain(image, int(target)) for image, target in zip(scene.images, scene.target, strict=True)])
+
+
+def _size(scene: Scene) -> tuple[int, int]:
+    return scene.images.shape[2], scene.images.shape[3]
+
+
+def _per_patch(scene: Scene, attributions: Tensor) -> Tensor:
+    return patch_sums(attributions.detach().sum(dim=1), scene.layout.grid).flatten(1)
+
+
+CAPTUM = Peer(
+    "captum",
+    load,
+    (
+        Answer(("ixg", "ixg:layer={layer}"), input_x_gradient),
+        Answer(("integrated_gradients", "integrated_gradients:steps={steps}"), integrated_gradients),
+        Answer(
+            ("integrated_gradients:at=tokens", "integrated_gradients:at=tokens,steps={steps}"),
+            integrated_gradients_of_tokens,
+        ),
+        Answer(("smoothgrad", "smoothgrad:samples={samples}"), smoothgrad),
+        Answer(("occlusion:of=logit", "occlusion:of=logit,window={window},stride={stride}"), occlusion),
+        Answer(("lime:of=logit", "lime:of=logit,budget={budget}"), lime),
+        Answer(("kernel_shap:of=logit", "kernel_shap:of=logit,budget={budget}"), kernel_shap),
+    ),
+    usual=(
+        *("ixg", "integrated_gradients:steps=10", "integrated_gradients:at=tokens,steps=4", "smoothgrad:samples=4"),
+        *("occlusion:of=logit,window=4,stride=4", "lime:of=logit,budget=20", "kernel_shap:of=logit,budget=20"),
+    ),
+)

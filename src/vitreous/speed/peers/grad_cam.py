@@ -1,0 +1,73 @@
+"""pytorch-grad-cam (the package grad-cam): class activation maps at a block's first norm."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.speed.peers.peer import Answer, Peer, Scene
+
+_CLASSES = {
+    "gradcam": "GradCAM",
+    "gradcampp": "GradCAMPlusPlus",
+    "xgradcam": "XGradCAM",
+    "hirescam": "HiResCAM",
+    "layercam": "LayerCAM",
+    "gradcam_elementwise": "GradCAMElementWise",
+}
+
+
+def load() -> Any:
+    """The package."""
+    import pytorch_grad_cam  # noqa: PLC0415 - only with --peers
+
+    return pytorch_grad_cam
+
+
+def activation_map(name: str, scene: Scene, layer: int = -1) -> Tensor:
+    """The package's whole call; of its result what it has before it scales maps to 0..1 and to the picture's size."""
+    return torch.from_numpy(_unscaled(name, scene, layer)).clamp(min=0)
+
+
+def principal_activation(scene: Scene, layer: int = -1) -> Tensor:
+    """Eigen-CAM; an axis has no sign, and here the one with the larger values counts as positive."""
+    found = torch.from_numpy(_unscaled("EigenCAM", scene, layer))
+    largest = found.gather(1, found.abs().argmax(dim=1, keepdim=True))
+    return (found * largest.sign()).clamp(min=0)
+
+
+def _unscaled(name: str, scene: Scene, layer: int) -> np.ndarray[Any, Any]:
+    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget  # noqa: PLC0415
+
+    found: list[np.ndarray[Any, Any]] = []
+    targets = [ClassifierOutputTarget(int(target)) for target in scene.target]
+    with getattr(load(), name)(scene.model, [scene.first_norm(layer)], reshape_transform=scene.as_grid) as cam:
+        original = cam.get_cam_image
+
+        def remember(*given: Any, **options: Any) -> np.ndarray[Any, Any]:
+            found.append(original(*given, **options))
+            return found[0].copy()
+
+        cam.get_cam_image = remember
+        # Its hooks need a graph, which starts at the pixels where no parameter wants a gradient.
+        cam(scene.images.clone().requires_grad_(cam.uses_gradients), targets)
+    return found[0].reshape(len(scene.images), -1)
+
+
+GRAD_CAM = Peer(
+    "grad-cam",
+    load,
+    (
+        *(
+            Answer((method, f"{method}:layer={{layer}}"), partial(activation_map, name))
+            for method, name in _CLASSES.items()
+        ),
+        Answer(("eigencam", "eigencam:layer={layer}"), principal_activation),
+        Answer(("scorecam",), partial(activation_map, "ScoreCAM")),
+    ),
+    usual=(*_CLASSES, "eigencam"),
+)

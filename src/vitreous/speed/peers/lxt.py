@@ -1,0 +1,90 @@
+"""lxt: AttnLRP and CP-LRP by patched parts of a model, as input x gradient at the first block."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from vitreous.speed.peers.peer import Answer, Peer, Scene
+
+_LANGUAGE_MODELS = "lxt.efficient.models"
+_ACTIVATIONS = (nn.GELU, nn.ReLU, nn.SiLU)
+
+
+def load() -> Any:
+    """The package's patches without its language models, whose import breaks with other versions of transformers."""
+    if "lxt.efficient.patches" not in sys.modules:
+        importlib.import_module("lxt")
+        unused = types.ModuleType(_LANGUAGE_MODELS)
+        vars(unused)["get_default_map"] = None
+        sys.modules[_LANGUAGE_MODELS] = unused
+        try:
+            with warnings.catch_warnings(action="ignore"):  # it warns that zennit is not there
+                importlib.import_module("lxt.efficient.patches")
+        finally:
+            del sys.modules[_LANGUAGE_MODELS]
+    return sys.modules["lxt.efficient.patches"]
+
+
+def relevance(attention: str, scene: Scene) -> Tensor:
+    """Relevance of the first block's tokens; ``attention`` names lxt's wrapper of the attention call."""
+    patches, entering = load(), []
+
+    def catch(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        entering.append(arguments[0].detach().requires_grad_())
+        return (entering[0], *arguments[1:])
+
+    with _patched(scene.model, patches, getattr(patches, attention)), scene.block(0).register_forward_pre_hook(catch):
+        logits = scene.model(scene.images)
+        chosen = logits.gather(1, scene.target[:, None]).sum()
+        (slope,) = torch.autograd.grad(chosen, entering)
+    return scene.patches((entering[0] * slope).sum(dim=-1).detach())
+
+
+@contextmanager
+def _patched(model: nn.Module, patches: Any, wrap: Callable[..., Any]) -> Iterator[None]:
+    """Put lxt's rules on a model's norms and activations, and on the fused attention call, and take them off again.
+
+    lxt itself patches classes for good; on instances the same functions leave no trace.
+    """
+    fused = F.scaled_dot_product_attention
+    wrapped = wrap(lambda _, *given, **options: fused(*given, **options))
+    touched: list[nn.Module] = []
+    F.scaled_dot_product_attention = lambda *given, **options: wrapped(None, *given, **options)
+    try:
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                vars(module)["forward"] = types.MethodType(patches.layer_norm_forward, module)
+                touched.append(module)
+            elif isinstance(module, _ACTIVATIONS):
+                vars(module)["original_forward"] = module.forward
+                vars(module)["forward"] = types.MethodType(patches.non_linear_forward, module)
+                touched.append(module)
+        yield
+    finally:
+        F.scaled_dot_product_attention = fused
+        for module in touched:
+            vars(module).pop("original_forward", None)
+            del vars(module)["forward"]
+
+
+LXT = Peer(
+    "lxt",
+    load,
+    (
+        Answer(("attnlrp",), partial(relevance, "wrap_attention_forward")),
+        Answer(("decompx",), partial(relevance, "cp_wrap_attention_forward")),
+    ),
+    usual=("attnlrp", "decompx"),
+    apart=True,
+)

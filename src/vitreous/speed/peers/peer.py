@@ -1,0 +1,130 @@
+"""What a peer is: which spellings it answers, and how it is asked the same on the same model and images."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitreous.anatomy import Anatomy
+from vitreous.tape import Layout
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is explained, for a peer that knows nothing of anatomies and tapes.
+
+    Attributes:
+        model: the network, whose parameters want no gradient.
+        anatomy: where its blocks are.
+        images: (batch, channel, height, width).
+        target: one class per image, (batch,).
+        layout: patch grid and prefix tokens.
+    """
+
+    model: nn.Module
+    anatomy: Anatomy
+    images: Tensor
+    target: Tensor
+    layout: Layout
+
+    def block(self, layer: int) -> nn.Module:
+        """A block; negative numbers count from the last."""
+        return self.anatomy.blocks[layer].module
+
+    def first_norm(self, layer: int) -> nn.Module:
+        """The norm in front of a block's attention."""
+        norm = self.anatomy.blocks[layer].first_norm
+        assert norm is not None, f"block {layer} has no first norm"
+        return norm
+
+    def giving(self, layer: int) -> nn.Module:
+        """The module whose output is a block's input: the block below."""
+        assert layer > 0, "there is no block below the first"
+        return self.block(layer - 1)
+
+    def patches(self, scores: Tensor) -> Tensor:
+        """(batch, tokens) -> (batch, patches)."""
+        return scores[:, self.layout.prefix :].detach()
+
+    def as_grid(self, tokens: Tensor) -> Tensor:
+        """(batch, tokens, channels) -> (batch, channels, rows, columns), as a convolution would give it."""
+        rows, columns = self.layout.grid
+        return tokens[:, self.layout.prefix :].reshape(len(tokens), rows, columns, -1).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One thing that a peer can do.
+
+    Attributes:
+        spellings: how it is called here; ``{name}`` stands for a number that ``explain`` gets under that name.
+        explain: gives the map, (batch, patches).
+    """
+
+    spellings: tuple[str, ...]
+    explain: Callable[..., Tensor]
+
+    def to(self, spelling: str) -> Callable[[Scene], Tensor] | None:
+        """The function that answers a spelling, if this one is meant."""
+        for template in self.spellings:
+            pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>-?\\d+)", re.escape(template))
+            match = re.fullmatch(pattern, spelling)
+            if match is not None:
+                return self._quietly(**{name: int(number) for name, number in match.groupdict().items()})
+        return None
+
+    def _quietly(self, **numbers: int) -> Callable[[Scene], Tensor]:
+        """Without progress bars and warnings, which are not for those who read our output."""
+
+        def explain(scene: Scene) -> Tensor:
+            with warnings.catch_warnings(action="ignore"), redirect_stderr(io.StringIO()):
+                return self.explain(scene, **numbers)
+
+        return explain
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another project.
+
+    Attributes:
+        name: as it is known.
+        load: imports what is used of it.
+        answers: what it can do.
+        usual: spellings that show it.
+        apart: whether it has to be installed without its dependencies, for it asks for old or unrelated packages.
+    """
+
+    name: str
+    load: Callable[[], Any]
+    answers: tuple[Answer, ...]
+    usual: tuple[str, ...]
+    apart: bool = False
+
+    @property
+    def installation(self) -> str:
+        """The command that brings it."""
+        extra = 'pip install "vitreous[peers]"'
+        return f"{extra} and pip install --no-deps {self.name}" if self.apart else extra
+
+    @cached_property
+    def problem(self) -> str | None:
+        """Why it cannot be asked."""
+        try:
+            self.load()
+        except ImportError as error:
+            return f"it cannot be imported: {error}"
+        return None
+
+    def answer_to(self, spelling: str) -> Callable[[Scene], Tensor] | None:
+        """The function that answers a spelling, None where the peer has no such method."""
+        found = (answer.to(spelling) for answer in self.answers)
+        return next((function for function in found if function is not None), None)

@@ -1,0 +1,86 @@
+"""One row of a measurement: what a method, or a peer's form of it, costs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+
+class Ratio(NamedTuple):
+    """The median of ratios of single repetitions, and between what the middle half of them lies."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Agreement(NamedTuple):
+    """How far a peer's map is from ours.
+
+    Attributes:
+        agrees: whether it is the same map but for rounding.
+        correlation: over all patches of all images; None where a map is the same everywhere.
+        largest_difference: as a part of the largest value of our map.
+    """
+
+    agrees: bool
+    correlation: float | None
+    largest_difference: float
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """What one job costs. A number that does not exist is None.
+
+    Attributes:
+        method: the spelling, or how many methods were asked at once.
+        ratio_forward: time over that of a plain forward pass without a graph.
+        ratio_forward_backward: time over that of a plain forward pass and a backward pass to the pixels.
+        ratio_limit: time over that of the cheapest plain passes that the method needs.
+        ratio_peak_memory: peak of allocated memory over that of a plain forward and backward pass.
+        passes: the passes that were counted.
+        limit: what ``ratio_limit`` is measured against.
+        peer: whose form of the method this is; None for ours.
+        ratio_peer: the peer's time over ours.
+        agreement: of the peer's map with ours.
+        spread: by the name of a ratio of times, its 25th and 75th percentile over the repetitions.
+        reason: why there are no numbers.
+    """
+
+    method: str
+    ratio_forward: float | None = None
+    ratio_forward_backward: float | None = None
+    ratio_limit: float | None = None
+    ratio_peak_memory: float | None = None
+    passes: str | None = None
+    limit: str | None = None
+    peer: str | None = None
+    ratio_peer: float | None = None
+    agreement: Agreement | None = None
+    spread: dict[str, tuple[float, float]] = field(default_factory=dict)
+    reason: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The row as JSON values, rounded to what a measurement can tell."""
+        row = {name: _rounded(value) for name, value in asdict(self).items()}
+        row["agreement"] = None if self.agreement is None else _rounded(self.agreement._asdict())
+        return row
+
+
+def ratio_of(seconds: Sequence[float], yardstick: Sequence[float]) -> Ratio:
+    """The ratio of two jobs that were timed in turn, repetition by repetition."""
+    ratios = [one / other for one, other in zip(seconds, yardstick, strict=True)]
+    if len(ratios) == 1:
+        return Ratio(*ratios * 3)
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return Ratio(median, low, high)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list | tuple) else value

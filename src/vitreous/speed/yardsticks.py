@@ -1,0 +1,138 @@
+"""What methods are measured against: plain passes of the same model on the same images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.anatomy import Anatomy
+from vitreous.speed.counting import Passes
+from vitreous.tape import PIXELS, Needs
+from vitreous.tape.output import class_scores
+
+FORWARD, BOTH = "forward", "forward + backward"
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A model that is only run: no recording, fused attention, parameters that want no gradient."""
+
+    network: nn.Module
+    anatomy: Anatomy
+    images: Tensor
+    target: Tensor
+
+    def forward(self) -> Tensor:
+        """One pass without a graph."""
+        with torch.no_grad():
+            return class_scores(self.network(self.images), self.anatomy.name, len(self.images))
+
+    def forward_backward(self) -> Tensor:
+        """One pass with its graph, and the gradient of the target at the pixels."""
+        (gradient,) = self.to_blocks((PIXELS,))
+        return gradient
+
+    def to_blocks(self, lowest: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """One pass whose graph starts at the lowest of these blocks, and a backward pass of its own to each."""
+        entering: dict[int, Tensor] = {}
+        start = min(lowest)
+        pixels = self.images.clone().requires_grad_() if start == PIXELS else self.images
+        entering[PIXELS] = pixels
+        with ExitStack() as hooks:
+            for layer in set(lowest) - {PIXELS}:
+                block = self.anatomy.blocks[layer].module
+                hook = _remember(entering, layer, starts=layer == start)
+                hooks.enter_context(block.register_forward_pre_hook(hook))
+            output = self.network(pixels)
+        logits = class_scores(output, self.anatomy.name, len(pixels))
+        chosen = logits.gather(1, self.target[:, None]).sum()
+        last = len(lowest) - 1
+        return tuple(
+            torch.autograd.grad(chosen, entering[layer], retain_graph=number < last)[0]
+            for number, layer in enumerate(lowest)
+        )
+
+
+def _remember(entering: dict[int, Tensor], layer: int, *, starts: bool) -> Callable[..., tuple[Any, ...]]:
+    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        del module
+        stream = arguments[0].detach().requires_grad_() if starts else arguments[0]
+        entering[layer] = stream
+        return (stream, *arguments[1:])
+
+    return hook
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The cheapest plain passes that give a method what it reads.
+
+    Attributes:
+        lowest: the first block that each backward pass has to reach; empty where a forward pass is enough.
+    """
+
+    lowest: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        ends = ["backward" + ("" if layer == PIXELS else f" (from block {layer})") for layer in self.lowest]
+        return " + ".join(["forward", *ends])
+
+    def job(self, plain: Plain) -> Callable[[], object]:
+        """The passes."""
+        return (lambda: plain.to_blocks(self.lowest)) if self.lowest else plain.forward
+
+    def seconds(self, seconds: Mapping[str, Sequence[float]]) -> Sequence[float]:
+        """How long they took, among the times of all jobs."""
+        return seconds[self.name]
+
+
+@dataclass(frozen=True)
+class CountedLimit:
+    """As many plain passes as a method really made, where it runs the model again and again.
+
+    It says what the method adds to its passes, not whether it could do with fewer.
+    """
+
+    passes: Passes
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"the same passes, plain: {self.passes}"
+
+    def seconds(self, seconds: Mapping[str, Sequence[float]]) -> list[float]:
+        """F forward + B (forward and backward - forward), from the times of the two plain jobs."""
+        forwards, backwards = self.passes.forward_passes, self.passes.backward_passes
+        return [
+            forwards * forward + backwards * (both - forward)
+            for forward, both in zip(seconds[FORWARD], seconds[BOTH], strict=True)
+        ]
+
+
+def limit_of(needs: Needs, depth: int) -> Limit:
+    """The limit of methods that read one recorded run: one plain backward pass for each of theirs.
+
+    What is read behind the last block costs no more than the head, so that a forward pass is the limit.
+    """
+    found = (part.lowest for part in needs.gradients.values())
+    return Limit(tuple(sorted((layer for layer in found if layer is not None and layer < depth), reverse=True)))
+
+
+@contextmanager
+def frozen(network: nn.Module) -> Iterator[None]:
+    """No parameter wants a gradient for a while."""
+    wanting = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    for parameter in wanting:
+        parameter.requires_grad = False
+    try:
+        yield
+    finally:
+        for parameter in wanting:
+            parameter.requires_grad = True
