@@ -32,6 +32,8 @@ RESIZE = {
     "model": "resized and cropped as in the model's own preprocessing; masks by nearest neighbour in the same way",
 }
 
+CUT = "as many word pieces as the model takes, from the beginning; what the tokenizer puts around them always stays"
+
 
 def page() -> str:
     """The whole page."""
@@ -42,7 +44,7 @@ def _about(protocol: Protocol) -> str:
     lines = [
         f"## {protocol.name}\n",
         f"{protocol.title} ({protocol.paper}). Version {protocol.version}.\n",
-        f"- photos: {RESIZE[protocol.resize]}",
+        f"- {protocol.reads}: {RESIZE[protocol.resize] if protocol.reads == 'photos' else CUT}",
         f"- methods: {_rows(protocol)}",
         *(f"- {note}" for note in protocol.notes),
         "",

@@ -17,6 +17,7 @@ from typing import Any
 
 from generated import ending_of
 
+from vitreous.benchmark.report.curves import F1_CURVE, Curves, curves_of
 from vitreous.benchmark.report.gathering import gather
 from vitreous.benchmark.results import Results
 from vitreous.benchmark.store import read_manifest
@@ -47,7 +48,9 @@ def _section(results: Results) -> str:
     table = summarise(results)
     commands = "\n".join(_kept(store.folder, table, len(results.images)) for store in results.stores)
     counted = int(results.counted.sum())
-    parts = [f"{counted} photos, {len(table.methods)} methods, 95% bootstrap intervals.", _markdown(table)]
+    things = "photos" if results.run.things == "images" else results.run.things
+    parts = [f"{counted} {things}, {len(table.methods)} methods, 95% bootstrap intervals.", _markdown(table)]
+    parts += [_curve_table(table, curve) for curve in curves_of(results) if curve.title == F1_CURVE]
     if table.published:
         headings, rows = published_rows(table.published)
         parts += [
@@ -88,6 +91,16 @@ def _markdown(table: ResultTable) -> str:
     headings = ["method", *(table_heading(metric) for metric in table.metrics)]
     rows = [[f"`{method}`", *(_cell(table, method, metric) for metric in table.metrics)] for method in table.methods]
     return markdown_grid(headings, [row for _, row in sorted(zip(_order(table, first), rows, strict=True))])
+
+
+def _curve_table(table: ResultTable, curve: Curves) -> str:
+    """The points of a curve, the methods in the order of the table above."""
+    steps = [place for place, step in enumerate(curve.steps) if step % 10 == 0]
+    headings = ["method", *(f"{curve.steps[place]:g}" for place in steps)]
+    first = next(metric for metric in table.metrics if metric.direction is not None)
+    ranked = sorted(zip(_order(table, first), table.methods, strict=True))
+    rows = [[f"`{name}`", *(f"{100 * curve.lines[name][place]:.1f}" for place in steps)] for _, name in ranked]
+    return f"{curve.title} (%) over the number of {curve.axis}:\n\n{markdown_grid(headings, rows)}"
 
 
 def _order(table: ResultTable, metric: Metric) -> list[tuple[float, str]]:

@@ -61,6 +61,20 @@ def test_a_cluster_whose_worker_dies_gives_what_the_local_engine_gives(cluster, 
     assert {file.suffix for file in on_ray.stores[0].folder.iterdir()} == {".json", ".parquet"}
 
 
+def test_texts_on_a_cluster_give_what_the_local_engine_gives(cluster, tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from small_reviews import reviews, save_text_model, write_movies
+
+    model = save_text_model(tmp_path / "classifier")
+    data = write_movies(tmp_path / "movies.tar.gz", reviews(6))
+    settings = {"model": model, "data": data, "protocol": "eraser-movies", "methods": METHODS}
+    settings |= {"threads": 1, "shard_size": 2}
+    on_ray = evaluate(**settings, out=tmp_path / "ray", engine="ray", workers=2)
+    local = evaluate(**settings, out=tmp_path / "local")
+    assert on_ray.stores[0].run.key == local.stores[0].run.key
+    assert everything(on_ray.stores[0]).equals(everything(local.stores[0]))
+
+
 def test_an_error_on_a_worker_is_told_as_it_would_be_here(cluster, tmp_path):
     """The data set is changed behind the back of a run that was planned: its worker notices."""
     folder = tmp_path / "photos"

@@ -206,6 +206,33 @@ def test_movies_from_folder_and_archive(tmp_path):
     assert sorted(tmp_path.parent.rglob("*")) == before
 
 
+def test_movies_as_a_data_set(tmp_path):
+    """The test reviews, or the part whose list the path ends in; folder and archive are the same set."""
+    folder = movies(tmp_path / "movies")
+    (folder / "test.jsonl").write_text((folder / "train.jsonl").read_text().splitlines()[0] + "\n")
+    archive = tmp_path / "movies.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.add(folder, arcname="movies")
+    fingerprints = set()
+    for place in (folder, archive):
+        tested = open_dataset(f"eraser-movies:{place}")
+        assert (tested.holds, tested.class_names, len(tested)) == ("texts", ("NEG", "POS"), 1)
+        assert tested.name(0) == tested.load(0).name == "negR_0.txt"
+        again = pickle.loads(pickle.dumps(tested))
+        fingerprints |= {
+            tested.fingerprint,
+            again.fingerprint,
+            open_dataset(f"eraser-movies:{place}/test.jsonl").fingerprint,
+        }
+        held_out = open_dataset(f"eraser-movies:{place}/val.jsonl")
+        assert [held_out.name(index) for index in range(len(held_out))] == ["posR_1.txt"]
+        assert held_out.fingerprint not in fingerprints
+        assert len(open_dataset(f"eraser-movies:{place}/train.jsonl")) == 2
+    assert len(fingerprints) == 1
+    (folder / "docs" / "negR_0.txt").write_text("a film that is n't ONE .")
+    assert open_dataset(f"eraser-movies:{folder}").fingerprint not in fingerprints
+
+
 def test_movies_that_are_damaged(tmp_path):
     folder = movies(tmp_path / "movies")
     assert "train, val and test" in error_of(read_movies, folder, "dev")

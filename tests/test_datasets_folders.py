@@ -339,5 +339,4 @@ def test_every_kind_says_where_it_comes_from(tmp_path, kind):
 def test_spellings_that_are_none(tmp_path):
     assert "KIND:PATH" in error_of("imagenet")
     assert "did you mean imagenet" in error_of("imagnet:/x")
-    assert "read_movies" in error_of("eraser-movies:/x")
     assert issubclass(DataError, VitreousError)

@@ -24,7 +24,7 @@ def movies(tmp_path) -> Path:
     """An archive in ERASER's layout, in which the validation reviews are among the training ones."""
     reviews = {f"posR_{number}.txt": "the film was good ." for number in range(12)}
     reviews |= {f"negR_{number}.txt": "bad story , not good" for number in range(12)}
-    lines = [{"annotation_id": name, "classification": name[:3].upper()} for name in reviews]
+    lines = [{"annotation_id": name, "classification": name[:3].upper(), "evidences": []} for name in reviews]
     parts = {"train": lines[:10] + lines[12:22], "val": lines[8:10] + lines[20:22], "test": lines[10:12] + lines[22:]}
     files = {f"movies/docs/{name}": text for name, text in reviews.items()}
     files |= {f"movies/{part}.jsonl": "\n".join(map(json.dumps, some)) for part, some in parts.items()}

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-import vitreous.benchmark.measuring as measuring
+import vitreous.benchmark.photo_material as photo_material
 from small_data import finite, loaded, samples
 from small_models import small_vit
 from vitreous.benchmark.measuring import columns_of, measure
@@ -44,6 +44,8 @@ SETTINGS = {
     "agcam-perturbation": (1, "27a82b4ebbdbcb95"),
     "sanity": (1, "5d929a4f8b7d6628"),
     "localisation": (1, "61e68a5a2e234bd2"),
+    "eraser-movies": (1, "ec417404358cc28f"),
+    "eraser-movies-rationales": (1, "405fa3e8cdcc8530"),
 }
 
 
@@ -77,9 +79,14 @@ class TestEveryProtocol:
 
     def test_a_small_run_measures_everything(self, protocol):
         """A model with 20 outputs fits all protocols, VOC's included."""
-        model = loaded(small_vit(depth=2, num_classes=20))
-        photos = samples(2, classes=20)
-        rows = measure(model, photos, protocol, protocol.spellings(["gae"], 2))
+        if protocol.reads == "texts":
+            pytest.importorskip("transformers", reason="transformers is not installed")
+            from small_reviews import reviews, text_model
+
+            model, given = text_model(), reviews(2)
+        else:
+            model, given = loaded(small_vit(depth=2, num_classes=20)), samples(2, classes=20)
+        rows = measure(model, given, protocol, protocol.spellings(["gae"], 2))
         assert len(rows) == 2 * len(protocol.spellings(["gae"], 2))
         assert all(finite(row, columns_of(protocol)) for row in rows), rows[0]["error"]
         for metric in protocol.metrics():
@@ -179,14 +186,14 @@ class TestRunsThatGoOn:
         assert "layer=7 does not exist" in by_method["raw_attention:layer=7"]
 
     def test_maps_that_are_not_finite_are_errors_of_their_method(self, monkeypatch):
-        original = measuring.explain
+        original = photo_material.explain
 
         def spoiled(*arguments, **options):
             explanation = original(*arguments, **options)
             explanation.scores["ixg"][1, ..., 0] = torch.nan
             return explanation
 
-        monkeypatch.setattr(measuring, "explain", spoiled)
+        monkeypatch.setattr(photo_material, "explain", spoiled)
         photos = [replace(photo, label=0) for photo in samples(2)]
         rows = measure(loaded(), photos, find_protocol("skipplus-faithfulness"), ["gae", "ixg"])
         errors = {(row["image"], row["method"]): row["error"] for row in rows}
@@ -205,7 +212,7 @@ class TestRunsThatGoOn:
         monkeypatch.setattr(perturbation, "log_odds", refusing)
         model, photos, protocol = loaded(), samples(4), find_protocol("tokentm-probability")
         with torch.no_grad():
-            squashed = measuring.resized(model.preprocessing, "squash")([photo.image for photo in photos]).double()
+            squashed = photo_material.resized(model.preprocessing, "squash")([photo.image for photo in photos]).double()
             likely = model.model(squashed).softmax(dim=1).amax(dim=1).tolist()
         whole = measure(model, photos, protocol, ["gae"])
         refused = sorted(likely)[2] - 1e-9  # two photos are above
@@ -250,11 +257,11 @@ def test_the_same_photos_give_the_same_rows_bit_for_bit():
 def test_photos_are_squashed_or_cropped_as_the_protocol_says():
     """A bright stripe at the edge is seen where nothing is cropped, and its mask with it."""
     own = Preprocessing((32, 32), (0.5,) * 3, (0.5,) * 3, "nearest", "shorter", (32, 32))
-    squashed = measuring.resized(own, "squash")
+    squashed = photo_material.resized(own, "squash")
     mask = np.zeros((32, 96), np.int16)
     mask[:, :24] = 1
     assert squashed.displayed_mask(mask, outside=-1).mean() == pytest.approx(0.25, abs=0.04)
-    assert (measuring.resized(own, "model").displayed_mask(mask, outside=-1) == 0).all()
+    assert (photo_material.resized(own, "model").displayed_mask(mask, outside=-1) == 0).all()
     assert squashed.displayed_mask(mask, outside=-1).shape == (32, 32)
 
 

@@ -156,16 +156,16 @@ class TestNothingTwice:
 
     def test_a_photo_whose_prediction_is_right_has_one_map(self, monkeypatch):
         """Of photos that the model gets right one class is explained, of others two."""
-        import vitreous.benchmark.measuring as measuring
+        import vitreous.benchmark.photo_material as photo_material
 
         asked = []
-        original = measuring.explain
+        original = photo_material.explain
 
         def counting(*arguments, target, **options):
             asked.append(tuple(target.shape))
             return original(*arguments, target=target, **options)
 
-        monkeypatch.setattr(measuring, "explain", counting)
+        monkeypatch.setattr(photo_material, "explain", counting)
         model = loaded()
         photos = samples(4)
         right = measure(model, photos, find_protocol("tokentm-probability"), ["gae"])

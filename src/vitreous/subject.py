@@ -26,7 +26,7 @@ from vitreous.tape.score_editing import ScoreEditing
 # Bare evaluations are run this many pixels at a time. Measured on ViT-Ti: 8 to 32 pictures of 224 x 224 at once cost
 # the same per picture, one alone 1.6 times as much, and 64 leave the processor's caches.
 _PIXELS_AT_ONCE = 16 * 224 * 224
-_TOKENS_AT_ONCE = 16 * 196  # the same for texts
+TOKENS_AT_ONCE = 16 * 196  # the same for texts
 # So many images are recorded together even where fewer are explained: one at a time leaves most of a processor idle.
 _A_FEW = 8
 
@@ -91,7 +91,7 @@ class Subject:
     def batch(self) -> int:
         """How many images or texts are run at once in bare evaluations, of which nothing is recorded."""
         if isinstance(self.inputs, Texts):
-            return max(1, _TOKENS_AT_ONCE // self.inputs.tokens)
+            return max(1, TOKENS_AT_ONCE // self.inputs.tokens)
         return max(1, _PIXELS_AT_ONCE // (self.size[0] * self.size[1]))
 
     def cut(self, rows: Rows, count: int) -> Subject:

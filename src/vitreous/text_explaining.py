@@ -55,23 +55,8 @@ def explain_text(
     """
     recipes = find_recipes(methods)
     loaded = _loaded(model)
-    reader = Reader(loaded.model, loaded.tokenizer)
-    read = [_fitted(reader, text, number, windows=windows) for number, text in enumerate(_several(texts))]
-    results: list[_Result | None] = [None] * len(read)
-    family = ""
-    for batch in _batches(reader, read):
-        wanted = part_of(target, batch.texts, len(read))
-        answer = _answer(
-            loaded.model,
-            reader,
-            batch,
-            recipes,
-            lambda logits: batch.targets(logits, wanted, topk),  # noqa: B023 - asked at once
-        )
-        family = answer.family
-        for place, number in enumerate(batch.texts):
-            results[number] = batch.result(reader, answer, place, read[number])
-    found = [result for result in results if result is not None]
+    read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(_several(texts))]
+    found, family = explain_read(loaded, read, recipes, target, topk)
     return TextExplanation(
         texts=tuple(text.text for text in read),
         pieces=tuple(text.pieces for text in read),
@@ -86,12 +71,42 @@ def explain_text(
 
 
 @dataclass(frozen=True)
-class _Result:
-    """What was found of one text."""
+class Result:
+    """What was found of one text.
+
+    Attributes:
+        logits: what the model says, (classes,).
+        target: the classes that were explained, (), or (k,) where several were asked for.
+        scores: by spelling, scores of its pieces, (pieces,) or (k, pieces).
+    """
 
     logits: Tensor
     target: Tensor
     scores: dict[str, Tensor]
+
+
+def explain_read(
+    loaded: LoadedTextModel, read: Sequence[ReadText], recipes: list[Recipe], target: Target, topk: int | None = None
+) -> tuple[list[Result], str]:
+    """Explain texts that are cut into pieces already, and give the name of the model's family.
+
+    The arguments are those of ``explain_text``; a text with more pieces than the model takes is explained in windows.
+    """
+    results: list[Result | None] = [None] * len(read)
+    family = ""
+    for batch in _batches(loaded.reader, read):
+        wanted = part_of(target, batch.texts, len(read))
+        answer = _answer(
+            loaded.model,
+            loaded.reader,
+            batch,
+            recipes,
+            lambda logits: batch.targets(logits, wanted, topk),  # noqa: B023 - asked at once
+        )
+        family = answer.family
+        for place, number in enumerate(batch.texts):
+            results[number] = batch.result(loaded.reader, answer, place, read[number])
+    return [result for result in results if result is not None], family
 
 
 @dataclass(frozen=True)
@@ -127,7 +142,7 @@ class _Batch:
         chosen = find_targets(self.mean_logits(logits), target, topk)
         return Targets(chosen.classes[torch.tensor(self.owners, device=logits.device)], chosen.several)
 
-    def result(self, reader: Reader, answer: Answer, place: int, text: ReadText) -> _Result:
+    def result(self, reader: Reader, answer: Answer, place: int, text: ReadText) -> Result:
         """What the windows of one text say together."""
         windows = [row for row, owner in enumerate(self.owners) if owner == place]
         scores = {}
@@ -139,7 +154,7 @@ class _Batch:
                 total[..., inside] += reader.content_of(maps[window], len(self.rows[window]))
                 count[inside] += 1
             scores[spelling] = total / count
-        return _Result(self.mean_logits(answer.logits)[place], answer.target[windows[0]], scores)
+        return Result(self.mean_logits(answer.logits)[place], answer.target[windows[0]], scores)
 
 
 def _answer(
@@ -169,7 +184,7 @@ def _always(targets: Targets) -> Callable[[Tensor], Targets]:
     return lambda _logits: targets
 
 
-def _batches(reader: Reader, read: list[ReadText]) -> Iterator[_Batch]:
+def _batches(reader: Reader, read: Sequence[ReadText]) -> Iterator[_Batch]:
     """Texts of about one length together, so that little is padding."""
     order = sorted(range(len(read)), key=lambda number: len(read[number].pieces))
     windows = [list(_windows(len(text.pieces), reader.capacity)) for text in read]
@@ -184,7 +199,7 @@ def _batches(reader: Reader, read: list[ReadText]) -> Iterator[_Batch]:
     yield _batch(waiting, windows, read)
 
 
-def _batch(texts: list[int], windows: list[list[tuple[int, int]]], read: list[ReadText]) -> _Batch:
+def _batch(texts: list[int], windows: list[list[tuple[int, int]]], read: Sequence[ReadText]) -> _Batch:
     places = [(owner, start, end) for owner, text in enumerate(texts) for start, end in windows[text]]
     return _Batch(
         texts=texts,

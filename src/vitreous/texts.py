@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 from bisect import bisect_right
@@ -57,6 +58,8 @@ class Reader:
     Attributes:
         capacity: how many pieces fit into the model besides the special tokens; ``None`` for any number.
         leading: the special tokens in front of a text: the class token.
+        blank: the number of the piece that says nothing: the mask token, or where there is none the unknown token, or
+            padding.
     """
 
     def __init__(self, model: nn.Module, tokenizer: Any) -> None:
@@ -73,6 +76,8 @@ class Reader:
         named = ("input_ids", "attention_mask", *tokenizer.model_input_names)
         self._arguments = [name for name in dict.fromkeys(named) if name in accepted]
         self._pad = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+        blanks = (tokenizer.mask_token_id, tokenizer.unk_token_id, self._pad)
+        self.blank = int(next(number for number in blanks if number is not None))
         self.leading, self._trailing = self._special_tokens()
         longest = _longest(model, tokenizer)
         self.capacity = None if longest is None else longest - len(self.leading) - len(self._trailing)
@@ -124,6 +129,12 @@ class Reader:
             content=((places >= first) & (places < last)).to(self._device),
             blanks={name: int(number) for name, number in blanks.items() if number is not None},
         )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the numbers of a text depend on besides the model: how it is cut into pieces, and after how many."""
+        rules = self._tokenizer.backend_tokenizer.to_str()
+        return {"tokenizer": hashlib.sha256(rules.encode()).hexdigest(), "pieces": self.capacity, "blank": self.blank}
 
     def content_of(self, scores: Tensor, pieces: int) -> Tensor:
         """The scores of a row's own pieces among those of all its tokens but the class token, (..., tokens - 1)."""

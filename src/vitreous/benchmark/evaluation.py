@@ -18,11 +18,12 @@ from vitreous.benchmark.store import Store
 from vitreous.benchmark.workbench import Workbench
 from vitreous.datasets import DataSet
 from vitreous.models import LoadedModel
+from vitreous.models.text_models import LoadedTextModel
 from vitreous.protocols import Protocol
 
 
 def evaluate(
-    model: str | ModelChoice | nn.Module | LoadedModel,
+    model: str | ModelChoice | nn.Module | LoadedModel | LoadedTextModel,
     data: str | DataSet,
     protocol: str | Protocol,
     methods: str | Sequence[str] = WHITE_BOX,
@@ -37,8 +38,8 @@ def evaluate(
     earlier one was stopped, and another model, data set, protocol or list of methods has a folder of its own.
 
     Args:
-        model: a name that ``load_model`` understands, a ``ModelChoice`` where its preprocessing or device is to be
-            changed, or a model that is loaded already (one process only).
+        model: a name that ``load_model`` understands, or ``load_text_model`` for a protocol on texts; a ``ModelChoice``
+            where its preprocessing or device is to be changed; or a model that is loaded already (one process only).
         data: ``KIND:PATH``, or a data set that is open already (one process only).
         protocol: a protocol or its name.
         methods: spellings, families of methods, or ``white-box`` for all methods that look inside a model.

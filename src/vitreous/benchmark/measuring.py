@@ -1,24 +1,22 @@
-"""``measure``: photos in, one row of numbers out for every photo and method, under one protocol."""
+"""``measure``: photos or texts in, one row of numbers out for each of them and every method, under one protocol."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from vitreous.anatomy import find_anatomy
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture
+from vitreous.benchmark.material import Maps, Material
+from vitreous.benchmark.photo_material import PhotoMaterial
+from vitreous.benchmark.tasks.batch import Batch, Case, Seen
 from vitreous.benchmark.tasks.task import MissingAnnotationError, Task, Values
-from vitreous.datasets.sample import IGNORED, Sample
+from vitreous.benchmark.text_material import TextMaterial
+from vitreous.datasets.sample import Review, Sample
 from vitreous.errors import VitreousError
-from vitreous.explaining import explain
-from vitreous.models import LoadedModel, Preprocessing, TwoSided
-from vitreous.pixels import find_pixels
-from vitreous.protocols.protocol import Protocol, Resize
+from vitreous.models import LoadedModel
+from vitreous.models.text_models import LoadedTextModel
+from vitreous.protocols.protocol import Protocol
 from vitreous.spelling import parse
-from vitreous.subject import Subject
 
 Row = dict[str, str | int | float | None]
 
@@ -33,14 +31,19 @@ def columns_of(protocol: Protocol) -> tuple[str, ...]:
     return tuple(dict.fromkeys(column for task in protocol.tasks for column in task.columns))
 
 
-def measure(model: LoadedModel, samples: Sequence[Sample], protocol: Protocol, methods: Sequence[str]) -> list[Row]:
-    """Measure the maps of all methods on some photos.
+def measure(
+    model: LoadedModel | LoadedTextModel,
+    samples: Sequence[Sample | Review],
+    protocol: Protocol,
+    methods: Sequence[str],
+) -> list[Row]:
+    """Measure the maps of all methods on some photos or texts.
 
     All methods share tapes. What a row says does not depend on the other photos, beyond rounding.
 
     Args:
         model: What is explained.
-        samples: The photos.
+        samples: The photos, or the texts.
         protocol: How it is measured.
         methods: Spellings, as ``protocol.spellings`` gives them.
 
@@ -52,26 +55,37 @@ def measure(model: LoadedModel, samples: Sequence[Sample], protocol: Protocol, m
         be measured) and the protocol's columns. Where a protocol has several tasks and a photo lacks what one of them
         has to know (a label, a mask), the columns of that task are None.
     """
-    fitted = replace(model, preprocessing=resized(model.preprocessing, protocol.resize))
+    if isinstance(model, LoadedTextModel):
+        material: Material = TextMaterial(model)
+    else:
+        material = PhotoMaterial(model, protocol.resize)
     methods = list(dict.fromkeys(parse(method).spelling for method in methods))  # blanks around it are not part of it
     rows: list[Row] = []
     for first in range(0, len(samples), _MEASURED_TOGETHER):
-        rows += _rows(fitted, samples[first : first + _MEASURED_TOGETHER], protocol, methods)
+        rows += _rows(material, samples[first : first + _MEASURED_TOGETHER], protocol, methods)
     return rows
 
 
-def _rows(model: LoadedModel, samples: Sequence[Sample], protocol: Protocol, methods: Sequence[str]) -> list[Row]:
+def _rows(
+    material: Material, samples: Sequence[Sample | Review], protocol: Protocol, methods: Sequence[str]
+) -> list[Row]:
     """Rows of a few photos; one that cannot be prepared does not take part, so that it spoils no other."""
-    prepared: list[Tensor | str] = [_pixels(model, sample) for sample in samples]
-    usable = [number for number, pixels in enumerate(prepared) if isinstance(pixels, Tensor)]
-    measurement = _Measurement(model, [samples[number] for number in usable], protocol, methods)
-    measurement.measure(torch.cat([pixels for pixels in prepared if isinstance(pixels, Tensor)]) if usable else None)
+    prepared: dict[int, Any] = {}
+    problems: dict[int, str] = {}
+    for number, sample in enumerate(samples):
+        try:
+            prepared[number] = material.prepare(sample)
+        except VitreousError as error:
+            problems[number] = str(error)
+    usable = list(prepared)
+    measurement = _Measurement(material, protocol, methods)
+    measurement.measure([samples[number] for number in usable], list(prepared.values()))
     rows: list[Row] = []
     columns = columns_of(protocol)
-    for number, (sample, pixels) in enumerate(zip(samples, prepared, strict=True)):
+    for number, sample in enumerate(samples):
         for method in methods:
-            if isinstance(pixels, str):
-                rows.append(_row(columns, sample.name, method, {}, pixels))
+            if number in problems:
+                rows.append(_row(columns, sample.name, method, {}, problems[number]))
             else:
                 case = Case(usable.index(number), method)
                 rows.append(
@@ -86,67 +100,38 @@ def _row(columns: Sequence[str], image: str, method: str, values: Values, error:
     return row | {column: known.get(column) for column in columns}
 
 
-def _pixels(model: LoadedModel, sample: Sample) -> Tensor | str:
-    """The model's input for one photo, or what is wrong with it."""
-    try:
-        return find_pixels(model, model.model, [sample.image])[0]
-    except VitreousError as error:
-        return str(error)
-
-
-def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
-    """A model's preprocessing with the protocol's way to resize."""
-    return preprocessing if resize == "model" else replace(preprocessing, resize="squash", resize_size=None)
-
-
 @dataclass
 class _Measurement:
-    """A few photos on their way from samples to rows."""
+    """A few photos or texts on their way from samples to rows."""
 
-    model: LoadedModel
-    samples: Sequence[Sample]
+    material: Material
     protocol: Protocol
     methods: Sequence[str]
     values: dict[Case, Values] = field(default_factory=dict)
     errors: dict[Case, str] = field(default_factory=dict)
 
-    def measure(self, pixels: Tensor | None) -> None:
+    def measure(self, samples: Sequence[Sample | Review], prepared: Sequence[Any]) -> None:
         """Fill ``values`` and ``errors``."""
         try:
-            if pixels is not None:
-                self._measure(pixels)
+            if samples:
+                self._measure(self.material.open(samples, prepared))
         except VitreousError as error:
-            self._fail(range(len(self.samples)), str(error))
+            self._fail(range(len(samples)), str(error))
 
-    def _measure(self, pixels: Tensor) -> None:
-        subject, logits = _first_run(self.model, pixels)
-        if logits.shape[1] == 1:  # one logit for "yes" has two answers that can be right, and be explained
-            self.model = replace(self.model, model=TwoSided(self.model.model).eval())
-            subject, logits = _first_run(self.model, pixels)
-        pictures = tuple(self._picture(sample, row) for sample, row in zip(self.samples, logits, strict=True))
-        wanted = [self._targets(image, picture) for image, picture in enumerate(pictures)]
-        maps: dict[Case, dict[int, Tensor]] = {}
-        for images in _alike([len(set().union(*targets.values())) for targets in wanted]):
-            maps |= self._maps(pixels, images, [sorted(set().union(*wanted[image].values())) for image in images])
-        batch = Batch(self.model, subject, pictures, logits, maps)
+    def _measure(self, opened: Batch[Any, Any]) -> None:
+        wanted = [self._targets(image, picture) for image, picture in enumerate(opened.pictures)]
+        classes = [sorted(set().union(*targets.values())) for targets in wanted]
+        maps: Maps = {}
+        for images in _alike([len(each) for each in classes]):
+            maps |= self._maps(opened, images, [classes[image] for image in images])
+        batch = replace(opened, maps=maps)
         for task in self.protocol.tasks:
             cases = [case for case in maps if task in wanted[case.image] and case not in self.errors]
             self._ask(task, batch, sorted(cases, key=lambda case: (case.image, self.methods.index(case.method))))
 
-    def _picture(self, sample: Sample, logits: Tensor) -> Picture:
-        mask = sample.mask
-        return Picture(
-            name=sample.name,
-            predicted=int(logits.argmax()),
-            classes=len(logits),
-            label=sample.label,
-            mask=None if mask is None else self.model.preprocessing.displayed_mask(mask, outside=IGNORED),
-            objects=sample.objects,
-        )
-
-    def _targets(self, image: int, picture: Picture) -> dict[Task, frozenset[int]]:
+    def _targets(self, image: int, picture: Seen) -> dict[Task[Any, Any], frozenset[int]]:
         """The classes that each task wants to see explained; tasks that lack an annotation are left out."""
-        wanted: dict[Task, frozenset[int]] = {}
+        wanted: dict[Task[Any, Any], frozenset[int]] = {}
         reasons: list[str] = []
         for task in self.protocol.tasks:
             try:
@@ -157,36 +142,30 @@ class _Measurement:
             self._fail([image], "; ".join(dict.fromkeys(reasons)))
         return wanted
 
-    def _maps(self, pixels: Tensor, images: Sequence[int], targets: list[list[int]]) -> dict[Case, dict[int, Tensor]]:
+    def _maps(self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[int]]) -> Maps:
         """Maps of all methods for a few photos, each for equally many classes."""
         try:
-            return self._explained(pixels, images, targets, self.methods)
+            return self._explained(batch, images, targets, self.methods)
         except VitreousError:
             pass  # one method cannot do it: find out which, and go on with the others
-        maps: dict[Case, dict[int, Tensor]] = {}
+        maps: Maps = {}
         for method in self.methods:
             try:
-                maps |= self._explained(pixels, images, targets, [method])
+                maps |= self._explained(batch, images, targets, [method])
             except VitreousError as error:
                 self.errors |= {Case(image, method): str(error) for image in images}
         return maps
 
     def _explained(
-        self, pixels: Tensor, images: Sequence[int], targets: list[list[int]], methods: Sequence[str]
-    ) -> dict[Case, dict[int, Tensor]]:
-        explanation = explain(self.model, pixels[list(images)], methods, target=torch.tensor(targets))
-        maps: dict[Case, dict[int, Tensor]] = {}
-        for method, scores in explanation.scores.items():
-            finite = scores.isfinite().flatten(1).all(dim=1).tolist()
-            grids = scores.detach().reshape(len(images), -1, *explanation.grid_of(method))
-            for image, grid, classes, is_finite in zip(images, grids, targets, finite, strict=True):
-                case = Case(image, method)
-                maps[case] = dict(zip(classes, grid, strict=True))
-                if not is_finite:
-                    self.errors[case] = f"{method} gave a map with NaN or infinite scores"
+        self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[int]], methods: Sequence[str]
+    ) -> Maps:
+        maps = self.material.maps(batch, images, targets, methods)
+        for case, by_class in maps.items():
+            if not all(bool(map_.isfinite().all()) for map_ in by_class.values()):
+                self.errors[case] = f"{case.method} gave a map with NaN or infinite scores"
         return maps
 
-    def _ask(self, task: Task, batch: Batch, cases: Sequence[Case]) -> None:
+    def _ask(self, task: Task[Any, Any], batch: Batch[Any, Any], cases: Sequence[Case]) -> None:
         """Measure cases together; if that fails, one by one, so that none spoils another."""
         try:
             found = task.measure(batch, cases) if cases else []
@@ -202,13 +181,6 @@ class _Measurement:
 
     def _fail(self, images: Sequence[int], reason: str) -> None:
         self.errors |= {Case(image, method): reason for image in images for method in self.methods}
-
-
-def _first_run(model: LoadedModel, pixels: Tensor) -> tuple[Subject, Tensor]:
-    """A model with photos, and what it says of them."""
-    mean, std = (pixels.new_tensor(values) for values in (model.preprocessing.mean, model.preprocessing.std))
-    subject = Subject(model.model, find_anatomy(model.model), pixels, black=-mean / std)
-    return subject, subject.logits(pixels)
 
 
 def _alike(counts: Sequence[int]) -> Iterator[list[int]]:

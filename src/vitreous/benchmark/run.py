@@ -69,7 +69,7 @@ class Run:
         settings: every choice of the protocol, its version included.
         model: which model.
         weights: fingerprint of its weights.
-        preprocessing: how photos become its input.
+        preprocessing: how photos or texts become its input.
         data: which data set, ``KIND:PATH``.
         data_fingerprint: changes when the data set does.
         images: how many images the data set has.
@@ -132,6 +132,11 @@ class Run:
     def wanted(self) -> int:
         """How many images are evaluated."""
         return self.images if self.limit is None else min(self.limit, self.images)
+
+    @property
+    def things(self) -> str:
+        """What is evaluated, in a word."""
+        return "texts" if self.settings.get("reads") == "texts" else "images"
 
     def shards(self) -> list[Shard]:
         """The plan: which ranges of images are computed; the last one may be cut short."""

@@ -12,7 +12,9 @@ from vitreous.explaining import explain
 from vitreous.methods import list_methods
 from vitreous.methods.registry import FAMILIES
 from vitreous.models import LoadedModel
+from vitreous.models.text_models import LoadedTextModel
 from vitreous.spelling import parse
+from vitreous.text_explaining import explain_text
 
 WHITE_BOX = "white-box"
 ONE_RUN = "one-run"
@@ -23,7 +25,7 @@ _FAMILY_SUFFIX = "-methods"
 
 def choose_methods(
     asked: Sequence[str],
-    model: LoadedModel,
+    model: LoadedModel | LoadedTextModel,
     expand: Callable[[Sequence[str]], list[str]],
     notice: Callable[[str], None],
 ) -> list[str]:
@@ -84,7 +86,7 @@ def _group(word: str) -> list[str] | None:
 
 
 def _unsupported(
-    model: LoadedModel, expand: Callable[[Sequence[str]], list[str]], names: Sequence[str]
+    model: LoadedModel | LoadedTextModel, expand: Callable[[Sequence[str]], list[str]], names: Sequence[str]
 ) -> dict[str, str]:
     try:
         _ask(model, expand(names))
@@ -101,8 +103,13 @@ def _unsupported(
     return reasons
 
 
-def _ask(model: LoadedModel, spellings: Sequence[str]) -> None:
-    """Explain an empty picture, because what works on a model shows when it runs; many runs are spared."""
+def _ask(model: LoadedModel | LoadedTextModel, spellings: Sequence[str]) -> None:
+    """Explain an empty picture or a short text, because what works on a model shows when it runs."""
+    if isinstance(model, LoadedTextModel):
+        if spellings:
+            explain_text(model, "a", spellings)
+        return
+    # Many runs of a picture are spared.
     tried = [spelling for spelling in spellings if not parse(spelling).readout.runs_again]
     if tried:
         height, width = model.preprocessing.image_size

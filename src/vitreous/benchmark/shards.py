@@ -12,13 +12,13 @@ from vitreous.benchmark.measuring import Row, measure
 from vitreous.benchmark.run import Run, RunError, Shard
 from vitreous.benchmark.shard_file import schema_of
 from vitreous.benchmark.workbench import Workbench
-from vitreous.datasets import Sample
+from vitreous.datasets import Review, Sample
 from vitreous.errors import VitreousError
 
 
 def compute_shard(run: Run, bench: Workbench, shard: Shard) -> pa.Table:
     """Measure the images of a shard; one that cannot be read has rows with its error and takes no other with it."""
-    samples: dict[int, Sample] = {}
+    samples: dict[int, Sample | Review] = {}
     rows: dict[tuple[str, str], Row] = {}
     names = {index: bench.data.name(index) for index in shard}
     for index in shard:

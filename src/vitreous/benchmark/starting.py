@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -18,16 +18,26 @@ from vitreous.benchmark.measuring import columns_of
 from vitreous.benchmark.run import SHARD_SIZE, ModelChoice, Run, RunError
 from vitreous.benchmark.selection import WHITE_BOX, choose_methods
 from vitreous.benchmark.store import Store
-from vitreous.benchmark.workbench import Workbench, hash_files, load, open_data, register_plugins
+from vitreous.benchmark.workbench import (
+    AnyModel,
+    Workbench,
+    hash_files,
+    load,
+    open_data,
+    preprocessing_of,
+    register_plugins,
+)
 from vitreous.datasets import DataSet, Shuffled
+from vitreous.datasets.sample import Things
 from vitreous.errors import ModelError
 from vitreous.models import LoadedModel
 from vitreous.models.preprocessing import from_timm
+from vitreous.models.text_models import LoadedTextModel
 from vitreous.protocols import Protocol, find_protocol
 from vitreous.provenance import software_versions
 
 Engine = Literal["local", "ray"]
-Model = str | ModelChoice | nn.Module | LoadedModel
+Model = str | ModelChoice | nn.Module | LoadedModel | LoadedTextModel
 _DECISIVE = ("vitreous", "torch")  # programs whose version is part of a run's key
 
 
@@ -36,7 +46,7 @@ class Options:
     """How a run is computed.
 
     Attributes:
-        limit: how many images, from the first on; None for all.
+        limit: how many images or texts, from the first on; None for all.
         shuffle: take the images in a random order, which depends on ``seed``.
         engine: who computes.
         workers: processes on this machine, or tasks at once on a cluster.
@@ -71,16 +81,18 @@ def start(
     plugins = [str(file.resolve()) for file in options.plugins]
     register_plugins(plugins)
     opened = _open(data, options.seed if options.shuffle else None)
+    if opened.holds != asked.reads:
+        raise RunError(f"{asked.name} is measured on {asked.reads}, and {opened.kind} holds {opened.holds}")
     if not len(opened):
-        raise RunError(f"there are no images in {opened.kind}:{opened.path}")
-    choice, loaded = _load(model)
+        raise RunError(f"there are no {opened.holds} in {opened.kind}:{opened.path}")
+    choice, loaded = _load(model, asked.reads)
     bench = Workbench(loaded, opened, asked)
     run = Run(
         protocol=asked.name,
         settings=asked.settings(),
         model=choice,
         weights=loaded.fingerprint,
-        preprocessing=asdict(loaded.preprocessing),
+        preprocessing=preprocessing_of(loaded),
         data=f"{opened.kind}:{opened.path.absolute()}",
         data_fingerprint=opened.fingerprint,
         images=len(opened),
@@ -111,14 +123,17 @@ def _open(data: str | DataSet, shuffled_by: int | None) -> DataSet:
     return data if shuffled_by is None else Shuffled(data, shuffled_by)
 
 
-def _load(model: Model) -> tuple[ModelChoice, LoadedModel]:
+def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
     if isinstance(model, str):
         model = ModelChoice(model)
     if isinstance(model, ModelChoice):
-        return model, load(model)
-    loaded = model if isinstance(model, LoadedModel) else _with_preprocessing(model)
+        return model, load(model, reads)
+    loaded = model if isinstance(model, LoadedModel | LoadedTextModel) else _with_preprocessing(model)
+    if isinstance(loaded, LoadedTextModel) != (reads == "texts"):
+        other = "photos" if reads == "texts" else "texts"
+        raise RunError(f"this protocol is measured on {reads}, and the model that was given reads {other}")
     device = next((str(parameter.device) for parameter in loaded.model.parameters()), "cpu")
-    return ModelChoice(loaded.name, device=device), loaded
+    return ModelChoice(loaded.name or type(loaded.model).__name__, device=device), loaded
 
 
 def _with_preprocessing(model: nn.Module) -> LoadedModel:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from vitreous.benchmark.run import ModelChoice, Run, RunError
+from vitreous.benchmark.run import ModelChoice, Run, RunError, hash_of
 from vitreous.datasets import DataSet, Shuffled, open_dataset
+from vitreous.datasets.sample import Things
 from vitreous.errors import MethodError
 from vitreous.models import LoadedModel, load_model
+from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.plugin import load_entry_points, load_plugin
 from vitreous.protocols import Protocol, find_protocol
+
+AnyModel = LoadedModel | LoadedTextModel
 
 
 @dataclass(frozen=True)
 class Workbench:
-    """A model, a data set and a protocol, opened."""
+    """A model, a data set and a protocol, opened; all three for photos, or all for texts."""
 
-    model: LoadedModel
+    model: AnyModel
     data: DataSet
     protocol: Protocol
 
@@ -32,11 +37,12 @@ def open_workbench(run: Run) -> Workbench:
         RunError: this machine has another model, data set, plugin or protocol than the run was started with.
     """
     register_plugins(run.plugins)
-    bench = Workbench(
-        load(run.model), open_data(run.data, run.seed if run.shuffled else None), find_protocol(run.protocol)
-    )
+    protocol = find_protocol(run.protocol)
+    data = open_data(run.data, run.seed if run.shuffled else None)
+    bench = Workbench(load(run.model, protocol.reads), data, protocol)
     found = {
         "weights of the model": (bench.model.fingerprint, run.weights),
+        "preprocessing": (hash_of(preprocessing_of(bench.model)), hash_of(run.preprocessing)),
         "data set": (bench.data.fingerprint, run.data_fingerprint),
         "plugins": (hash_files(run.plugins), run.plugins),
         "protocol": (bench.protocol.settings(), run.settings),
@@ -48,9 +54,18 @@ def open_workbench(run: Run) -> Workbench:
 
 
 @lru_cache(maxsize=1)
-def load(choice: ModelChoice) -> LoadedModel:
-    """Load a model, or give it as it was loaded before."""
+def load(choice: ModelChoice, reads: Things) -> AnyModel:
+    """Load a model that reads photos or texts, or give it as it was loaded before."""
+    if reads == "texts":
+        if choice != ModelChoice(choice.name, device=choice.device):
+            raise RunError("mean, standard deviation and size are of photos, and this protocol reads texts")
+        return load_text_model(choice.name, device=choice.device)
     return load_model(choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device)
+
+
+def preprocessing_of(model: AnyModel) -> dict[str, Any]:
+    """How photos or texts become a model's input, as JSON values."""
+    return model.reader.settings if isinstance(model, LoadedTextModel) else asdict(model.preprocessing)
 
 
 @lru_cache(maxsize=1)

@@ -28,7 +28,8 @@ def evaluate(
     protocol: Annotated[str, typer.Option(help="How it is measured; see `vitreous protocols`.")],
     data: Annotated[str, typer.Option(metavar="KIND:PATH", help="The data set; see `vitreous datasets`.")],
     model: Annotated[
-        str, typer.Option(help="A model by name: demo, timm/NAME, timm/NAME@FILE, hf/ID or hf/FOLDER.")
+        str,
+        typer.Option(help="A model by name: demo, timm/NAME, timm/NAME@FILE; hf/ID or hf/FOLDER, also for texts."),
     ] = "demo",
     methods: Annotated[
         list[str] | None,
@@ -39,9 +40,9 @@ def evaluate(
             show_default="white-box",
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first images.", show_default="all")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.", show_default="all")] = None,
     shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="Take the images in a random order, which --seed decides.")
+        bool, typer.Option("--shuffle", help="Take the data set in a random order, which --seed decides.")
     ] = False,
     out: Annotated[Path, typer.Option(file_okay=False, help="Where the runs are kept, one folder per run.")] = Path(
         "vitreous-runs"

@@ -40,7 +40,7 @@ def run(
 def _tell_failures(results: Results, console: Console) -> None:
     for method in results.methods:
         if results.measured_methods and method not in results.measured_methods:
-            say(console, f"warning: {method} could not be measured on any image", "yellow")
+            say(console, f"warning: {method} could not be measured on any of the {results.run.things}", "yellow")
     broken = int((~results.counted).sum())
     if not broken:
         return
@@ -51,6 +51,7 @@ def _tell_failures(results: Results, console: Console) -> None:
     if len(failures) > _SHOWN_FAILURES:
         say(console, f"warning: and {len(failures) - _SHOWN_FAILURES} more", "yellow")
     if not results.measured_methods:
-        say_error(f"none of the {len(results.images)} images could be measured", console)
+        say_error(f"none of the {len(results.images)} {results.run.things} could be measured", console)
     else:
-        say(console, f"{broken} of {len(results.images)} images could not be measured and do not count", "yellow")
+        some = f"{broken} of {len(results.images)} {results.run.things}"
+        say(console, f"{some} could not be measured and do not count", "yellow")

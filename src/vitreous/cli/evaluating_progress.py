@@ -20,7 +20,7 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 class EvaluationProgress:
-    """A watcher that shows images done, images per second and the time left."""
+    """A watcher that shows images or texts done, how many per second and the time left."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -41,15 +41,18 @@ class EvaluationProgress:
         self._bar.stop()
         if kind is not None and issubclass(kind, KeyboardInterrupt) and self._store is not None:
             total = self._store.run.wanted
-            say(self._console, f"stopped with {self._done} of {total} images done; the same command goes on from there")
+            done = f"{self._done} of {total} {self._store.run.things}"
+            say(self._console, f"stopped with {done} done; the same command goes on from there")
 
     def begin(self, store: Store, done: int) -> None:
         """Show where the run is kept and how much of it is there; told again, it only counts anew."""
         if self._store is None:
             shards = store.run.shards()
-            say(self._console, f"run: {store.folder} ({len(store.run.methods)} methods, {store.run.wanted} images)")
+            planned = f"{len(store.run.methods)} methods, {store.run.wanted} {store.run.things}"
+            say(self._console, f"run: {store.folder} ({planned})")
             if done:
-                say(self._console, f"resumed: {_shards_done(store)} of {len(shards)} shards are there, {done} images")
+                there = f"{_shards_done(store)} of {len(shards)} shards are there, {done} {store.run.things}"
+                say(self._console, f"resumed: {there}")
             self._started = self._said = time.monotonic()
             self._before = done
         self._store, self._done = store, done
@@ -63,7 +66,7 @@ class EvaluationProgress:
         self._bar.update(self._task, completed=self._done, rate=self._rate())
         if self._bar.disable and time.monotonic() - self._said >= _SECONDS_BETWEEN_LINES:
             self._said = time.monotonic()
-            say(self._console, f"{self._done} of {self._store.run.wanted} images, {self._rate()}")
+            say(self._console, f"{self._done} of {self._store.run.wanted} {self._store.run.things}, {self._rate()}")
 
     def notice(self, text: str) -> None:
         """Print a warning."""
@@ -74,7 +77,7 @@ class EvaluationProgress:
         seconds = max(time.monotonic() - self._started, 1e-9)
         rate = (self._done - self._before) / seconds
         left = timedelta(seconds=round((self._store.run.wanted - self._done) / rate)) if rate else "unknown"
-        return f"{rate:.2f} images/s, {left} left"
+        return f"{rate:.2f} {self._store.run.things}/s, {left} left"
 
 
 def _shards_done(store: Store) -> int:

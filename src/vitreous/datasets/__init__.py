@@ -1,9 +1,9 @@
 """Photos with labels and masks, and texts with rationales, from data sets in their original layouts."""
 
 from vitreous.datasets.dataset import DataSet
-from vitreous.datasets.eraser_movies import Review, read_movies
+from vitreous.datasets.eraser_movies import read_movies
 from vitreous.datasets.opening import list_datasets, open_dataset
-from vitreous.datasets.sample import Sample
+from vitreous.datasets.sample import Review, Sample
 from vitreous.datasets.shuffled import Shuffled
 from vitreous.errors import DataError
 

@@ -1,4 +1,4 @@
-"""What every data set can do: tell how many photos it has and what they are called, and load one at a time."""
+"""What every data set can do: tell how many photos or texts it has and what they are called, and load one at a time."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vitreous.datasets.sample import Sample
+from vitreous.datasets.sample import Review, Sample, Things
 from vitreous.errors import DataError
 
 
 class DataSet(ABC):
-    """Photos with labels or masks; opening lists them, and only ``load`` reads one.
+    """Photos with labels or masks, or texts; opening lists them, and only ``load`` reads a photo.
 
     A pickled data set is its class and its path, so that a worker opens it again instead of receiving its list.
 
     Attributes:
         kind: How it is spelled before the colon of ``KIND:PATH``.
+        holds: Photos or texts.
         summary: One line on what is expected at the path.
         origin: Where the set comes from, for messages on missing files.
         path: Where it is, as it was asked for.
     """
 
     kind: ClassVar[str]
+    holds: ClassVar[Things] = "photos"
     summary: ClassVar[str]
     origin: ClassVar[str]
 
@@ -42,7 +44,7 @@ class DataSet(ABC):
         """Return a sample's name without reading it."""
 
     @abstractmethod
-    def load(self, index: int) -> Sample:
+    def load(self, index: int) -> Sample | Review:
         """Read one sample.
 
         Raises:

@@ -1,18 +1,20 @@
-"""ERASER's movie reviews: texts with the words that people marked as the reason for their judgement."""
+"""The kind ``eraser-movies``: reviews with the words that people marked as the reason for their judgement."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tarfile
 import zlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vitreous.datasets.dataset import DataSet
+from vitreous.datasets.sample import Review, Things
 from vitreous.errors import DataError
 
 ERASER_MOVIES = "eraser-movies"
@@ -20,25 +22,9 @@ LABELS = ("NEG", "POS")
 
 Split = Literal["train", "val", "test"]
 
-_ORIGIN = "ERASER's movie reviews (movies.tar.gz) come from https://www.eraserbenchmark.com"
+_LIST_ENDING = ".jsonl"
+_ORIGIN = "ERASER's set of movie reviews (movies.tar.gz) comes from https://www.eraserbenchmark.com"
 _MOST_BYTES = 200 * 2**20
-
-
-@dataclass(frozen=True)
-class Review:
-    """One review.
-
-    Attributes:
-        name: Its name in the data set.
-        words: The text as the data set counts its words: what is between white space.
-        label: 0 for a negative review, 1 for a positive one.
-        rationale: For each word whether people marked it as a reason.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    label: int
-    rationale: NDArray[np.bool_]
 
 
 def read_movies(path: str | Path, split: Split) -> list[Review]:
@@ -49,11 +35,48 @@ def read_movies(path: str | Path, split: Split) -> list[Review]:
     Raises:
         DataError: A file is missing or damaged; it says which and where the set comes from.
     """
-    if split not in ("train", "val", "test"):
+    if split not in get_args(Split):
         raise DataError(f"the parts of {ERASER_MOVIES} are train, val and test, not {split!r}")
     source = _open(Path(path).expanduser())
     held_out = {row["annotation_id"] for row in _rows(source, "val")} if split == "train" else set()
     return [_review(source, row) for row in _rows(source, split) if row["annotation_id"] not in held_out]
+
+
+class EraserMovies(DataSet):
+    """The test reviews, or those of another part where the path ends in its list: ``movies.tar.gz/val.jsonl``."""
+
+    kind = ERASER_MOVIES
+    holds: ClassVar[Things] = "texts"
+    summary = "movies.tar.gz or its folder, for the test reviews; PATH/val.jsonl or PATH/train.jsonl for another part"
+    origin = _ORIGIN
+    class_names = LABELS
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()  # a list inside of an archive is no file that could be looked for
+        place, split = _part_of(self.path)
+        self._reviews = read_movies(place, split)
+
+    def __len__(self) -> int:
+        return len(self._reviews)
+
+    def name(self, index: int) -> str:
+        return self._reviews[index].name
+
+    def load(self, index: int) -> Review:
+        return self._reviews[index]
+
+    def _records(self) -> Iterator[str]:
+        for review in self._reviews:
+            words = hashlib.sha256(" ".join(review.words).encode(errors="surrogateescape")).hexdigest()
+            yield f"{review.name}|{review.label}|{words}|{np.packbits(review.rationale).tobytes().hex()}"
+
+
+def _part_of(path: Path) -> tuple[Path, Split]:
+    """The archive or folder, and the part that is meant."""
+    for split in get_args(Split):
+        if path.name == f"{split}{_LIST_ENDING}":
+            return path.parent, split
+    return path, "test"
 
 
 class _Source(ABC):
@@ -125,7 +148,7 @@ def _open(path: Path) -> _Source:
 
 
 def _rows(source: _Source, split: str) -> list[dict[str, Any]]:
-    name = f"{split}.jsonl"
+    name = f"{split}{_LIST_ENDING}"
     rows = []
     for number, line in enumerate(source.read(name).splitlines(), start=1):
         try:

@@ -6,7 +6,7 @@ import difflib
 
 from vitreous.datasets.cifar import Cifar10, Cifar100
 from vitreous.datasets.dataset import DataSet
-from vitreous.datasets.eraser_movies import ERASER_MOVIES
+from vitreous.datasets.eraser_movies import EraserMovies
 from vitreous.datasets.imagenet import ImageNet
 from vitreous.datasets.imagenet_s import ImageNetS
 from vitreous.datasets.imagenet_segmentation import ImageNetSegmentation
@@ -28,6 +28,7 @@ _ALL: tuple[type[DataSet], ...] = (
     Pets,
     MaskedFolder,
     Labelled,
+    EraserMovies,
 )
 _KINDS = {kind.kind: kind for kind in _ALL}
 
@@ -46,8 +47,6 @@ def open_dataset(spec: str) -> DataSet:
     kind, colon, path = spec.partition(":")
     if not colon or not path:
         raise DataError(f"a data set is spelled KIND:PATH, not {spec!r}; kinds are {', '.join(_KINDS)}")
-    if kind == ERASER_MOVIES:
-        raise DataError(f"{kind} holds text, not photos; vitreous.datasets.read_movies reads it")
     if kind not in _KINDS:
         close = difflib.get_close_matches(kind, _KINDS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"kinds are {', '.join(_KINDS)}"

@@ -1,8 +1,9 @@
-"""One photo of a data set together with what people said about it."""
+"""What a data set holds: photos or texts, each with what people said about it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,8 @@ from PIL import Image
 Mask = NDArray[np.int16]
 
 IGNORED = -1
+
+Things = Literal["photos", "texts"]
 
 
 @dataclass(frozen=True)
@@ -30,3 +33,20 @@ class Sample:
     label: int | None = None
     mask: Mask | None = None
     objects: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Review:
+    """One text of a data set and what is known of it.
+
+    Attributes:
+        name: Unique in its data set and the same on every machine.
+        words: The text as the data set counts its words: what is between white space.
+        label: The index of the model's output that is right.
+        rationale: For each word whether people marked it as a reason.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    label: int
+    rationale: NDArray[np.bool_]

@@ -1,4 +1,4 @@
-"""A data set in random order, so that its first photos are a fair sample of all."""
+"""A data set in random order, so that its first photos or texts are a fair sample of all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitreous.datasets.dataset import DataSet
-from vitreous.datasets.sample import Sample
+from vitreous.datasets.sample import Review, Sample, Things
 
 
 class Shuffled(DataSet):
@@ -29,13 +29,18 @@ class Shuffled(DataSet):
         """The kind of the set that is shuffled."""
         return self._listed.kind
 
+    @property
+    def holds(self) -> Things:  # type: ignore[override]
+        """What the set that is shuffled holds."""
+        return self._listed.holds
+
     def __len__(self) -> int:
         return len(self._listed)
 
     def name(self, index: int) -> str:
         return self._listed.name(int(self._order[index]))
 
-    def load(self, index: int) -> Sample:
+    def load(self, index: int) -> Sample | Review:
         return self._listed.load(int(self._order[index]))
 
     @property

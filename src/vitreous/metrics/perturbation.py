@@ -262,7 +262,7 @@ def lif(prefix: str = "lif_", ratios: Sequence[float] = FROM_ZERO, convention: C
 def mean_aopc(prefix: str = "", name: str = "AOPC", *, most_relevant_first: bool = True) -> Metric:
     """Make the mean over images of ``aopc``, kept in the column ``<prefix>aopc``."""
     direction: Direction = "higher" if most_relevant_first else "lower"
-    description = "Mean over images and steps of the fall of the target's probability."
+    description = "Mean over images or texts and steps of the fall of the target's probability."
     return mean_of(f"{prefix}aopc", name, direction, (-1.0, 1.0), description)
 
 
@@ -271,5 +271,5 @@ def mean_log_odds(
 ) -> Metric:
     """Make the mean over images of ``log_odds``, kept in the column ``<prefix>log_odds``."""
     direction: Direction = "higher" if most_relevant_first == inverted else "lower"
-    description = f"Mean over images and steps of log({'p0 / pk' if inverted else 'pk / p0'}) of the target."
+    description = f"Mean over images or texts and steps of log({'p0 / pk' if inverted else 'pk / p0'}) of the target."
     return mean_of(f"{prefix}log_odds", name, direction, (-np.inf, np.inf), description)

@@ -12,18 +12,20 @@ from vitreous.metrics.metric import Floats, Metric, MetricError, Weighted, mean_
 from vitreous.metrics.perturbation import aopc
 
 GRADTOKEN_TOP = tuple(range(10, 81, 10))
+OLDER_TOP = tuple(range(5, 81, 5))
 
 
-def word_scores(piece_scores: ArrayLike, word_of_piece: ArrayLike) -> Floats:
-    """Score each word by the highest of its word pieces, and not below 0.
+def word_scores(piece_scores: ArrayLike, word_of_piece: ArrayLike, *, clamped: bool = True) -> Floats:
+    """Score each word by the highest of its word pieces.
 
     Args:
         piece_scores: relevance of every piece, (pieces,).
         word_of_piece: index of the word each piece belongs to, -1 for pieces of no word, (pieces,).
+        clamped: take 0 for words whose score is below 0, as is done before they are held against a rationale.
     """
     scores, words = finite(piece_scores, "scores of word pieces"), np.asarray(word_of_piece, dtype=np.int64)
     same_shape(scores, words, "scores of word pieces and their words")
-    best = np.zeros(int(words.max()) + 1)
+    best = np.full(int(words.max()) + 1, 0.0 if clamped else -np.inf)
     np.maximum.at(best, words[words >= 0], scores[words >= 0])
     return best
 
@@ -67,7 +69,8 @@ def mean_token_f1(top: int, prefix: str = "") -> Metric:
 def average_token_f1(tops: Sequence[int] = GRADTOKEN_TOP, prefix: str = "", name: str = "token-F1") -> Metric:
     """Make the mean over texts and sizes of the token-F1."""
     weights = (1 / len(tops),) * len(tops)
-    description = f"Mean F1 of the highest tokens against the rationale, over {len(tops)} sizes."
+    sizes = f"{len(tops)} sizes from {tops[0]} to {tops[-1]}"
+    description = f"Mean F1 of the highest tokens against the rationale, over {sizes}."
     columns = token_f1_columns(tops, prefix)
     return Metric(name, "higher", (0.0, 1.0), description, columns, Weighted(weights))
 

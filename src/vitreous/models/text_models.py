@@ -11,6 +11,7 @@ from vitreous.errors import ModelError
 from vitreous.models import hub
 from vitreous.models.hf_models import class_names_of, one_line, place_of, transformers_library
 from vitreous.models.loaded import fingerprint_of
+from vitreous.texts import Reader
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,16 @@ class LoadedTextModel:
     def fingerprint(self) -> str:
         """The sha256 of all names, types, shapes and values in the state dict."""
         return fingerprint_of(self.model)
+
+    @cached_property
+    def reader(self) -> Reader:
+        """What turns texts into the model's input and knows the place of every piece.
+
+        Raises:
+            InputError: the tokenizer is none of the transformers library.
+            UnsupportedModelError: the model takes no texts.
+        """
+        return Reader(self.model, self.tokenizer)
 
 
 def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedTextModel:

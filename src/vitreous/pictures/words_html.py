@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 from vitreous.pictures.word_colours import background, spans_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from vitreous.text_explanation import By, TextExplanation
 
 
@@ -77,7 +79,25 @@ def coloured(
     for stretch, word in spans_of(explanation, index):
         text = escape(stretch)
         if word is not None:
-            colour = paint(shown[word], signed=explanation.signed[method])
-            text = f'<span style="background: {colour}; border-radius: 0.2em" title="{raw[word]:.4g}">{text}</span>'
+            text = _word(text, raw[word], paint(shown[word], signed=explanation.signed[method]))
         written.append(text)
     return f'<p style="margin: 0; white-space: pre-wrap">{"".join(written)}</p>'
+
+
+def excerpt(explanation: TextExplanation, method: str, marked: Sequence[bool], words: int = 40) -> str:
+    """Give the words around the highest one of the first text; those that are ``marked`` are underlined."""
+    raw = explanation.word_scores(method).tolist()
+    shown = explanation.display_scores(method).tolist()
+    middle = raw.index(max(raw))
+    first = max(0, min(middle - words // 2, len(raw) - words))
+    written = []
+    for number, word in list(enumerate(explanation.words[0]))[first : first + words]:
+        colour = background(shown[number], signed=explanation.signed[method])
+        text = _word(escape(word.text), raw[number], colour)
+        written.append(f"<u>{text}</u>" if marked[number] else text)
+    before, behind = "… " if first else "", " …" if first + words < len(raw) else ""
+    return f'<p style="margin: 0; color: #1a1a1a; background: #ffffff">{before}{" ".join(written)}{behind}</p>'
+
+
+def _word(text: str, raw: float, colour: str) -> str:
+    return f'<span style="background: {colour}; border-radius: 0.2em" title="{raw:.4g}">{text}</span>'

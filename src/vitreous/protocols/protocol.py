@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from vitreous.benchmark.tasks.task import Task
+from vitreous.datasets.sample import Things
 from vitreous.errors import MethodError
 from vitreous.metrics.metric import Metric
 from vitreous.spelling import parse
@@ -45,7 +46,7 @@ class Protocol:
         title: One line on what it measures.
         paper: Where it was published.
         version: Raised whenever numbers change.
-        tasks: What is measured.
+        tasks: What is measured; all of them on photos, or all on texts.
         resize: ``squash``: a photo is resized to the model's input size and nothing is cropped; ``model``: resized and
             cropped as the model's own preprocessing does. Size, interpolation, mean and standard deviation are always
             the model's.
@@ -59,12 +60,17 @@ class Protocol:
     title: str
     paper: str
     version: int
-    tasks: tuple[Task, ...]
+    tasks: tuple[Task[Any, Any], ...]
     resize: Resize = "squash"
     methods: tuple[str, ...] | None = None
     sweeps: tuple[Sweep, ...] = ()
     start_layers: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> Things:
+        """What it is measured on."""
+        return self.tasks[0].reads
 
     def spellings(self, asked: Sequence[str], depth: int) -> list[str]:
         """What is really evaluated on a model of ``depth`` blocks.
@@ -90,7 +96,7 @@ class Protocol:
         chosen = {
             "protocol": self.name,
             "version": self.version,
-            "resize": self.resize,
+            **({"resize": self.resize} if self.reads == "photos" else {"reads": "texts", "long texts": "cut"}),
             "methods": self.methods,
             "sweeps": [asdict(sweep) for sweep in self.sweeps],
             "start_layers": self.start_layers,

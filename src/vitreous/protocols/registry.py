@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from vitreous.errors import ProtocolError
 from vitreous.methods.options import close_match
-from vitreous.protocols import agcam, chefer, gradtoken, libra, sanity, skipplus, tokentm
+from vitreous.protocols import agcam, chefer, eraser, gradtoken, libra, sanity, skipplus, tokentm
 from vitreous.protocols.protocol import Protocol
 
 PROTOCOLS: Mapping[str, Protocol] = {
     protocol.name: protocol
-    for module in (chefer, tokentm, gradtoken, skipplus, libra, agcam, sanity)
+    for module in (chefer, tokentm, gradtoken, skipplus, libra, agcam, sanity, eraser)
     for protocol in module.PROTOCOLS
 }
 

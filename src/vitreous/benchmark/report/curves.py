@@ -12,10 +12,11 @@ from vitreous.benchmark.results import Results
 from vitreous.benchmark.statistics import Estimate
 from vitreous.benchmark.summary import counted_values
 
-_STEP = re.compile(r"(?P<what>\w*(?:hit|drop|probability))_(?P<step>\d+)")
+_STEP = re.compile(r"(?P<what>\w*(?:hit|drop|probability|token_f1))_(?P<step>\d+)")
 _WORDS = {"hit": "accuracy", "drop": "fall of the probability", "mif": "MIF", "lif": "LIF", "label": "true class"}
 _SWEPT = re.compile(r"(?P<before>.*)\b(?P<option>start|layer)=(?P<value>\d+)(?P<after>.*)")
 _SHORTEST = 3
+F1_CURVE = "token-F1"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Curves:
 
 
 def curves_of(results: Results) -> list[Curves]:
-    """The curves in some results: what the model says with more and more of a photo erased or kept."""
+    """The curves in some results: what the model says with more and more of a photo or text erased or kept."""
     groups: dict[str, dict[int, str]] = {}
     for column in results.run.columns:
         match = _STEP.fullmatch(column)
@@ -54,8 +55,14 @@ def _curve(results: Results, what: str, columns: Mapping[int, str]) -> Curves:
         if len(known):
             lines[method] = tuple(float(mean) for mean in known.mean(axis=0))
     words = [_WORDS.get(word, word) for word in what.split("_") if word]
-    axis = "share kept (%)" if "insertion" in what else "share erased (%)"
-    return Curves(", ".join(words), axis, tuple(map(float, steps)), lines)
+    title = F1_CURVE if what == "token_f1" else ", ".join(words)
+    return Curves(title, _axis(what), tuple(map(float, steps)), lines)
+
+
+def _axis(what: str) -> str:
+    if what == "token_f1":
+        return "words taken, the highest first"
+    return "share kept (%)" if "insertion" in what else "share erased (%)"
 
 
 def sweeps_of(estimates: Sequence[Estimate]) -> list[Curves]:

@@ -55,7 +55,7 @@ def _section(results: Results, pictures: int) -> str:
         (
             f"<h2>{escape(results.run.protocol)}</h2>",
             _facts(results),
-            _own_table(table),
+            _own_table(table, results.run.things),
             _published_table(table),
             _charts("Curves", curves_of(results), styles),
             _charts("Metrics over a number in the spelling", sweeps_of(table.estimates), None),
@@ -91,8 +91,8 @@ def _facts(results: Results) -> str:
         "model": run.model.name,
         "weights": f"sha256 {run.weights[:16]}…",
         "input": _preprocessing(run.preprocessing),
-        "data": f"{run.data} ({run.images} images, fingerprint {run.data_fingerprint[:16]}…)",
-        "images": images,
+        "data": f"{run.data} ({run.images} {run.things}, fingerprint {run.data_fingerprint[:16]}…)",
+        run.things: images,
         "methods": str(len(results.methods)),
         "computed with": ", ".join(f"{name} {version}" for name, version in manifest.get("software", {}).items()),
         "command": _command(manifest),
@@ -100,11 +100,14 @@ def _facts(results: Results) -> str:
     shown = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(text))}</dd>" for name, text in facts.items() if text)
     note = ""
     if done < results.wanted:
-        note = f'<p class="note">This run is not finished: {done} of {results.wanted} images.</p>'
+        note = f'<p class="note">This run is not finished: {done} of {results.wanted} {run.things}.</p>'
     return f"{note}<dl>{shown}</dl>"
 
 
 def _preprocessing(values: Mapping[str, Any]) -> str:
+    if "pieces" in values:
+        longest = "any number of" if values["pieces"] is None else f"the first {values['pieces']}"
+        return f"{longest} word pieces, tokenizer sha256 {values['tokenizer'][:16]}…"
     size = "x".join(map(str, values.get("image_size", ())))
     means, deviations = (", ".join(f"{number:g}" for number in values.get(name, ())) for name in ("mean", "std"))
     return f"{size}, mean {means}, standard deviation {deviations}"
@@ -115,7 +118,7 @@ def _command(manifest: Mapping[str, Any]) -> str:
     return shlex.join(["vitreous", *words[1:]]) if words[1:2] == ["evaluate"] else shlex.join(words)
 
 
-def _own_table(table: ResultTable) -> str:
+def _own_table(table: ResultTable, things: str) -> str:
     heads = "".join(
         f'<th title="{escape(metric.description)}">{escape(table_heading(metric))}</th>' for metric in table.metrics
     )
@@ -124,7 +127,7 @@ def _own_table(table: ResultTable) -> str:
         for method in leaders(table)
     )
     return (
-        '<h3>Results</h3><p class="faint">Mean with its 95% bootstrap interval over images. Methods that a paired '
+        f'<h3>Results</h3><p class="faint">Mean with its 95% bootstrap interval over {things}. Methods that a paired '
         "test does not tell apart share a rank (#); ★ is the best mean of its column. Ordered by the "
         "mean of the ranks.</p>"
         f'<div class="scroll"><table><tr><th>method</th>{heads}</tr>{rows}</table></div>'
@@ -152,7 +155,7 @@ def _published_table(table: ResultTable) -> str:
     lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     heads = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     return (
-        f"<h3>{escape(PUBLISHED_TITLE)}</h3><p class='faint'>Other models and other images: nothing here was measured "
+        f"<h3>{escape(PUBLISHED_TITLE)}</h3><p class='faint'>Other models and other data: nothing here was measured "
         "by this run.</p>"
         f'<div class="scroll"><table class="published"><tr>{heads}</tr>{lines}</table></div>'
     )
@@ -231,17 +234,18 @@ def _images(results: Results, extremes: Sequence[Extremes]) -> str:
         f"<h4>worst</h4>{_strip(each, each.worst, thumbnails)}</figure>"
         for each in shown
     )
+    things = results.run.things
+    about = "Maps" if things == "images" else "The words around the highest one, what people marked underlined; scores"
     return (
-        f'<h3>Best and worst images</h3><p class="faint">Maps of the predicted class; the number is the metric on this '
-        f'image alone.</p>{note}<div class="images">{figures}</div>'
+        f'<h3>Best and worst {things}</h3><p class="faint">{about} of the predicted class; the number is the metric '
+        f'on this one alone.</p>{note}<div class="images {things}">{figures}</div>'
     )
 
 
 def _strip(each: Extremes, images: Iterable[Extreme], thumbnails: Thumbnails) -> str:
     tiles = []
     for image in images:
-        address = thumbnails.get((each.method, image.index))
-        picture = f'<img src="{address}" alt="" loading="lazy">' if address else ""
+        picture = thumbnails.get((each.method, image.index), "")
         tiles.append(f"<div>{picture}{escape(image.name)} · {image.value:.3g}</div>")
     return f'<div class="strip">{"".join(tiles)}</div>'
 
@@ -254,8 +258,8 @@ def _failures(results: Results) -> str:
     more = len(failures) - _SHOWN_FAILURES
     rest = f"<p>And {more} more.</p>" if more > 0 else ""
     return (
-        f"<h3>Not measured ({len(failures)})</h3><p class='faint'>An image counts only where all methods could be "
-        "measured on it.</p>"
+        f"<h3>Not measured ({len(failures)})</h3><p class='faint'>Of the {results.run.things}, those count "
+        "where all methods could be measured.</p>"
         f'<div class="scroll"><table class="published"><tr><th>image</th><th>method</th><th>why</th></tr>{lines}'
         f"</table></div>{rest}"
     )

@@ -54,6 +54,7 @@ svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint)
 .strip { display: flex; flex-wrap: wrap; gap: 0.5rem; }
 .strip div { width: 132px; font-size: 0.75rem; color: var(--faint);
   overflow-wrap: anywhere; line-height: 1.25; } .strip img { width: 132px; border-radius: 0.3rem; display: block; }
+.texts .strip div { width: 100%; }
 .images h4 { margin: 0.5rem 0 0.2rem; font-size: 0.82rem; color: var(--faint); font-weight: 600; }
 .note { border-left: 4px solid var(--c1); padding: 0.3rem 0.8rem; background: var(--card); }
 details { margin: 1rem 0; } summary { cursor: pointer; color: var(--faint); }

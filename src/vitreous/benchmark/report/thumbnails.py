@@ -1,20 +1,26 @@
-"""Small pictures of images with their maps, made again from the data set and the model where these are at hand."""
+"""Images and texts with their maps, made again from the data set and the model where these are at hand."""
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from PIL import Image
 
-from vitreous.benchmark.measuring import resized
+from vitreous.benchmark.photo_material import resized
 from vitreous.benchmark.report.extremes import Extremes
 from vitreous.benchmark.results import Results
+from vitreous.benchmark.text_material import places_of
 from vitreous.benchmark.workbench import Workbench, open_workbench
+from vitreous.datasets import Review
 from vitreous.errors import VitreousError
 from vitreous.explaining import explain
+from vitreous.models.text_models import LoadedTextModel
+from vitreous.pictures import words_html
+from vitreous.text_explaining import explain_text
 
 _SIDE = 132
 _QUALITY = 80
@@ -23,7 +29,7 @@ Thumbnails = Mapping[tuple[str, int], str]
 
 
 def thumbnails_of(results: Results, extremes: Iterable[Extremes]) -> tuple[Thumbnails, str | None]:
-    """Pictures by method and image as ``data:`` addresses, and why some or all of them are missing."""
+    """What is shown, as HTML by method and image, and why some or all of it is missing."""
     try:
         benches = {number: open_workbench(store.run) for number, store in enumerate(results.stores)}
     except VitreousError as error:
@@ -40,16 +46,29 @@ def thumbnails_of(results: Results, extremes: Iterable[Extremes]) -> tuple[Thumb
         except VitreousError as error:
             problem = str(error)
         else:
-            pictures |= {(method, index): address for method, address in drawn.items()}
+            pictures |= {(method, index): shown for method, shown in drawn.items()}
     return pictures, problem
 
 
 def _draw(bench: Workbench, index: int, methods: list[str]) -> dict[str, str]:
-    """Explain the predicted class of an image as the protocol lets the model see it."""
+    """Explain the predicted class of an image or text as the protocol lets the model see it."""
+    sample = bench.data.load(index)
+    if isinstance(bench.model, LoadedTextModel):
+        assert isinstance(sample, Review)
+        return _written(bench.model, sample, methods)
+    assert not isinstance(sample, Review)
     preprocessing = resized(bench.model.preprocessing, bench.protocol.resize)
-    model = replace(bench.model, preprocessing=preprocessing)
-    explanation = explain(model, [bench.data.load(index).image], methods)
-    return {method: _address(explanation.overlay(method)) for method in methods}
+    explanation = explain(replace(bench.model, preprocessing=preprocessing), [sample.image], methods)
+    return {method: f'<img src="{_address(explanation.overlay(method))}" alt="" loading="lazy">' for method in methods}
+
+
+def _written(model: LoadedTextModel, sample: Review, methods: Sequence[str]) -> dict[str, str]:
+    """The words around the highest one; those that people marked are underlined."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is cut: the protocol says so
+        explanation = explain_text(model, " ".join(sample.words), methods)
+    marked = sample.rationale[places_of(sample, explanation.words[0])].tolist()
+    return {method: words_html.excerpt(explanation, method, marked) for method in methods}
 
 
 def _address(picture: Image.Image) -> str:

@@ -1,11 +1,11 @@
-"""Some photos that are measured together: what is known of them, what the model says, and all maps."""
+"""Some photos or texts that are measured together: what is known of them, what the model says, and all maps."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,53 +14,86 @@ from torch import Tensor
 from torch.nn import functional
 
 from vitreous.models import LoadedModel
+from vitreous.models.text_models import LoadedTextModel
 from vitreous.subject import Subject
+from vitreous.texts import ReadText
 
 
 @dataclass(frozen=True)
-class Picture:
-    """One photo as the model sees it.
+class Seen:
+    """One photo or text as the model sees it.
 
     Attributes:
         name: Of its sample.
         predicted: The class that the model says.
         classes: How many classes the model has.
         label: The class that is right, where known.
-        mask: At the model's resolution: 0 background, n the n-th object, -1 not counted.
-        objects: The classes of object 1, 2, ..., where known.
     """
 
     name: str
     predicted: int
     classes: int
     label: int | None = None
+
+
+@dataclass(frozen=True)
+class Picture(Seen):
+    """One photo.
+
+    Attributes:
+        mask: At the model's resolution: 0 background, n the n-th object, -1 not counted.
+        objects: The classes of object 1, 2, ..., where known.
+    """
+
     mask: NDArray[np.int16] | None = None
     objects: tuple[int | None, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Passage(Seen):
+    """One text.
+
+    Attributes:
+        read: Its pieces and words, as far as the model takes them.
+        rationale: For each of these words whether people marked it as a reason.
+    """
+
+    read: ReadText
+    rationale: NDArray[np.bool_]
+
+    @property
+    def word_of_piece(self) -> NDArray[np.int64]:
+        """The number of the word that each piece belongs to."""
+        return np.array([piece.word for piece in self.read.pieces], dtype=np.int64)
+
+
 class Case(NamedTuple):
-    """One thing to measure: an image of a batch, by its position, and a method."""
+    """One thing to measure: an image or text of a batch, by its position, and a method."""
 
     image: int
     method: str
 
 
+ModelT = TypeVar("ModelT")
+SeenT = TypeVar("SeenT", bound=Seen)
+
+
 @dataclass(frozen=True)
-class Batch:
-    """Photos and their maps.
+class Batch(Generic[ModelT, SeenT]):
+    """Photos or texts, and their maps.
 
     Attributes:
-        model: The model with its name and preprocessing.
-        subject: The model with the photos as its input, to be asked again.
-        pictures: One per photo.
-        logits: What the model says of the whole photos, (photos, classes).
-        maps: For each photo and method, maps (rows, columns) by the class they explain.
+        model: The model with its name and preprocessing, or its tokenizer.
+        subject: The model with the photos or texts as its input, to be asked again.
+        pictures: One per photo or text.
+        logits: What the model says of them as they are, (photos, classes).
+        maps: For each photo and method, maps by the class they explain: (rows, columns), or (pieces,) of a text.
         memory: What the model has been asked already and another task would ask again.
     """
 
-    model: LoadedModel
+    model: ModelT
     subject: Subject
-    pictures: tuple[Picture, ...]
+    pictures: tuple[SeenT, ...]
     logits: Tensor
     maps: Mapping[Case, Mapping[int, Tensor]]
     memory: dict[Hashable, Tensor] = field(default_factory=dict)
@@ -71,8 +104,12 @@ class Batch:
         return self.subject.images
 
     def map_of(self, case: Case, target: int) -> Tensor:
-        """The map of a case for one class, (rows, columns)."""
+        """The map of a case for one class, (rows, columns) or (pieces,)."""
         return self.maps[case][target]
+
+
+PhotoBatch = Batch[LoadedModel, Picture]
+TextBatch = Batch[LoadedTextModel, Passage]
 
 
 def enlarged(maps: Tensor, size: tuple[int, int], mode: str) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous.benchmark.tasks.batch import Batch, Case, enlarged
+from vitreous.benchmark.tasks.batch import Case, PhotoBatch, enlarged
 from vitreous.errors import ProtocolError
 from vitreous.subject import Subject
 
@@ -35,7 +35,7 @@ class Orders(NamedTuple):
     positions: list[int]
 
 
-def find_orders(batch: Batch, asked: Iterable[tuple[Case, int]]) -> Orders:
+def find_orders(batch: PhotoBatch, asked: Iterable[tuple[Case, int]]) -> Orders:
     """The maps of cases for classes; equal maps of a photo, by whatever method or for whatever class, are one."""
     different: list[Order] = []
     known: dict[Hashable, int] = {}
@@ -59,7 +59,7 @@ def ranks(map_: Tensor) -> Tensor:
 
 
 def erased_logits(
-    batch: Batch,
+    batch: PhotoBatch,
     orders: Sequence[Order],
     counts: Sequence[int],
     directions: Sequence[Direction],

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous.benchmark.tasks.batch import Batch
+from vitreous.benchmark.tasks.batch import PhotoBatch
 from vitreous.benchmark.tasks.erasing import Orders
 from vitreous.methods.pixel_maps import patch_means
 
@@ -32,7 +32,7 @@ class _Question(NamedTuple):
     patches: Tensor
 
 
-def kept_logits(batch: Batch, orders: Orders, kept: Sequence[Kept]) -> Tensor:
+def kept_logits(batch: PhotoBatch, orders: Orders, kept: Sequence[Kept]) -> Tensor:
     """What the model says of the kept patches, (orders, kept, classes)."""
     names = [[("kept", order.key, each) for each in kept] for order in orders.different]
     questions: dict[int, dict[Hashable, _Question]] = {}
@@ -51,7 +51,7 @@ def kept_logits(batch: Batch, orders: Orders, kept: Sequence[Kept]) -> Tensor:
     return torch.stack(flat).view(shape) if flat else batch.logits.new_empty(shape)
 
 
-def patch_scores(batch: Batch, map_: Tensor) -> Tensor:
+def patch_scores(batch: PhotoBatch, map_: Tensor) -> Tensor:
     """One score per patch, (patches,); of a map of pixels, the means over the patches."""
     grid = batch.subject.layout.grid
     if tuple(map_.shape) == grid:
@@ -59,7 +59,7 @@ def patch_scores(batch: Batch, map_: Tensor) -> Tensor:
     return patch_means(map_.flatten(), (map_.shape[0], map_.shape[1]), grid)
 
 
-def _ask(batch: Batch, questions: Sequence[_Question]) -> None:
+def _ask(batch: PhotoBatch, questions: Sequence[_Question]) -> None:
     """Ask about equally many patches of each, a batch at a time, so that photos are copied a few at a time."""
     subject = batch.subject
     for first in range(0, len(questions), subject.batch):

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture
+from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.benchmark.tasks.segmentation import Explained, Upsampling, maps_of_pixels, mask_of, segmented_class
-from vitreous.benchmark.tasks.task import Task, Values
+from vitreous.benchmark.tasks.task import PhotoTask, Values
 from vitreous.metrics import localisation
 from vitreous.metrics.metric import Metric
 
 
 @dataclass(frozen=True)
-class Localisation(Task):
+class Localisation(PhotoTask):
     """Where the maximum, the positive relevance and the most relevant pixels of a map lie.
 
     Attributes:
@@ -42,7 +42,7 @@ class Localisation(Task):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (segmented_class(picture, self.explained),)
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         found = []
         for case, map_ in zip(cases, maps_of_pixels(batch, cases, self.explained, self.upsampling), strict=True):
             mask = mask_of(batch.pictures[case.image])

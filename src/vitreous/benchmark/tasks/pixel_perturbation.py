@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture
+from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.benchmark.tasks.erasing import Direction, Filling, erased_logits, find_orders
-from vitreous.benchmark.tasks.task import Task, Values, explained_class, label_of
+from vitreous.benchmark.tasks.task import PhotoTask, Values, explained_class, label_of
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
 
@@ -42,7 +42,7 @@ class Curves(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PixelErasing(Task):
+class PixelErasing(PhotoTask):
     """What all curves over erased pixels have in common.
 
     Attributes:
@@ -66,7 +66,7 @@ class PixelErasing(Task):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return tuple(dict.fromkeys(explained_class(picture, explained) for explained in self.explained))
 
-    def curves(self, batch: Batch, cases: Sequence[Case]) -> Iterator[Curves]:
+    def curves(self, batch: PhotoBatch, cases: Sequence[Case]) -> Iterator[Curves]:
         """What the model says of every case, with the unperturbed photo and step by step."""
         targets = [self._explained_classes(batch.pictures[case.image]) for case in cases]
         asked = [(case, target) for case, classes in zip(cases, targets, strict=True) for target in classes]
@@ -127,7 +127,7 @@ class ErasingAccuracy(PixelErasing):
         label_of(picture)
         return super().targets(picture)
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         found = []
         for case, curves in zip(cases, self.curves(batch, cases), strict=True):
             label = label_of(batch.pictures[case.image])
@@ -172,7 +172,7 @@ class ErasingProbability(PixelErasing):
                 found.append(perturbation.mean_log_odds(prefix, f"LOdds{suffix}", most_relevant_first=first))
         return tuple(found)
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         return [self._values(*curves.probabilities()) for curves in self.curves(batch, cases)]
 
     def _values(self, before: Floats, curves: Floats) -> Values:
@@ -207,7 +207,7 @@ class AreaBetweenCurves(PixelErasing):
             perturbation.probability_auc("negative_", self.ratios, direction="higher"),
         )
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         columns = [
             name
             for direction in self.directions

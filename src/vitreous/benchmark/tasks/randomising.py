@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import find_anatomy
-from vitreous.benchmark.tasks.batch import Batch
+from vitreous.benchmark.tasks.batch import PhotoBatch
 
 # Parts of a model that are randomised one after the other, the earlier ones staying random.
 STAGES = ("head", "top quarter", "top half", "top three quarters", "all blocks", "everything")
 
 
-def randomised_models(batch: Batch, stages: Sequence[str], seed: int) -> Iterator[tuple[str, nn.Module]]:
+def randomised_models(batch: PhotoBatch, stages: Sequence[str], seed: int) -> Iterator[tuple[str, nn.Module]]:
     """One copy of the model, more random at every stage; it must be used before the next stage is asked for."""
     parts = _parts(batch)
     network = copy.deepcopy(batch.model.model)
@@ -42,7 +42,7 @@ def randomise(parameter: Tensor, seed: str) -> None:
         parameter.copy_(values.mean() + spread * noise)
 
 
-def _parts(batch: Batch) -> dict[str, set[str]]:
+def _parts(batch: PhotoBatch) -> dict[str, set[str]]:
     """The names of the parameters that belong to each stage."""
     network = batch.model.model
     names = {id(parameter): name for name, parameter in network.named_parameters()}
@@ -63,7 +63,7 @@ def _parts(batch: Batch) -> dict[str, set[str]]:
     }
 
 
-def _behind(batch: Batch, last_block: nn.Module) -> list[nn.Module]:
+def _behind(batch: PhotoBatch, last_block: nn.Module) -> list[nn.Module]:
     """The modules that run behind the last block: final norm, pooling and head."""
     passed = False
     found: list[nn.Module] = []

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture, generator_of, seed_of
+from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture, generator_of, seed_of
 from vitreous.benchmark.tasks.erasing import Filling, fill_of
 from vitreous.benchmark.tasks.keeping import patch_scores
 from vitreous.benchmark.tasks.randomising import STAGES, randomised_models
-from vitreous.benchmark.tasks.task import Task, Values, explained_class
+from vitreous.benchmark.tasks.task import PhotoTask, Values, explained_class
 from vitreous.explaining import explain
 from vitreous.metrics.complexity import complexity, mean_complexity, mean_sparseness, sparseness
 from vitreous.metrics.correlation import faithfulness_correlation, mean_faithfulness_correlation, random_subsets
@@ -27,7 +27,7 @@ _EXPLAINED_TOGETHER = 8
 
 
 @dataclass(frozen=True)
-class MapTask(Task):
+class MapTask(PhotoTask):
     """A task about the map of one class.
 
     Attributes:
@@ -39,16 +39,16 @@ class MapTask(Task):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (explained_class(picture, self.explained),)
 
-    def map_of(self, batch: Batch, case: Case) -> Floats:
+    def map_of(self, batch: PhotoBatch, case: Case) -> Floats:
         """The map of a case, flat."""
         found: Floats = self._raw(batch, case).flatten().double().cpu().numpy()
         return found
 
-    def _raw(self, batch: Batch, case: Case) -> Tensor:
+    def _raw(self, batch: PhotoBatch, case: Case) -> Tensor:
         return batch.map_of(case, explained_class(batch.pictures[case.image], self.explained))
 
     def other_maps(
-        self, batch: Batch, cases: Sequence[Case], network: nn.Module, images: Tensor
+        self, batch: PhotoBatch, cases: Sequence[Case], network: nn.Module, images: Tensor
     ) -> Iterator[tuple[Case, Floats]]:
         """Maps of the same cases and classes from another network or for other images, one for each photo."""
         methods = list(dict.fromkeys(case.method for case in cases))
@@ -87,7 +87,7 @@ class Randomisation(MapTask):
             mean_randomisation_spearman(_prefix(stage), f"randomisation Spearman, {stage}") for stage in self.stages
         )
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         values: dict[Case, Values] = {case: {} for case in cases}
         for stage, network in randomised_models(batch, self.stages, self.seed):
             for case, other in self.other_maps(batch, cases, network, batch.images):
@@ -117,7 +117,7 @@ class Sensitivity(MapTask):
     def metrics(self) -> tuple[Metric, ...]:
         return (mean_max_sensitivity(),)
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         generators = [generator_of(picture.name, "noise") for picture in batch.pictures]
         disturbed: dict[Case, list[Floats]] = {case: [] for case in cases}
         for _ in range(self.draws):
@@ -145,7 +145,7 @@ class Concentration(MapTask):
     def metrics(self) -> tuple[Metric, ...]:
         return mean_sparseness(), mean_complexity()
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         maps = [self.map_of(batch, case) for case in cases]
         return [{"sparseness": float(sparseness(map_)), "complexity": float(complexity(map_))} for map_ in maps]
 
@@ -172,7 +172,7 @@ class Faithfulness(MapTask):
     def metrics(self) -> tuple[Metric, ...]:
         return (mean_faithfulness_correlation(),)
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         drawn = {image: self._subsets(batch, image) for image in dict.fromkeys(case.image for case in cases)}
         falls = {image: self._falls(batch, image, subsets) for image, subsets in drawn.items()}
         found = []
@@ -182,12 +182,12 @@ class Faithfulness(MapTask):
             found.append({"faithfulness_correlation": float(faithfulness_correlation(sums, falls[case.image]))})
         return found
 
-    def _subsets(self, batch: Batch, image: int) -> np.typing.NDArray[np.int64]:
+    def _subsets(self, batch: PhotoBatch, image: int) -> np.typing.NDArray[np.int64]:
         patches = batch.subject.layout.patches
         size = max(1, patches * self.percent // 100)
         return random_subsets(patches, size, self.subsets, seed_of(batch.pictures[image].name, "subsets"))
 
-    def _falls(self, batch: Batch, image: int, subsets: np.typing.NDArray[np.int64]) -> Floats:
+    def _falls(self, batch: PhotoBatch, image: int, subsets: np.typing.NDArray[np.int64]) -> Floats:
         """By how much the logit of the explained class falls without each set."""
         subject = batch.subject
         target = explained_class(batch.pictures[image], self.explained)

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture, enlarged
-from vitreous.benchmark.tasks.task import MissingAnnotationError, Task, Values, label_of
+from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture, enlarged
+from vitreous.benchmark.tasks.task import MissingAnnotationError, PhotoTask, Values, label_of
 from vitreous.metrics import segmentation as counts
 from vitreous.metrics.metric import Floats, Metric, row
 
@@ -19,7 +19,7 @@ Upsampling = Literal["bilinear", "nearest"]
 
 
 @dataclass(frozen=True)
-class Segmentation(Task):
+class Segmentation(PhotoTask):
     """Foreground and background by one threshold per map.
 
     Attributes:
@@ -49,7 +49,7 @@ class Segmentation(Task):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (segmented_class(picture, self.explained),)
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         maps = maps_of_pixels(batch, cases, self.explained, self.upsampling)
         return [self.count(map_, mask_of(batch.pictures[case.image])) for map_, case in zip(maps, cases, strict=True)]
 
@@ -60,7 +60,7 @@ class Segmentation(Task):
 
 
 @dataclass(frozen=True)
-class AveragePrecision(Task):
+class AveragePrecision(PhotoTask):
     """Average precision of every map against its mask.
 
     Attributes:
@@ -86,7 +86,7 @@ class AveragePrecision(Task):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (segmented_class(picture, self.explained),)
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         maps = maps_of_pixels(batch, cases, self.explained, self.upsampling)
         values = []
         for map_, case in zip(maps, cases, strict=True):
@@ -97,7 +97,7 @@ class AveragePrecision(Task):
 
 
 def maps_of_pixels(
-    batch: Batch, cases: Sequence[Case], explained: Explained, upsampling: Upsampling
+    batch: PhotoBatch, cases: Sequence[Case], explained: Explained, upsampling: Upsampling
 ) -> Iterator[Floats]:
     """The maps of some cases at the size of the model's input, in float64, so that ties are only those of the map."""
     for case in cases:

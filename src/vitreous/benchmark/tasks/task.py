@@ -1,13 +1,14 @@
-"""What every task has in common: settings, metrics, the classes it needs maps for, and numbers per photo and method."""
+"""What every task has in common: settings, metrics, the classes it needs maps for, and numbers per case."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture
+from vitreous.benchmark.tasks.batch import Case, Passage, PhotoBatch, Picture, Seen, SeenT, TextBatch
+from vitreous.datasets.sample import Things
 from vitreous.errors import VitreousError
 from vitreous.metrics.metric import Metric
 
@@ -15,14 +16,18 @@ Values = dict[str, float]
 
 
 class MissingAnnotationError(VitreousError, ValueError):
-    """A photo comes without something that a task needs to know of it."""
+    """A photo or text comes without something that a task needs to know of it."""
+
+
+BatchT = TypeVar("BatchT")
 
 
 @dataclass(frozen=True)
-class Task(ABC):
+class Task(ABC, Generic[SeenT, BatchT]):
     """A measurement. Its fields are its settings: plain values, all of which a run's key depends on."""
 
     kind: ClassVar[str]
+    reads: ClassVar[Things]
 
     @property
     @abstractmethod
@@ -30,20 +35,20 @@ class Task(ABC):
         """The numbers that it ends in."""
 
     @abstractmethod
-    def targets(self, picture: Picture) -> tuple[int, ...]:
-        """The classes that have to be explained of a photo.
+    def targets(self, picture: SeenT) -> tuple[int, ...]:
+        """The classes that have to be explained of a photo or text.
 
         Raises:
-            MissingAnnotationError: the photo cannot be measured.
+            MissingAnnotationError: it cannot be measured.
         """
 
     @abstractmethod
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
-        """The columns of every case, in order; its photos have targets and its maps are finite."""
+    def measure(self, batch: BatchT, cases: Sequence[Case]) -> list[Values]:
+        """The columns of every case, in order; all have targets and finite maps."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What is kept of every photo and method."""
+        """What is kept of every photo or text and method."""
         return tuple(dict.fromkeys(column for metric in self.metrics for column in metric.columns))
 
     def settings(self) -> dict[str, Any]:
@@ -51,7 +56,19 @@ class Task(ABC):
         return {"task": self.kind, **asdict(self)}
 
 
-def label_of(picture: Picture) -> int:
+class PhotoTask(Task[Picture, PhotoBatch]):
+    """A measurement on photos."""
+
+    reads: ClassVar[Things] = "photos"
+
+
+class TextTask(Task[Passage, TextBatch]):
+    """A measurement on texts."""
+
+    reads: ClassVar[Things] = "texts"
+
+
+def label_of(picture: Seen) -> int:
     """The class that is right.
 
     Raises:
@@ -64,6 +81,6 @@ def label_of(picture: Picture) -> int:
     return picture.label
 
 
-def explained_class(picture: Picture, explained: str) -> int:
+def explained_class(picture: Seen, explained: str) -> int:
     """The class to explain: the one ``predicted`` or the ``label``."""
     return picture.predicted if explained == "predicted" else label_of(picture)

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture, enlarged
+from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture, enlarged
 from vitreous.benchmark.tasks.segmentation import (
     Explained,
     Upsampling,
@@ -18,7 +18,7 @@ from vitreous.benchmark.tasks.segmentation import (
     mask_of,
     segmented_class,
 )
-from vitreous.benchmark.tasks.task import MissingAnnotationError, Task, Values
+from vitreous.benchmark.tasks.task import MissingAnnotationError, PhotoTask, Values
 from vitreous.metrics import segmentation as counts
 from vitreous.metrics.arrays import min_max
 from vitreous.metrics.metric import Floats, Metric, row
@@ -31,7 +31,7 @@ HALVES: HeldOut = "each half of the photos, by the hash of their names, has the 
 
 
 @dataclass(frozen=True)
-class ThresholdSearch(Task):
+class ThresholdSearch(PhotoTask):
     """Foreground and background by one threshold for all maps of a method.
 
     Attributes:
@@ -67,7 +67,7 @@ class ThresholdSearch(Task):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (segmented_class(picture, self.explained),)
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         maps = maps_of_pixels(batch, cases, self.explained, self.upsampling)
         return [self._count(batch.pictures[case.image], map_) for map_, case in zip(maps, cases, strict=True)]
 
@@ -82,7 +82,7 @@ class ThresholdSearch(Task):
 
 
 @dataclass(frozen=True)
-class ClassSegmentation(Task):
+class ClassSegmentation(PhotoTask):
     """Every pixel gets the class whose map is highest there, or none.
 
     Attributes:
@@ -127,10 +127,10 @@ class ClassSegmentation(Task):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return tuple(known + self._shift(picture) for known in self._present(picture))
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         return [self._count(batch, case) for case in cases]
 
-    def _count(self, batch: Batch, case: Case) -> Values:
+    def _count(self, batch: PhotoBatch, case: Case) -> Values:
         picture = batch.pictures[case.image]
         present, shift = self._present(picture), self._shift(picture)
         maps = [batch.map_of(case, known + shift)[None].double() for known in present]

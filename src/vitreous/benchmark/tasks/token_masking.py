@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture
+from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.benchmark.tasks.erasing import find_orders
 from vitreous.benchmark.tasks.keeping import Kept, kept_logits
-from vitreous.benchmark.tasks.task import Task, Values, explained_class
+from vitreous.benchmark.tasks.task import PhotoTask, Values, explained_class
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
 
@@ -21,7 +21,7 @@ NINE = tuple(range(10, 100, 10))
 
 
 @dataclass(frozen=True)
-class TokenDropping(Task):
+class TokenDropping(PhotoTask):
     """What all curves over dropped patches have in common.
 
     Attributes:
@@ -47,7 +47,9 @@ class TokenDropping(Task):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (explained_class(picture, self.explained),)
 
-    def answers(self, batch: Batch, cases: Sequence[Case], curves: Sequence[Sequence[Kept]]) -> list[list[_Answers]]:
+    def answers(
+        self, batch: PhotoBatch, cases: Sequence[Case], curves: Sequence[Sequence[Kept]]
+    ) -> list[list[_Answers]]:
         """For every case, what is kept of the answers along each curve."""
         targets = [explained_class(batch.pictures[case.image], self.explained) for case in cases]
         orders = find_orders(batch, zip(cases, targets, strict=True))
@@ -58,7 +60,7 @@ class TokenDropping(Task):
             found.append([_answers(batch.logits[case.image], part, target) for part in along])
         return found
 
-    def counts(self, batch: Batch) -> list[int]:
+    def counts(self, batch: PhotoBatch) -> list[int]:
         """How many patches each step drops or puts in."""
         return [percent * batch.subject.layout.patches // 100 for percent in self.percent]
 
@@ -107,7 +109,7 @@ class InsertionDeletion(TokenDropping):
             perturbation.deletion_aopc(),
         )
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         patches = batch.subject.layout.patches
         insertion = [Kept("top", count) for count in self.counts(batch)]
         deletion = [Kept("bottom", patches - count) for count in self.counts(batch)]
@@ -136,7 +138,7 @@ class InfluenceDeletion(TokenDropping):
         ratios = (0.0, *self.ratios)
         return perturbation.mif(ratios=ratios), perturbation.lif(ratios=ratios)
 
-    def measure(self, batch: Batch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         patches = batch.subject.layout.patches
         most = [Kept("bottom", patches - count) for count in self.counts(batch)]
         least = [Kept("top", patches - count) for count in self.counts(batch)]

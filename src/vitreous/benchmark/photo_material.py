@@ -1,0 +1,73 @@
+"""Photos as protocols read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vitreous.anatomy import find_anatomy
+from vitreous.benchmark.material import Maps, Material
+from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
+from vitreous.datasets.sample import IGNORED, Sample
+from vitreous.explaining import explain
+from vitreous.models import LoadedModel, Preprocessing, TwoSided
+from vitreous.pixels import find_pixels
+from vitreous.protocols.protocol import Resize
+from vitreous.subject import Subject
+
+
+class PhotoMaterial(Material):
+    """Photos, resized as the protocol says."""
+
+    def __init__(self, model: LoadedModel, resize: Resize) -> None:
+        self._model = replace(model, preprocessing=resized(model.preprocessing, resize))
+
+    def prepare(self, sample: Sample) -> Tensor:
+        """The model's input, (1, channel, height, width)."""
+        return find_pixels(self._model, self._model.model, [sample.image])[0]
+
+    def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> PhotoBatch:
+        model, pixels = self._model, torch.cat(list(prepared))
+        subject, logits = _first_run(model, pixels)
+        if logits.shape[1] == 1:  # one logit for "yes" has two answers that can be right, and be explained
+            model = replace(model, model=TwoSided(model.model).eval())
+            subject, logits = _first_run(model, pixels)
+        pictures = tuple(self._picture(sample, row) for sample, row in zip(samples, logits, strict=True))
+        return PhotoBatch(model, subject, pictures, logits, {})
+
+    def maps(
+        self, batch: PhotoBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
+    ) -> Maps:
+        explanation = explain(batch.model, batch.images[list(images)], methods, target=torch.tensor(targets))
+        maps: Maps = {}
+        for method, scores in explanation.scores.items():
+            grids = scores.detach().reshape(len(images), -1, *explanation.grid_of(method))
+            for image, grid, classes in zip(images, grids, targets, strict=True):
+                maps[Case(image, method)] = dict(zip(classes, grid, strict=True))
+        return maps
+
+    def _picture(self, sample: Sample, logits: Tensor) -> Picture:
+        mask = sample.mask
+        return Picture(
+            name=sample.name,
+            predicted=int(logits.argmax()),
+            classes=len(logits),
+            label=sample.label,
+            mask=None if mask is None else self._model.preprocessing.displayed_mask(mask, outside=IGNORED),
+            objects=sample.objects,
+        )
+
+
+def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
+    """A model's preprocessing with the protocol's way to resize."""
+    return preprocessing if resize == "model" else replace(preprocessing, resize="squash", resize_size=None)
+
+
+def _first_run(model: LoadedModel, pixels: Tensor) -> tuple[Subject, Tensor]:
+    """A model with photos, and what it says of them."""
+    mean, std = (pixels.new_tensor(values) for values in (model.preprocessing.mean, model.preprocessing.std))
+    subject = Subject(model.model, find_anatomy(model.model), pixels, black=-mean / std)
+    return subject, subject.logits(pixels)

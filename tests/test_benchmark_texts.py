@@ -1,0 +1,107 @@
+"""Runs on texts: stored, killed and resumed, reported, and the same by name as in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+
+from typer.testing import CliRunner
+
+import vitreous
+from evaluations import everything, only_run, start
+from small_models import one_thread
+from small_reviews import reviews, save_text_model, write_movies
+from vitreous.benchmark.engines.ray import compute_by_name
+from vitreous.benchmark.run import RunError
+from vitreous.benchmark.workbench import open_workbench
+from vitreous.cli import app
+
+TEXTS = 40
+METHODS = ("gae", "decompx")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_text_model(tmp_path_factory.mktemp("classifier"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_movies(tmp_path_factory.mktemp("movies") / "movies.tar.gz", reviews(TEXTS, words=4))
+
+
+def options(model, data, out, *more):
+    given = ["--protocol", "eraser-movies", "--model", model, "--data", data, "--methods", ",".join(METHODS)]
+    given += ["--out", str(out), "--threads", "1", "--shard-size", "1", *map(str, more)]
+    return [sys.executable, "-m", "vitreous", "evaluate", *given]
+
+
+@pytest.fixture(scope="module")
+def unbroken(model, data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("unbroken")
+    with one_thread():
+        return vitreous.evaluate(model, data, "eraser-movies", METHODS, out=out, threads=1, shard_size=1)
+
+
+def test_killed_it_resumes_to_the_same_results(model, data, unbroken, tmp_path):
+    process = start(options(model, data, tmp_path))
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline and len(list(tmp_path.glob("*/*.parquet"))) < 2:
+        time.sleep(0.0005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    there = len(list(tmp_path.glob("*/*.parquet")))
+    assert 2 <= there < TEXTS
+    process = start(options(model, data, tmp_path, "--json"))
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert f"resumed: {there} of {TEXTS} shards are there, {there} texts" in errors
+    assert json.loads(output) == unbroken.rows()
+    assert everything(only_run(tmp_path)).equals(everything(unbroken.stores[0]))
+
+
+def test_rows_have_every_metric(unbroken):
+    rows = unbroken.rows()
+    assert {row["metric"] for row in rows} == {metric.name for metric in unbroken.protocol.metrics()}
+    assert {row["n"] for row in rows} == {TEXTS}
+
+
+def test_a_worker_that_opens_everything_by_name_gives_the_same_shard(unbroken, tmp_path):
+    """What the Ray engine runs on its nodes."""
+    store = unbroken.stores[0]
+    shard = store.run.shards()[3]
+    stored = store.read([shard], ["image", "method", *store.run.columns])
+    with one_thread():
+        computed = compute_by_name(store.run, shard, str(tmp_path))
+    assert computed.select(stored.column_names).replace_schema_metadata(None).equals(stored)
+
+
+def test_another_tokenizer_is_another_run(model, data, unbroken, tmp_path):
+    """The weights are the same, but the texts are cut after fewer pieces."""
+    run = unbroken.run
+    other = replace(run, preprocessing={**run.preprocessing, "pieces": 5})
+    assert other.key != run.key
+    with pytest.raises(RunError, match="preprocessing"):
+        open_workbench(other)
+
+
+def test_the_report_shows_words(unbroken):
+    out = unbroken.stores[0].folder
+    result = CliRunner().invoke(app, ["report", str(out), "--pictures", "1"])
+    assert result.exit_code == 0, result.output
+    page = (out / "report.html").read_text()
+    assert "Best and worst texts" in page
+    assert "<img" not in page
+    assert re.search(r"<u><span[^>]*>\w+</span></u>", page)  # a word that people marked, in its colour
+    assert "words taken, the highest first" in page  # the curve of token-F1
+    assert "22 word pieces" in page
+    assert f"{TEXTS} of {TEXTS}" in page
