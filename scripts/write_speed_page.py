@@ -153,7 +153,7 @@ def _ratio(row: Row, name: str) -> str:
 def _origin(kept: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in kept["versions"].items())
     what = f"{kept['model']}, batch {kept['batch']}, " if {"model", "batch"} <= set(kept) else ""
-    return f"{what}measured on {kept['created'][:10]} with {versions}, by"
+    return f"{what}{'m' if what else 'M'}easured on {kept['created'][:10]} with {versions}, by"
 
 
 def _wrapped(command: str) -> str:
