@@ -44,7 +44,7 @@ SETTINGS = {
     "agcam-perturbation": (1, "27a82b4ebbdbcb95"),
     "sanity": (1, "5d929a4f8b7d6628"),
     "localisation": (1, "61e68a5a2e234bd2"),
-    "eraser-movies": (1, "ec417404358cc28f"),
+    "eraser-movies": (1, "162b7827eb4ea96d"),
     "eraser-movies-rationales": (1, "405fa3e8cdcc8530"),
 }
 

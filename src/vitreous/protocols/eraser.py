@@ -25,7 +25,7 @@ MOVIES = Protocol(
         *_RATIONALES,
         "Token-F1 explains the true class, as GradToken does; all else the predicted one, as ERASER does.",
         "AOPC averages p0 - pk and LOdds log(pk / p0) over the steps, as for pixels.",
-        "The steps of AOPC and LOdds, 10 to 50%, are a choice made here to save time; for pixels they go on to 90%.",
+        "The steps of AOPC and LOdds, 10 to 90% of the words, are those for pixels; GradToken has none for texts.",
     ),
 )
 
