@@ -46,7 +46,7 @@ def page(text: str, folder: Path) -> str:
 def _section(kept: dict[str, Any], peers: bool) -> str:  # noqa: FBT001 - a switch between two forms of one section
     rows = kept["rows"]
     if "ratio_limit" not in rows[0]:
-        parts = [_plain_table(rows)]
+        parts = [_plain_table(table) for table in (rows, kept.get("exponents")) if table]
     elif peers:
         parts = [_peer_table(rows), *_not_timed(row for row in rows if row["peer"])]
     else:
