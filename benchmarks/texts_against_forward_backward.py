@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import transformers
-from methods_against_forward_backward import time_all
+from rows import median_ratio, time_in_turn
 from torch import Tensor, nn
 
 from vitreous.cost import cost_of
@@ -106,11 +106,9 @@ def main() -> None:
     model = make_model(given.size)
     refusals = serving(model, given.methods or one_pass_methods())
     measured = [method for method, refusal in refusals.items() if refusal is None]
-    seconds = time_all(jobs(model, make_texts(given.lengths), measured), given.repeats)
+    seconds = time_in_turn(jobs(model, make_texts(given.lengths), measured), given.repeats)
     yardstick = seconds["forward+backward"]
-    ratios = {
-        method: statistics.median(a / b for a, b in zip(seconds[method], yardstick, strict=True)) for method in measured
-    }
+    ratios = {method: median_ratio(seconds[method], yardstick) for method in measured}
     ratios = dict(sorted(ratios.items(), key=lambda item: -item[1]))
     refused = {method: refusal for method, refusal in refusals.items() if refusal is not None}
     setting = {

@@ -45,8 +45,10 @@ def page(text: str, folder: Path) -> str:
 
 def _section(kept: dict[str, Any], peers: bool) -> str:  # noqa: FBT001 - a switch between two forms of one section
     rows = kept["rows"]
-    if "ratio_limit" not in rows[0]:
-        parts = [_plain_table(table) for table in (rows, kept.get("exponents")) if table]
+    if "exponents" in kept:
+        parts = [_growth_table(rows, kept["exponents"])]
+    elif "ratio_limit" not in rows[0]:
+        parts = [_plain_table(rows)]
     elif peers:
         parts = [_peer_table(rows), *_not_timed(row for row in rows if row["peer"])]
     else:
@@ -108,6 +110,22 @@ def _at_once(rows: Sequence[Row]) -> list[str]:
     alone = sum(row["ratio_forward"] for row in timed if row is not together)
     share = together["ratio_forward"] / alone
     return [f"The {together['method']} take {share:.2f} of the time that they take one by one."]
+
+
+def _growth_table(rows: Sequence[Row], exponents: Sequence[Row]) -> str:
+    """A line for each method: the exponents, and both ratios for each number of tokens."""
+    counts = sorted({row["tokens"] for row in rows})
+    found = {(row["method"], row["tokens"]): row for row in rows}
+    fitted = {row["method"]: row for row in exponents}
+    columns = {"time": ("time_exponent", "ratio_forward_backward"), "memory": ("memory_exponent", "ratio_peak_memory")}
+    headings, lines = ["method"], {row["method"]: [f"`{row['method']}`"] for row in rows}
+    for what, (exponent, ratio) in columns.items():
+        headings += [f"{what} grows as n^", *(f"{what} at {count}" for count in counts)]
+        for method, line in lines.items():
+            numbers = [fitted.get(method, {}).get(exponent)]
+            numbers += [found.get((method, count), {}).get(ratio) for count in counts]
+            line += ["" if number is None else f"{number:.2f}" for number in numbers]
+    return markdown_grid(headings, list(lines.values()))
 
 
 def _plain_table(rows: Sequence[Row]) -> str:

@@ -134,6 +134,19 @@ class TestPage:
         assert "| `gae` | captum | 3.21 <small>1.00 to 9.00</small> | 1.26 | 1.26 | 1.50 | 1.50 | 2e-06 |" in peers
         assert "- `gae` by lxt: it gives another map." in peers
 
+    def test_growth_is_a_line_for_each_method(self, script, tmp_path):
+        kept = {"created": "2026-01-02", "versions": {}, "command": "python benchmarks/growth_with_tokens.py"}
+        rows = [
+            {"method": method, "tokens": tokens, "ratio_forward_backward": ratio, "ratio_peak_memory": ratio / 2}
+            for method, tokens, ratio in (("gae", 785, 3.0), ("gae", 197, 2.0), ("alti", 197, 5.0))
+        ]
+        exponents = [{"method": "gae", "time_exponent": 1.234, "memory_exponent": 1.5}]
+        (tmp_path / "growth.json").write_text(json.dumps({**kept, "exponents": exponents, "rows": rows}))
+        page = script.page("<!-- speed: growth -->\n<!-- end -->", tmp_path)
+        assert "| time grows as n^ | time at 197 | time at 785 | memory grows as n^ |" in page
+        assert "| `gae` | 1.23 | 2.00 | 3.00 | 1.50 | 1.00 | 1.50 |" in page
+        assert "| `alti` |  | 5.00 |  |  | 2.50 |  |" in page
+
     def test_rows_with_columns_of_their_own_are_shown_as_they_are(self, script, tmp_path):
         kept = {"created": "2026-01-02", "versions": {}, "command": "python benchmarks/x.py"}
         rows = [{"model": "vit", "gain_in_time": 123.456, "tokens": 197}, {"model": "deit", "note": None}]

@@ -80,7 +80,10 @@ def explain(
     loaded = load_model(model) if isinstance(model, str) else model
     network = network_of(loaded)
     pixels, pictures = find_pixels(loaded, network, images)
-    choose = lambda logits: find_targets(logits, target, topk)  # noqa: E731
+
+    def choose(logits: Tensor) -> Targets:
+        return find_targets(logits, target, topk)
+
     with running_in(precision, pixels.device, recipes):
         black = black_pixel(loaded, pixels)
         answer = answer_with(network, pixels, recipes, choose, black, compiled(network) if compile else None)

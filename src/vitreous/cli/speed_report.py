@@ -16,32 +16,36 @@ if TYPE_CHECKING:
     from vitreous.speed.request import Measured
     from vitreous.speed.rows import SpeedRow
 
-# F is a forward pass, FB a forward and a backward pass: terminals are narrow.
-_RATIOS = {"ratio_limit": "/limit", "ratio_forward": "/F", "ratio_forward_backward": "/FB"}
+# Short, for terminals are narrow.
+_SHORT = {" forward": "F", " backward": "B", " (from block ": "@", ")": ""}
 _LEGEND = (
-    "time over the limit (the least plain passes the method needs), over a forward pass (F), over forward and backward "
-    "(FB), peak memory over that of FB; medians, with the middle half of all repetitions"
+    "time over the limit, which is the least plain passes that the method needs, with half of the width of the middle "
+    "half of all repetitions (+-); over a forward pass (F); over forward and backward (FB); peak memory over that of "
+    "FB; 1B@6 is a backward pass that goes down to block 6"
 )
+_PEER_LEGEND = "over ours: the peer's time over that of the method above it"
 
 
 def show(measured: Measured, console: Console) -> None:
     """Print the ratios, methods and peers beneath each other, and why something has none."""
-    rows, peers = measured.rows, any(row.peer for row in measured.rows)
-    table = Table(title=Text(_title(measured)), box=SIMPLE_HEAD, title_justify="left")
-    table.add_column("method", no_wrap=True)
-    limit, *others = _RATIOS.values()
-    for heading in (limit, "middle half", *others, "memory", *(["/ours", "difference"] if peers else [])):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("passes")
-    for row in rows:
-        if row.ratio_forward is not None:
-            table.add_row(*_cells(row, peers=peers))
-    if any(row.ratio_forward is not None for row in rows):
-        console.print(table)
-    for row in rows:
+    timed, peers = [row for row in measured.rows if row.spread], any(row.peer for row in measured.rows)
+    if timed:
+        console.print(_table(timed, _title(measured), peers=peers))
+    for row in measured.rows:
         if row.reason is not None:
             say(console, f"{_name(row)}: {row.reason}")
-    say(console, _LEGEND, "dim")
+    say(console, f"{_LEGEND}; {_PEER_LEGEND}" if peers else _LEGEND, "dim")
+
+
+def _table(rows: list[SpeedRow], title: str, *, peers: bool) -> Table:
+    table = Table(title=Text(title), box=SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
+    table.add_column("method", overflow="fold", min_width=20)
+    for heading in ("/limit", "+-", "/F", "/FB", "memory", *(["/ours"] if peers else [])):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("passes", min_width=9)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in _cells(row, peers=peers)))
+    return table
 
 
 def _title(measured: Measured) -> str:
@@ -50,19 +54,17 @@ def _title(measured: Measured) -> str:
     return f"{given['model']}, {given['batch']} images of {height} x {width}, {given['device']}"
 
 
-def _cells(row: SpeedRow, *, peers: bool) -> list[Text]:
-    limit, *others = (_number(getattr(row, name)) for name in _RATIOS)
+def _cells(row: SpeedRow, *, peers: bool) -> list[str]:
     low, high = row.spread["ratio_limit"]
-    cells = [_name(row), limit, f"{_number(low)}-{_number(high)}", *others, _number(row.ratio_peak_memory)]
-    if peers:
-        difference = "" if row.agreement is None else f"{row.agreement.largest_difference:.0e}"
-        cells += [_number(row.ratio_peer), difference]
-    return [Text(cell) for cell in (*cells, row.passes or "")]
+    numbers = [
+        *(row.ratio_limit, (high - low) / 2, row.ratio_forward, row.ratio_forward_backward, row.ratio_peak_memory),
+        *([row.ratio_peer] if peers else []),
+    ]
+    passes = row.passes or ""
+    for long, short in _SHORT.items():
+        passes = passes.replace(long, short)
+    return [_name(row), *("" if number is None else f"{number:.2f}" for number in numbers), passes]
 
 
 def _name(row: SpeedRow) -> str:
     return row.method if row.peer is None else f"{row.method} by {row.peer}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"

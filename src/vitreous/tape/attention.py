@@ -109,7 +109,7 @@ class AttentionRecord:
             key=self.key[batch, :, :count],
             value=self.value[batch, :, :count],
             scale=self.scale,
-            bias=None if self.bias is None else _cut_scores(self.bias, batch, count),
+            bias=None if self.bias is None else _unless_zero(_cut_scores(self.bias, batch, count)),
             matrix=None if self.matrix is None else _cut_scores(self.matrix, batch, count),
             scores=None if self.scores is None else _cut_scores(self.scores, batch, count),
         )
@@ -123,6 +123,11 @@ def _cut_scores(scores: Tensor, batch: Rows, count: int) -> Tensor:
     """Of (batch, head, to, from), in which axes of size 1 stand for any size."""
     some = scores if len(scores) == 1 else scores[batch]
     return some[..., :count, :count] if scores.shape[-2] > 1 else some[..., :count]
+
+
+def _unless_zero(bias: Tensor) -> Tensor | None:
+    """Nothing in the place of zeros: a mask that hid padding alone, which has been cut off."""
+    return bias if bool(bias.any()) else None
 
 
 def row_pieces(matrices: int, rows: int, columns: int) -> Iterator[slice]:
