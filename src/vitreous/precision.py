@@ -14,14 +14,14 @@ from vitreous.spelling import Recipe
 PRECISIONS = ("model", "bf16")
 
 # Maps in bfloat16 must rank the patches of every photo as those in float32 do, up to this correlation of ranks.
-TOLERANCE = 0.98
+TOLERANCE = 0.99
 # The methods that did in docs/speed/precision.json, which benchmarks/precision_and_compile.py measured on a trained
 # ViT-Ti/16; a test holds this list against that file.
 KEEP_THEIR_ORDER = frozenset(
     {
         *("raw_attention", "rollout", "attcam", "gae", "gradsam", "agcam", "gradtoken", "tokentm"),
         *("gradient", "ixg", "cat", "attixg", "attcat", "fullgrad", "fullgrad_plus"),
-        *("gradcam", "xgradcam_abs", "gradcam_elementwise", "eigencam"),
+        *("gradcam", "xgradcam_abs", "layercam", "gradcam_elementwise", "eigencam"),
         *("conservative_lrp", "attnlrp", "attin", "attin_residual", "globenc", "alti", "decompx"),
     }
 )

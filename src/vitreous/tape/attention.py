@@ -13,9 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-# Rows of A are worked on in pieces of about this many numbers, which bounds memory for thousands of tokens
-# and keeps a piece inside the processor's cache hierarchy.
+# Rows of A are worked on in pieces of at most this many numbers, which bounds memory for thousands of tokens.
 _PIECE = 1 << 23
+# Smaller pieces stay in the processor's caches, and several of them at a time cost little memory (with 2,305 tokens a
+# tenth less time and half the peak of relevance), as long as a product has some rows: 100 cost 15% more than 200.
+_SMALL_PIECE = 1 << 21
+_SOME_ROWS = 256
 
 Rows = slice | Tensor
 
@@ -128,8 +131,9 @@ def _unless_zero(bias: Tensor) -> Tensor | None:
 
 
 def row_pieces(matrices: int, rows: int, columns: int) -> Iterator[slice]:
-    """Cut ``rows`` so that ``matrices`` pieces of (rows, columns) hold about ``_PIECE`` numbers together."""
-    return pieces_of(rows, matrices * columns, _PIECE)
+    """Cut ``rows`` so that ``matrices`` pieces of (rows, columns) stay small together and still have some rows."""
+    numbers = matrices * columns
+    return pieces_of(rows, numbers, min(_PIECE, max(_SMALL_PIECE, _SOME_ROWS * numbers)))
 
 
 def pieces_of(rows: int, numbers: int, size: int) -> Iterator[slice]:
