@@ -170,7 +170,7 @@ class TestWordsTakenAway:
         WordErasing().measure(batch, case)
         Erasure().measure(batch, case)
         rows = [tuple(mask.sum(dim=1).tolist()) for mask in asked]
-        # 1% and 5% of 20 words are one word, and 10, 20 and 50% removed serve both tasks: 10 removed, 9 masked, 4 alone.
+        # 1% and 5% of 20 words are one word, and 10, 20 and 50% removed serve both: 10 removed, 9 masked, 4 alone.
         assert sum(map(len, rows)) == 10 + 9 + 4
         before = len(asked)
         WordErasing().measure(batch, case)
