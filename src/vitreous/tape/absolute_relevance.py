@@ -26,7 +26,7 @@ class AbsoluteLrpRule(RelevanceRule):
     def linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """R_in = x (Wᵀ S) + |x| (|W|ᵀ S), S = R / |y|."""
         ratio = _ratio(relevance, call.function(tokens))
-        return (_scaled((ratio @ call.weight).mul_(tokens).add_((ratio @ call.weight.abs()).mul_(tokens.abs()))),)
+        return (_scale((ratio @ call.weight).mul_(tokens).add_((ratio @ call.weight.abs()).mul_(tokens.abs()))),)
 
     def sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
         """(a + |a|) S to each term, scaled separately."""
@@ -76,25 +76,23 @@ class AbsoluteLrpRule(RelevanceRule):
     def attention(self, call: AttentionRecord, gradient: Tensor) -> Shares:
         """Through A V, dropout, the softmax with its sum held constant, and q kᵀ.
 
-        All rows at once, for they are scaled together.
+        Head by head, for everything in between is as large as A. All heads of an image are scaled together, but each
+        step is linear in the relevance, so that the sums of unscaled relevance say by how much.
         """
-        assert call.query is not None
-        query, key, value, everything = call.query * call.scale, call.key, call.value, slice(None)
-        attention = call.rows(everything)
-        ratio = _ratio(gradient, attention @ value)
-        value_relevance = _scaled((attention.transpose(-2, -1) @ ratio).mul_(_doubled(value)))
-        relevance = _scaled((ratio @ _doubled(value).transpose(-2, -1)).mul_(attention))
-        relevance = _scaled(_ratio(relevance, attention).mul_(_doubled(attention)))
-        scores = query @ key.transpose(-2, -1)
-        hidden = scores.abs() if call.bias is None else scores.abs() + call.bias  # a mask; others are refused
-        slope = attention + scores.sign() * torch.softmax(hidden, dim=-1)
-        relevance = _scaled(slope.mul_(scores).mul_(_ratio(relevance, attention)))
-        ratio = _ratio(relevance, scores)
-        return (
-            _scaled((ratio @ key).mul_(query).add_((ratio @ key.abs()).mul_(query.abs()))),
-            _scaled((ratio.mT @ query).mul_(key).add_((ratio.mT @ query.abs()).mul_(key.abs()))),
-            value_relevance,
-        )
+        sums: Tensor | float = 0.0
+        shares: list[Shares] = []
+        ratio = _ratio(gradient, torch.cat([head.rows(slice(None)) @ head.value for head in call.heads_apart()], dim=1))
+        for head, quotient in zip(call.heads_apart(), ratio.chunk(call.heads, dim=1), strict=True):
+            found, *head_shares = _through_head(head, quotient)
+            sums = sums + found
+            shares.append(tuple(head_shares))
+        factor = torch.ones((), dtype=gradient.dtype, device=gradient.device)
+        assert isinstance(sums, Tensor)
+        for total in sums:
+            factor = factor / (total * factor + _SMALL)
+        query, key, value = (torch.cat(parts, dim=1) for parts in zip(*shares, strict=True))
+        factor = factor.view(-1, 1, 1, 1)
+        return _scale(query.mul_(factor)), _scale(key.mul_(factor)), _scale(value)
 
     def norm(self, call: NormCall, gradient: Tensor) -> Tensor:
         """R_in = x (w/σ(x) + sign(x) |w|/σ(|x|)) S."""
@@ -142,14 +140,50 @@ class ConstantStatisticsRule(Rule):
 
     def attention(self, call: AttentionRecord, gradient: Tensor) -> Shares:
         """The softmax passes A * dA on."""
-        assert call.query is not None
-        attention = call.rows(slice(None))
-        scores = (gradient @ call.value.mT).mul_(attention).mul_(call.scale)
-        return scores @ call.key, scores.mT @ call.query, attention.mT @ gradient
+        shares = []
+        for head, slope in zip(call.heads_apart(), gradient.chunk(call.heads, dim=1), strict=True):
+            assert head.query is not None
+            attention = head.rows(slice(None))
+            scores = (slope @ head.value.mT).mul_(attention).mul_(head.scale)
+            shares.append((scores @ head.key, scores.mT @ head.query, attention.mT @ slope))
+        return tuple(torch.cat(parts, dim=1) for parts in zip(*shares, strict=True))
+
+
+def _through_head(call: AttentionRecord, ratio: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One head: three sums (3, batch) that scale relevance on its way, and unscaled shares of q, k and v.
+
+    The sums are those of relevance at A behind and before dropout, and at the scores.
+    """
+    assert call.query is not None
+    query, key, value, attention = call.query * call.scale, call.key, call.value, call.rows(slice(None))
+    value_share = (attention.mT @ ratio).mul_(_doubled(value))
+    # In place from here on; A itself may belong to somebody else.
+    relevance = (ratio @ _doubled(value).mT).mul_(attention)
+    sums = [_size(relevance)]
+    _divide(relevance, attention).mul_(attention).mul_(2)  # dropout: no entry of A is negative
+    sums.append(_size(relevance))
+    _divide(relevance, attention)
+    scores = query @ key.mT
+    hidden = scores.abs() if call.bias is None else scores.abs().add_(call.bias)  # a mask; others are refused
+    slope = torch.softmax(hidden, dim=-1, out=hidden).mul_(scores.sign()).add_(attention)
+    relevance.mul_(slope).mul_(scores)
+    sums.append(_size(relevance))
+    ratio = _divide(relevance, scores)
+    return (
+        torch.stack(sums),
+        (ratio @ key).mul_(query).add_((ratio @ key.abs()).mul_(query.abs())),
+        (ratio.mT @ query).mul_(key).add_((ratio.mT @ query.abs()).mul_(key.abs())),
+        value_share,
+    )
 
 
 def _ratio(relevance: Tensor, output: Tensor) -> Tensor:
     return relevance / output.abs().add_(_SMALL)
+
+
+def _divide(relevance: Tensor, output: Tensor) -> Tensor:
+    """The same in place."""
+    return relevance.div_(output.abs().add_(_SMALL))
 
 
 def _doubled(values: Tensor) -> Tensor:
@@ -159,5 +193,14 @@ def _doubled(values: Tensor) -> Tensor:
 
 def _scaled(relevance: Tensor) -> Tensor:
     """To absolute sum 1 in each image."""
-    total = relevance.flatten(1).abs().sum(dim=1)
-    return relevance / total.add_(_SMALL).view(-1, *[1] * (relevance.dim() - 1))
+    return _scale(relevance.clone())
+
+
+def _scale(relevance: Tensor) -> Tensor:
+    """The same in place."""
+    return relevance.div_(_size(relevance).add_(_SMALL).view(-1, *[1] * (relevance.dim() - 1)))
+
+
+def _size(relevance: Tensor) -> Tensor:
+    """The absolute sum in each image, (batch,)."""
+    return relevance.flatten(1).abs().sum(dim=1)

@@ -114,9 +114,28 @@ class AttentionRecord:
             scores=None if self.scores is None else _cut_scores(self.scores, batch, count),
         )
 
+    def heads_apart(self) -> Iterator[AttentionRecord]:
+        """The call as several with one head each: what is made of one is smaller by as much."""
+        for head in range(self.heads):
+            one = slice(head, head + 1)
+            yield AttentionRecord(
+                query=None if self.query is None else self.query[:, one],
+                key=self.key[:, one],
+                value=self.value[:, one],
+                scale=self.scale,
+                bias=None if self.bias is None else _of_head(self.bias, head),
+                matrix=None if self.matrix is None else self.matrix[:, one],
+                scores=None if self.scores is None else self.scores[:, one],
+            )
+
     def pieces(self, rows: int | None = None) -> Iterator[slice]:
         """So many rows, or all, cut so that one piece of A stays small."""
         return row_pieces(self.value.shape[0] * self.heads, self.queries if rows is None else rows, self.key.shape[2])
+
+
+def _of_head(scores: Tensor, head: int) -> Tensor:
+    """Of (batch, head, to, from), in which the first axes may be missing or of size 1."""
+    return scores if scores.dim() < 3 or scores.shape[-3] == 1 else scores.narrow(-3, head, 1)
 
 
 def _cut_scores(scores: Tensor, batch: Rows, count: int) -> Tensor:
