@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -64,14 +62,3 @@ def largest_difference(found: Tensor, expected: Tensor) -> float:
     scale = float(expected.abs().max())
     difference = float((found - expected).abs().max())
     return difference / scale if scale > 0 else difference
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread per operation: for models as small as these, sharing the work costs a hundred times the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -13,17 +13,9 @@ from torch import nn
 import vitreous
 from literal import attention_gradient as literal
 from literal import forward
-from small_models import (
-    CLASSES,
-    GOLDEN,
-    golden_model,
-    largest_difference,
-    one_thread,
-    random_images,
-    randomise,
-    small_vit,
-)
+from small_models import CLASSES, GOLDEN, golden_model, largest_difference, random_images, randomise, small_vit
 from vitreous.cost import cost_of
+from vitreous.speed.timing import one_thread
 
 # As in test_literal: the same arithmetic in another order, 1e-15 per step; a wrong term shows far above 1e-10.
 EXACT = 1e-10

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 import vitreous
 from evaluations import everything, only_run, start
-from small_models import one_thread
 from small_reviews import reviews, save_text_model, write_movies
 from vitreous.benchmark.engines.ray import compute_by_name
 from vitreous.benchmark.run import RunError
 from vitreous.benchmark.workbench import open_workbench
 from vitreous.cli import app
+from vitreous.speed.timing import one_thread
 
 TEXTS = 40
 METHODS = ("gae", "decompx")

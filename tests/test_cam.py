@@ -14,23 +14,16 @@ import torch
 from timm.models.vision_transformer import Block
 
 import vitreous
-from small_models import CLASSES, largest_difference, one_thread, random_images, small_vit
+from small_models import CLASSES, largest_difference, random_images, small_vit
 from test_golden import DEPTH, PATCHES, TOLERANCE, assert_agrees, family, golden, ours
 from vitreous.errors import MethodError, UnsupportedModelError
+from vitreous.speed.peers.grad_cam import CLASSES as GRAD_CAM_CLASSES
+from vitreous.speed.timing import one_thread
 
 # The same float64 arithmetic in another order: some hundred roundings of 1e-16.
 SAME = 1e-12
 # pytorch-grad-cam: its own arithmetic is float64 here, but it hands maps on as float32, which keeps 7 digits.
 SINGLE = 1e-6
-
-PACKAGE = {
-    "gradcam": "GradCAM",
-    "gradcampp": "GradCAMPlusPlus",
-    "xgradcam": "XGradCAM",
-    "hirescam": "HiResCAM",
-    "layercam": "LayerCAM",
-    "gradcam_elementwise": "GradCAMElementWise",
-}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,7 +35,7 @@ def _one_thread():
 # Goldens --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "name"), PACKAGE.items())
+@pytest.mark.parametrize(("method", "name"), GRAD_CAM_CLASSES.items())
 def test_pytorch_grad_cam_at_the_last_first_norm(method, name):
     raw = golden("pytorch_grad_cam_norm1_last")[f"{name}_raw_4x4"].reshape(2, 3, 16)
     assert_agrees(method, raw.clip(min=0))
@@ -103,7 +96,7 @@ def package_maps(name: str, layer: int, target: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("layer", [1, -1])
-@pytest.mark.parametrize(("method", "name"), PACKAGE.items())
+@pytest.mark.parametrize(("method", "name"), GRAD_CAM_CLASSES.items())
 def test_agrees_with_the_package(method, name, layer):
     expected = torch.from_numpy(package_maps(name, layer, 2))
     relu = "" if method == "gradcam_elementwise" else ",relu=no"

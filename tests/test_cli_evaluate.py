@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from evaluations import MODEL, PROTOCOL, only_run, write_photos
-from small_models import one_thread
 from vitreous.cli import app
+from vitreous.speed.timing import one_thread
 
 SMALL = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--shard-size", "4", "--protocol", PROTOCOL)
 

@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import vitreous
-from small_models import largest_difference, one_thread, random_images, randomise, small_vit
+from small_models import largest_difference, random_images, randomise, small_vit
 from vitreous.errors import UnsupportedModelError
+from vitreous.speed.timing import one_thread
 from whole_maps import all_token_scores
 
 # Float64: the sum of some hundred signed terms of 1e-16 each, up to a thousand times as large as the logit.

@@ -10,10 +10,11 @@ import vitreous
 from literal import decomposition as literal
 from literal import forward
 from recorded import Recorded, whole_matrix
-from small_models import golden_model, largest_difference, one_thread, random_images, small_vit
+from small_models import golden_model, largest_difference, random_images, small_vit
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.methods.linear_parts import missing_linear_part
+from vitreous.speed.timing import one_thread
 from vitreous.spelling import parse
 from vitreous.tape import Needs, Plan, record
 

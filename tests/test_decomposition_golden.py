@@ -13,8 +13,9 @@ from torch import Tensor
 
 import vitreous
 from recorded import Recorded, whole_matrix
-from small_models import GOLDEN, golden_model, one_thread
+from small_models import GOLDEN, golden_model
 from vitreous.methods.contributions import contributions
+from vitreous.speed.timing import one_thread
 
 DEPTH = 4
 TOLERANCE = 1e-8

@@ -13,11 +13,11 @@ import torch
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import vitreous
-from small_models import one_thread
 from small_text_models import LONGEST, PAD, ask, blocks_of, build, small_tokenizer, texts
 from vitreous.errors import InputError, MethodError, ModelError, TargetError, UnsupportedModelError
 from vitreous.models.text_models import load_text_model
 from vitreous.predicted import ExplanationError
+from vitreous.speed.timing import one_thread
 from vitreous.storage import StorageError
 
 TEXT = "The film,\nunbelievably, was  GOOD!"

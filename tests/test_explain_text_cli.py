@@ -11,9 +11,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from typer.testing import CliRunner
 
 import vitreous
-from small_models import one_thread
 from small_text_models import save_classifier
 from vitreous.cli.app import app
+from vitreous.speed.timing import one_thread
 
 TEXT = "not a good film, unbelievably bad"
 

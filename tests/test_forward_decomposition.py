@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import vitreous
-from small_models import largest_difference, one_thread, random_images, small_vit
+from small_models import largest_difference, random_images, small_vit
+from vitreous.speed.timing import one_thread
 
 # As in test_literal: rounding is five digits smaller, any missing or doubled term far larger.
 EXACT = 1e-10

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import vitreous
-from small_models import golden_model, largest_difference, one_thread, random_images, randomise, small_vit
+from small_models import golden_model, largest_difference, random_images, randomise, small_vit
 from test_golden import DEPTH, PATCHES, TOLERANCE, assert_agrees, family, golden, model_images_targets
+from vitreous.speed.timing import one_thread
 from whole_maps import all_token_scores, opened
 
 # Float64: the sum of some hundred signed terms of 1e-16 each, up to a thousand times as large as the logit.

@@ -9,8 +9,9 @@ from PIL import Image
 from torch import nn
 
 import vitreous
-from small_models import CLASSES, one_thread, random_images, small_vit
+from small_models import CLASSES, random_images, small_vit
 from vitreous.errors import InputError, MethodError, ModelError, TargetError, UnsupportedModelError, VitreousError
+from vitreous.speed.timing import one_thread
 
 
 @pytest.fixture(autouse=True, scope="module")

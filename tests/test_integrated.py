@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import vitreous
-from small_models import PATCHES, largest_difference, one_thread, random_images, small_vit
+from small_models import PATCHES, largest_difference, random_images, small_vit
 from vitreous.errors import MethodError
 from vitreous.methods.pixel_maps import patch_sums
 from vitreous.models import LoadedModel
 from vitreous.models.preprocessing import Preprocessing
+from vitreous.speed.timing import one_thread
 from vitreous.subject import Subject
 
 # Both sides do the same arithmetic in float64 in another order: 1e-15 per step, some hundred steps.

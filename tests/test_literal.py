@@ -15,7 +15,8 @@ import torch
 
 import vitreous
 from literal import attention, decompx, forward, gradtoken, tokentm
-from small_models import CLASSES, largest_difference, one_thread, random_images, small_vit
+from small_models import CLASSES, largest_difference, random_images, small_vit
+from vitreous.speed.timing import one_thread
 from vitreous.tape.rules import ElementwiseCall, FrozenRule
 
 EXACT = 1e-10

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import vitreous
-from small_models import PATCHES, largest_difference, one_thread, random_images, small_vit
+from small_models import PATCHES, largest_difference, random_images, small_vit
 from vitreous.errors import MethodError
+from vitreous.speed.timing import one_thread
 
 # The same arithmetic in float64 in another order: 1e-15 per step.
 EXACT = 1e-10

@@ -13,9 +13,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch.nn.functional import interpolate
 
-from small_models import one_thread
 from vitreous.metrics import perturbation as per
 from vitreous.metrics import segmentation as seg
+from vitreous.speed.timing import one_thread
 
 FOLDER = Path(__file__).parent / "golden"
 TOLERANCE = 1e-9

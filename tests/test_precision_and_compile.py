@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import vitreous
-from small_models import golden_model, largest_difference, one_thread
+from small_models import golden_model, largest_difference
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.metrics.correlation import pearson
 from vitreous.precision import KEEP_THEIR_ORDER, TOLERANCE
+from vitreous.speed.timing import one_thread
 
 MEASURED = Path(__file__).parent.parent / "docs" / "speed" / "precision.json"
 

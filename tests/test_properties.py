@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vitreous
-from small_models import CLASSES, PATCHES, SIZE, largest_difference, one_thread, random_images, small_vit
+from small_models import CLASSES, PATCHES, SIZE, largest_difference, random_images, small_vit
+from vitreous.speed.timing import one_thread
 
 ROUNDING = 1e-11
 

@@ -16,8 +16,9 @@ import torch
 import vitreous
 from literal import abslrp as literal_abslrp
 from literal import relevance as literal
-from small_models import GOLDEN, golden_model, largest_difference, one_thread, random_images, small_vit
+from small_models import GOLDEN, golden_model, largest_difference, random_images, small_vit
 from vitreous.anatomy import find_anatomy
+from vitreous.speed.timing import one_thread
 from vitreous.tape import PIXELS, GradientNeeds, Needs, Pass, Plan, record
 
 GOLDEN_TOLERANCE = 1e-8

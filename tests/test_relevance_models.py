@@ -9,8 +9,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import vitreous
-from small_models import SIZE, largest_difference, one_thread, random_images, randomise, small_vit
+from small_models import SIZE, largest_difference, random_images, randomise, small_vit
 from vitreous.anatomy import find_anatomy
+from vitreous.speed.timing import one_thread
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
 from vitreous.tape.calls import EmbeddingCall, LinearCall, SumCall
 from vitreous.tape.rulebook import RULES

@@ -9,8 +9,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import vitreous
-from small_models import SIZE, largest_difference, one_thread, random_images, randomise, small_vit
+from small_models import SIZE, largest_difference, random_images, randomise, small_vit
 from vitreous.errors import UnsupportedModelError
+from vitreous.speed.timing import one_thread
 
 
 @pytest.fixture(autouse=True, scope="module")

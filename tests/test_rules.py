@@ -14,11 +14,12 @@ from torch.nn import functional as F  # noqa: N812
 
 import vitreous
 from literal.ruled import run_under
-from small_models import golden_model, largest_difference, one_thread, random_images, randomise, small_vit
+from small_models import golden_model, largest_difference, random_images, randomise, small_vit
 from test_golden import PATCHES, assert_agrees, golden
 from vitreous.errors import MethodError
 from vitreous.methods import method_info
 from vitreous.speed.peers.lxt import LXT
+from vitreous.speed.timing import one_thread
 from vitreous.tape.attention import AttentionRecord, attend_fused, plain_gradients
 from vitreous.tape.functions import InForce, Product
 from vitreous.tape.rulebook import RULES

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vitreous
-from small_models import largest_difference, one_thread, random_images, small_vit
+from small_models import largest_difference, random_images, small_vit
 from test_cam import UnnamedNorms
 from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.selection import spelled_out
@@ -19,7 +19,7 @@ from vitreous.speed import SpeedRow, measure_speed
 from vitreous.speed.counting import Passes, counted_passes, whole_pass
 from vitreous.speed.memory import peak_memory
 from vitreous.speed.rows import ratio_of
-from vitreous.speed.timing import seconds_of, time_in_turn
+from vitreous.speed.timing import one_thread, seconds_of, time_in_turn
 from vitreous.speed.yardsticks import CountedLimit, Limit, Plain, frozen, limit_of
 from vitreous.spelling import parse
 from vitreous.tape import PIXELS, unite

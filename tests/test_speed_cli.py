@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from small_models import one_thread
 from vitreous.cli import app
 from vitreous.speed import SpeedRow
 from vitreous.speed.peers import PEERS
+from vitreous.speed.timing import one_thread
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("--model", "timm/vit_tiny_patch16_224", "--random", "--size", "32", "--batch", "1", "--repeats", "1")

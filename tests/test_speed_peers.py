@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from small_models import one_thread, random_images, small_vit
+from small_models import random_images, small_vit
 from vitreous.errors import MissingDependencyError
 from vitreous.speed import measure_speed
 from vitreous.speed.peers import PEERS, Answer, Peer, find_peers, usual_spellings
 from vitreous.speed.probing import agreement_of
+from vitreous.speed.timing import one_thread
 from vitreous.spelling import parse
 
 # What each package computes like us, in a size that is quick here.

@@ -21,10 +21,11 @@ from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
 
 import vitreous
-from small_models import golden_model, largest_difference, one_thread, random_images, small_vit
+from small_models import golden_model, largest_difference, random_images, small_vit
 from vitreous.cost import cost_of
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.methods import View
+from vitreous.speed.timing import one_thread
 from vitreous.tape.evaluation_mode import evaluation_mode
 
 SAME = 1e-12

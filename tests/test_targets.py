@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import vitreous
-from small_models import CLASSES, PATCHES, largest_difference, one_thread, random_images, small_vit
+from small_models import CLASSES, PATCHES, largest_difference, random_images, small_vit
 from vitreous.cost import cost_of
+from vitreous.speed.timing import one_thread
 
 SAME = 1e-12
 # LRP with its original rules divides by numbers near 0, so the kernel that another plan chooses shows: measured 2e-12.

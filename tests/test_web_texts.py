@@ -16,9 +16,9 @@ import torch
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import vitreous
-from small_models import one_thread
 from small_text_models import LONGEST, save_classifier
 from vitreous.errors import InputError, ModelError, TargetError
+from vitreous.speed.timing import one_thread
 from vitreous.web import cards, downloads, text_cards
 from vitreous.web.jobs import CancelledError, Job, Worker
 from vitreous.web.shelf import Shelf, TextShelf

@@ -12,7 +12,7 @@ from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.material import Maps, Material
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.datasets.sample import IGNORED, Sample
-from vitreous.explaining import explain
+from vitreous.explaining import black_pixel, explain
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
 from vitreous.pixels import find_pixels
 from vitreous.protocols.protocol import Resize
@@ -68,6 +68,5 @@ def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
 
 def _first_run(model: LoadedModel, pixels: Tensor) -> tuple[Subject, Tensor]:
     """A model with photos, and what it says of them."""
-    mean, std = (pixels.new_tensor(values) for values in (model.preprocessing.mean, model.preprocessing.std))
-    subject = Subject(model.model, find_anatomy(model.model), pixels, black=-mean / std)
+    subject = Subject(model.model, find_anatomy(model.model), pixels, black=black_pixel(model, pixels))
     return subject, subject.logits(pixels)

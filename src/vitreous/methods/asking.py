@@ -11,8 +11,9 @@ from torch import Tensor
 
 from vitreous.methods.masks import Masks, PatchMasks
 from vitreous.methods.readout import Procedure
-from vitreous.methods.view import View, exact
+from vitreous.methods.view import View
 from vitreous.tape import Needs
+from vitreous.tape.half import exact
 from vitreous.tape.output import Objective, explained
 
 By = Literal["paint", "drop"]

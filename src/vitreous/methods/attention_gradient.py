@@ -7,8 +7,9 @@ from torch import Tensor
 
 from vitreous.methods.readout import MatrixReadout, Readout, TokenReadout, row_pieces, times, total
 from vitreous.methods.registry import register
-from vitreous.methods.view import Row, View, exact
+from vitreous.methods.view import Row, View
 from vitreous.tape import Pass
+from vitreous.tape.half import exact
 
 
 class GradientGuidedBySigmoid(MatrixReadout):

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from vitreous.anatomy.norms import LinearNorm
 from vitreous.methods.linear_parts import value_without_bias
-from vitreous.methods.view import View, exact
+from vitreous.methods.view import View
 from vitreous.tape import AttentionRecord
 from vitreous.tape.attention import Rows, pieces_of
+from vitreous.tape.half import exact
 
 # Differences of vectors are worked on in pieces of about this many numbers: they stay in the processor's cache.
 _CACHED = 1 << 19

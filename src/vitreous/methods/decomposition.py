@@ -27,9 +27,10 @@ from vitreous.methods.readout import (
     total,
 )
 from vitreous.methods.registry import register
-from vitreous.methods.view import Row, View, exact
+from vitreous.methods.view import Row, View
 from vitreous.tape import Needs
 from vitreous.tape.attention import Rows
+from vitreous.tape.half import exact
 
 Heads = Literal["together", "apart"]
 Norm = Literal["none", "following"]

@@ -12,10 +12,11 @@ from vitreous.methods.attention import GradientAttention, MeanAttention
 from vitreous.methods.readout import Procedure, Readout, Residual, row_pieces, times, total
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun_scaled, sum_of_variations
-from vitreous.methods.view import Row, View, exact
+from vitreous.methods.view import Row, View
 from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.attention import row_pieces as pieces_of_rows
 from vitreous.tape.attention import value_gradient
+from vitreous.tape.half import exact
 
 PLAIN = Pass("plain", "logit")
 _AUTHORS_STEPS = 20  # of Transition Attention Maps and Beyond Intuition, both ends included

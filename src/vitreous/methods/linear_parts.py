@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from vitreous.anatomy.norms import LinearNorm, linear_norm
-from vitreous.methods.view import View, exact
+from vitreous.methods.view import View
 from vitreous.tape import Needs, Tape
+from vitreous.tape.half import exact
 
 # What W_V makes of the difference of two tokens is the difference of their values: to rounding, which in half precision
 # is about 1% of the largest value. A wrong part of the weights is off by as much as the values are large.

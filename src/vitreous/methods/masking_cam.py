@@ -11,8 +11,9 @@ from vitreous.errors import MethodError
 from vitreous.methods.readout import Procedure, Readout
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun
-from vitreous.methods.view import View, exact
+from vitreous.methods.view import View
 from vitreous.tape import Intervention, Needs
+from vitreous.tape.half import exact
 
 _EPSILON = 1e-8  # pytorch-grad-cam's, against a channel that is the same everywhere
 Neighbourhood = Literal["gaussian", "single"]

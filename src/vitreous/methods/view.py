@@ -12,12 +12,8 @@ from torch import Tensor
 from vitreous.subject import Subject
 from vitreous.tape import AttentionRecord, Gradients, Layout, Pass, Tape
 from vitreous.tape.attention import Rows
+from vitreous.tape.half import exact
 from vitreous.tape.relevance import attention_relevance
-
-
-def exact(values: Tensor) -> Tensor:
-    """Half precision as float32: what a model computed in it is read without rounding again."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from vitreous.methods.enlarging import Enlarging
 from vitreous.methods.masks import seeded
 from vitreous.methods.pixel_maps import Resolution, patch_means
 from vitreous.methods.registry import register
-from vitreous.methods.view import View, exact
+from vitreous.methods.view import View
 from vitreous.tape import Needs
+from vitreous.tape.half import exact
 from vitreous.tape.output import explained
 
 

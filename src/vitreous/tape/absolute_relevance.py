@@ -34,7 +34,7 @@ class AbsoluteLrpRule(RelevanceRule):
         slopes = [ratio * (1 + value.sign()) for value in (left, right)]
         slopes = self.sum_slopes(call, left, right, slopes)
         return tuple(
-            _scaled(value * slope).sum_to_size(value.shape) for value, slope in zip((left, right), slopes, strict=True)
+            _scale(value * slope).sum_to_size(value.shape) for value, slope in zip((left, right), slopes, strict=True)
         )
 
     def sum_slopes(self, call: SumCall, left: Tensor, right: Tensor, slopes: list[Tensor]) -> list[Tensor]:
@@ -47,17 +47,17 @@ class AbsoluteLrpRule(RelevanceRule):
         if factor.dim() == 0:
             return relevance, None
         output = call.function(stream, factor)
-        return _scaled((_doubled(output) * _ratio(relevance, output)).sum_to_size(stream.shape)), None
+        return _scale((_doubled(output) * _ratio(relevance, output)).sum_to_size(stream.shape)), None
 
     def pool(self, call: PoolCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """(x + |x|) S for the tokens that are read."""
         ratio = _ratio(relevance, call.function(tokens))
-        return (_scaled(vector_jacobian(call.function, tokens, ratio).mul_(_doubled(tokens))),)
+        return (_scale(vector_jacobian(call.function, tokens, ratio).mul_(_doubled(tokens))),)
 
     def same(self, call: SameCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """(x + |x|) R / |x|."""
         del call
-        return (_scaled(_ratio(relevance, tokens).mul_(_doubled(tokens))),)
+        return (_scale(_ratio(relevance, tokens).mul_(_doubled(tokens))),)
 
     def embedding(self, call: EmbeddingCall, pixels: Tensor, relevance: Tensor) -> Shares:
         """As a linear layer."""
@@ -65,13 +65,14 @@ class AbsoluteLrpRule(RelevanceRule):
         ratio = _ratio(relevance, call.function(pixels))
         signed = vector_jacobian(lambda picture: call.convolve(picture, weight), pixels, ratio)
         absolute = vector_jacobian(lambda picture: call.convolve(picture, weight.abs()), pixels, ratio)
-        return (_scaled(signed.mul_(pixels).add_(absolute.mul_(pixels.abs()))),)
+        return (_scale(signed.mul_(pixels).add_(absolute.mul_(pixels.abs()))),)
 
     def product(self, left: Tensor, right: Tensor, gradient: Tensor) -> Shares:
         """(y + |y|) S to each factor, scaled separately."""
         output = left * right
         relevance = _doubled(output) * _ratio(gradient, output)
-        return _scaled(relevance.sum_to_size(left.shape)), _scaled(relevance.sum_to_size(right.shape))
+        # Of equal shapes both are the same tensor until one is copied.
+        return _scale(relevance.sum_to_size(left.shape).clone()), _scale(relevance.sum_to_size(right.shape))
 
     def attention(self, call: AttentionRecord, gradient: Tensor) -> Shares:
         """Through A V, dropout, the softmax with its sum held constant, and q kᵀ.
@@ -79,18 +80,12 @@ class AbsoluteLrpRule(RelevanceRule):
         Head by head, for everything in between is as large as A. All heads of an image are scaled together, but each
         step is linear in the relevance, so that the sums of unscaled relevance say by how much.
         """
-        sums: Tensor | float = 0.0
-        shares: list[Shares] = []
-        ratio = _ratio(gradient, torch.cat([head.rows(slice(None)) @ head.value for head in call.heads_apart()], dim=1))
-        for head, quotient in zip(call.heads_apart(), ratio.chunk(call.heads, dim=1), strict=True):
-            found, *head_shares = _through_head(head, quotient)
-            sums = sums + found
-            shares.append(tuple(head_shares))
-        factor = torch.ones((), dtype=gradient.dtype, device=gradient.device)
-        assert isinstance(sums, Tensor)
-        for total in sums:
+        heads = zip(call.heads_apart(), gradient.chunk(call.heads, dim=1), strict=True)
+        sums, *shares = zip(*(_through_head(head, relevance) for head, relevance in heads), strict=True)
+        query, key, value = (torch.cat(parts, dim=1) for parts in shares)
+        factor = gradient.new_ones(len(gradient))
+        for total in torch.stack(sums).sum(dim=0):
             factor = factor / (total * factor + _SMALL)
-        query, key, value = (torch.cat(parts, dim=1) for parts in zip(*shares, strict=True))
         factor = factor.view(-1, 1, 1, 1)
         return _scale(query.mul_(factor)), _scale(key.mul_(factor)), _scale(value)
 
@@ -100,7 +95,7 @@ class AbsoluteLrpRule(RelevanceRule):
         weight = torch.ones_like(tokens[..., :1]) if call.weight is None else call.weight
         _, inverse_deviation = statistics(size, call.shape, call.eps, centred=call.centred)
         slope = tokens * call.inverse_deviation * weight + size * inverse_deviation * weight.abs()
-        return _scaled(_ratio(gradient, call.function(tokens)).mul_(slope))
+        return _scale(_ratio(gradient, call.function(tokens)).mul_(slope))
 
     def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
         """R_in = x (f'(x) + sign(x) f'(|x|)) S."""
@@ -110,7 +105,7 @@ class AbsoluteLrpRule(RelevanceRule):
         def both(values: Tensor) -> Tensor:
             return call.function(values) + call.function(values.abs())
 
-        return _scaled(vector_jacobian(both, tokens, ratio).mul_(tokens))
+        return _scale(vector_jacobian(both, tokens, ratio).mul_(tokens))
 
 
 class ProgramAbsoluteLrpRule(AbsoluteLrpRule):
@@ -149,13 +144,14 @@ class ConstantStatisticsRule(Rule):
         return tuple(torch.cat(parts, dim=1) for parts in zip(*shares, strict=True))
 
 
-def _through_head(call: AttentionRecord, ratio: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _through_head(call: AttentionRecord, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One head: three sums (3, batch) that scale relevance on its way, and unscaled shares of q, k and v.
 
     The sums are those of relevance at A behind and before dropout, and at the scores.
     """
     assert call.query is not None
     query, key, value, attention = call.query * call.scale, call.key, call.value, call.rows(slice(None))
+    ratio = _ratio(gradient, attention @ value)
     value_share = (attention.mT @ ratio).mul_(_doubled(value))
     # In place from here on; A itself may belong to somebody else.
     relevance = (ratio @ _doubled(value).mT).mul_(attention)
@@ -191,13 +187,8 @@ def _doubled(values: Tensor) -> Tensor:
     return values + values.abs()
 
 
-def _scaled(relevance: Tensor) -> Tensor:
-    """To absolute sum 1 in each image."""
-    return _scale(relevance.clone())
-
-
 def _scale(relevance: Tensor) -> Tensor:
-    """The same in place."""
+    """To absolute sum 1 in each image, in place."""
     return relevance.div_(_size(relevance).add_(_SMALL).view(-1, *[1] * (relevance.dim() - 1)))
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from vitreous.tape.half import exact
+
 # Rows of A are worked on in pieces of at most this many numbers, which bounds memory for thousands of tokens.
 _PIECE = 1 << 23
 # Smaller pieces stay in the processor's caches, and several of them at a time cost little memory (with 2,305 tokens a
@@ -164,9 +166,7 @@ def pieces_of(rows: int, numbers: int, size: int) -> Iterator[slice]:
 
 def score_rows(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     """Scale q kᵀ + bias, a new tensor; half precision is worked out in float32, as fused kernels do."""
-    if query.dtype in (torch.float16, torch.bfloat16):
-        query, key = query.float(), key.float()
-    scores = (query * scale) @ key.transpose(-2, -1)
+    scores = (exact(query) * scale) @ exact(key).transpose(-2, -1)
     return scores if bias is None else scores + bias.to(scores.dtype)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape.functions import InForce, NoteResidue
+from vitreous.tape.half import exact
 from vitreous.tape.layout import Layout
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
@@ -48,10 +49,8 @@ class BiasNotes:
 
         def note(call: ElementwiseCall, gradient: Tensor, passed_on: Tensor) -> None:
             if not in_force.rule.constant_gates and in_force.wants_biases_of(layer):
-                left = _exact(gradient) * call.output
-                self._add(
-                    layer, left.addcmul_(_exact(passed_on), _exact(call.input), value=-1).sum(dim=-1), tokens_first
-                )
+                left = exact(gradient) * call.output
+                self._add(layer, left.addcmul_(exact(passed_on), exact(call.input), value=-1).sum(dim=-1), tokens_first)
 
         return note
 
@@ -89,7 +88,7 @@ class BiasNotes:
             # Autograd hands on None for nothing: q and k under a rule that holds A constant.
             if gradient is None or not in_force.wants_biases_of(layer):
                 return
-            found = contribution(_exact(gradient))
+            found = contribution(exact(gradient))
             if found is not None:
                 self._add(layer, found, tokens_first)
 
@@ -102,10 +101,6 @@ class BiasNotes:
 
     def _add(self, layer: int, found: Tensor, tokens_first: bool) -> None:  # noqa: FBT001
         self._in_force.add_bias(layer, found.transpose(0, 1) if tokens_first and found.dim() > 1 else found)
-
-
-def _exact(gradient: Tensor) -> Tensor:
-    return gradient.float() if gradient.dtype in (torch.float16, torch.bfloat16) else gradient
 
 
 def bias_scores(contributions: Iterable[Tensor], layout: Layout, batch: int, *, behind: bool) -> Tensor:

@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitreous.tape.attention import AttentionRecord, plain_gradients, value_gradient
 from vitreous.tape.calls import Call
+from vitreous.tape.half import exact
 
 
 @dataclass
@@ -48,10 +48,7 @@ class ElementwiseCall:
 
     @cached_property
     def _run(self) -> tuple[Tensor, Tensor]:
-        """Once more, with a graph: input and output."""
-        with torch.enable_grad():
-            leaf = self.input.detach().requires_grad_()
-            return leaf, self.function(leaf)
+        return _run_again(self.function, self.input)
 
     @property
     def output(self) -> Tensor:
@@ -60,9 +57,7 @@ class ElementwiseCall:
 
     def gradient(self, gradient: Tensor) -> Tensor:
         """The ordinary gradient at u, given the one at f(u)."""
-        leaf, output = self._run
-        (result,) = torch.autograd.grad(output, leaf, gradient.to(output.dtype))
-        return result
+        return _pulled_back(*self._run, gradient)
 
 
 class Rule:
@@ -227,20 +222,29 @@ class ResidualRule(Rule):
 
 def vector_jacobian(function: Callable[[Tensor], Tensor], point: Tensor, gradient: Tensor) -> Tensor:
     """The ordinary gradient of ``function`` at ``point``, by running it once more."""
+    return _pulled_back(*_run_again(function, point), gradient)
+
+
+def _run_again(function: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
+    """Input and output of a run with a graph of its own."""
     with torch.enable_grad():
         leaf = point.detach().requires_grad_()
-        output: Any = function(leaf)
-        (result,) = torch.autograd.grad(output, leaf, gradient.to(output.dtype))
+        return leaf, function(leaf)
+
+
+def _pulled_back(leaf: Tensor, output: Tensor, gradient: Tensor) -> Tensor:
+    """What a gradient at the output becomes at the input."""
+    (result,) = torch.autograd.grad(output, leaf, gradient.to(output.dtype))
     return result
 
 
 def statistics(tokens: Tensor, shape: tuple[int, ...], eps: float, *, centred: bool) -> tuple[Tensor, Tensor]:
     """Mean and 1/deviation over the last axes, in float32 at least."""
-    exact = tokens.float() if tokens.dtype in (torch.float16, torch.bfloat16) else tokens
+    tokens = exact(tokens)
     axes = tuple(range(-len(shape), 0))
     if centred:
         # By the kernel for layer normalisation, which takes a twentieth of the time of torch.var_mean.
-        _, mean, inverse_deviation = torch.native_layer_norm(exact, shape, None, None, eps)
+        _, mean, inverse_deviation = torch.native_layer_norm(tokens, shape, None, None, eps)
         return mean, inverse_deviation
-    variance = exact.square().mean(axes, keepdim=True)
-    return torch.zeros_like(exact[..., :1]), torch.rsqrt(variance + eps)
+    variance = tokens.square().mean(axes, keepdim=True)
+    return torch.zeros_like(tokens[..., :1]), torch.rsqrt(variance + eps)

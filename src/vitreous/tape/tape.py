@@ -16,6 +16,7 @@ from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.evaluation_mode import evaluation_mode
+from vitreous.tape.half import HALF
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
@@ -23,8 +24,6 @@ from vitreous.tape.output import class_scores, explained
 from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass
@@ -173,7 +172,7 @@ class Tape:
         sources = [source for _, _, source in wanted]
         recorder.in_force.rule = RULES[backward.rule]
         slope = _slope(self.logits, target, backward.objective)
-        size = slope.abs().amax(dim=1) if any(source.dtype in _HALF for source in sources) else None
+        size = slope.abs().amax(dim=1) if any(source.dtype in HALF for source in sources) else None
         if size is not None:
             # Half precision rounds the small gradient of a probability near 1 to nothing. Images do not mix and every
             # rule is linear in the gradient, so each image's is carried at size 1 and scaled when it has arrived.
@@ -312,7 +311,7 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
 
 def _slope(logits: Tensor, target: Tensor, objective: str) -> Tensor:
     """The explained quantity's gradient at the logits, in float32 at least: bfloat16 takes 0.999 for 1."""
-    leaf = (logits.float() if logits.dtype in _HALF else logits.detach()).requires_grad_()
+    leaf = (logits.float() if logits.dtype in HALF else logits.detach()).requires_grad_()
     (slope,) = torch.autograd.grad(_objective(leaf, target, objective), leaf)
     return slope
 

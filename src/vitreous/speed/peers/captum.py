@@ -35,34 +35,14 @@ def input_x_gradient(scene: Scene, layer: int = 0) -> Tensor:
 
 def integrated_gradients(scene: Scene, steps: int = 50) -> Tensor:
     """Over pixels, by Gauss-Legendre."""
-    attributions = (
-        load()
-        .IntegratedGradients(scene.model)
-        .attribute(
-            scene.images,
-            target=scene.target,
-            n_steps=steps,
-            method="gausslegendre",
-            internal_batch_size=max(_RECORDED_AT_ONCE, len(scene.images)),
-        )
-    )
-    return _per_patch(scene, attributions)
+    explainer = load().IntegratedGradients(scene.model)
+    return _per_patch(scene, _integrated(explainer, scene, steps))
 
 
 def integrated_gradients_of_tokens(scene: Scene, steps: int = 50) -> Tensor:
     """Over the first block's tokens."""
-    attributions = (
-        load()
-        .LayerIntegratedGradients(scene.model, scene.block(0))
-        .attribute(
-            scene.images,
-            target=scene.target,
-            n_steps=steps,
-            method="gausslegendre",
-            internal_batch_size=max(_RECORDED_AT_ONCE, len(scene.images)),
-            attribute_to_layer_input=True,
-        )
-    )
+    explainer = load().LayerIntegratedGradients(scene.model, scene.block(0))
+    attributions = _integrated(explainer, scene, steps, attribute_to_layer_input=True)
     return scene.patches(attributions.sum(dim=-1))
 
 
@@ -179,6 +159,17 @@ def kernel_shap(scene: Scene, budget: int = 1000) -> Tensor:
 
 def _size(scene: Scene) -> tuple[int, int]:
     return scene.images.shape[2], scene.images.shape[3]
+
+
+def _integrated(explainer: Any, scene: Scene, steps: int, **options: bool) -> Any:
+    return explainer.attribute(
+        scene.images,
+        target=scene.target,
+        n_steps=steps,
+        method="gausslegendre",
+        internal_batch_size=max(_RECORDED_AT_ONCE, len(scene.images)),
+        **options,
+    )
 
 
 def _per_patch(scene: Scene, attributions: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitreous.speed.peers.peer import Answer, Peer, Scene
 
-_CLASSES = {
+CLASSES = {
     "gradcam": "GradCAM",
     "gradcampp": "GradCAMPlusPlus",
     "xgradcam": "XGradCAM",
@@ -64,10 +64,10 @@ GRAD_CAM = Peer(
     (
         *(
             Answer((method, f"{method}:layer={{layer}}"), partial(activation_map, name))
-            for method, name in _CLASSES.items()
+            for method, name in CLASSES.items()
         ),
         Answer(("eigencam", "eigencam:layer={layer}"), principal_activation),
         Answer(("scorecam",), partial(activation_map, "ScoreCAM")),
     ),
-    usual=(*_CLASSES, "eigencam"),
+    usual=(*CLASSES, "eigencam"),
 )
