@@ -26,26 +26,20 @@ import timm
 import torch
 from rows import median_ratio, seconds, time_in_turn, write_rows
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 import vitreous
 from vitreous.cost import cost_of
 from vitreous.methods import list_methods
+from vitreous.speed.memory import peak_memory
 
 YARDSTICK = "forward+backward"
 
 
 def peak_of(job: Callable[[], object]) -> tuple[int, float]:
     """The peak of allocated bytes beyond those before the job, and its seconds."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        took = seconds(job)
-    events = profiler.profiler.kineto_results.events()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    allocated, peak = 0, 0
-    for _, change in changes:
-        allocated += change
-        peak = max(peak, allocated)
-    return peak, took
+    took: list[float] = []
+    peak = peak_memory(lambda: took.append(seconds(job)), torch.device("cpu"))
+    return peak, took[0]
 
 
 def yardstick(model: nn.Module, image: Tensor) -> Callable[[], object]:
