@@ -269,6 +269,12 @@ class TestRefusals:
         with pytest.raises(ModelError, match="encoder without a classifier"):
             load_text_model(f"hf/{tmp_path}")
 
+    def test_of_an_image_classifier(self, tmp_path):
+        hf = pytest.importorskip("transformers")
+        hf.ViTForImageClassification(hf.ViTConfig(hidden_size=24, num_hidden_layers=1)).save_pretrained(tmp_path)
+        with pytest.raises(ModelError, match="looks at photos"):
+            load_text_model(f"hf/{tmp_path}")
+
     def test_of_methods_and_options_for_pictures(self, pair):
         with pytest.raises(UnsupportedModelError, match="no pixels"):
             vitreous.explain_text(pair, SHORT, "vitcx")

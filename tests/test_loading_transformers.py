@@ -90,6 +90,12 @@ def test_backbone_without_classifier_is_refused(hf, tmp_path):
     assert "classifier" in error_of(f"hf/{tmp_path}")
 
 
+def test_text_classifier_is_sent_to_its_own_call(hf, tmp_path):
+    sizes = {key: value for key, value in SMALL.items() if key != "patch_size"}
+    hf.BertForSequenceClassification(hf.BertConfig(**sizes, vocab_size=30)).save_pretrained(tmp_path)
+    assert "explain_text" in error_of(f"hf/{tmp_path}")
+
+
 @pytest.mark.filterwarnings("ignore:.*no image processor")
 def test_image_size_of_transformers_models(hf, tmp_path):
     save_classifier(hf, tmp_path / "vit", num_labels=4)

@@ -68,8 +68,17 @@ def place_of(name: str, identifier: str) -> tuple[str, dict[str, Any]]:
     return str(folder) if local else identifier, options
 
 
+def architecture_of(config: Any) -> str:
+    """The class that a model was saved from, or nothing where its configuration does not say."""
+    return str((config.architectures or [""])[0])
+
+
 def _model(transformers: Any, name: str, place: str, config: Any, options: dict[str, Any]) -> nn.Module:
-    architecture = (config.architectures or [""])[0]
+    architecture = architecture_of(config)
+    if "ForSequenceClassification" in architecture:
+        raise ModelError(
+            f"{name} reads texts ({architecture}): vitreous.explain_text and `vitreous explain-text` explain it"
+        )
     tower = architecture if architecture in _TOWER_CLASSES else _IMAGE_TOWERS.get(config.model_type)
     classifier = "ForImageClassification" in architecture or tower is None
     loader = transformers.AutoModelForImageClassification if classifier else getattr(transformers, tower or "")

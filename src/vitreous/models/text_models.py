@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import ModelError
 from vitreous.models import hub
-from vitreous.models.hf_models import class_names_of, one_line, place_of, transformers_library
+from vitreous.models.hf_models import architecture_of, class_names_of, one_line, place_of, transformers_library
 from vitreous.models.loaded import fingerprint_of
 from vitreous.texts import Reader
 
@@ -63,9 +63,12 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
     transformers = transformers_library()
     place, options = place_of(name, identifier)
     try:
+        _refuse_photos(name, architecture_of(transformers.AutoConfig.from_pretrained(place, **options)))
         model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
             place, output_loading_info=True, **options
         )
+    except ModelError:
+        raise
     except Exception as error:  # configuration, download and weights fail with many types
         if options["local_files_only"] and not Path(place).is_dir():
             raise hub.unreachable(name, "hf/FOLDER") from error
@@ -79,6 +82,11 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
     except (RuntimeError, AssertionError) as error:  # torch says it like this where CUDA is not compiled in
         raise ModelError(f"the device {device!s} cannot be used: {str(error).splitlines()[0]}") from error
     return LoadedTextModel(name, model, tokenizer, class_names_of(model))
+
+
+def _refuse_photos(name: str, architecture: str) -> None:
+    if "ForImageClassification" in architecture:
+        raise ModelError(f"{name} looks at photos ({architecture}): vitreous.explain and `vitreous explain` explain it")
 
 
 def _tokenizer(transformers: Any, name: str, place: str, options: dict[str, Any]) -> Any:
