@@ -31,6 +31,8 @@ def build(kind: str, attention: str = "sdpa", **options: object) -> nn.Module:
         "roberta": ("Roberta", {**SIZES, "max_position_embeddings": LONGEST + 1}),
         "electra": ("Electra", {**SIZES, "embedding_size": 16}),
         "distilbert": ("DistilBert", {"dim": 24, "n_layers": DEPTH, "n_heads": 3, "hidden_dim": 40}),
+        "mpnet": ("MPNet", {**SIZES, "max_position_embeddings": LONGEST + 2}),
+        "modernbert": ("ModernBert", {**SIZES, **dict.fromkeys(("cls_token_id", "sep_token_id"), None)}),
         "deberta": (
             "DebertaV2",
             {**SIZES, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 4}
@@ -38,7 +40,7 @@ def build(kind: str, attention: str = "sdpa", **options: object) -> nn.Module:
         ),
     }[kind]
     config = getattr(transformers, f"{name}Config")(**{**COMMON, **settings, **options})
-    implementation = {} if kind == "deberta" else {"attn_implementation": attention}
+    implementation = {} if kind in {"deberta", "mpnet"} else {"attn_implementation": attention}
     model = getattr(transformers, f"{name}ForSequenceClassification")._from_config(config, **implementation)
     return randomised(model)
 
@@ -90,6 +92,8 @@ def logits_of(model: nn.Module, given: Texts) -> Tensor:
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The blocks, where every family keeps them."""
     base = model.base_model
+    if hasattr(base, "layers"):
+        return list(base.layers)
     return list((base.encoder if hasattr(base, "encoder") else base.transformer).layer)
 
 

@@ -383,8 +383,14 @@ class Listening:
 
 # The norm that belongs to the attention and the one that belongs to the feed-forward part, family by family.
 NORMS = (
-    ("norm1", "ln_1", "layer_norm1", "layernorm_before", "attention.output.LayerNorm", "sa_layer_norm"),
-    ("norm2", "ln_2", "layer_norm2", "layernorm_after", "output.LayerNorm", "output_layer_norm"),
+    (
+        *("norm1", "ln_1", "layer_norm1", "layernorm_before"),
+        *("attention.output.LayerNorm", "sa_layer_norm", "attention.LayerNorm", "attn_norm"),
+    ),
+    (
+        *("norm2", "ln_2", "layer_norm2", "layernorm_after"),
+        *("output.LayerNorm", "output_layer_norm", "mlp_norm"),
+    ),
 )
 
 

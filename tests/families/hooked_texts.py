@@ -24,6 +24,28 @@ class BertAttention(WrittenOut):
         return (own.out_lin(output) if hasattr(own, "out_lin") else output), None
 
 
+class MPNetAttention(WrittenOut):
+    """MPNet's, whose scores get a bias by relative position."""
+
+    def forward(self, tokens: Tensor, _: Tensor | None, bias: Tensor, **__: object) -> tuple[Tensor]:
+        own = self.original
+        query, key, value = (split_heads(getattr(own, name)(tokens), own.num_attention_heads) for name in "qkv")
+        return (own.o(self.attend(query, key, value, query.shape[-1] ** -0.5, bias)),)
+
+
+class ModernAttention(WrittenOut):
+    """ModernBERT's, with positions by rotation; the texts are shorter than what a block sees of them."""
+
+    def forward(self, tokens: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: object) -> tuple[Tensor, None]:
+        from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
+
+        own = self.original
+        heads = own.config.num_attention_heads
+        query, key, value = (split_heads(part, heads) for part in own.Wqkv(tokens).chunk(3, dim=-1))
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)  # in float32, as the model has it
+        return own.Wo(self.attend(query, key, value, query.shape[-1] ** -0.5)), None
+
+
 class DisentangledAttention(WrittenOut):
     """DeBERTa's: A is what the original says it is, v is projected once more."""
 
@@ -69,17 +91,28 @@ class TextReference(Reference):
         exchange_parts(own, frozen=frozen)
         self.blocks = [own.get_submodule(path) for path in blocks]
         for block in self.blocks:
-            parent, name = (block.attention, "self") if hasattr(block.attention, "self") else (block, "attention")
+            parent, name = self.place_of_attention(block)
             original = getattr(parent, name)
-            kind = DisentangledAttention if hasattr(original, "query_proj") else BertAttention
-            setattr(parent, name, kind(original, frozen=frozen))
+            setattr(parent, name, self.kind_of_attention(original)(original, frozen=frozen))
         if frozen:
             self.freeze_head(own)
         self.model, self.batch_first = Called(own), True
 
     @staticmethod
+    def place_of_attention(block: nn.Module) -> tuple[nn.Module, str]:
+        if hasattr(block, "attn"):
+            return block, "attn"
+        inside = next((name for name in ("self", "attn") if hasattr(block.attention, name)), None)
+        return (block.attention, inside) if inside else (block, "attention")
+
+    @staticmethod
+    def kind_of_attention(original: nn.Module) -> type[WrittenOut]:
+        by_name = {"query_proj": DisentangledAttention, "Wqkv": ModernAttention, "o": MPNetAttention}
+        return next((kind for name, kind in by_name.items() if hasattr(original, name)), BertAttention)
+
+    @staticmethod
     def freeze_head(model: nn.Module) -> None:
-        if type(model).__name__.startswith("Roberta"):
+        if type(model).__name__.startswith(("Roberta", "MPNet")):
             head = model.classifier
             model.classifier = FrozenHead(head.dense, torch.tanh, first_token=True, last=head.out_proj)
         elif type(model).__name__.startswith("Deberta"):

@@ -1,4 +1,4 @@
-"""Text classifiers of the transformers library, small: BERT (and MiniLM), DistilBERT, RoBERTa, ELECTRA, DeBERTa-v2."""
+"""Small text classifiers of transformers: BERT (MiniLM), DistilBERT, RoBERTa, ELECTRA, DeBERTa, MPNet, ModernBERT."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from torch import nn
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from small_text_models import DEPTH, ask, blocks_of, build, logits_of, texts
+import transformers
+
+from small_text_models import COMMON, DEPTH, SIZES, ask, blocks_of, build, logits_of, texts
 from vitreous.errors import UnsupportedModelError
 from vitreous.methods import list_methods
 from vitreous.tape import PIXELS
 from whole_maps import all_token_scores, opened
 
 FUSED = ("bert", "roberta", "electra", "distilbert")
-KINDS = (*FUSED, "deberta")
+POST_NORM = (*FUSED, "deberta", "mpnet")
+KINDS = (*POST_NORM, "modernbert")
 LENGTHS = (9, 5, 9, 7)
 TARGET = (0, 1, 2, 1)
 NEED_KEYS = ("gradtoken",)
-NEED_SCORES = ("agcam", "attnlrp", "transattr", "lrp_rollout", "plrp", "lrp", "abslrp")
+RELEVANCE = ("transattr", "lrp_rollout", "plrp", "lrp", "abslrp")
+NEED_SCORES = ("agcam", "attnlrp", *RELEVANCE)
 OF_PICTURES = ("scorecam", "vitcx", "rise", "occlusion", "pami", "hsic", "lime", "kernel_shap")
 OF_NORMS = ("gradcam", "gradcampp", "xgradcam", "xgradcam_abs", "hirescam", "layercam", "gradcam_elementwise")
 DROPPING = ("occlusion:by=drop", "rise:by=drop,budget=20", "lime:by=drop,budget=40", "kernel_shap:by=drop,budget=40")
@@ -50,10 +54,9 @@ def methods_of(kind: str) -> list[str]:
     """All methods and some variants that the family is said to support."""
     names = [info.name for info in list_methods() if info.name not in (*OF_PICTURES, *OF_NORMS)]
     wanted = [*names, *VARIANTS, *DROPPING]
-    if kind == "deberta":
-        refused = (*NEED_KEYS, *NEED_SCORES, "ixg:rule=attnlrp")
-        wanted = [name for name in wanted if name.split(":")[0] not in refused and name not in refused]
-    return wanted
+    # Relative positions or rotations, for which relevance has no rule, and scores that are made of more than q and k.
+    refused = {"deberta": (*NEED_KEYS, *NEED_SCORES, "ixg:rule=attnlrp"), "mpnet": RELEVANCE, "modernbert": RELEVANCE}
+    return [name for name in wanted if not {name, name.split(":")[0]} & set(refused.get(kind, ()))]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,8 +125,10 @@ class TestEveryFamily:
     def test_decompx_with_biases_adds_up_to_the_logit(self, kind: str) -> None:
         """All tokens and biases, the pooler's tanh or GELU as a linear share: nothing is left unexplained."""
         model, given, target = model_of(kind), texts((8, 8)), torch.tensor([1, 2])
+        # A gate is a product of two paths, each of which the frozen rule counts whole.
+        methods = ("decompx:bias=token", "fullgrad:rule=libra") if kind in POST_NORM else ("fullgrad:rule=libra",)
         for layer in range(DEPTH):
-            for method in (f"decompx:bias=token,layer={layer}", f"fullgrad:rule=libra,layer={layer}"):
+            for method in (f"{method},layer={layer}" for method in methods):
                 scores, logits = all_token_scores(model, given, method, target)
                 torch.testing.assert_close(scores.sum(dim=1), logits, rtol=1e-9, atol=1e-9)
 
@@ -132,10 +137,12 @@ class TestEveryFamily:
         with pytest.raises(UnsupportedModelError, match=r"no pixels.*Methods that work on it: .*gae"):
             ask(model_of(kind), texts((6,)), method, 0)
 
-    def test_activation_maps_behind_the_last_attention_are_refused(self, kind: str) -> None:
-        for method in OF_NORMS:
-            with pytest.raises(UnsupportedModelError, match="convention=skipplus"):
-                ask(model_of(kind), texts((6,)), method, 0)
+
+@pytest.mark.parametrize("kind", POST_NORM)
+def test_activation_maps_behind_the_last_attention_are_refused(kind: str) -> None:
+    for method in OF_NORMS:
+        with pytest.raises(UnsupportedModelError, match="convention=skipplus"):
+            ask(model_of(kind), texts((6,)), method, 0)
 
 
 @pytest.mark.parametrize("kind", FUSED)
@@ -178,6 +185,21 @@ class TestDisentangledAttention:
         model = build("deberta", conv_kernel_size=3)
         with pytest.raises(UnsupportedModelError, match="between blocks 0 and 1"):
             ask(model, texts((6,)), "ixg", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "reason"),
+    [
+        ("ConvBert", "tokentm", "no linear projection leads"),  # half of what reaches it comes from a convolution
+        ("MobileBert", "tokentm", "no linear projection leads"),  # its attention is narrower than its stream
+        ("IBert", "alti", "first norm of block 0"),  # its norms give a scale beside the tokens
+    ],
+)
+def test_parts_that_are_not_what_their_names_say_are_refused(name: str, method: str, reason: str) -> None:
+    config = getattr(transformers, f"{name}Config")(**COMMON, **{**SIZES, "num_attention_heads": 4})
+    model = getattr(transformers, f"{name}ForSequenceClassification")(config).eval()
+    with pytest.raises(UnsupportedModelError, match=reason):
+        ask(model, texts((6,)), method, 0)
 
 
 def test_token_types_and_masks_reach_the_model() -> None:

@@ -17,12 +17,14 @@ class LinearNorm:
         bias: what is added at the end, or ``None``.
         eps: what is added to the variance.
         centred: whether the mean over channels is taken off (LayerNorm) or not (RMSNorm).
+        divides: whether it divides at all; what stands in for a norm may do nothing.
     """
 
     weight: Tensor | None
     bias: Tensor | None
     eps: float
     centred: bool
+    divides: bool = True
 
     def linear(self, vectors: Tensor) -> Tensor:
         """The part that is linear in (..., channels)."""
@@ -31,12 +33,16 @@ class LinearNorm:
 
     def deviation(self, tokens: Tensor) -> Tensor:
         """What whole tokens (..., channels) are divided by, (...)."""
+        if not self.divides:
+            return tokens.new_ones(tokens.shape[:-1])
         centred = tokens - tokens.mean(dim=-1, keepdim=True) if self.centred else tokens
         return centred.square().mean(dim=-1).add_(self.eps).sqrt_()
 
 
 def linear_norm(module: nn.Module | None) -> LinearNorm | None:
     """The norm as a linear map, or ``None`` for a module that is neither LayerNorm nor RMSNorm over channels."""
+    if isinstance(module, nn.Identity):  # ModernBERT has none in its first block, for its embeddings have one
+        return LinearNorm(weight=None, bias=None, eps=0.0, centred=False, divides=False)
     centred = isinstance(module, nn.LayerNorm)
     # By name, for torch, timm and others each have their own; some of the others multiply by 1 + weight.
     if module is None or not (centred or type(module).__name__ in {"RMSNorm", "RmsNorm"}):

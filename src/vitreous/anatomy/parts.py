@@ -12,20 +12,29 @@ from vitreous.anatomy.description import Block, NormPlace
 
 # timm, torchvision, open_clip, transformers, nn.TransformerEncoderLayer; the BERT kinds; then older transformers.
 ATTENTION = ("attn", "self_attention", "self_attn", "attention.self", "attention")
-# Norms behind a part's sum with the stream: the BERT kinds, then DistilBERT.
-FIRST_POST_NORM = ("attention.output.LayerNorm", "sa_layer_norm")
+# Norms of text encoders, whose first may stand in front of the attention or behind it: the BERT kinds, DistilBERT;
+# MPNet, ESM and RoBERTa with norms in front; Megatron; ModernBERT; EuroBERT.
+FIRST_TEXT_NORM = (
+    *("attention.output.LayerNorm", "sa_layer_norm", "attention.LayerNorm"),
+    *("attention.ln", "attn_norm", "input_layernorm"),
+)
+# A norm behind the feed-forward part's sum with the stream: the BERT kinds and MPNet, DistilBERT.
 SECOND_POST_NORM = ("output.LayerNorm", "output_layer_norm")
-FIRST_NORM = ("norm1", "ln_1", "layer_norm1", "layernorm_before", *FIRST_POST_NORM)
-SECOND_NORM = ("norm2", "ln_2", "layer_norm2", "layernorm_after", *SECOND_POST_NORM)
-PROJECTION = ("proj", "out_proj", "o_proj", "output.dense", "out_lin")
+SECOND_TEXT_NORM = (
+    *SECOND_POST_NORM,
+    *("intermediate.LayerNorm", "LayerNorm", "ln", "mlp_norm", "post_attention_layernorm"),
+)
+FIRST_NORM = ("norm1", "ln_1", "layer_norm1", "layernorm_before", *FIRST_TEXT_NORM)
+SECOND_NORM = ("norm2", "ln_2", "layer_norm2", "layernorm_after", *SECOND_TEXT_NORM)
+PROJECTION = ("proj", "out_proj", "o_proj", "output.dense", "out_lin", "attn.o", "Wo")
 # Where the block, not the attention module, holds the projection: the BERT kinds.
 PROJECTION_BESIDE = ("attention.output.dense",)
 # The value projection: by itself, or as the last third of a joint one for q, k and v.
 VALUE = (
     *("v_proj.weight", "value.weight", "attention.value.weight", "v_proj_weight"),
-    *("v_lin.weight", "value_proj.weight"),
+    *("v_lin.weight", "value_proj.weight", "attn.v.weight"),
 )
-QUERY_KEY_VALUE = ("qkv.weight", "in_proj_weight")
+QUERY_KEY_VALUE = ("qkv.weight", "in_proj_weight", "Wqkv.weight")
 LAYER_SCALE = ("ls1.gamma", "gamma_1", "ls_1.gamma", "lambda_1", "layer_scale1.lambda1")
 # Parts that stand between the attention's output and the projection, or between the projection and the stream.
 BETWEEN = ("attn.norm", "attn.gate", "attn.inner_attn_ln", "attn.ln_inner", "ln_attn", "attn.head_scale")
@@ -67,7 +76,7 @@ def norm_place(module: nn.Module) -> NormPlace:
     # timm's ResPostBlock, ResPostRelPosBlock and EvaBlockPostNorm: x + norm(f(x)).
     if "ResPost" in type(module).__name__ or "PostNorm" in type(module).__name__:
         return "branch"
-    return "pre" if first_of(module, FIRST_POST_NORM) is None else "post"
+    return "pre" if first_of(module, SECOND_POST_NORM) is None else "post"
 
 
 def first_of(module: nn.Module, paths: tuple[str, ...]) -> Any:

@@ -35,7 +35,7 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
     """What a model lacks of the linear parts that are needed, in words."""
     blocks = tape.anatomy.blocks
     for layer in sorted(needs.projections):
-        if blocks[layer].heads_to_stream is None:
+        if not _leads_to_stream(tape, layer):
             return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
     for layer in sorted(needs.linear_norms):
         for norm in (blocks[layer].first_norm, blocks[layer].second_norm):
@@ -48,6 +48,17 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
                 "so the biases in them are not known"
             )
     return None
+
+
+def _leads_to_stream(tape: Tape, layer: int) -> bool:
+    """W_O was found by its name, and it takes what the heads give and gives what the stream is made of."""
+    heads_to_stream, recorded = tape.anatomy.blocks[layer].heads_to_stream, tape.needs
+    if heads_to_stream is None or layer not in recorded.projections:
+        return heads_to_stream is not None  # recorded for other methods: the name is all there is
+    channels, heads_channels = heads_to_stream().shape
+    attention = tape.attention(layer)
+    fits = layer not in recorded.tokens or channels == tape.tokens(layer).shape[-1]
+    return fits and heads_channels == attention.heads * attention.value.shape[-1]
 
 
 def _has_linear_values(tape: Tape, layer: int) -> bool:

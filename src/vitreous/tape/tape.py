@@ -114,8 +114,9 @@ class Tape:
     @property
     def unseen_norms(self) -> frozenset[int]:
         """The blocks whose first norm was asked for and did not give (batch, tokens, channels)."""
-        norms = self._recorder.norms
-        return frozenset(layer for layer in self._recorder.plan.norms if layer not in norms or norms[layer].dim() != 3)
+        norms = self._recorder.norms  # some give more than a tensor
+        seen = {layer for layer, given in norms.items() if isinstance(given, Tensor) and given.dim() == 3}
+        return frozenset(self._recorder.plan.norms) - seen
 
     def relevance_gap(self, needs: Needs) -> str | None:
         """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
