@@ -112,8 +112,8 @@ def _check_order(name: str, read: Tensor, prefix: int, tokens: int) -> None:
     """A head that reads one or a few of the later tokens reads no average of patches: its class token stands behind."""
     if prefix and bool((read >= prefix).all()) and len(read) <= prefix and len(read) < tokens - prefix:
         raise UnsupportedModelError(
-            f"the head of {name} reads token {int(read[0])} of {tokens}, counted from 0, and {prefix} belong to no "
-            "patch: tokens that stand behind the patches are not known here, so no map can be laid out"
+            f"the head of {name} reads token {int(read[0])} of {tokens}, counted from 0: a class token that stands "
+            "behind the patches, or a decoder that reads the last word, is not supported, so no map can be laid out"
         )
 
 
