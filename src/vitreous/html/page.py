@@ -51,20 +51,26 @@ _FLUID = "max-width: 100%; height: auto"  # also in pages that are not ours, suc
 CLOSING = "</main>\n</body>\n</html>\n"
 
 
-def opening(title: str, *, style: str = "") -> str:
-    """Give the page up to where its body is written; ``style`` is added to the common one."""
+def opening(title: str, *, heading: str | None = None, style: str = "") -> str:
+    """Give the page up to where its body is written.
+
+    Args:
+        title: what the browser calls the page.
+        heading: what stands above it; its title where it has no other.
+        style: what is added to the common style.
+    """
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<link rel="icon" href="data:,">\n<title>{escape(title)}</title>\n<style>\n{_STYLE}\n{style}</style>\n'
-        f"</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n"
+        f"</head>\n<body>\n<main>\n<h1>{escape(heading or title)}</h1>\n"
     )
 
 
-def document(title: str, body: str, *, style: str = "") -> str:
+def document(title: str, body: str, *, heading: str | None = None, style: str = "") -> str:
     """Give a whole page around a body that is HTML already."""
-    return opening(title, style=style) + body + CLOSING
+    return opening(title, heading=heading, style=style) + body + CLOSING
 
 
 def escape(text: object) -> str:

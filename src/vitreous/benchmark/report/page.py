@@ -6,7 +6,6 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from vitreous.benchmark.report.curves import Curves, curves_of, sweeps_of
@@ -18,6 +17,7 @@ from vitreous.benchmark.results import Failure, Results
 from vitreous.benchmark.store import read_manifest
 from vitreous.benchmark.summary import summarise
 from vitreous.benchmark.tables import PUBLISHED_TITLE, ResultTable, number_parts, published_rows, table_heading
+from vitreous.html.page import document, escape
 from vitreous.metrics.metric import Metric
 from vitreous.provenance import vitreous_version
 
@@ -36,14 +36,8 @@ def write_page(found: Sequence[Results], *, pictures: int = 3) -> str:
     """
     sections = "".join(_section(results, pictures) for results in found)
     protocols = ", ".join(dict.fromkeys(results.run.protocol for results in found))
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(protocols)} · Vitreous</title><style>{STYLE}</style></head><body>"
-        f"<h1>How good are these explanations?</h1>"
-        f'<p class="faint">Measured by vitreous {escape(vitreous_version())}.</p>'
-        f"{sections}</body></html>\n"
-    )
+    body = f'<p class="faint">Measured by vitreous {escape(vitreous_version())}.</p>\n{sections}'
+    return document(f"{protocols} · Vitreous", body, heading="How good are these explanations?", style=STYLE)
 
 
 def _section(results: Results, pictures: int) -> str:
@@ -97,7 +91,7 @@ def _facts(results: Results) -> str:
         "computed with": ", ".join(f"{name} {version}" for name, version in manifest.get("software", {}).items()),
         "command": _command(manifest),
     }
-    shown = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(text))}</dd>" for name, text in facts.items() if text)
+    shown = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items() if text)
     note = ""
     if done < results.wanted:
         note = f'<p class="note">This run is not finished: {done} of {results.wanted} {run.things}.</p>'

@@ -1,4 +1,4 @@
-"""How the page looks: readable on a phone, light or dark as the reader's system is, without anything from elsewhere."""
+"""What the page adds to the common style: wide tables, lines and shapes of charts, rows of small pictures."""
 
 from __future__ import annotations
 
@@ -6,23 +6,16 @@ from __future__ import annotations
 LINES = 8
 
 STYLE = """
-:root { color-scheme: light dark; --ink: #1c1c1e; --faint: #63636b; --paper: #ffffff; --card: #f5f5f7; --rule: #d9d9de;
-  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0478b; --c4: #8a6d00;
-  --c5: #2d95c9; --c6: #7a4fd0; --c7: #6e6e6e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #ececef; --faint: #a0a0a8; --paper: #141416; --card: #1e1e21;
-  --rule: #3a3a3f; --c0: #4aa8e0; --c1: #ff8a3c; --c2: #2fd0a0; --c3: #ee86c4; --c4: #e0c040; --c5: #8cd3f7;
-  --c6: #b497ff; --c7: #b5b5b5; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.2rem clamp(0.8rem, 3vw, 2.5rem) 4rem; max-width: 84rem; background: var(--paper);
-  color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: 0.6rem 0; }
-h2 { font-size: 1.35rem; margin: 2.6rem 0 0.4rem; padding-top: 1rem; border-top: 2px solid var(--rule); }
-h3 { font-size: 1.05rem; margin: 1.8rem 0 0.5rem; }
-p { margin: 0.4rem 0; max-width: 70ch; }
+:root { --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #b0478b; --c4: #8a6d00; --c5: #2d95c9; --c6: #7a4fd0;
+  --c7: #6e6e6e; }
+@media (prefers-color-scheme: dark) { :root { --c0: #4aa8e0; --c1: #ff8a3c; --c2: #2fd0a0; --c3: #ee86c4; --c4: #e0c040;
+  --c5: #8cd3f7; --c6: #b497ff; --c7: #b5b5b5; } }
+body { padding: 1.2rem clamp(0.8rem, 3vw, 2.5rem) 4rem; max-width: 84rem; }
+h2 { font-size: 1.35rem; margin: 2.6rem 0 0.4rem; padding-top: 1rem; border-top: 2px solid var(--line); }
+p { max-width: 70ch; }
 .faint, figcaption, .interval { color: var(--faint); font-size: 0.86rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.92rem; }
-th, td { padding: 0.3rem 0.7rem; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+table { font-variant-numeric: tabular-nums; }
+th, td { padding: 0.3rem 0.7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { vertical-align: bottom; white-space: normal; min-width: 6.5rem; font-weight: 600; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--paper); }
 td:first-child, code { font-family: ui-monospace, monospace; font-size: 0.86rem; }
@@ -38,7 +31,7 @@ dt { color: var(--faint); } dd { margin: 0; overflow-wrap: anywhere; }
 figure { margin: 0; padding: 0.8rem; background: var(--card); border-radius: 0.6rem; }
 figcaption { margin-bottom: 0.3rem; font-weight: 600; color: var(--ink); }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint); font: 11px system-ui, sans-serif; }
-.grid { stroke: var(--rule); stroke-width: 1; fill: none; }
+.gridline { stroke: var(--line); stroke-width: 1; fill: none; }
 .line { fill: none; stroke-width: 2.2; stroke-linejoin: round; }
 .line.other { stroke: var(--faint); stroke-width: 1; opacity: 0.3; }
 .shape { stroke-width: 2.2; fill-opacity: 0.06; }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
+
+from vitreous.html.page import escape
 
 _WIDTH, _HEIGHT = 420, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 38
@@ -68,7 +69,7 @@ def radar_chart(axes: Sequence[str], shapes: Mapping[str, Sequence[float]], styl
     box = f"-90 0 {_RADAR + 180} {_RADAR}"
     parts = [
         f'<svg viewBox="{box}" role="img" aria-label="radar chart of methods over metrics">',
-        *(polygon("grid", [ring] * len(axes), "") for ring in (0.25, 0.5, 0.75, 1.0)),
+        *(polygon("gridline", [ring] * len(axes), "") for ring in (0.25, 0.5, 0.75, 1.0)),
         *(_rule(centre, centre, *place(angle, 1.0)) for angle in angles),
         *(_axis_label(angle, name, centre) for angle, name in zip(angles, axes, strict=True)),
         *(polygon(f"shape {styles.get(name, 'other')}", shares, name) for name, shares in shapes.items()),
@@ -77,7 +78,7 @@ def radar_chart(axes: Sequence[str], shapes: Mapping[str, Sequence[float]], styl
 
 
 def _rule(x1: float, y1: float, x2: float, y2: float) -> str:
-    return f'<line class="grid" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+    return f'<line class="gridline" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
 def _text(x: float, y: float, anchor: str, text: str) -> str:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-
-from PIL import Image
+from typing import TYPE_CHECKING
 
 from vitreous.benchmark.photo_material import resized
 from vitreous.benchmark.report.extremes import Extremes
@@ -18,12 +15,15 @@ from vitreous.benchmark.workbench import Workbench, open_workbench
 from vitreous.datasets import Review
 from vitreous.errors import VitreousError
 from vitreous.explaining import explain
+from vitreous.html.page import picture
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.pictures import words_html
 from vitreous.text_explaining import explain_text
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 _SIDE = 132
-_QUALITY = 80
 
 Thumbnails = Mapping[tuple[str, int], str]
 
@@ -59,7 +59,7 @@ def _draw(bench: Workbench, index: int, methods: list[str]) -> dict[str, str]:
     assert not isinstance(sample, Review)
     preprocessing = resized(bench.model.preprocessing, bench.protocol.resize)
     explanation = explain(replace(bench.model, preprocessing=preprocessing), [sample.image], methods)
-    return {method: f'<img src="{_address(explanation.overlay(method))}" alt="" loading="lazy">' for method in methods}
+    return {method: _small(explanation.overlay(method)) for method in methods}
 
 
 def _written(model: LoadedTextModel, sample: Review, methods: Sequence[str]) -> dict[str, str]:
@@ -71,8 +71,6 @@ def _written(model: LoadedTextModel, sample: Review, methods: Sequence[str]) -> 
     return {method: words_html.excerpt(explanation, method, marked) for method in methods}
 
 
-def _address(picture: Image.Image) -> str:
-    picture.thumbnail((_SIDE, _SIDE))
-    content = io.BytesIO()
-    picture.save(content, "JPEG", quality=_QUALITY)
-    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
+def _small(overlay: Image.Image) -> str:
+    overlay.thumbnail((_SIDE, _SIDE))
+    return picture(overlay, "")  # its name stands below
