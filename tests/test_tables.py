@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import re
@@ -13,6 +14,7 @@ from rich.console import Console
 from vitreous.benchmark import tables
 from vitreous.benchmark.published import PUBLISHED, published_results
 from vitreous.benchmark.statistics import Estimate
+from vitreous.benchmark.terminal_table import as_terminal
 from vitreous.metrics import list_metrics
 from vitreous.metrics import perturbation as per
 from vitreous.metrics import segmentation as seg
@@ -37,9 +39,9 @@ def table() -> tables.ResultTable:
     return tables.ResultTable("pets & masks", [seg.mean_iou(), LOWER, NEUTRAL], estimates, published=published)
 
 
-def terminal(table) -> str:
-    console = Console(width=200, file=io.StringIO(), record=True)
-    console.print(tables.as_terminal(table))
+def terminal(table, width=200) -> str:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(as_terminal(table, width))
     return console.export_text()
 
 
@@ -68,6 +70,19 @@ def test_latex_marks_the_best_and_escapes_names(table):
     for line in text.splitlines():
         if line.startswith(("gae", "tokentm", "raw")):
             assert line.count("&") == 3
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_terminal_breaks_no_number(table, width):
+    """Intervals go below their means, then metrics below each other; the longest method and a number take 38."""
+    table = dataclasses.replace(table, published=(), ranks={"mIoU": {"gae": 1, "tokentm:a_b=50%,c|d": 2}})
+    text = terminal(table, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    for part in ("* 60.00", "#1", "[58.00, 62.00]", "[48.00, 52.00]", "* 15.00", "[14.00, 16.00]", "[3.000, 5.000]"):
+        assert part in text
+    assert text.count("tokentm:a_b=50%,c|d") == {40: 3, 60: 2, 80: 1, 120: 1}[width]
+    assert ("60.00 [58.00" in text) == (width == 120)
 
 
 def test_the_terminal_shows_the_best_without_colour(table):

@@ -1,4 +1,4 @@
-"""Results as tables of methods by metrics: for the terminal, Markdown, LaTeX, CSV and JSON.
+"""Results as tables of methods by metrics: Markdown, LaTeX, CSV and JSON; for the terminal see ``terminal_table``.
 
 Tables for readers show shares of 0..1 in percent and mark the best value of every metric; CSV and JSON hold the numbers
 as they are. Published numbers are a table of their own in every form, never rows among own results.
@@ -13,11 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from vitreous.benchmark.published import PublishedResult
 from vitreous.benchmark.statistics import Estimate
 from vitreous.metrics.metric import Metric
@@ -25,7 +20,7 @@ from vitreous.metrics.metric import Metric
 PUBLISHED_TITLE = "Published by others, not measured here (percent)"
 _ARROWS = {"higher": "↑", "lower": "↓", None: ""}
 _LATEX_ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
-_MISSING = "-"
+MISSING = "-"
 _LATEX_SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -74,26 +69,6 @@ class ResultTable:
     def is_best(self, estimate: Estimate, metric: Metric) -> bool:
         """Say whether a number is the best of its column; equal ones are."""
         return estimate.mean == self.best(metric)
-
-
-def as_terminal(table: ResultTable) -> Group:
-    """Lay out a table for rich; the best value of a metric is bold and starred, for terminals without bold."""
-    own = Table(title=Text(table.title), box=SIMPLE_HEAD, title_justify="left")
-    own.add_column("method", no_wrap=True)
-    for metric in table.metrics:
-        own.add_column(Text(table_heading(metric)), justify="right")
-    for method in table.methods:
-        own.add_row(Text(method), *(_terminal_cell(text, best=best) for text, best in _cells(table, method)))
-    parts = [own]
-    if table.published:
-        headings, rows = published_rows(table.published)
-        others = Table(title=Text(PUBLISHED_TITLE), box=SIMPLE_HEAD, title_justify="left", style="dim")
-        for heading in headings:
-            others.add_column(Text(heading))
-        for row in rows:
-            others.add_row(*(Text(cell, style="dim") for cell in row))
-        parts.append(others)
-    return Group(*parts)
 
 
 def as_markdown(table: ResultTable) -> str:
@@ -171,14 +146,14 @@ def _cells(table: ResultTable, method: str) -> list[tuple[str, bool]]:
     cells = []
     for metric in table.metrics:
         estimate = table.estimate(method, metric.name)
-        text = _number(table, estimate, metric) if estimate else _MISSING
+        text = _number(table, estimate, metric) if estimate else MISSING
         cells.append((text, estimate is not None and table.is_best(estimate, metric)))
     return cells
 
 
 def _number(table: ResultTable, estimate: Estimate, metric: Metric) -> str:
     if not math.isfinite(estimate.mean):
-        return _MISSING
+        return MISSING
     mean, low, high = number_parts(estimate, metric)
     rank = table.ranks.get(metric.name, {}).get(estimate.method)
     return f"{mean} [{low}, {high}]" + ("" if rank is None else f" #{rank}")
@@ -208,10 +183,6 @@ def table_heading(metric: Metric) -> str:
     return f"{_name(metric)} {_ARROWS[metric.direction]}".rstrip()
 
 
-def _terminal_cell(text: str, *, best: bool) -> Text:
-    return Text(f"* {text}", style="bold green") if best else Text(text)
-
-
 def _latex_cell(text: str, *, best: bool) -> str:
     return rf"\textbf{{{_latex(text)}}}" if best else _latex(text)
 
@@ -224,7 +195,7 @@ def published_rows(results: Sequence[PublishedResult]) -> tuple[list[str], list[
         numbers = lines.setdefault((result.method, result.model, result.paper), {})
         numbers[result.metric] = f"{result.value:.2f}"
     rows = [
-        [method, model or _MISSING, *(numbers.get(metric, _MISSING) for metric in metrics), paper]
+        [method, model or MISSING, *(numbers.get(metric, MISSING) for metric in metrics), paper]
         for (method, model, paper), numbers in lines.items()
     ]
     return ["method", "model", *metrics, "method's paper"], rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vitreous.benchmark.summary import summarise
-from vitreous.benchmark.tables import as_terminal
+from vitreous.benchmark.terminal_table import as_terminal
 from vitreous.cli.console import say
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def show(results: Results, console: Console) -> None:
     """Print the table, and where the rest is."""
     if not results.measured_methods:
         return
-    console.print(as_terminal(summarise(results)))
+    console.print(as_terminal(summarise(results), console.width))
     folder = results.stores[0].folder
     say(console, f"[low, high] are 95% intervals, #1 the rank; every image is in {folder}")
     say(console, f"a page with curves and pictures: vitreous report {folder}", "dim")
