@@ -39,6 +39,7 @@ def main() -> None:
 
     def filled(place: re.Match[str]) -> str:
         chosen = [one for one in found if (one.run.protocol, ending_of(one.run.data)) == (place[2], place[3])]
+        chosen.sort(key=lambda one: -one.counted.sum())
         return place[1] + "\n" + "\n".join(map(_section, chosen)) + place[4] if chosen else place[0]
 
     page.write_text(PLACE.sub(filled, page.read_text(encoding="utf-8")), encoding="utf-8")
