@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "train_movie_classifier.py"
 
 
 def marked(name: str) -> list[dict[str, object]]:
-    """The last word of a good review, the first of a bad one."""
+    """The word good or the word bad, which tells the review."""
     place = 3 if name.startswith("pos") else 0
     return [{"docid": name, "start_token": place, "end_token": place + 1, "text": ""}]
 

@@ -20,7 +20,7 @@ from vitreous.metrics.metric import Metric
 PUBLISHED_TITLE = "Published by others, not measured here (percent)"
 _ARROWS = {"higher": "↑", "lower": "↓", None: ""}
 _LATEX_ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
-MISSING = "-"
+_MISSING = "-"
 _LATEX_SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -142,21 +142,26 @@ def _own_row(table: ResultTable, estimate: Estimate) -> dict[str, Any]:
 
 
 def _cells(table: ResultTable, method: str) -> list[tuple[str, bool]]:
-    """Write the numbers of a method, each with whether it is the best of its column."""
-    cells = []
-    for metric in table.metrics:
-        estimate = table.estimate(method, metric.name)
-        text = _number(table, estimate, metric) if estimate else MISSING
-        cells.append((text, estimate is not None and table.is_best(estimate, metric)))
-    return cells
+    return [cell_of(table, method, metric) for metric in table.metrics]
 
 
-def _number(table: ResultTable, estimate: Estimate, metric: Metric) -> str:
-    if not math.isfinite(estimate.mean):
-        return MISSING
+def cell_of(table: ResultTable, method: str, metric: Metric, *, stacked: bool = False) -> tuple[str, bool]:
+    """Write a number of a method, and say whether it is the best of its column.
+
+    Args:
+        table: where it stands.
+        method: its line.
+        metric: its column.
+        stacked: whether its interval stands on a line of its own.
+    """
+    estimate = table.estimate(method, metric.name)
+    if estimate is None or not math.isfinite(estimate.mean):
+        return _MISSING, False
     mean, low, high = number_parts(estimate, metric)
-    rank = table.ranks.get(metric.name, {}).get(estimate.method)
-    return f"{mean} [{low}, {high}]" + ("" if rank is None else f" #{rank}")
+    rank = table.ranks.get(metric.name, {}).get(method)
+    shown = "" if rank is None else f" #{rank}"
+    text = f"{mean}{shown}\n[{low}, {high}]" if stacked else f"{mean} [{low}, {high}]{shown}"
+    return text, table.is_best(estimate, metric)
 
 
 def number_parts(estimate: Estimate, metric: Metric) -> tuple[str, str, str]:
@@ -195,7 +200,7 @@ def published_rows(results: Sequence[PublishedResult]) -> tuple[list[str], list[
         numbers = lines.setdefault((result.method, result.model, result.paper), {})
         numbers[result.metric] = f"{result.value:.2f}"
     rows = [
-        [method, model or MISSING, *(numbers.get(metric, MISSING) for metric in metrics), paper]
+        [method, model or _MISSING, *(numbers.get(metric, _MISSING) for metric in metrics), paper]
         for (method, model, paper), numbers in lines.items()
     ]
     return ["method", "model", *metrics, "method's paper"], rows

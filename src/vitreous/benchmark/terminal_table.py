@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,14 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.benchmark.tables import (
-    MISSING,
-    PUBLISHED_TITLE,
-    ResultTable,
-    number_parts,
-    published_rows,
-    table_heading,
-)
+from vitreous.benchmark.tables import PUBLISHED_TITLE, ResultTable, cell_of, published_rows, table_heading
 from vitreous.metrics.metric import Metric
 
 _BETWEEN = 3  # what stands between two columns
@@ -47,28 +39,32 @@ def as_terminal(table: ResultTable, width: int) -> Group:
     methods = _Column("method", [Text(method) for method in table.methods])
     left = width - methods.width - 2 * _BETWEEN
     columns = [_column(table, metric, stacked=False) for metric in table.metrics]
-    if sum(column.width + _BETWEEN for column in columns) > left:
+    if _width(columns) > left:
         columns = [_column(table, metric, stacked=True) for metric in table.metrics]
-    titles = [Text(table.title)]
-    parts = [_laid_out([methods, *some], titles.pop() if titles else None) for some in _side_by_side(columns, left)]
+    parts = [_laid_out([methods, *some]) for some in _side_by_side(columns, left)]
+    parts[0].title = Text(table.title)
     if table.published:
         parts.append(_published(table))
     return Group(*parts)
+
+
+def _width(columns: Sequence[_Column]) -> int:
+    return sum(column.width + _BETWEEN for column in columns)
 
 
 def _side_by_side(columns: Sequence[_Column], left: int) -> Iterator[list[_Column]]:
     """Columns that fit beside the methods, in turn; one at least."""
     together: list[_Column] = []
     for column in columns:
-        if together and sum(each.width + _BETWEEN for each in (*together, column)) > left:
+        if together and _width([*together, column]) > left:
             yield together
             together = []
         together.append(column)
     yield together
 
 
-def _laid_out(columns: Sequence[_Column], title: Text | None) -> Table:
-    laid_out = Table(title=title, box=SIMPLE_HEAD, title_justify="left")
+def _laid_out(columns: Sequence[_Column]) -> Table:
+    laid_out = Table(box=SIMPLE_HEAD, title_justify="left")
     for place, column in enumerate(columns):
         laid_out.add_column(Text(column.heading), justify="right" if place else "left", min_width=column.width)
     for cells in zip(*(column.cells for column in columns), strict=True):
@@ -81,14 +77,8 @@ def _column(table: ResultTable, metric: Metric, *, stacked: bool) -> _Column:
 
 
 def _cell(table: ResultTable, method: str, metric: Metric, *, stacked: bool) -> Text:
-    estimate = table.estimate(method, metric.name)
-    if estimate is None or not math.isfinite(estimate.mean):
-        return Text(MISSING)
-    mean, low, high = number_parts(estimate, metric)
-    interval, rank = f"[{low}, {high}]", table.ranks.get(metric.name, {}).get(method)
-    parts = [mean] if rank is None else [mean, f"#{rank}"]
-    text = " ".join(parts) + f"\n{interval}" if stacked else " ".join([mean, interval, *parts[1:]])
-    return Text(f"* {text}", style="bold green") if table.is_best(estimate, metric) else Text(text)
+    text, best = cell_of(table, method, metric, stacked=stacked)
+    return Text(f"* {text}", style="bold green") if best else Text(text)
 
 
 def _published(table: ResultTable) -> Table:

@@ -63,9 +63,10 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
     transformers = transformers_library()
     place, options = place_of(name, identifier)
     try:
-        _refuse_photos(name, architecture_of(transformers.AutoConfig.from_pretrained(place, **options)))
+        config = transformers.AutoConfig.from_pretrained(place, **options)
+        _refuse_photos(name, architecture_of(config))
         model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-            place, output_loading_info=True, **options
+            place, config=config, output_loading_info=True, **options
         )
     except ModelError:
         raise

@@ -15,7 +15,7 @@ h2 { font-size: 1.35rem; margin: 2.6rem 0 0.4rem; padding-top: 1rem; border-top:
 p { max-width: 70ch; }
 .faint, figcaption, .interval { color: var(--faint); font-size: 0.86rem; }
 table { font-variant-numeric: tabular-nums; }
-th, td { padding: 0.3rem 0.7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: 0.3rem 0.7rem; text-align: right; white-space: nowrap; }
 th { vertical-align: bottom; white-space: normal; min-width: 6.5rem; font-weight: 600; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--paper); }
 td:first-child, code { font-family: ui-monospace, monospace; font-size: 0.86rem; }
@@ -28,9 +28,9 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.15rem 1.2rem;
 dt { color: var(--faint); } dd { margin: 0; overflow-wrap: anywhere; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 23rem), 1fr)); gap: 1rem; }
 .charts.wide { grid-template-columns: minmax(0, 38rem); }
-figure { margin: 0; padding: 0.8rem; background: var(--card); border-radius: 0.6rem; }
+figure { padding: 0.8rem; border-radius: 0.6rem; }
 figcaption { margin-bottom: 0.3rem; font-weight: 600; color: var(--ink); }
-svg { width: 100%; height: auto; display: block; } svg text { fill: var(--faint); font: 11px system-ui, sans-serif; }
+svg { width: 100%; } svg text { fill: var(--faint); font: 11px system-ui, sans-serif; }
 .gridline { stroke: var(--line); stroke-width: 1; fill: none; }
 .line { fill: none; stroke-width: 2.2; stroke-linejoin: round; }
 .line.other { stroke: var(--faint); stroke-width: 1; opacity: 0.3; }
