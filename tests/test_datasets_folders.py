@@ -23,11 +23,12 @@ def photo(file, size=(8, 5), colour=(200, 10, 10)):
 
 
 def png(file, values, mode=None):
+    """Save numbers; of a palette, number 0 is black, as in the masks of VOC, and the others are colours."""
     file.parent.mkdir(parents=True, exist_ok=True)
     image = Image.fromarray(values)
     if mode == "P":
         image = image.convert("P") if image.mode != "L" else Image.frombytes("P", image.size, image.tobytes())
-        image.putpalette([value for index in range(256) for value in (index, 255 - index, 7)])
+        image.putpalette([0, 0, 0, *(value for index in range(1, 256) for value in (index, 255 - index, 7))])
     image.save(file)
 
 
@@ -184,6 +185,44 @@ def test_masks_in_two_folders_or_side_by_side(tmp_path):
         sample = data.load(0)
         assert np.array_equal(sample.mask, REGION)
         assert (sample.label, sample.objects) == (label, (label,))
+
+
+def palette_mask(region, numbers, colours):
+    """The region as a picture of two palette numbers, each shown in its colour: background first."""
+    values = np.where(region, numbers[1], numbers[0]).astype(np.uint8)
+    image = Image.frombytes("P", values.shape[::-1], values.tobytes())
+    palette = np.full((256, 3), 99)
+    palette[list(numbers)] = colours
+    image.putpalette(palette.ravel().tolist())
+    return image
+
+
+BLACK, WHITE, RED = (0, 0, 0), (255, 255, 255), (255, 0, 0)
+
+
+@pytest.mark.parametrize("suffix", ["png", "gif"])
+@pytest.mark.parametrize(
+    ("numbers", "colours"),
+    [((1, 0), (BLACK, WHITE)), ((0, 1), (BLACK, WHITE)), ((5, 3), (BLACK, RED)), ((1, 0), (BLACK, (0, 0, 1)))],
+)
+@pytest.mark.parametrize("transparent", [None, 0])
+def test_masks_with_a_palette_are_judged_by_their_colours(tmp_path, suffix, numbers, colours, transparent):
+    photo(tmp_path / "a.jpg")
+    options = {} if transparent is None else {"transparency": transparent}
+    palette_mask(REGION, numbers, colours).save(tmp_path / f"a_mask.{suffix}", **options)
+    assert np.array_equal(open_dataset(f"masks:{tmp_path}").load(0).mask, REGION)
+
+
+def test_a_mask_that_pillow_reduced_to_two_colours(tmp_path):
+    photo(tmp_path / "a.jpg")
+    reduced = Image.fromarray(REGION * 255).convert("RGB").quantize(2)
+    # The point of the test: the number 0 is white here.
+    assert np.array_equal(np.asarray(reduced), 1 - REGION)
+    reduced.save(tmp_path / "a_mask.png")
+    assert np.array_equal(open_dataset(f"masks:{tmp_path}").load(0).mask, REGION)
+    # Transparency in bytes, one for each of the palette's colours.
+    reduced.save(tmp_path / "a_mask.png", transparency=b"\x80\xff")
+    assert np.array_equal(open_dataset(f"masks:{tmp_path}").load(0).mask, REGION)
 
 
 def test_masks_that_do_not_fit_or_are_absent(tmp_path):

@@ -1,4 +1,4 @@
-"""Reads masks: the numbers that are stored in a file, not the colours that they are shown in."""
+"""Reads masks: the numbers that are stored in a file, or, where black means background, the colours that it shows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ def read_values(file: Path) -> NDArray[Any]:
     Raises:
         ImageError: The file cannot be read.
     """
-    stored = read_stored(file)
-    if stored.mode in ("LA", "La"):
-        stored = stored.getchannel(0)
-    elif stored.mode not in ("1", "L", "P", "I", "F") and not stored.mode.startswith("I;16"):
-        stored = stored.convert("RGB")
-    return np.asarray(stored)
+    return _values(read_stored(file))
 
 
 def read_indices(file: Path) -> NDArray[Any]:
@@ -43,10 +38,26 @@ def read_indices(file: Path) -> NDArray[Any]:
 
 
 def read_nonzero(file: Path) -> Mask:
-    """Return 1 where anything but black is stored, 0 elsewhere."""
-    values = read_values(file)
+    """Return 1 where anything but black is shown, 0 elsewhere; what is transparent counts by its colour.
+
+    A palette may list its colours in any order: the number 0 is white in many masks of black and white.
+
+    Raises:
+        ImageError: The file cannot be read.
+    """
+    stored = read_stored(file)
+    # By way of RGBA, for Pillow warns of palettes with transparent colours that become RGB.
+    values = _values(stored.convert("RGBA") if stored.mode in ("P", "PA") else stored)
     nonzero: NDArray[np.bool_] = (values.reshape(*values.shape[:2], -1) != 0).any(axis=-1)
     return nonzero.astype(np.int16)
+
+
+def _values(stored: Image.Image) -> NDArray[Any]:
+    if stored.mode in ("LA", "La"):
+        stored = stored.getchannel(0)
+    elif stored.mode not in ("1", "L", "P", "I", "F") and not stored.mode.startswith("I;16"):
+        stored = stored.convert("RGB")
+    return np.asarray(stored)
 
 
 def renumbered(
