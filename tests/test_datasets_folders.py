@@ -225,6 +225,71 @@ def test_a_mask_that_pillow_reduced_to_two_colours(tmp_path):
     assert np.array_equal(open_dataset(f"masks:{tmp_path}").load(0).mask, REGION)
 
 
+def stored_as(upright, orientation):
+    """The pixels that EXIF's orientation turns into the upright ones, from the standard's own words.
+
+    It names the side of the photo that is the first row, and the side that is the first column, of what is stored.
+    """
+    flipped_rows = orientation in (3, 4, 7, 8)
+    flipped_columns = orientation in (2, 3, 6, 7)
+    turned = upright[:: -1 if flipped_rows else 1, :: -1 if flipped_columns else 1]
+    return np.swapaxes(turned, 0, 1) if orientation >= 5 else turned
+
+
+def orient(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+COLOURED = np.stack([REGION * 255] * 3, axis=-1)  # the photo is white where the mask is: they can be compared
+SQUARE = REGION[:, :5]
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_mask_is_turned_with_the_pixels_that_it_was_drawn_on(tmp_path, orientation, suffix):
+    for name, region in (("oblong", REGION), ("square", SQUARE)):
+        for folder in ("images", "masks"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+        stored = np.ascontiguousarray(stored_as(region, orientation) * 255)
+        coloured = Image.fromarray(np.stack([stored] * 3, axis=-1))
+        coloured.save(tmp_path / "images" / f"{name}.{suffix}", exif=orient(orientation))
+        png(tmp_path / "masks" / f"{name}.png", stored)
+    data = open_dataset(f"masks:{tmp_path}")
+    for index, region in enumerate((REGION, SQUARE)):
+        sample = data.load(index)
+        assert np.array_equal(np.asarray(sample.image)[..., 0], region * 255)
+        assert np.array_equal(sample.mask, region)
+
+
+@pytest.mark.parametrize("orientation", range(5, 9))
+def test_a_mask_of_the_upright_photo_is_left_as_it_is(tmp_path, orientation):
+    stored = Image.fromarray(np.ascontiguousarray(stored_as(COLOURED, orientation)))
+    stored.save(tmp_path / "a.png", exif=orient(orientation))
+    png(tmp_path / "a_mask.png", REGION)
+    assert np.array_equal(open_dataset(f"masks:{tmp_path}").load(0).mask, REGION)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff"])
+@pytest.mark.parametrize("own", range(1, 9))
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_a_mask_that_says_how_it_is_turned_is_believed(tmp_path, orientation, own, suffix):
+    stored = Image.fromarray(np.ascontiguousarray(stored_as(COLOURED[:, :5], orientation)))
+    stored.save(tmp_path / "a.png", exif=orient(orientation))
+    mask = Image.fromarray(np.ascontiguousarray(stored_as(SQUARE, own)))
+    mask.save(tmp_path / f"a_mask.{suffix}", exif=orient(own))
+    assert np.array_equal(open_dataset(f"masks:{tmp_path}").load(0).mask, SQUARE)
+
+
+def test_classes_and_what_is_not_counted_are_turned_with_the_photo(tmp_path):
+    pets_original(tmp_path)
+    Image.new("RGB", (8, 5)).save(tmp_path / "images" / "Abyssinian_1.jpg", exif=orient(3))
+    expected = REGION.astype(np.int16)
+    expected[4, 7] = -1
+    assert np.array_equal(open_dataset(f"pets:{tmp_path}").load(0).mask, expected[::-1, ::-1])
+
+
 def test_masks_that_do_not_fit_or_are_absent(tmp_path):
     for name in ("a", "b", "c"):
         photo(tmp_path / "images" / f"{name}.jpg")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import stat
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vitreous.errors import ImageError
 
@@ -23,8 +23,27 @@ MAX_PIXELS = 80_000_000
 SUFFIXES = frozenset(
     {".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
+_FIRST_ON_ITS_SIDE = 5  # of the orientations of EXIF: from here on, rows are stored as columns
 # Pillow would also open formats that start other programs (EPS) or that nobody keeps photos in.
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+
+
+class Upright(NamedTuple):
+    """An image that was turned as its EXIF data say.
+
+    Attributes:
+        image: The image, upright.
+        orientation: What the EXIF data say of the stored pixels, 1 to 8 (1 is upright); None where they say nothing.
+    """
+
+    image: Image.Image
+    orientation: int | None
+
+    @property
+    def stored_size(self) -> tuple[int, int]:
+        """Width and height before it was turned."""
+        width, height = self.image.size
+        return (height, width) if (self.orientation or 1) >= _FIRST_ON_ITS_SIDE else (width, height)
 
 
 def read_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
@@ -38,17 +57,26 @@ def read_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
     Raises:
         ImageError: The photo cannot be read, or reading it could exhaust the memory.
     """
-    image, name = read_stored(source), _name(source)
+    return read_photo(source).image
+
+
+def read_photo(source: str | Path | IO[bytes] | Image.Image) -> Upright:
+    """Return what ``read_image`` returns, and how the photo had been stored.
+
+    Raises:
+        ImageError: The photo cannot be read, or reading it could exhaust the memory.
+    """
+    upright, name = read_upright(source), _name(source)
     try:
-        return _as_rgb(_upright(image))
+        return upright._replace(image=_as_rgb(upright.image))
     except ImageError as error:
         raise ImageError(f"{name}: {error}") from error
     except Exception as error:  # decoders fail on damaged bytes with any type there is
         raise ImageError(f"{name}: the image is damaged or cut off ({_first_line(error)})") from error
 
 
-def read_stored(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
-    """Return an image with its pixels as they are stored, neither rotated nor converted: what a mask needs.
+def read_upright(source: str | Path | IO[bytes] | Image.Image) -> Upright:
+    """Return an image with the values that are stored, turned upright but not converted: what a mask needs.
 
     Raises:
         ImageError: The image cannot be read, or reading it could exhaust the memory.
@@ -56,11 +84,21 @@ def read_stored(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
     name = _name(source)
     image = source if isinstance(source, Image.Image) else _open(_content(source, name), name)
     _check_size(image, name)
+    orientation = _orientation(image)  # before it is loaded, for Pillow turns TIFFs by itself and forgets it
     try:
         image.load()
     except Exception as error:  # decoders fail on damaged bytes with any type there is
         raise ImageError(f"{name}: the image is damaged or cut off ({_first_line(error)})") from error
-    return image
+    try:
+        return Upright(ImageOps.exif_transpose(image), orientation)
+    except Exception:  # noqa: BLE001  a photo with damaged EXIF data is still a photo
+        return Upright(image, None)
+
+
+def turned(image: Image.Image, orientation: int) -> Image.Image:
+    """Return an image turned like one whose EXIF data say ``orientation``."""
+    image.getexif()[ExifTags.Base.Orientation] = orientation
+    return ImageOps.exif_transpose(image)
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
@@ -149,11 +187,12 @@ def _check_size(image: Image.Image, name: str) -> None:
         raise ImageError(f"{name}: an image of {image.width} x {image.height} pixels has no content")
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _orientation(image: Image.Image) -> int | None:
     try:
-        return ImageOps.exif_transpose(image)
+        found = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # noqa: BLE001  a photo with damaged EXIF data is still a photo
-        return image
+        return None
+    return found if found in range(1, 9) else None
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

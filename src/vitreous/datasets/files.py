@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitreous.datasets.dataset import DataSet
-from vitreous.datasets.mask_files import check_mask
+from vitreous.datasets.mask_files import check_mask, turned_like_photo
 from vitreous.datasets.sample import Mask, Sample
-from vitreous.images import SUFFIXES, read_image
+from vitreous.images import SUFFIXES, read_photo
 
 
 class Item(NamedTuple):
@@ -49,12 +49,13 @@ class FileDataSet(DataSet):
 
     def load(self, index: int) -> Sample:
         item = self._items[index]
-        image = read_image(self.root / item.image)
+        photo = read_photo(self.root / item.image)
         if item.mask is None:
-            return Sample(item.name, image, item.label)
+            return Sample(item.name, photo.image, item.label)
         mask, objects = self._read_mask(item)
-        check_mask(mask, image, self.root / item.image)
-        return Sample(item.name, image, self._label(item, mask, objects), mask, objects)
+        mask = turned_like_photo(mask, photo, self.root / item.mask)
+        check_mask(mask, photo.image, self.root / item.image)
+        return Sample(item.name, photo.image, self._label(item, mask, objects), mask, objects)
 
     @abstractmethod
     def _list(self) -> Sequence[Item]:

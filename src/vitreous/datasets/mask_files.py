@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitreous.datasets.sample import IGNORED, Mask
 from vitreous.errors import DataError
-from vitreous.images import read_stored
+from vitreous.images import Upright, read_upright, turned
 
 
 def read_values(file: Path) -> NDArray[Any]:
@@ -21,7 +21,7 @@ def read_values(file: Path) -> NDArray[Any]:
     Raises:
         ImageError: The file cannot be read.
     """
-    return _values(read_stored(file))
+    return _values(read_upright(file).image)
 
 
 def read_indices(file: Path) -> NDArray[Any]:
@@ -45,7 +45,7 @@ def read_nonzero(file: Path) -> Mask:
     Raises:
         ImageError: The file cannot be read.
     """
-    stored = read_stored(file)
+    stored = read_upright(file).image
     # By way of RGBA, for Pillow warns of palettes with transparent colours that become RGB.
     values = _values(stored.convert("RGBA") if stored.mode in ("P", "PA") else stored)
     nonzero: NDArray[np.bool_] = (values.reshape(*values.shape[:2], -1) != 0).any(axis=-1)
@@ -79,6 +79,26 @@ def renumbered(
         mask[numbers == number] = place
     mask[numbers == ignored] = IGNORED
     return mask, tuple(classes[number - 1] for number in present)
+
+
+def turned_like_photo(mask: Mask, photo: Upright, file: Path) -> Mask:
+    """Return the mask as it lies on a photo that was turned by its EXIF data.
+
+    Most programs that make masks do not know EXIF and draw on the pixels as they are stored. A mask that says itself
+    how it is turned was made by one that does, and so was one that has the size of the upright photo only.
+
+    Args:
+        mask: The mask, turned by its own EXIF data where it has any.
+        photo: The photo.
+        file: Where the mask comes from.
+    """
+    height, width = mask.shape
+    if photo.orientation in (None, 1) or (width, height) != photo.stored_size:
+        return mask
+    if read_upright(file).orientation is not None:
+        return mask
+    # Pillow has no signed numbers of 16 bits.
+    return np.asarray(turned(Image.fromarray(mask.astype(np.int32)), photo.orientation)).astype(np.int16)
 
 
 def check_mask(mask: Mask, image: Image.Image, file: Path) -> None:
