@@ -1,21 +1,26 @@
 """``vitreous.evaluate``: models and data sets in memory, and the same numbers by whatever name."""
 
+import json
 import pickle
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 
 import vitreous
 from evaluations import METHODS, MODEL, PROTOCOL, everything, write_photos
+from small_data import loaded
 from small_models import small_vit
 from vitreous.benchmark.engines.watching import Silent
+from vitreous.benchmark.labels import check_labels
 from vitreous.benchmark.run import ModelChoice, RunError
 from vitreous.benchmark.starting import Options, start
-from vitreous.benchmark.workbench import open_workbench
+from vitreous.benchmark.workbench import Workbench, open_workbench
 from vitreous.datasets import Shuffled, open_dataset
 from vitreous.errors import ModelError, ProtocolError
-from vitreous.protocols import find_protocol
+from vitreous.protocols import find_protocol, list_protocols
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +120,98 @@ def test_another_seed_shuffles_otherwise(data):
     assert orders[0] == orders[1] != orders[2]
     assert Shuffled(listed, 0).fingerprint != Shuffled(listed, 1).fingerprint
     assert pickle.loads(pickle.dumps(Shuffled(listed, 1))).name(0) == orders[2][0]
+
+
+def vit_of(classes):
+    return loaded(small_vit(depth=1, num_classes=classes, dtype=torch.float32))
+
+
+def write_cifar(folder, count=2):
+    """Photos of CIFAR-10, whose labels tell ten classes apart."""
+    pixels = np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+    np.savez(folder / "test.npz", images=pixels, labels=np.arange(count))
+    return f"cifar10:{folder / 'test.npz'}"
+
+
+def write_voc(folder):
+    """One photo of a cat in the layout of PASCAL VOC, whose labels tell twenty classes apart."""
+    for place in ("ImageSets/Segmentation", "JPEGImages", "SegmentationClass"):
+        (folder / place).mkdir(parents=True)
+    (folder / "ImageSets/Segmentation/val.txt").write_text("one\n")
+    Image.new("RGB", (40, 40)).save(folder / "JPEGImages/one.jpg")
+    Image.fromarray(np.repeat(np.uint8([[0, 8]]), 20, axis=1).repeat(40, axis=0)).save(
+        folder / "SegmentationClass/one.png"
+    )
+    return f"voc:{folder}"
+
+
+def write_labelled(folder, names, header="file,class_index"):
+    folder.mkdir()
+    Image.new("RGB", (40, 40)).save(folder / "a.png")
+    (folder / "labels.csv").write_text(f"{header}\na.png,1\n")
+    if names is not None:
+        (folder / "class_names.json").write_text(json.dumps(names))
+    return f"labelled:{folder}"
+
+
+def test_which_protocols_take_labels_for_outputs():
+    """Told apart by what their papers say: an accuracy, a true class or the class of an object."""
+    using = {protocol.name for protocol in list_protocols() if any(task.uses_labels for task in protocol.tasks)}
+    assert using == {
+        "chefer-2021-perturbation",
+        "eraser-movies",
+        "eraser-movies-rationales",
+        "gradtoken-ablation",
+        "skipplus-faithfulness",
+        "skipplus-layers",
+        "skipplus-segmentation",
+        "tokentm-ablation",
+    }
+
+
+def test_labels_of_another_model_are_refused_before_anything_is_computed(tmp_path):
+    options = {"protocol": "skipplus-faithfulness", "methods": "gae"}
+    photos = write_cifar(tmp_path)
+    for shuffle in (False, True):
+        with pytest.raises(RunError, match=r"labels of cifar10 .* tell 10 classes apart and the model 1000$"):
+            evaluate(MODEL, photos, tmp_path / "out", **options, shuffle=shuffle)
+    assert not (tmp_path / "out").exists()
+    assert evaluate(vit_of(10), photos, tmp_path / "out", **options).measured_methods
+    # Nothing is asked of labels here, so they may be of any model.
+    assert evaluate(MODEL, photos, tmp_path / "out", protocol="libra-mif", methods="gae").measured_methods
+
+
+def test_a_model_with_one_output_has_the_labels_yes_and_no(tmp_path):
+    photos = write_labelled(tmp_path / "photos", ["normal", "abnormal"])
+    results = evaluate(vit_of(1), photos, tmp_path / "out", protocol="skipplus-faithfulness", methods="gae")
+    assert results.measured_methods
+
+
+@pytest.mark.parametrize(
+    ("names", "header", "outputs", "fits"),
+    [
+        (["cat", "dog"], "file,class_index", 5, False),
+        (["cat", "dog"], "file,class_index", 2, True),
+        (None, "file,class_index", 5, True),  # nothing says what the numbers are
+        (["cat"], "file,class_index", 5, True),  # class 1 is not among the names: they do not say it either
+        (None, "file,imagenet_index", 5, False),
+        (None, "file,imagenet_index", 1000, True),
+    ],
+)
+def test_a_table_of_labels_is_believed_where_it_does_not_say_what_they_count(tmp_path, names, header, outputs, fits):
+    data = open_dataset(write_labelled(tmp_path / "photos", names, header))
+    bench = Workbench(vit_of(outputs), data, find_protocol("skipplus-faithfulness"))
+    if fits:
+        check_labels(bench)
+    else:
+        with pytest.raises(RunError, match=f"and the model {outputs}$"):
+            check_labels(bench)
+
+
+def test_a_model_with_background_first_is_refused_where_the_protocol_does_not_know_it(tmp_path):
+    data = open_dataset(write_voc(tmp_path / "voc"))
+    with pytest.raises(RunError, match="tell 20 classes apart and the model 21"):
+        check_labels(Workbench(vit_of(21), data, find_protocol("skipplus-segmentation")))
+    check_labels(Workbench(vit_of(20), data, find_protocol("skipplus-segmentation")))
+    results = evaluate(vit_of(21), data, tmp_path / "out", protocol="gradtoken-voc", methods="gae")
+    assert results.measured_methods

@@ -57,6 +57,7 @@ def test_imagenet_segmentation(tmp_path, nested):
         assert np.array_equal(np.asarray(first.image), image)
         assert np.array_equal(first.mask, mask)
         assert (first.name, first.label, first.objects) == ("0000-n02119789_7", 278, (278,))
+        assert opened.classes == 1000
         # A class that is none of the thousand: the object is there, but no output of a model is right.
         assert (second.name, second.label, second.objects) == ("0001-n00000001_9", None, (None,))
 
@@ -116,6 +117,7 @@ def test_cifar_is_the_same_in_every_form(tmp_path, kind, classes, python, binary
     for data in opened:
         sample = pickle.loads(pickle.dumps(data)).load(1)
         assert (len(data), sample.name, sample.label) == (6, "test-00001", classes - 1)
+        assert data.classes == classes
         assert np.array_equal(np.asarray(sample.image), pixels[1])
 
 

@@ -140,6 +140,7 @@ def pets_original(root):
 def test_pets_in_the_original_layout(tmp_path):
     data = open_dataset(f"pets:{pets_original(tmp_path)}")
     assert names_and_labels(data) == [("Abyssinian_1", 0), ("american_bulldog_2", 1)]
+    assert data.classes == 37  # whichever of them are there
     sample = data.load(0)
     expected = REGION.astype(np.int16)
     expected[4, 7] = -1
@@ -169,7 +170,15 @@ def test_the_squashed_pets(shared):
     sample = data.load(1)
     assert (len(data), sample.name, sample.label, sample.objects) == (500, "american_pit_bull_terrier_93", 180, (180,))
     assert set(np.unique(sample.mask)) == {-1, 0, 1}
-    assert len(data.class_names) == 1000
+    assert len(data.class_names) == data.classes == 1000
+
+
+@pytest.mark.parametrize(("column", "classes"), [("breed_index", 37), ("imagenet_index", 1000), ("label", None)])
+def test_a_copy_of_the_pets_says_what_its_labels_count(tmp_path, column, classes):
+    photo(tmp_path / "images" / "a.jpg")
+    png(tmp_path / "trimaps" / "a.png", np.where(REGION, 1, 2).astype(np.uint8))
+    text(tmp_path / "labels.csv", f"id,{column}\na,3\n")
+    assert open_dataset(f"pets:{tmp_path}").classes == classes
 
 
 def test_masks_in_two_folders_or_side_by_side(tmp_path):
@@ -326,6 +335,7 @@ def test_voc(tmp_path):
         assert sample.objects == (7, 14)
         assert sample.label == 14
         assert data.class_names[14] == "person"
+        assert data.classes == 20
     png(root / "SegmentationClass" / "2007_000033.png", np.full((5, 8), 21, dtype=np.uint8), mode="P")
     with pytest.raises(DataError, match="21, but there are 20 classes"):
         data.load(1)

@@ -31,10 +31,10 @@ class PhotoMaterial(Material):
 
     def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> PhotoBatch:
         model, pixels = self._model, torch.cat(list(prepared))
-        subject, logits = _first_run(model, pixels)
+        subject, logits = first_run(model, pixels)
         if logits.shape[1] == 1:  # one logit for "yes" has two answers that can be right, and be explained
             model = replace(model, model=TwoSided(model.model).eval())
-            subject, logits = _first_run(model, pixels)
+            subject, logits = first_run(model, pixels)
         pictures = tuple(self._picture(sample, row) for sample, row in zip(samples, logits, strict=True))
         return PhotoBatch(model, subject, pictures, logits, {})
 
@@ -66,7 +66,7 @@ def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
     return preprocessing if resize == "model" else replace(preprocessing, resize="squash", resize_size=None)
 
 
-def _first_run(model: LoadedModel, pixels: Tensor) -> tuple[Subject, Tensor]:
+def first_run(model: LoadedModel, pixels: Tensor) -> tuple[Subject, Tensor]:
     """A model with photos, and what it says of them."""
     subject = Subject(model.model, find_anatomy(model.model), pixels, black=black_pixel(model, pixels))
     return subject, subject.logits(pixels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from vitreous.cost import cost_of
 from vitreous.errors import MethodError, UnsupportedModelError
@@ -112,6 +113,11 @@ def _ask(model: LoadedModel | LoadedTextModel, spellings: Sequence[str]) -> None
     # Many runs of a picture are spared.
     tried = [spelling for spelling in spellings if not parse(spelling).readout.runs_again]
     if tried:
-        height, width = model.preprocessing.image_size
-        like = next(model.model.parameters(), torch.empty(0))
-        explain(model, torch.zeros(1, 3, height, width, dtype=like.dtype, device=like.device), tried)
+        explain(model, empty_picture(model), tried)
+
+
+def empty_picture(model: LoadedModel) -> Tensor:
+    """An input of zeros, (1, 3, height, width), where only a model's ways are of interest."""
+    height, width = model.preprocessing.image_size
+    like = next(model.model.parameters(), torch.empty(0))
+    return torch.zeros(1, 3, height, width, dtype=like.dtype, device=like.device)

@@ -14,6 +14,7 @@ from torch import nn
 from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.engines.local import threads_for
 from vitreous.benchmark.engines.watching import Watcher
+from vitreous.benchmark.labels import check_labels
 from vitreous.benchmark.measuring import columns_of
 from vitreous.benchmark.run import SHARD_SIZE, ModelChoice, Run, RunError
 from vitreous.benchmark.selection import WHITE_BOX, choose_methods
@@ -87,6 +88,7 @@ def start(
         raise RunError(f"there are no {opened.holds} in {opened.kind}:{opened.path}")
     choice, loaded = _load(model, asked.reads)
     bench = Workbench(loaded, opened, asked)
+    check_labels(bench)
     run = Run(
         protocol=asked.name,
         settings=asked.settings(),

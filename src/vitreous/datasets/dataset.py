@@ -58,6 +58,11 @@ class DataSet(ABC):
         """The name of every label in index order, or None where they are unknown."""
         return None
 
+    @property
+    def classes(self) -> int | None:
+        """How many classes its labels tell apart, photos of all of them or not; None where that is unknown."""
+        return None if self.class_names is None else len(self.class_names)
+
     @cached_property
     def fingerprint(self) -> str:
         """The sha256 over the kind and what ``_records`` says of every sample; the same on every machine."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+CLASSES = 1000
+
 
 @cache
 def imagenet_names() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vitreous.datasets.imagenet_classes import imagenet_indices, is_wordnet_number
+from vitreous.datasets.imagenet_classes import CLASSES, imagenet_indices, is_wordnet_number
 from vitreous.errors import DataError, MissingDependencyError
 
 KAGGLE = "LOC_val_solution.csv"
@@ -18,7 +18,6 @@ META = "meta.mat"
 CLASS_MAP = "map_clsloc.txt"
 FILES = (KAGGLE, CAFFE, DEVKIT)
 
-_CLASSES = 1000
 _BELOW = (".", "ILSVRC2012_devkit_t12/data", "devkit/data", "data")
 
 
@@ -64,8 +63,8 @@ def _read_caffe(file: Path) -> dict[str, int]:
     """Read ``ILSVRC2012_val_00000001.JPEG 65``: indices from 0, in the order of the sorted WordNet numbers."""
     labels = {}
     for number, words in _lines(file):
-        if len(words) != 2 or not words[1].isdecimal() or int(words[1]) >= _CLASSES:
-            raise DataError(f"{file}, line {number}: this is not a photo's name and an index below {_CLASSES}")
+        if len(words) != 2 or not words[1].isdecimal() or int(words[1]) >= CLASSES:
+            raise DataError(f"{file}, line {number}: this is not a photo's name and an index below {CLASSES}")
         labels[words[0].rpartition("/")[2].partition(".")[0]] = int(words[1])
     return labels
 
@@ -76,7 +75,7 @@ def _read_devkit(file: Path) -> dict[str, int]:
     labels = {}
     for number, words in _lines(file):
         if len(words) != 1 or not words[0].isdecimal() or int(words[0]) not in indices:
-            raise DataError(f"{file}, line {number}: this is not a class number from 1 to {_CLASSES}")
+            raise DataError(f"{file}, line {number}: this is not a class number from 1 to {CLASSES}")
         labels[f"ILSVRC2012_val_{number:08d}"] = indices[int(words[0])]
     return labels
 
@@ -93,8 +92,8 @@ def _devkit_order(folder: Path) -> dict[int, int]:
             f"{CLASS_MAP} beside it; the development kit comes from https://www.image-net.org"
         )
     known = imagenet_indices()
-    if sorted(numbers) != list(range(1, _CLASSES + 1)) or set(numbers.values()) != set(known):
-        raise DataError(f"{folder}: the development kit does not describe the {_CLASSES} classes")
+    if sorted(numbers) != list(range(1, CLASSES + 1)) or set(numbers.values()) != set(known):
+        raise DataError(f"{folder}: the development kit does not describe the {CLASSES} classes")
     return {number: known[word] for number, word in numbers.items()}
 
 

@@ -7,15 +7,18 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from vitreous.datasets.imagenet_classes import CLASSES
 from vitreous.errors import DataError
 
 TABLE = "labels.csv"
 NAMES = "class_names.json"
 
+IMAGENET_COLUMN = "imagenet_index"
+
 _FILE_COLUMNS = ("file", "filename", "file_name", "image", "image_path", "path", "name", "id", "image_id")
 # Indices before names; the index of the model's output before one of the set's own.
 _LABEL_COLUMNS = (
-    "imagenet_index",
+    IMAGENET_COLUMN,
     "class_index",
     "label_index",
     "index",
@@ -38,6 +41,13 @@ class LabelTable(NamedTuple):
 
     labels: dict[str, int]
     column: str
+
+    def classes(self, class_names: tuple[str, ...] | None) -> int | None:
+        """How many classes there are, photos of all of them or not; None where neither column nor names tell."""
+        if self.column == IMAGENET_COLUMN:
+            return CLASSES
+        # Names that do not reach as far as the labels are not what those count.
+        return None if class_names is None or max(self.labels.values()) >= len(class_names) else len(class_names)
 
 
 def read_labels(file: Path, class_names: tuple[str, ...] | None = None) -> LabelTable:

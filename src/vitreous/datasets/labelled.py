@@ -22,7 +22,8 @@ class Labelled(FileDataSet):
         if table is None:
             raise self._error(f"there is no {TABLE} in it or above it")
         self._names = read_class_names(table.parent / NAMES)
-        labels = read_labels(table, self._names).labels
+        listed = read_labels(table, self._names)
+        labels, self._classes = listed.labels, listed.classes(self._names)
         self.root = _photo_folder([table.parent, folder, table.parent / "images"], next(iter(labels)))
         files = _files(self.root, list(labels))
         if not any((self.root / file).is_file() for file in files):
@@ -32,6 +33,10 @@ class Labelled(FileDataSet):
     @property
     def class_names(self) -> tuple[str, ...] | None:
         return self._names
+
+    @property
+    def classes(self) -> int | None:
+        return self._classes
 
 
 def _photo_folder(places: Sequence[Path], first: str) -> Path:

@@ -47,10 +47,12 @@ class MaskedFolder(FileDataSet):
         return [Item(file, file, mask=stems.get(mask, f"{mask}.png")) for file, mask in zip(photos, masks, strict=True)]
 
     def _labels(self) -> dict[str, int]:
+        self._classes: int | None = None
         if not (self.path / TABLE).is_file():
             return {}
-        labels = read_labels(self.path / TABLE, self._names).labels
-        return {stem_of(name.rpartition("/")[2]): label for name, label in labels.items()}
+        listed = read_labels(self.path / TABLE, self._names)
+        self._classes = listed.classes(self._names)
+        return {stem_of(name.rpartition("/")[2]): label for name, label in listed.labels.items()}
 
     def _read_mask(self, item: Item) -> tuple[Mask, tuple[int | None, ...]]:
         assert item.mask is not None
@@ -59,3 +61,7 @@ class MaskedFolder(FileDataSet):
     @property
     def class_names(self) -> tuple[str, ...] | None:
         return self._names
+
+    @property
+    def classes(self) -> int | None:
+        return self._classes

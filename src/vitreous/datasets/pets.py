@@ -9,7 +9,7 @@ import numpy as np
 
 from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names
 from vitreous.datasets.imagenet_classes import imagenet_names
-from vitreous.datasets.label_table import TABLE, read_labels
+from vitreous.datasets.label_table import IMAGENET_COLUMN, TABLE, read_labels
 from vitreous.datasets.mask_files import read_indices
 from vitreous.datasets.sample import IGNORED, Mask
 from vitreous.errors import DataError
@@ -33,6 +33,7 @@ class Pets(FileDataSet):
 
     def _list(self) -> Sequence[Item]:
         self._names: tuple[str, ...] | None = None
+        self._classes: int | None
         self.root = next((p for p in (self.path, self.path / "oxford-iiit-pet") if (p / "images").is_dir()), self.path)
         if not (self.root / "images").is_dir():
             raise self._error("there is no folder images")
@@ -42,13 +43,19 @@ class Pets(FileDataSet):
     def class_names(self) -> tuple[str, ...] | None:
         return imagenet_names() if self._is_imagenet else self._names
 
+    @property
+    def classes(self) -> int | None:
+        return self._classes
+
     def _copy(self) -> list[Item]:
         table = read_labels(self.root / TABLE)
-        self._is_imagenet = table.column == "imagenet_index"
+        self._is_imagenet = table.column == IMAGENET_COLUMN
+        self._classes = _BREEDS if table.column == "breed_index" else table.classes(None)
         return self._items_of(table.labels, "trimaps")
 
     def _original(self) -> list[Item]:
         self._is_imagenet = False
+        self._classes = _BREEDS
         annotations = self.root / "annotations"
         found = next((annotations / name for name in _LISTS if (annotations / name).is_file()), None)
         if found is None:

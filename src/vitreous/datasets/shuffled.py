@@ -47,6 +47,10 @@ class Shuffled(DataSet):
     def class_names(self) -> tuple[str, ...] | None:
         return self._listed.class_names
 
+    @property
+    def classes(self) -> int | None:
+        return self._listed.classes
+
     @cached_property
     def fingerprint(self) -> str:
         """Another one than the listed set's, for the first photos are others."""

@@ -123,6 +123,11 @@ class ErasingAccuracy(PixelErasing):
                     found.append(perturbation.accuracy_auc(prefix, self.ratios, "mean", direction=better, name=name))
         return tuple(found)
 
+    @property
+    def uses_labels(self) -> bool:
+        """Accuracy is against the label, whatever is explained."""
+        return True
+
     def targets(self, picture: Picture) -> tuple[int, ...]:
         label_of(picture)
         return super().targets(picture)

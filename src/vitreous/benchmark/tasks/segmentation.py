@@ -83,6 +83,11 @@ class AveragePrecision(PhotoTask):
     def metrics(self) -> tuple[Metric, ...]:
         return (counts.mean_average_precision(),)
 
+    @property
+    def uses_labels(self) -> bool:
+        """The foreground is the objects of the explained class, whichever that is."""
+        return True
+
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (segmented_class(picture, self.explained),)
 

@@ -14,6 +14,8 @@ from vitreous.metrics.metric import Metric
 
 Values = dict[str, float]
 
+_OF_THE_DATA = ("label", "largest object")  # classes to explain that a data set tells, not the model
+
 
 class MissingAnnotationError(VitreousError, ValueError):
     """A photo or text comes without something that a task needs to know of it."""
@@ -50,6 +52,12 @@ class Task(ABC, Generic[SeenT, BatchT]):
     def columns(self) -> tuple[str, ...]:
         """What is kept of every photo or text and method."""
         return tuple(dict.fromkeys(column for metric in self.metrics for column in metric.columns))
+
+    @property
+    def uses_labels(self) -> bool:
+        """Whether it takes a class that the data set names by its number for the model's output of that number."""
+        explained = self.settings().get("explained", ())
+        return any(each in _OF_THE_DATA for each in ((explained,) if isinstance(explained, str) else explained))
 
     def settings(self) -> dict[str, Any]:
         """All choices, as JSON values."""
