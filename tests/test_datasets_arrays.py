@@ -128,6 +128,10 @@ def test_cifar100_names_come_from_beside(tmp_path):
     names = [f"name{number}" for number in range(100)]
     (tmp_path / "meta").write_bytes(pickle.dumps({b"fine_label_names": [name.encode() for name in names]}, protocol=2))
     assert open_dataset(f"cifar100:{tmp_path / 'test.npz'}").class_names == tuple(names)
+    (tmp_path / "meta").unlink()
+    (tmp_path / "fine_label_names.txt").write_bytes(b"caf\xe9\n")
+    named = open_dataset(f"cifar100:{tmp_path / 'test.npz'}")
+    assert "fine_label_names.txt is not text" in error_of(lambda: named.class_names)
 
 
 class Malicious:
@@ -244,6 +248,18 @@ def test_movies_that_are_damaged(tmp_path):
     assert "does not name a review" in error_of(read_movies, folder, "val")
     (folder / "val.jsonl").write_text("{\n")
     assert "line 1 of val.jsonl is not JSON" in error_of(read_movies, folder, "val")
+    (folder / "val.jsonl").write_text("[" * 100_000)
+    assert "line 1 of val.jsonl is not JSON" in error_of(read_movies, folder, "val")
+    part = '{"annotation_id": "posR_2.txt", "classification": "POS", "evidences": [[%s]]}\n'
+    (folder / "val.jsonl").write_text(part % '{"start_token": 0, "end_token": Infinity}')
+    assert "lacks start_token or end_token" in error_of(read_movies, folder, "val")
+    (folder / "val.jsonl").write_bytes(part.encode() + b"\xe9")
+    assert "val.jsonl cannot be read" in error_of(read_movies, folder, "val")
+    with tarfile.open(tmp_path / "latin.tar.gz", "w:gz") as packed:
+        packed.add(folder, arcname="movies")
+    assert "val.jsonl is not text" in error_of(read_movies, tmp_path / "latin.tar.gz", "val")
+    (tmp_path / "x.tar.xz").write_bytes(b"\xfd7zXZ\0" + b"\xff" * 40)
+    assert "not a tar archive" in error_of(read_movies, tmp_path / "x.tar.xz", "val")
     (tmp_path / "x.tar.gz").write_bytes(b"no archive")
     assert "not a tar archive" in error_of(read_movies, tmp_path / "x.tar.gz", "val")
     assert "no such file" in error_of(read_movies, tmp_path / "absent", "val")

@@ -443,6 +443,82 @@ def test_imagenet_s_needs_no_list_where_all_folders_are_there(tmp_path):
     assert open_dataset(f"imagenet-s:{tmp_path}").load(1).objects == (3, 897)
 
 
+def pets_copy(root):
+    photo(root / "images" / "a.jpg")
+    png(root / "trimaps" / "a.png", np.where(REGION, 1, 2).astype(np.uint8))
+
+
+def voc_folders(root):
+    photo(root / "JPEGImages" / "a.jpg")
+    png(root / "SegmentationClass" / "a.png", REGION)
+
+
+LATIN = "caf\xe9 1\n".encode("latin-1")
+UNCLOSED = b'file,label\na.jpg,"' + b"x" * 200_000  # more than a cell may hold
+
+
+@pytest.mark.parametrize("content", [LATIN, LATIN.decode("latin-1").encode("utf-16")])
+@pytest.mark.parametrize(
+    ("kind", "write", "file"),
+    [
+        ("voc", voc_folders, "ImageSets/Segmentation/val.txt"),
+        ("mura", lambda root: photo(root / "valid" / "a.png"), "valid_image_paths.csv"),
+        ("pets", pets_original, "annotations/list.txt"),
+        ("pets", pets_original, "annotations/test.txt"),
+        ("pets", pets_copy, "labels.csv"),
+        ("labelled", lambda root: photo(root / "a.jpg"), "labels.csv"),
+        ("labelled", lambda root: text(root / "labels.csv", "file,label\na.jpg,1\n"), "class_names.json"),
+        ("masks", voc_folders, "labels.csv"),
+        ("imagenet", lambda root: flat_imagenet(root / "val"), "LOC_val_solution.csv"),
+        ("imagenet", lambda root: flat_imagenet(root / "val"), "val.txt"),
+        ("imagenet", lambda root: flat_imagenet(root / "val"), "devkit/data/ILSVRC2012_validation_ground_truth.txt"),
+        ("imagenet-s", lambda root: imagenet_s(root, ["n01440764"]), "ImageNetS_categories_im50.txt"),
+    ],
+)
+def test_a_list_that_is_not_text_is_named(tmp_path, kind, write, file, content):
+    write(tmp_path)
+    if kind == "masks":
+        (tmp_path / "JPEGImages").rename(tmp_path / "images")
+        (tmp_path / "SegmentationClass").rename(tmp_path / "masks")
+    if "devkit" in file:
+        backwards = list(reversed(imagenet_indices()))
+        text(
+            tmp_path / "devkit/data/map_clsloc.txt",
+            "".join(f"{word} {n} name\n" for n, word in enumerate(backwards, start=1)),
+        )
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_bytes(content)
+    assert str(tmp_path / file) in error_of(f"{kind}:{tmp_path}")
+
+
+@pytest.mark.parametrize(("kind", "file"), [("labelled", "labels.csv"), ("imagenet", "LOC_val_solution.csv")])
+def test_a_table_that_is_damaged_otherwise_is_named(tmp_path, kind, file):
+    flat_imagenet(tmp_path)
+    (tmp_path / file).write_bytes(UNCLOSED)
+    message = error_of(f"{kind}:{tmp_path}")
+    assert f"{tmp_path / file} is not a table" in message
+    assert "comes from http" in message or "of your own" in message
+
+
+def test_names_of_classes_may_be_in_any_encoding_where_nobody_looks_at_them(tmp_path):
+    flat_imagenet(tmp_path / "val")
+    kit = tmp_path / "devkit" / "data"
+    text(kit / "ILSVRC2012_validation_ground_truth.txt", "1\n5\n2\n")
+    backwards = list(reversed(imagenet_indices()))
+    lines = "".join(f"{word} {n} cr\xeape\n" for n, word in enumerate(backwards, start=1))
+    (kit / "map_clsloc.txt").write_bytes(lines.encode("latin-1"))
+    assert labels_of(tmp_path) == [999, 998]
+
+
+def test_a_name_that_no_file_can_have_is_an_error_of_that_photo_only(tmp_path):
+    photo(tmp_path / "a.jpg")
+    (tmp_path / "labels.csv").write_bytes(b"file,label\na.jpg,1\nb\0.jpg,2\n")
+    data = open_dataset(f"labelled:{tmp_path}")
+    assert data.fingerprint
+    with pytest.raises(ImageError):
+        data.load(1)
+
+
 @pytest.mark.parametrize("kind", sorted(list_datasets()))
 def test_every_kind_says_where_it_comes_from(tmp_path, kind):
     for place in (tmp_path, tmp_path / "absent"):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from vitreous.datasets.dataset import DataSet
+from vitreous.datasets.list_files import read_list
 from vitreous.datasets.plain_pickle import read_plain_pickle
 from vitreous.datasets.sample import Sample
 from vitreous.errors import DataError
@@ -35,7 +36,10 @@ class _Cifar(DataSet):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
-        pixels, labels = self._read()
+        try:
+            pixels, labels = self._read()
+        except OSError as error:
+            raise self._error(f"{error.filename or self.path} cannot be read ({error.strerror or error})") from error
         if not 0 < len(labels) <= _MOST_SAMPLES or pixels.shape != (len(labels), _EDGE, _EDGE, 3):
             raise self._error(f"it holds {len(labels)} labels and photos of shape {pixels.shape}, which do not fit")
         if labels.min() < 0 or labels.max() >= self.classes:
@@ -109,7 +113,7 @@ class _Cifar(DataSet):
                     content = read_plain_pickle(place / python_file)
                     return self._checked_names([_text(name) for name in _entry(content, field)])
                 if (place / binary_file).is_file():
-                    return self._checked_names((place / binary_file).read_text(encoding="utf-8").split())
+                    return self._checked_names(read_list(place / binary_file).split())
         return None
 
     def _checked_names(self, names: Sequence[str]) -> tuple[str, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import tarfile
 import zlib
 from abc import ABC, abstractmethod
@@ -115,7 +116,7 @@ class _Archive(_Source):
         try:
             with tarfile.open(path) as archive:
                 self._texts = self._read_all(archive)
-        except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             raise self.damaged("this is not a tar archive, or a damaged one") from error
 
     def read(self, name: str) -> str:
@@ -153,7 +154,7 @@ def _rows(source: _Source, split: str) -> list[dict[str, Any]]:
     for number, line in enumerate(source.read(name).splitlines(), start=1):
         try:
             row = json.loads(line) if line.strip() else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise source.damaged(f"line {number} of {name} is not JSON") from error
         if row is not None:
             rows.append(_checked(source, row, f"line {number} of {name}"))
@@ -185,5 +186,5 @@ def _spans(source: _Source, row: dict[str, Any]) -> list[tuple[int, int]]:
     """Return first word and the word after the last of everything that was marked."""
     try:
         return [(int(part["start_token"]), int(part["end_token"])) for group in row["evidences"] for part in group]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:  # infinity is no word's number
         raise source.damaged(f"{row['annotation_id']}: its evidence lacks start_token or end_token") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vitreous.datasets.dataset import DataSet
+from vitreous.datasets.list_files import ListError
 from vitreous.datasets.mask_files import check_mask, turned_like_photo
 from vitreous.datasets.sample import Mask, Sample
 from vitreous.images import SUFFIXES, read_photo
@@ -37,6 +38,8 @@ class FileDataSet(DataSet):
         self.root = self.path
         try:
             self._items = self._list()
+        except ListError as error:
+            raise self._error(str(error)) from error
         except OSError as error:
             raise self._error(f"{error.filename or self.path} cannot be read ({error.strerror or error})") from error
         self._check_names()
@@ -108,5 +111,5 @@ def _size(file: Path) -> int:
     """Return a file's size, or -1 where it is absent: loading it will say so."""
     try:
         return file.stat().st_size
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no file can be called so
         return -1

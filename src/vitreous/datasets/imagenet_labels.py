@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from vitreous.datasets.imagenet_classes import CLASSES, imagenet_indices, is_wordnet_number
+from vitreous.datasets.list_files import read_list, read_table
 from vitreous.errors import DataError, MissingDependencyError
 
 KAGGLE = "LOC_val_solution.csv"
@@ -48,21 +48,20 @@ def _read_kaggle(file: Path) -> dict[str, int]:
     """Read ``ILSVRC2012_val_00048981,n03995372 85 1 499 272``: a WordNet number, then boxes."""
     known = imagenet_indices()
     labels = {}
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        for number, row in enumerate(csv.reader(lines), start=1):
-            if number == 1 and row and row[0] == "ImageId":
-                continue
-            word = row[1].split()[:1] if len(row) == 2 else []
-            if not word or word[0] not in known:
-                raise DataError(f"{file}, line {number}: this is not a photo's name and a WordNet number")
-            labels[row[0]] = known[word[0]]
+    for number, row in enumerate(read_table(file), start=1):
+        if number == 1 and row and row[0] == "ImageId":
+            continue
+        word = row[1].split()[:1] if len(row) == 2 else []
+        if not word or word[0] not in known:
+            raise DataError(f"{file}, line {number}: this is not a photo's name and a WordNet number")
+        labels[row[0]] = known[word[0]]
     return labels
 
 
 def _read_caffe(file: Path) -> dict[str, int]:
     """Read ``ILSVRC2012_val_00000001.JPEG 65``: indices from 0, in the order of the sorted WordNet numbers."""
     labels = {}
-    for number, words in _lines(file):
+    for number, words in _lines(read_list(file)):
         if len(words) != 2 or not words[1].isdecimal() or int(words[1]) >= CLASSES:
             raise DataError(f"{file}, line {number}: this is not a photo's name and an index below {CLASSES}")
         labels[words[0].rpartition("/")[2].partition(".")[0]] = int(words[1])
@@ -73,7 +72,7 @@ def _read_devkit(file: Path) -> dict[str, int]:
     """Read one number per line for photos 1, 2, ...: ILSVRC numbers from 1 in an order of their own."""
     indices = _devkit_order(file.parent)
     labels = {}
-    for number, words in _lines(file):
+    for number, words in _lines(read_list(file)):
         if len(words) != 1 or not words[0].isdecimal() or int(words[0]) not in indices:
             raise DataError(f"{file}, line {number}: this is not a class number from 1 to {CLASSES}")
         labels[f"ILSVRC2012_val_{number:08d}"] = indices[int(words[0])]
@@ -100,7 +99,8 @@ def _devkit_order(folder: Path) -> dict[int, int]:
 def _read_class_map(file: Path) -> dict[int, str]:
     """Read ``n02119789 1 kit_fox``."""
     numbers = {}
-    for number, words in _lines(file):
+    # The names behind the numbers may be in any encoding: nobody looks at them.
+    for number, words in _lines(file.read_text(encoding="utf-8", errors="replace")):
         if len(words) < 2 or not is_wordnet_number(words[0]) or not words[1].isdecimal():
             raise DataError(f"{file}, line {number}: this is not a WordNet number and a class number")
         numbers[int(words[1])] = words[0]
@@ -123,9 +123,8 @@ def _read_meta(file: Path) -> dict[int, str]:
         ) from error
 
 
-def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the words of each line that has any, with the line's number."""
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            if words := line.split():
-                yield number, words
+    for number, line in enumerate(text.split("\n"), start=1):
+        if words := line.split():
+            yield number, words

@@ -9,6 +9,7 @@ import numpy as np
 from vitreous.datasets.files import FileDataSet, Item, photo_names, stem_of
 from vitreous.datasets.imagenet import wordnet_folders
 from vitreous.datasets.imagenet_classes import imagenet_indices, imagenet_names
+from vitreous.datasets.list_files import read_list
 from vitreous.datasets.mask_files import read_values, renumbered
 from vitreous.datasets.sample import Mask
 from vitreous.errors import DataError
@@ -68,7 +69,7 @@ class ImageNetS(FileDataSet):
             file for place in (self.path, self.path.parent) for file in place.glob("ImageNetS_categories_im*.txt")
         )
         for file in lists:
-            listed = sorted(file.read_text(encoding="utf-8").split())
+            listed = sorted(read_list(file).split())
             if set(folders) <= set(listed) and set(listed) <= set(known) and len(listed) in _SIZES:
                 return listed
         raise self._error(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from vitreous.datasets.imagenet_classes import CLASSES
+from vitreous.datasets.list_files import read_table
 from vitreous.errors import DataError
 
 TABLE = "labels.csv"
@@ -58,7 +58,9 @@ def read_labels(file: Path, class_names: tuple[str, ...] | None = None) -> Label
         class_names: Lets the label column hold names instead of indices.
 
     Raises:
-        DataError: A column is missing, or a row names no class, a file twice, or a file outside of the set.
+        DataError: It is no table, a column is missing, or a row names no class, a file twice, or a file outside of the
+            set.
+        OSError: It cannot be read.
     """
     rows = _rows(file)
     header = [cell.strip().lower() for cell in rows[0]]
@@ -86,7 +88,7 @@ def read_class_names(file: Path) -> tuple[str, ...] | None:
         return None
     try:
         names = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise DataError(f"{file}: this is not JSON ({error})") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{file}: this is not a list of class names")
@@ -94,11 +96,7 @@ def read_class_names(file: Path) -> tuple[str, ...] | None:
 
 
 def _rows(file: Path) -> list[list[str]]:
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            rows = [row for row in csv.reader(lines) if any(cell.strip() for cell in row)]
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{file}: the table cannot be read ({error})") from error
+    rows = [row for row in read_table(file) if any(cell.strip() for cell in row)]
     if len(rows) < 2:
         raise DataError(f"{file}: the table has no rows below its header")
     return rows

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from vitreous.datasets.files import FileDataSet, Item
+from vitreous.datasets.list_files import read_list
 
 _FOLDER = "MURA-v1.1"
 _LIST = "valid_image_paths.csv"
@@ -25,7 +26,7 @@ class Mura(FileDataSet):
             raise self._error(f"there is no {_LIST}")
         if not (self.root / "valid").is_dir():
             raise self._error("there is no folder valid")
-        lines = (self.root / _LIST).read_text(encoding="utf-8-sig").splitlines()
+        lines = read_list(self.root / _LIST).splitlines()
         return [self._item(line.strip(), number) for number, line in enumerate(lines, start=1) if line.strip()]
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names
 from vitreous.datasets.imagenet_classes import imagenet_names
 from vitreous.datasets.label_table import IMAGENET_COLUMN, TABLE, read_labels
+from vitreous.datasets.list_files import read_list
 from vitreous.datasets.mask_files import read_indices
 from vitreous.datasets.sample import IGNORED, Mask
 from vitreous.errors import DataError
@@ -86,7 +87,7 @@ class Pets(FileDataSet):
 def _read_list(file: Path) -> dict[str, int]:
     """Read lines such as ``Abyssinian_100 1 1 1``: name, class number from 1, species, number of the breed."""
     labels: dict[str, int] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_list(file).splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         stem, *numbers = line.split()

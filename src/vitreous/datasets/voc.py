@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitreous.datasets.files import FileDataSet, Item
+from vitreous.datasets.list_files import read_list
 from vitreous.datasets.mask_files import read_indices, renumbered
 from vitreous.datasets.sample import Mask
 
@@ -52,7 +53,7 @@ class Voc(FileDataSet):
                 raise self._error(f"there is no folder {folder}")
         if not (self.root / _LIST).is_file():
             raise self._error(f"there is no {_LIST}")
-        names = (self.root / _LIST).read_text(encoding="utf-8").split()
+        names = read_list(self.root / _LIST).split()
         if strange := [name for name in names if not name.replace("_", "").isalnum()]:
             raise self._error(f"{_LIST} holds {strange[0]!r}, which is not a photo's name")
         return [Item(name, f"JPEGImages/{name}.jpg", mask=f"SegmentationClass/{name}.png") for name in names]

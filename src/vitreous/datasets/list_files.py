@@ -1,0 +1,40 @@
+"""Reads the lists that come with a data set: text in UTF-8, or an error that names the file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from vitreous.errors import DataError
+
+
+class ListError(DataError):
+    """A list is damaged; the message names the file and not yet where the set comes from."""
+
+
+def read_list(file: Path) -> str:
+    """Return the text of a list, without the mark that some programs put in front of it.
+
+    Raises:
+        ListError: It is not text in UTF-8.
+        OSError: It cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeError as error:
+        raise ListError(f"{file} is not text in UTF-8") from error
+
+
+def read_table(file: Path) -> list[list[str]]:
+    """Return the rows of a CSV file.
+
+    Raises:
+        ListError: It is not such a table.
+        OSError: It cannot be read.
+    """
+    text = read_list(file)
+    try:
+        return list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ListError(f"{file} is not a table with commas ({error})") from error
