@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import re
 from html.parser import HTMLParser
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from evaluations import MODEL, PROTOCOL, only_run, write_photos
+from evaluations import MODEL, PROTOCOL, everything, only_run, write_photos
 from vitreous.cli import app
 from vitreous.speed.timing import one_thread
 
@@ -237,6 +238,29 @@ class TestReport:
         assert "<script" not in text
         assert "onerror=alert(1)>" not in text
         assert "&lt;script&gt;alert(1)" in text
+
+    def test_names_that_are_no_text(self, folder):
+        """Files and a folder called by bytes that are no UTF-8: measured, or an error of one photo, and reported."""
+        photos = folder / os.fsdecode(b"photos \xe9")
+        try:
+            data = write_photos(photos, 3)
+            for kind in ("images", "masks"):
+                (photos / kind / "0000.png").rename(photos / kind / os.fsdecode(b"good \xe9.png"))
+                (photos / kind / "0001.png").rename(photos / kind / os.fsdecode(b"broken \xe9.png"))
+        except OSError:
+            pytest.skip("this file system takes only names that are text")
+        (photos / "images" / os.fsdecode(b"broken \xe9.png")).write_bytes(b"broken")
+        for workers in (1, 2):
+            place = folder / f"not text {workers}"
+            arguments = ("evaluate", *SMALL, "--data", data, "--methods", "rollout", "--out", place, "--json")
+            result = run(*arguments, "--workers", workers)
+            assert result.exit_code == 0, result.output
+            assert {row["n"] for row in json.loads(result.stdout)} == {2}
+            stored = everything(only_run(place)).to_pylist()
+            assert [row["image"] for row in stored] == ["0002.png", "broken \\udce9.png", "good \\udce9.png"]
+            assert "not an image" in stored[1]["error"]
+        assert run("report", place).exit_code == 0
+        assert "good \\udce9.png" in (place / "report.html").read_text(encoding="utf-8")
 
     def test_curves_and_radar_of_a_faithfulness_protocol(self, folder, labelled):
         options = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--data", labelled)

@@ -246,6 +246,8 @@ def test_movies_that_are_damaged(tmp_path):
     assert "there is no docs/posR_1.txt; ERASER" in error_of(read_movies, folder, "val")
     (folder / "val.jsonl").write_text('{"annotation_id": "../../x", "classification": "POS", "evidences": []}\n')
     assert "does not name a review" in error_of(read_movies, folder, "val")
+    (folder / "val.jsonl").write_text('{"annotation_id": "x\\udce9", "classification": "POS", "evidences": []}\n')
+    assert "does not name a review" in error_of(read_movies, folder, "val")
     (folder / "val.jsonl").write_text("{\n")
     assert "line 1 of val.jsonl is not JSON" in error_of(read_movies, folder, "val")
     (folder / "val.jsonl").write_text("[" * 100_000)

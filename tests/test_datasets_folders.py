@@ -1,5 +1,6 @@
 """Data sets of files in their original layouts: names, labels, masks, order, fingerprints, and errors."""
 
+import os
 import pickle
 import shutil
 
@@ -517,6 +518,22 @@ def test_a_name_that_no_file_can_have_is_an_error_of_that_photo_only(tmp_path):
     assert data.fingerprint
     with pytest.raises(ImageError):
         data.load(1)
+
+
+def test_names_that_are_no_text_are_escaped_and_stay_unique(tmp_path):
+    """Linux lets a file be called by any bytes; paths keep them, names must be fit for a table."""
+    written = [b"b\xe9.png", b"b\\udce9.png", b"b\xe8.png", "b\xe9.png".encode()]
+    try:
+        for colour, name in enumerate(written):
+            photo(tmp_path / "images" / os.fsdecode(name), colour=(colour, 0, 0))
+            png(tmp_path / "masks" / os.fsdecode(name), REGION)
+    except OSError:
+        pytest.skip("this file system takes only names that are text")
+    data = open_dataset(f"masks:{tmp_path}")
+    names = {int(np.asarray(data.load(index).image)[0, 0, 0]): data.name(index) for index in range(4)}
+    assert names == {0: "b\\udce9.png_", 1: "b\\udce9.png", 2: "b\\udce8.png", 3: "b\xe9.png"}
+    assert [data.load(index).name for index in range(4)] == [data.name(index) for index in range(4)]
+    assert pickle.loads(pickle.dumps(data)).fingerprint == data.fingerprint
 
 
 @pytest.mark.parametrize("kind", sorted(list_datasets()))

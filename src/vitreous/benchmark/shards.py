@@ -14,6 +14,7 @@ from vitreous.benchmark.shard_file import schema_of
 from vitreous.benchmark.workbench import Workbench
 from vitreous.datasets import Review, Sample
 from vitreous.errors import VitreousError
+from vitreous.printable import printable
 
 
 def compute_shard(run: Run, bench: Workbench, shard: Shard) -> pa.Table:
@@ -48,7 +49,7 @@ def _table(run: Run, order: Sequence[tuple[int, str, str]], rows: dict[tuple[str
 
 
 def _sentence(error: Exception) -> str:
-    return " ".join((str(error) or type(error).__name__).split())
+    return " ".join(printable(str(error) or type(error).__name__).split())
 
 
 @contextmanager

@@ -183,7 +183,8 @@ def _write_manifest(folder: Path, run: Run, details: Mapping[str, Any]) -> None:
     contents = {"format": KIND, "schema": SCHEMA, "key": run.key, "run": run.as_json(), **details}
     draft = folder / f"{MANIFEST}.{secrets.token_hex(8)}{DRAFT_ENDING}"
     try:
-        with draft.open("x", encoding="utf-8") as file:
+        # A path may hold what UTF-8 does not know; its escape is what JSON writes for it as well.
+        with draft.open("x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(json.dumps(contents, indent=2, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.text import Text
 
+from vitreous.printable import printable
+
 
 class _Console(Console):
     """A console that lets a closed pipe end the program in one place, see ``guard``."""
@@ -31,7 +33,7 @@ def one_line(text: str) -> str:
     """Give a text that stays on its line: no line breaks, no control characters, nothing that cannot be encoded."""
     flat = " ".join(text.splitlines())
     shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in flat)
-    return shown.encode("utf-8", "backslashreplace").decode("utf-8")
+    return printable(shown)
 
 
 def say(console: Console, text: str, style: str = "") -> None:

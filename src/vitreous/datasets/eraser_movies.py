@@ -164,7 +164,7 @@ def _rows(source: _Source, split: str) -> list[dict[str, Any]]:
 def _checked(source: _Source, row: Any, where: str) -> dict[str, Any]:
     fields = row if isinstance(row, dict) else {}
     name, label, evidence = (fields.get(key) for key in ("annotation_id", "classification", "evidences"))
-    if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
+    if not isinstance(name, str) or not name.isprintable() or "/" in name or "\\" in name or name[:1] in ("", "."):
         raise source.damaged(f"{where} does not name a review")
     if label not in LABELS or not isinstance(evidence, list):
         raise source.damaged(f"{where} lacks a classification (NEG or POS) or evidences")

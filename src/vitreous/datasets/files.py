@@ -13,6 +13,7 @@ from vitreous.datasets.list_files import ListError
 from vitreous.datasets.mask_files import check_mask, turned_like_photo
 from vitreous.datasets.sample import Mask, Sample
 from vitreous.images import SUFFIXES, read_photo
+from vitreous.printable import printable
 
 
 class Item(NamedTuple):
@@ -37,7 +38,7 @@ class FileDataSet(DataSet):
         super().__init__(path)
         self.root = self.path
         try:
-            self._items = self._list()
+            self._items = _with_printable_names(self._list())
         except ListError as error:
             raise self._error(str(error)) from error
         except OSError as error:
@@ -85,6 +86,20 @@ class FileDataSet(DataSet):
             if item.name in seen:
                 raise self._error(f"{item.name} is listed twice")
             seen.add(item.name)
+
+
+def _with_printable_names(items: Sequence[Item]) -> Sequence[Item]:
+    """Give items names that can be stored and shown; their paths stay as they are."""
+    taken = {item.name for item in items}
+    named = []
+    for item in items:
+        name = printable(item.name)
+        if name != item.name:
+            while name in taken:  # another file is called like the escape
+                name += "_"
+            taken.add(name)
+        named.append(item._replace(name=name))
+    return named
 
 
 def photo_names(folder: Path) -> list[str]:

@@ -9,6 +9,8 @@ from html import escape as _escape
 
 from PIL import Image
 
+from vitreous.printable import printable
+
 # A browser that honours this fetches nothing and runs nothing, whatever the page says.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -75,7 +77,7 @@ def document(title: str, body: str, *, heading: str | None = None, style: str = 
 
 def escape(text: object) -> str:
     """Give a text that means nothing in HTML, in an attribute neither, and that can be encoded."""
-    return _escape(str(text).encode("utf-8", "backslashreplace").decode("utf-8"), quote=True)
+    return _escape(printable(str(text)), quote=True)
 
 
 def data_uri(content: bytes, kind: str) -> str:
