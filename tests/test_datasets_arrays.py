@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vitreous.datasets import DataError, open_dataset, read_movies
+from vitreous.datasets.plain_pickle import read_plain_pickle
 
 HEIGHT, WIDTH = 5, 8
 
@@ -84,7 +85,7 @@ def cifar_arrays(classes):
     return pixels, [0, classes - 1, 3, 1, 2, 5]
 
 
-@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("protocol", [2, 4, 5])
 @pytest.mark.parametrize(
     ("kind", "classes", "python", "binary", "field"),
     [
@@ -134,6 +135,39 @@ def test_cifar100_names_come_from_beside(tmp_path):
     assert "fine_label_names.txt is not text" in error_of(lambda: named.class_names)
 
 
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("module", [b"numpy._core", b"numpy.core"])
+@pytest.mark.parametrize("number", [np.int64, np.uint8, np.int32])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_cifar_with_labels_that_are_numbers_of_numpy(tmp_path, protocol, module, number, order):
+    """As numpy 2 writes them, and numpy 1 by its own names; with columns first, where an array is stored so."""
+    pixels, labels = cifar_arrays(10)
+    rows = np.array(pixels.transpose(0, 3, 1, 2).reshape(6, -1), order=order)
+    content = pickle.dumps({b"data": rows, b"labels": [number(label) for label in labels]}, protocol=protocol)
+    named = renamed(content, module)
+    assert (b"numpy._core" in named) == (module == b"numpy._core")
+    (tmp_path / "test_batch").write_bytes(named)
+    data = open_dataset(f"cifar10:{tmp_path / 'test_batch'}")
+    assert [data.load(index).label for index in range(6)] == labels
+    assert all(np.array_equal(np.asarray(data.load(index).image), pixels[index]) for index in range(6))
+
+
+def renamed(content, module):
+    """Write a pickle again with another name for numpy's inner module, opcode by opcode."""
+    found = bytes(content)
+    for name in (b"multiarray", b"numeric"):
+        for written in (b"numpy._core", b"numpy.core"):
+            old, new = b"%s.%s" % (written, name), b"%s.%s" % (module, name)
+            found = found.replace(b"\x8c%c%s" % (len(old), old), b"\x8c%c%s" % (len(new), new))  # a short text
+            found = found.replace(b"c%s\n" % old, b"c%s\n" % new)  # a line
+    return unframed(found)
+
+
+def unframed(content):
+    """Drop the frames of protocol 4 on, which tell lengths that have changed; they are not needed."""
+    return content if content[1] < 4 else content[:2] + content[11:]
+
+
 class Malicious:
     def __init__(self, call, *arguments):
         self.answer = call, arguments
@@ -150,6 +184,9 @@ class Malicious:
         lambda file: np.array([Malicious(open, str(file), "w")], dtype=object),
         lambda file: Malicious(np.save, str(file), np.zeros(1)),
         lambda file: Malicious(getattr, "text", "upper"),
+        lambda file: Malicious(np.frombuffer, b"1"),
+        lambda file: Malicious(np.dtype, "O"),
+        lambda file: np.str_("text"),
     ],
 )
 def test_nothing_in_a_pickle_is_run(tmp_path, content):
@@ -159,6 +196,49 @@ def test_nothing_in_a_pickle_is_run(tmp_path, content):
     batch.write_bytes(pickle.dumps({b"data": content(made), b"labels": [1]}, protocol=2))
     assert "nothing of it was run" in error_of(open_dataset, f"cifar10:{tmp_path}")
     assert not made.exists()
+
+
+class Mistyped:
+    """Numbers of eight bytes that say of themselves that they are places of objects in memory."""
+
+    def __init__(self, code):
+        self.code = code
+
+    def __reduce__(self):
+        return np.dtype, (self.code, False, True), (3, "|", None, None, None, -1, -1, 63)
+
+
+class Pointers:
+    """Arrays of numbers whose type turns them into places of objects."""
+
+    def __init__(self, code, way):
+        self.code, self.way = code, way
+
+    def __reduce__(self):
+        content = b"\x41" * 8
+        if self.way == "bytes":
+            return np.zeros(1).__reduce_ex__(5)[0], (content, Mistyped(self.code), (1,), "C")
+        if self.way == "number":
+            return np.int64(1).__reduce__()[0], (Mistyped(self.code), content)
+        return np.zeros(1).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (1,), Mistyped(self.code), False, content)
+
+
+@pytest.mark.parametrize("code", ["u8", ">u8", "<u8", "=u8"])
+@pytest.mark.parametrize("way", ["bytes", "number", "array"])
+def test_a_pickle_cannot_make_objects_of_numbers(tmp_path, code, way):
+    file = tmp_path / "pickled"
+    file.write_bytes(pickle.dumps(Pointers(code, way), protocol=2))
+    found = np.asarray(read_plain_pickle(file))
+    assert found.dtype == np.uint64
+    assert not found.dtype.hasobject
+    assert found.ravel().tolist() == [0x4141414141414141]
+    assert not np.dtype("u8").hasobject
+
+
+def test_a_class_of_arrays_cannot_be_called(tmp_path):
+    file = tmp_path / "pickled"
+    file.write_bytes(pickle.dumps(Malicious(np.ndarray, (2**40,)), protocol=2))
+    assert "not a pickled array" in error_of(read_plain_pickle, file)
 
 
 def test_cifar_that_is_damaged(tmp_path):

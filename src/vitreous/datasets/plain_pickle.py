@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,15 +11,17 @@ import numpy as np
 from vitreous.errors import DataError
 
 _MOST_BYTES = 200 * 2**20
+_NUMBERS = "biuf"  # kinds of dtypes
+_ARRAY = object()  # stands for numpy.ndarray where a pickle says of what class an array is; it cannot be called
 
 
 def read_plain_pickle(file: Path) -> Any:
-    """Return what was pickled, as long as it is made of plain values and numpy arrays.
+    """Return what was pickled, as long as it is made of plain values and numpy's arrays and numbers.
 
     Text of Python 2 comes as bytes.
 
     Raises:
-        DataError: The file is damaged, too large, or names any function or class besides numpy's arrays.
+        DataError: The file is damaged, too large, or names any function or class besides those of arrays and numbers.
     """
     if file.stat().st_size > _MOST_BYTES:
         raise DataError(f"{file}: the file is larger than {_MOST_BYTES // 2**20} MiB")
@@ -50,17 +51,43 @@ class _PlainUnpickler(pickle.Unpickler):
 
 def _empty_array(kind: Any, _shape: Any, _dtype: Any) -> Any:
     """Do what numpy's own function does for its own arrays, and for nothing else: the content follows later."""
-    if kind is not np.ndarray:
+    if kind is not _ARRAY:
         raise _ForbiddenNameError("an array of another kind")
     return np.ndarray.__new__(np.ndarray, (0,), dtype=np.int8)
 
 
-def _plain_dtype(code: Any, *_flags: Any) -> np.dtype[Any]:
-    """Return a dtype of numbers; pickled objects inside of an array are not needed for photos."""
-    dtype = np.dtype(code.decode() if isinstance(code, bytes) else code)
-    if dtype.kind not in "biuf":
+def _array_of_bytes(content: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> Any:
+    """Do what numpy's own function does, since protocol 5 of pickling, for bytes that are in the file."""
+    array = np.frombuffer(_plain_bytes(content), _checked(dtype))
+    if order == "K":  # since numpy 2.4: axes in an order of their own
+        return array.reshape(shape).transpose(axes)
+    return array.reshape(shape, order=order)
+
+
+def _number_of_bytes(dtype: Any, content: Any) -> Any:
+    """Do what numpy's own function does for one number."""
+    (number,) = np.frombuffer(_plain_bytes(content), _checked(dtype))
+    return number
+
+
+def _plain_bytes(content: Any) -> bytes:
+    if not isinstance(content, bytes | bytearray):
+        raise _ForbiddenNameError("an array of something else than bytes")
+    return bytes(content)
+
+
+def _checked(dtype: Any) -> np.dtype[Any]:
+    if not isinstance(dtype, np.dtype) or dtype.kind not in _NUMBERS:
         raise _ForbiddenNameError(f"an array of {dtype}")
     return dtype
+
+
+def _plain_dtype(code: Any, *_flags: Any) -> np.dtype[Any]:
+    """Return a dtype of numbers; pickled objects inside of an array are not needed for photos."""
+    dtype = _checked(np.dtype(code.decode() if isinstance(code, bytes) else code))
+    # Numpy's own one of that kind: it ignores the state that follows, which could say of any other that its numbers are
+    # places of objects in memory. Numbers of another machine's order of bytes are wrong for it, and refused by readers.
+    return np.dtype(dtype.type)
 
 
 def _latin_bytes(text: Any, encoding: Any) -> bytes:
@@ -70,9 +97,11 @@ def _latin_bytes(text: Any, encoding: Any) -> bytes:
     return text if isinstance(text, bytes) else text.encode("latin1")
 
 
-_ALLOWED: dict[tuple[str, str], Callable[..., Any] | type] = {
+_ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _empty_array,
-    ("numpy", "ndarray"): np.ndarray,
+    ("numpy.core.multiarray", "scalar"): _number_of_bytes,
+    ("numpy.core.numeric", "_frombuffer"): _array_of_bytes,
+    ("numpy", "ndarray"): _ARRAY,
     ("numpy", "dtype"): _plain_dtype,
     ("_codecs", "encode"): _latin_bytes,
 }
