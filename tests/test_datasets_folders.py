@@ -393,6 +393,23 @@ def test_imagenet_flat_with_the_label_files_of_kaggle_and_caffe(tmp_path):
     assert "says nothing of ILSVRC2012_val_00000001.JPEG" in error_of(f"imagenet:{tmp_path}")
 
 
+def test_imagenet_flat_with_wordnet_numbers_for_indices(tmp_path):
+    flat_imagenet(tmp_path)
+    line = "ILSVRC2012_val_0000000{} {}\n"
+    text(tmp_path / "val.txt", line.format("1.JPEG", "n02119789") + "\n" + line.format("3.JPEG", "n01440764"))
+    assert labels_of(tmp_path) == [278, 0]
+    for second, reason in (
+        ("230", "line 2: indices and WordNet numbers are mixed"),
+        ("n00000001", "line 2: this is not a photo's name and an index below 1000 or a WordNet number"),
+        ("1000", "line 2: this is not"),
+        ("dog", "line 2: this is not"),
+    ):
+        text(tmp_path / "val.txt", line.format("1.JPEG", "n02119789") + line.format("3.JPEG", second))
+        assert reason in error_of(f"imagenet:{tmp_path}")
+    text(tmp_path / "val.txt", line.format("1.JPEG", "65") + line.format("3.JPEG", "n02119789"))
+    assert "mixed" in error_of(f"imagenet:{tmp_path}")
+
+
 def test_imagenet_flat_with_the_development_kit(tmp_path):
     flat_imagenet(tmp_path / "val")
     kit = tmp_path / "ILSVRC2012_devkit_t12" / "data"
@@ -437,6 +454,34 @@ def test_imagenet_s_numbers_classes_by_the_whole_list(tmp_path):
     assert sample.name == f"{listed[1]}/ILSVRC2012_val_00000001"
     shutil.rmtree(tmp_path / "validation-segmentation")
     assert "no folder validation-segmentation; ImageNet-S comes from" in error_of(f"imagenet-s:{tmp_path}")
+
+
+def test_imagenet_s_believes_a_list_even_where_the_folders_could_be_a_whole_set(tmp_path):
+    """Fifty folders of the 919: by themselves they would be numbered from 1 to 50."""
+    numbers = list(imagenet_indices())
+    three_hundred, most = numbers[::3][:300], numbers[:919]
+    root = tmp_path / "set"
+    folders = numbers[1:6] + numbers[20:920:20]
+    imagenet_s(root, folders)
+    data = open_dataset(f"imagenet-s:{root}")
+    # Number 2 is the second of 50 folders, but number 300 is none of them.
+    with pytest.raises(DataError, match="300, but there are 50 classes"):
+        data.load(0)
+    # A list that lacks a folder is of another set.
+    text(root / "ImageNetS_categories_im300.txt", "\n".join(three_hundred))
+    with pytest.raises(DataError, match="300, but there are 50 classes"):
+        open_dataset(f"imagenet-s:{root}").load(0)
+    # The list of 919 holds them all, beside the set or above it; it need not be in order.
+    for place in (tmp_path, root):
+        text(place / "ImageNetS_categories_im919.txt", "\n".join(reversed(most)))
+        assert open_dataset(f"imagenet-s:{root}").load(0).objects == (1, 299)
+    # Two lists that hold all folders and number them differently do not tell which is right.
+    text(root / "ImageNetS_categories_im300.txt", "\n".join(folders + [n for n in most if n not in folders][:250]))
+    assert "im300.txt and ImageNetS_categories_im919.txt" in error_of(f"imagenet-s:{root}")
+    # Unless one of them is just these folders.
+    text(root / "ImageNetS_categories_im50.txt", "\n".join(folders))
+    with pytest.raises(DataError, match="300, but there are 50 classes"):
+        open_dataset(f"imagenet-s:{root}").load(0)
 
 
 def test_imagenet_s_needs_no_list_where_all_folders_are_there(tmp_path):

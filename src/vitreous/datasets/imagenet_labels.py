@@ -59,12 +59,24 @@ def _read_kaggle(file: Path) -> dict[str, int]:
 
 
 def _read_caffe(file: Path) -> dict[str, int]:
-    """Read ``ILSVRC2012_val_00000001.JPEG 65``: indices from 0, in the order of the sorted WordNet numbers."""
+    """Read ``ILSVRC2012_val_00000001.JPEG 65``, an index from 0 in the order of the sorted WordNet numbers.
+
+    Some copies have the WordNet number itself instead, ``ILSVRC2012_val_00000001.JPEG n01751748``.
+    """
+    known = imagenet_indices()
     labels = {}
+    by_index: bool | None = None  # how the first line says it
     for number, words in _lines(read_list(file)):
-        if len(words) != 2 or not words[1].isdecimal() or int(words[1]) >= CLASSES:
-            raise DataError(f"{file}, line {number}: this is not a photo's name and an index below {CLASSES}")
-        labels[words[0].rpartition("/")[2].partition(".")[0]] = int(words[1])
+        is_index = len(words) == 2 and words[1].isdecimal() and int(words[1]) < CLASSES
+        if not is_index and (len(words) != 2 or words[1] not in known):
+            raise DataError(
+                f"{file}, line {number}: this is not a photo's name and an index below {CLASSES} or a WordNet number "
+                f"of the {CLASSES} classes"
+            )
+        by_index = is_index if by_index is None else by_index
+        if is_index != by_index:
+            raise DataError(f"{file}, line {number}: indices and WordNet numbers are mixed")
+        labels[words[0].rpartition("/")[2].partition(".")[0]] = int(words[1]) if is_index else known[words[1]]
     return labels
 
 

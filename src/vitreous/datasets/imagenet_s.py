@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -62,16 +63,18 @@ class ImageNetS(FileDataSet):
         known = imagenet_indices()
         if unknown := [number for number in folders if number not in known]:
             raise self._error(f"the folder {_MASKS}/{unknown[0]} is none of ImageNet's 1000 classes")
+        # Folders may be some of a larger set, whose list tells which number is whose.
+        for place in (self.path, self.path.parent):
+            fitting = {file: listed for file, listed in _lists(place).items() if set(folders) <= set(listed)}
+            if folders in fitting.values():
+                return folders
+            if len(fitting) > 1:
+                names = " and ".join(file.name for file in fitting)
+                raise self._error(f"{names} in {place} hold all its classes and number them differently: keep its own")
+            if fitting:
+                return next(iter(fitting.values()))
         if len(folders) in _SIZES:
             return folders
-        # Some classes are not there, so that the folders alone do not tell which number is whose.
-        lists = sorted(
-            file for place in (self.path, self.path.parent) for file in place.glob("ImageNetS_categories_im*.txt")
-        )
-        for file in lists:
-            listed = sorted(read_list(file).split())
-            if set(folders) <= set(listed) and set(listed) <= set(known) and len(listed) in _SIZES:
-                return listed
         raise self._error(
             f"{_MASKS} has {len(folders)} folders instead of {', '.join(map(str, _SIZES))}, and there is no list "
             "ImageNetS_categories_im919.txt (or 300, 50) of all classes to number them by"
@@ -85,3 +88,10 @@ class ImageNetS(FileDataSet):
             raise DataError(f"{file}: this mask is not in colours, so that it holds no classes")
         numbers = colours[..., 0].astype(np.int16) + 256 * colours[..., 1].astype(np.int16)
         return renumbered(numbers, self._classes, ignored=_IGNORED, file=file)
+
+
+def _lists(place: Path) -> dict[Path, list[str]]:
+    """Return the classes of every list in a folder that is one of ImageNet-S, in the order of their numbers."""
+    read = {file: sorted(read_list(file).split()) for file in sorted(place.glob("ImageNetS_categories_im*.txt"))}
+    known = imagenet_indices()
+    return {file: listed for file, listed in read.items() if len(listed) in _SIZES and set(listed) <= set(known)}
