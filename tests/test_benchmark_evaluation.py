@@ -1,6 +1,7 @@
 """``vitreous.evaluate``: models and data sets in memory, and the same numbers by whatever name."""
 
 import pickle
+import weakref
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,22 @@ def test_a_method_of_the_session_is_known_by_its_code(data, tmp_path, registry):
         exec(OWN.format(name="typed_in", sign=sign), {"__name__": "__main__"})  # as in a notebook
         folders.append(evaluate(MODEL, data, tmp_path, limit=1, methods="typed_in").stores[0].folder)
     assert folders[0] != folders[1] == folders[2]
+
+
+def test_photos_of_a_large_shard_are_not_all_in_memory(tmp_path, monkeypatch):
+    data = open_dataset(write_photos(tmp_path / "photos", 40))
+    load, loaded, most = data.load, [], []
+
+    def watched(index):
+        sample = load(index)
+        most.append(sum(each() is not None for each in loaded))
+        loaded.append(weakref.ref(sample.image))
+        return sample
+
+    monkeypatch.setattr(data, "load", watched)
+    evaluate(vitreous.load_model(MODEL.name, image_size=32), data, tmp_path / "out", methods="rollout", shard_size=40)
+    # Sixteen are measured together, while the sixteen before them may not have been let go yet.
+    assert len(most) == 40 > 32 >= max(most)
 
 
 def test_a_network_whose_preprocessing_is_unknown_is_refused(data, tmp_path):
