@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -107,16 +108,17 @@ def _curve_table(table: ResultTable, curve: Curves) -> str:
 def _order(table: ResultTable, metric: Metric) -> list[tuple[float, str]]:
     sign = -1 if metric.direction == "higher" else 1
     found = {method: table.estimate(method, metric.name) for method in table.methods}
-    return [(sign * one.mean if one is not None else 0.0, method) for method, one in found.items()]
+    known = {method: one.mean for method, one in found.items() if one is not None and math.isfinite(one.mean)}
+    return [(sign * known[method] if method in known else math.inf, method) for method in found]
 
 
 def _cell(table: ResultTable, method: str, metric: Metric) -> str:
     estimate = table.estimate(method, metric.name)
-    if estimate is None:
+    if estimate is None or not math.isfinite(estimate.mean):
         return ""
-    mean, low, high = number_parts(estimate, metric)
+    mean, bounds = number_parts(estimate, metric)
     text = f"**{mean}**" if table.is_best(estimate, metric) else mean
-    return f"{text} <small>{low} to {high}</small>"
+    return text if bounds is None else f"{text} <small>{bounds[0]} to {bounds[1]}</small>"
 
 
 if __name__ == "__main__":

@@ -251,6 +251,22 @@ class TestReport:
         charts = text.partition("<h3>Curves")[2].partition("<h3>Best")[0]
         assert "nan" not in charts.lower()
 
+    def test_one_image_has_no_interval_and_no_order(self, folder, photos):
+        """In every form the means stand alone: no "nan", and both methods share the first rank."""
+        place = folder / "one image"
+        options = ("--data", photos, "--methods", "gae,rollout", "--limit", "1", "--out", place)
+        shown = run("evaluate", *SMALL, *options)
+        assert shown.exit_code == 0, shown.output
+        printed = run("evaluate", *SMALL, *options, "--json").stdout
+        texts = [run("report", place, "--format", form).stdout for form in ("markdown", "latex", "csv", "json")]
+        assert run("report", place, "--out", place / "page.html").exit_code == 0
+        texts += [Page((place / "page.html").read_text()).text.partition("Manifest of")[0], shown.stdout, printed]
+        assert all(texts)
+        assert not any(re.search(r"\bnan\b", text, re.IGNORECASE) for text in texts)
+        rows = json.loads(printed) + json.loads(texts[3])[0]["rows"]
+        assert all(row["mean"] is not None and row["low"] is None and row["high"] is None for row in rows)
+        assert {row.get("rank", 1) for row in rows} == {1}
+
     @pytest.mark.parametrize("content", [None, "empty", "other"])
     def test_a_folder_without_runs_is_one_line(self, tmp_path, content):
         place = tmp_path / "place"
