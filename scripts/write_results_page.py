@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def main() -> None:
     """Fill every place of the page for which there are results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path)
-    found = gather(parser.parse_args().runs)
+    found = gather(parser.parse_args().runs, lambda text: print(text, file=sys.stderr))
     page = DOCS / "results.md"
 
     def filled(place: re.Match[str]) -> str:

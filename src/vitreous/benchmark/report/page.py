@@ -93,7 +93,7 @@ def _facts(results: Results) -> str:
     }
     shown = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items() if text)
     note = ""
-    if done < results.wanted:
+    if not results.finished:
         note = f'<p class="note">This run is not finished: {done} of {results.wanted} {run.things}.</p>'
     return f"{note}<dl>{shown}</dl>"
 
