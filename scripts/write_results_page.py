@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ def main() -> None:
     """Fill every place of the page for which there are results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path)
-    found = gather(parser.parse_args().runs)
+    found = gather(parser.parse_args().runs, lambda text: print(text, file=sys.stderr))
     page = DOCS / "results.md"
 
     def filled(place: re.Match[str]) -> str:
@@ -114,16 +116,17 @@ def _curve_table(results: Results, table: ResultTable, curve: Curves) -> str:
 def _order(table: ResultTable, metric: Metric) -> list[tuple[float, str]]:
     sign = -1 if metric.direction == "higher" else 1
     found = {method: table.estimate(method, metric.name) for method in table.methods}
-    return [(sign * one.mean if one is not None else 0.0, method) for method, one in found.items()]
+    known = {method: one.mean for method, one in found.items() if one is not None and math.isfinite(one.mean)}
+    return [(sign * known[method] if method in known else math.inf, method) for method in found]
 
 
 def _cell(table: ResultTable, method: str, metric: Metric) -> str:
     estimate = table.estimate(method, metric.name)
-    if estimate is None:
+    if estimate is None or not math.isfinite(estimate.mean):
         return ""
-    mean, low, high = number_parts(estimate, metric)
+    mean, bounds = number_parts(estimate, metric)
     text = f"**{mean}**" if table.is_best(estimate, metric) else mean
-    return f"{text} <small>{low} to {high}</small>"
+    return text if bounds is None else f"{text} <small>{bounds[0]} to {bounds[1]}</small>"
 
 
 if __name__ == "__main__":

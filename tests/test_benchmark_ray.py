@@ -1,6 +1,7 @@
 """The Ray engine against a real local cluster of two workers, one of which is killed half-way."""
 
 import os
+import threading
 
 import pytest
 
@@ -83,6 +84,28 @@ def test_an_error_on_a_worker_is_told_as_it_would_be_here(cluster, tmp_path):
     (folder / "images" / "0003.png").write_bytes(b"another size")
     with pytest.raises(RunError, match="data set found here is not what the run was started with"):
         run_on_ray(store, Silent())
+
+
+def test_more_threads_than_a_node_has_processors_are_refused_at_once(cluster, tmp_path):
+    """Ray lets a task wait for ever that no node is large enough for, so this is asked from a thread that may wait."""
+    data = write_photos(tmp_path / "photos", 2)
+    settings = {"model": MODEL, "data": data, "protocol": PROTOCOL, "methods": METHODS, "engine": "ray"}
+    refusals = []
+
+    def ask():
+        try:
+            evaluate(**settings, out=tmp_path / "refused", threads=3)
+        except RunError as error:
+            refusals.append(str(error))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(60)
+    (refusal,) = refusals
+    assert "takes 3 processors" in refusal
+    assert "has 2: give --threads 2 or fewer" in refusal
+    assert not list(tmp_path.glob("refused/*/*.parquet"))
+    assert len(evaluate(**settings, out=tmp_path / "as told", threads=2).images) == 2
 
 
 def test_what_cannot_be_opened_by_name_is_refused(tmp_path):

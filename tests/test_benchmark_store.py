@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -97,6 +98,29 @@ class TestFiles:
             file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
             if store.is_done(shard):
                 assert content_hash(store.read([shard], table(shard).column_names)) == before
+
+    @pytest.mark.parametrize(
+        ("text", "bit"),
+        [
+            (rb"\d\.png", 0x80),  # the names of images
+            (rb"ARROW:schema.+", 0x01),  # names of columns, key and checksum, in base64
+            (rb"ARROW:schema.+", 0x04),
+        ],
+    )
+    def test_text_that_is_none_any_more_is_damage(self, tmp_path, text, bit):
+        """Flipped bits that leave bytes which are not UTF-8 are damage like any other, not an error of Python's."""
+        store = create(tmp_path)
+        fill(store)
+        shard = RUN.shards()[0]
+        file = store.folder / f"{shard.name}.parquet"
+        whole = file.read_bytes()
+        before, faults = content_hash(store.read([shard], table(shard).column_names)), []
+        for place in (place for found in re.finditer(text, whole, re.DOTALL) for place in range(*found.span())):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            if shard not in store.missing(faults.append):
+                assert content_hash(store.read([shard], table(shard).column_names)) == before
+        assert all("computed again" in fault for fault in faults)
+        assert any("is damaged ('utf-8' codec can't decode" in fault for fault in faults)
 
     def test_a_shard_of_another_run_or_place_does_not_count(self, tmp_path):
         store, other = create(tmp_path), create(tmp_path, replace(RUN, weights="other"))

@@ -1,11 +1,14 @@
 """``vitreous evaluate``, ``report``, ``protocols`` and ``datasets`` as people use them."""
 
 import csv
+import importlib.util
 import io
 import json
 import os
 import re
+import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,6 +179,39 @@ class Page(HTMLParser):
         return " ".join(self.words)
 
 
+def only_methods(folder):
+    return json.loads((folder / "manifest.json").read_text())["run"]["methods"]
+
+
+def only_data(runs):
+    (data,) = {json.loads(file.read_text())["run"]["data"] for file in runs.glob("*/manifest.json")}
+    return data
+
+
+def methods_of(table):
+    return {row["method"] for row in table["rows"]}
+
+
+def copied(out, place, method, shards):
+    """A copy of the runs where the one that has a method was killed after some shards: only those files are there."""
+    runs = place / "runs"
+    if not runs.exists():
+        shutil.copytree(out, runs)
+    (killed,) = (folder for folder in runs.iterdir() if folder.is_dir() and method in only_methods(folder))
+    for file in sorted(killed.glob("*.parquet"))[shards:]:
+        file.unlink()
+    return runs
+
+
+def results_script(monkeypatch):
+    scripts = Path(__file__).parents[1] / "scripts"
+    monkeypatch.syspath_prepend(scripts)  # where the script finds what it shares with the others
+    spec = importlib.util.spec_from_file_location("results_page", scripts / "write_results_page.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 class TestReport:
     def test_one_page_holds_everything_and_asks_nobody(self, out, folder):
         result = run("report", out, "--out", folder / "page.html", "--pictures", "2")
@@ -203,6 +239,80 @@ class TestReport:
         single = json.loads(run("report", merged["runs"][0], "--format", "json").stdout)[0]
         of_both = {(row["method"], row["metric"]): row["mean"] for row in merged["rows"]}
         assert all(of_both[row["method"], row["metric"]] == row["mean"] for row in single["rows"])
+
+    def test_a_run_that_has_stored_nothing_hides_no_other(self, out, tmp_path):
+        runs = copied(out, tmp_path, "rollout", shards=0)
+        result = run("report", runs, "--format", "json")
+        (finished,) = json.loads(result.stdout)
+        assert (finished["images"], finished["wanted"], len(finished["runs"])) == (10, 10, 1)
+        assert methods_of(finished) == {"tokentm:gradient=probability", "gae"}
+        (line,) = result.stderr.splitlines()
+        assert re.fullmatch(rf"warning: left out: {PROTOCOL}-\w+: it has not stored anything yet", line)
+
+    def test_a_run_that_was_killed_shrinks_no_finished_one(self, out, tmp_path):
+        runs = copied(out, tmp_path, "rollout", shards=1)
+        result = run("report", runs, "--format", "json")
+        assert not result.stderr
+        finished, killed = json.loads(result.stdout)
+        assert (finished["images"], killed["images"], killed["wanted"]) == (10, 4, 10)
+        assert {row["n"] for row in finished["rows"]} == {9}
+        assert {row["n"] for row in killed["rows"]} == {4}
+        assert methods_of(killed) == {"gae", "rollout"}
+        alone = json.loads(run("report", finished["runs"][0], "--format", "json").stdout)
+        assert finished["rows"] == alone[0]["rows"]
+        shown = run("report", runs, "--format", "markdown").stdout
+        assert [line for line in shown.splitlines() if line.endswith("4 images (not finished: 4 of 10)**")]
+        assert shown.count("not finished") == 1
+        assert run("report", runs, "--out", tmp_path / "page.html", "--pictures", "0").exit_code == 0
+        page = Page((tmp_path / "page.html").read_text()).text
+        assert page.count("This run is not finished: 4 of 10 images.") == 1
+        rows = list(csv.DictReader(io.StringIO(run("report", runs, "--format", "csv").stdout)))
+        assert {(row["images"], row["wanted"]) for row in rows if row["method"] == "rollout"} == {("4", "10")}
+
+    def test_runs_that_were_killed_at_the_same_place_are_one_table(self, out, tmp_path):
+        runs = copied(out, tmp_path, "rollout", shards=1)
+        copied(out, tmp_path, "tokentm:gradient=probability", shards=1)
+        (both,) = json.loads(run("report", runs, "--format", "json").stdout)
+        assert (both["images"], len(both["runs"])) == (4, 2)
+
+    @pytest.mark.parametrize("foreign", ["explanation", "protocol", "columns", "damaged"])
+    def test_a_folder_that_is_no_run_from_here_is_left_out(self, out, tmp_path, foreign):
+        runs = copied(out, tmp_path, "rollout", shards=3)
+        changed = next(place for place in runs.iterdir() if "rollout" in only_methods(place)) / "manifest.json"
+        manifest = json.loads(changed.read_text())
+        if foreign == "protocol":
+            manifest["run"]["protocol"] = "from-the-future"
+        elif foreign == "columns":
+            manifest["run"]["columns"] = ["another"]
+        texts = {"explanation": '{"format": "vitreous explanation", "schema": 1}', "damaged": '{"format": "vitr'}
+        changed.write_text(texts.get(foreign, json.dumps(manifest)))
+        result = run("report", runs, "--format", "json")
+        assert result.exit_code == 0, result.output
+        (left,) = json.loads(result.stdout)
+        assert methods_of(left) == {"tokentm:gradient=probability", "gae"}
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"warning: left out: {changed.parent.name}: ")
+        alone = run("report", changed.parent, "--format", "json")
+        assert alone.exit_code == 2
+        assert alone.stderr.startswith("error: ")
+        assert len(alone.stderr.splitlines()) == 1
+
+    def test_the_page_of_results_has_finished_runs_whole(self, out, tmp_path, monkeypatch):
+        """``scripts/write_results_page.py`` beside a run that was killed: both tables, each with its own command."""
+        runs = copied(out, tmp_path, "rollout", shards=1)
+        script = results_script(monkeypatch)
+        (tmp_path / "docs" / "results").mkdir(parents=True)
+        page = tmp_path / "docs" / "results.md"
+        data = script.ending_of(only_data(runs))
+        page.write_text(f"<!-- results: {PROTOCOL} {data} -->\n<!-- end -->\n")
+        monkeypatch.setattr(script, "DOCS", tmp_path / "docs")
+        monkeypatch.setattr("sys.argv", ["write_results_page.py", str(runs)])
+        script.main()
+        whole, killed = page.read_text().split("95% bootstrap intervals.")[1:]
+        assert page.read_text().count("9 photos, 2 methods") == 1
+        assert "--limit" not in whole
+        assert "--limit 4 " in killed
+        assert len(list((tmp_path / "docs" / "results").iterdir())) == 2
 
     def test_tables_for_other_documents(self, out):
         rows = list(csv.DictReader(io.StringIO(run("report", out, "--format", "csv").stdout)))
@@ -274,6 +384,22 @@ class TestReport:
         assert text.count('class="shape') == 3
         charts = text.partition("<h3>Curves")[2].partition("<h3>Best")[0]
         assert "nan" not in charts.lower()
+
+    def test_one_image_has_no_interval_and_no_order(self, folder, photos):
+        """In every form the means stand alone: no "nan", and both methods share the first rank."""
+        place = folder / "one image"
+        options = ("--data", photos, "--methods", "gae,rollout", "--limit", "1", "--out", place)
+        shown = run("evaluate", *SMALL, *options)
+        assert shown.exit_code == 0, shown.output
+        printed = run("evaluate", *SMALL, *options, "--json").stdout
+        texts = [run("report", place, "--format", form).stdout for form in ("markdown", "latex", "csv", "json")]
+        assert run("report", place, "--out", place / "page.html").exit_code == 0
+        texts += [Page((place / "page.html").read_text()).text.partition("Manifest of")[0], shown.stdout, printed]
+        assert all(texts)
+        assert not any(re.search(r"\bnan\b", text, re.IGNORECASE) for text in texts)
+        rows = json.loads(printed) + json.loads(texts[3])[0]["rows"]
+        assert all(row["mean"] is not None and row["low"] is None and row["high"] is None for row in rows)
+        assert {row.get("rank", 1) for row in rows} == {1}
 
     @pytest.mark.parametrize("content", [None, "empty", "other"])
     def test_a_folder_without_runs_is_one_line(self, tmp_path, content):

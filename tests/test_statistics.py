@@ -77,6 +77,13 @@ class TestEstimates:
         found = estimates({"a": table}, ("score", "other"), [SCORE, other])
         assert [(one.mean, one.n) for one in found] == [(2.0, 2), (5.0, 1)]
 
+    def test_one_image_has_a_mean_and_no_interval(self):
+        (found,) = estimates({"a": column([np.nan, 0.5, np.nan])}, COLUMNS, [SCORE])
+        assert (found.mean, found.n) == (0.5, 1)
+        assert np.isnan([found.low, found.high]).all()
+        (two,) = estimates({"a": column([0.25, 0.5, np.nan])}, COLUMNS, [SCORE])
+        assert (two.low, two.high) == (0.25, 0.5)
+
     def test_nothing_measured_is_no_number(self):
         (found,) = estimates({"a": column([np.nan, np.nan])}, COLUMNS, [SCORE])
         assert np.isnan([found.mean, found.low, found.high]).all()
@@ -150,8 +157,19 @@ class TestPaired:
         assert 8 <= small <= 33
 
     def test_p_is_never_zero(self):
-        assert two_sided(np.ones(999)) == pytest.approx(2 / 1000)
-        assert two_sided(np.full(3, np.nan)) == 1
+        assert two_sided(np.ones(999), 50_000) == pytest.approx(2 / 1000)
+        assert two_sided(np.full(3, np.nan), 9) == 1
+
+    @pytest.mark.parametrize("images", range(1, 9))
+    def test_few_images_prove_no_more_than_their_signs(self, images):
+        """Differences that all have one sign: a test that flips signs has p = 2 / 2^n, the same at every seed."""
+        values = {"a": column(np.linspace(0.51, 0.9, images)), "b": column(np.linspace(0.5, 0.8, images))}
+        # An image that one of the two lacks does not make the sample larger.
+        values = {name: np.concatenate([some, column([np.nan] * 20)]) for name, some in values.items()}
+        found = paired(values, COLUMNS, SCORE, "a", "b")
+        assert found.n == images
+        assert found.p == pytest.approx(2 / 2**images)
+        assert np.isnan([found.low, found.high]).all() == (images == 1)
 
 
 class TestRanking:
@@ -174,6 +192,14 @@ class TestRanking:
     def test_lower_may_be_better(self):
         found = ranking(self.values(), COLUMNS, LOSS)
         assert found == {"worst": 1, "middle": 2, "good": 3, "as good": 3}
+
+    @pytest.mark.parametrize(("images", "ranks"), [(1, [1, 1]), (2, [1, 1]), (5, [1, 1]), (6, [1, 2])])
+    def test_few_images_do_not_rank(self, images, ranks):
+        """Of n paired images that all say the same, p is 2 / 2^n: below 0.05 from six images on."""
+        base = np.linspace(0.0, 1.0, images)
+        found = ranking({"better": column(base + 0.01), "worse": column(base)}, COLUMNS, SCORE)
+        assert list(found) == ["better", "worse"]
+        assert list(found.values()) == ranks
 
     def test_a_method_without_numbers_is_not_ranked_alone(self):
         assert ranking({"a": column([np.nan])}, COLUMNS, SCORE) == {}

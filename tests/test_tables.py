@@ -132,6 +132,28 @@ def test_ranks_are_shown_where_they_are_given(table):
     assert "rank" not in tables.as_rows(ranked)[1]
 
 
+@pytest.fixture
+def of_one_image() -> tables.ResultTable:
+    """A single image has a mean and no interval."""
+    estimates = [Estimate("gae", "mIoU", 0.6, NAN, NAN, 1), Estimate("rollout", "mIoU", 0.5, NAN, NAN, 1)]
+    return tables.ResultTable("one", [seg.mean_iou()], estimates, {"mIoU": {"gae": 1, "rollout": 1}})
+
+
+@pytest.mark.parametrize("width", [30, 200])
+def test_a_number_without_an_interval_stands_alone(of_one_image, width):
+    assert "| `gae` | **60.00 #1** |\n| `rollout` | 50.00 #1 |" in tables.as_markdown(of_one_image)
+    assert "gae & \\textbf{60.00 \\#1} \\\\\nrollout & 50.00 \\#1 \\\\" in tables.as_latex(of_one_image)
+    shown = [line.split() for line in terminal(of_one_image, width).splitlines() if "#1" in line]
+    assert shown == [["gae", "*", "60.00", "#1"], ["rollout", "50.00", "#1"]]
+
+
+def test_an_interval_that_does_not_exist_is_null_and_empty(of_one_image):
+    rows = json.loads(json.dumps(tables.as_rows(of_one_image), allow_nan=False))
+    assert rows[0] == {"method": "gae", "metric": "mIoU", "mean": 0.6, "low": None, "high": None, "n": 1, "rank": 1}
+    (line, _) = csv.DictReader(io.StringIO(tables.as_csv(of_one_image)))
+    assert (line["mean"], line["low"], line["high"]) == ("0.6", "", "")
+
+
 def test_equal_values_are_all_best():
     estimates = [Estimate(name, "mIoU", 0.5, 0.4, 0.6, 9) for name in ("a", "b")]
     table = tables.ResultTable("tie", [seg.mean_iou()], estimates)

@@ -90,6 +90,11 @@ class Results:
         """How many images the runs are to have in the end."""
         return min(store.run.wanted for store in self.stores)
 
+    @property
+    def finished(self) -> bool:
+        """Whether all images that the runs are to have are there."""
+        return len(self.images) == self.wanted
+
     def values(self, columns: Sequence[str]) -> dict[str, Floats]:
         """Some columns of every method, (images, columns); NaN where there is no number."""
         found = [self._read(number, columns)[self._rows(number)] for number in range(len(self.stores))]

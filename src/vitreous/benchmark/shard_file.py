@@ -51,17 +51,22 @@ def fault_of(folder: Path, run: Run, shard: Shard) -> str | None:
     """Why a shard's file cannot be used: ``missing``, or what is wrong with it; None where it is whole."""
     place = folder / f"{shard.name}{ENDING}"
     try:
-        table = pq.read_table(place, partitioning=None)
+        # A flipped bit in a name, a string or a checksum shows only where it is decoded, as a ValueError.
+        fault = _fault_in(pq.read_table(place, partitioning=None), run, shard)
     except FileNotFoundError:
         return "missing"
-    except (OSError, pa.ArrowException) as error:
-        return f"{place} is damaged ({str(error).splitlines()[0]})"
+    except (OSError, ValueError, pa.ArrowException) as error:
+        fault = f"is damaged ({str(error).splitlines()[0]})"
+    return None if fault is None else f"{place} {fault}"
+
+
+def _fault_in(table: pa.Table, run: Run, shard: Shard) -> str | None:
     stored = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
     if stored.get("key") != run.key or not table.schema.equals(schema_of(run.columns)):
-        return f"{place} belongs to another run"
+        return "belongs to another run"
     about = {name: str(value) for name, value in _about(run, shard, table).items()}
     if any(stored.get(name) != about[name] for name in _ABOUT) or len(table) != len(shard) * len(run.methods):
-        return f"{place} is damaged (its content is not what was written)"
+        return "is damaged (its content is not what was written)"
     return None
 
 

@@ -3,6 +3,9 @@
 Every method is measured on the same resamples of the images, so that differences between methods are paired. All
 functions take, per method, what was kept of every image as an array (images, columns), the images in the same order; an
 image with a value that is not finite in a metric's columns does not count for that metric.
+
+A bootstrap of few images knows less than it pretends: all resamples of one image are that image. So a single image has
+no interval, and p has a floor that depends on the number of images, see ``two_sided``.
 """
 
 from __future__ import annotations
@@ -24,7 +27,12 @@ _AT_ONCE = 2**22
 
 @dataclass(frozen=True)
 class Estimate:
-    """One number of a results table, with its interval and how many images counted for it."""
+    """One number of a results table, with its interval and how many images counted for it.
+
+    Attributes:
+        low: lower bound of the interval; NaN where fewer than two images count.
+        high: upper bound, in the same way.
+    """
 
     method: str
     metric: str
@@ -114,7 +122,7 @@ def estimates(
         table = _checked(values[method], columns, method)
         drawn = drawn or Resamples(len(table), resamples, seed)
         for metric, measured in zip(metrics, _measure(table, columns, metrics, drawn), strict=True):
-            low, high = _interval(measured.resampled, level)
+            low, high = _interval(measured.resampled, measured.n, level)
             results.append(Estimate(method, metric.name, measured.value, low, high, measured.n))
     return results
 
@@ -134,8 +142,8 @@ def paired(
     measured = _measured_on_common_images(values, columns, metric, [first, second], resamples, seed)
     one, other = measured[first], measured[second]
     differences = one.resampled - other.resampled
-    low, high = _interval(differences, level)
-    p = two_sided(differences)
+    low, high = _interval(differences, one.n, level)
+    p = two_sided(differences, one.n)
     return Comparison(first, second, metric.name, one.value - other.value, low, high, p, one.n)
 
 
@@ -150,8 +158,9 @@ def ranking(
 ) -> dict[str, int]:
     """Rank methods, best first: one more than the number of methods that are significantly better.
 
-    So methods that nothing tells apart from the best share rank 1. Tests are paired, on the images that count for all
-    methods, and not corrected for their number. A method whose metric has no value is not ranked.
+    So methods that nothing tells apart from the best share rank 1, and on five images or fewer all do. Tests are
+    paired, on the images that count for all methods, and not corrected for their number. A method whose metric has no
+    value is not ranked.
     """
     if metric.direction is None:
         raise MetricError(f"{metric.name} has no better direction, so methods cannot be ranked by it")
@@ -160,22 +169,31 @@ def ranking(
     ranked = {method: found for method, found in measured.items() if np.isfinite(found.value)}
 
     def better(one: _Measured, other: _Measured) -> bool:
-        return sign * (one.value - other.value) > 0 and two_sided(one.resampled - other.resampled) < 1 - level
+        p = two_sided(one.resampled - other.resampled, one.n)
+        return sign * (one.value - other.value) > 0 and p < 1 - level
 
     ranks = {name: 1 + sum(better(other, one) for other in ranked.values()) for name, one in ranked.items()}
     return dict(sorted(ranks.items(), key=lambda item: (item[1], -sign * ranked[item[0]].value)))
 
 
-def two_sided(differences: Floats) -> float:
+def two_sided(differences: Floats, images: int) -> float:
     """Give the two-sided p of a bootstrap of a difference: twice the share of resamples on the rarer side of 0.
 
-    The sample itself counts as one resample on either side, so p is never 0.
+    The sample itself counts as one resample on either side, so p is never 0. Nor is it below 2^(1 - images): if two
+    methods do not differ, the differences of n paired images are as likely to have either sign, so all n point the same
+    way with probability 2 / 2^n, whatever the methods are. Where they do, every resample does too, and without this
+    floor one image would be proof. Five images or fewer thus have p of at least 0.0625.
+
+    Args:
+        differences: of the metric, one per resample.
+        images: how many images count for both methods.
     """
     differences = differences[np.isfinite(differences)]
     if differences.size == 0:
         return 1.0
     rarer = min((differences <= 0).sum(), (differences >= 0).sum())
-    return float(min(1.0, 2 * (rarer + 1) / (differences.size + 1)))
+    floor = 2.0 ** (1 - images)
+    return float(min(1.0, max(floor, 2 * (rarer + 1) / (differences.size + 1))))
 
 
 def _checked(table: Floats, columns: Sequence[str], method: str) -> Floats:
@@ -245,10 +263,10 @@ def _measured_on_common_images(
     }
 
 
-def _interval(resampled: Floats, level: float) -> tuple[float, float]:
-    """Take the percentile interval; resamples without a value are left out."""
+def _interval(resampled: Floats, images: int, level: float) -> tuple[float, float]:
+    """Take the percentile interval; resamples without a value are left out, and one image has no interval."""
     resampled = resampled[np.isfinite(resampled)]
-    if resampled.size == 0:
+    if resampled.size == 0 or images < 2:
         return float("nan"), float("nan")
     low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -55,9 +55,9 @@ def title_of(results: Results) -> str:
     kind, _, path = results.run.data.partition(":")
     architecture, at, weights = results.run.model.name.partition("@")
     model = f"{architecture}{at}{Path(weights).name}"  # where the file is kept says nothing about what was measured
-    return (
-        f"{results.run.protocol}, {model}, {kind}:{Path(path).name}, {int(results.counted.sum())} {results.run.things}"
-    )
+    counted = f"{int(results.counted.sum())} {results.run.things}"
+    left = "" if results.finished else f" (not finished: {len(results.images)} of {results.wanted})"
+    return f"{results.run.protocol}, {model}, {kind}:{Path(path).name}, {counted}{left}"
 
 
 def _by_method(found: Sequence[Estimate], results: Results, metrics: Sequence[Metric]) -> list[Estimate]:

@@ -1,7 +1,8 @@
 """Results as tables of methods by metrics: Markdown, LaTeX, CSV and JSON; for the terminal see ``terminal_table``.
 
 Tables for readers show shares of 0..1 in percent and mark the best value of every metric; CSV and JSON hold the numbers
-as they are. Published numbers are a table of their own in every form, never rows among own results.
+as they are. A number that has no interval, being of a single image, stands alone. Published numbers are a table of
+their own in every form, never rows among own results.
 """
 
 from __future__ import annotations
@@ -157,18 +158,19 @@ def cell_of(table: ResultTable, method: str, metric: Metric, *, stacked: bool = 
     estimate = table.estimate(method, metric.name)
     if estimate is None or not math.isfinite(estimate.mean):
         return _MISSING, False
-    mean, low, high = number_parts(estimate, metric)
+    mean, bounds = number_parts(estimate, metric)
     rank = table.ranks.get(metric.name, {}).get(method)
     shown = "" if rank is None else f" #{rank}"
-    text = f"{mean}{shown}\n[{low}, {high}]" if stacked else f"{mean} [{low}, {high}]{shown}"
+    interval = "" if bounds is None else f"[{bounds[0]}, {bounds[1]}]"
+    text = f"{mean}{shown}\n{interval}".rstrip() if stacked else f"{mean} {interval}".rstrip() + shown
     return text, table.is_best(estimate, metric)
 
 
-def number_parts(estimate: Estimate, metric: Metric) -> tuple[str, str, str]:
-    """Write mean and interval of a finite number."""
+def number_parts(estimate: Estimate, metric: Metric) -> tuple[str, tuple[str, str] | None]:
+    """Write the mean of a finite number, and the bounds of its interval, which a single image has not."""
     scale, digits = _scale(metric)
     mean, low, high = (f"{scale * value:.{digits}f}" for value in (estimate.mean, estimate.low, estimate.high))
-    return mean, low, high
+    return mean, (low, high) if math.isfinite(estimate.low) and math.isfinite(estimate.high) else None
 
 
 def _scale(metric: Metric) -> tuple[float, int]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.console import results, say
+from vitreous.cli.console import messages, results, say
 from vitreous.cli.guard import DebugOption
 
 
@@ -40,13 +40,16 @@ def report(
 ) -> None:
     """Write what was measured as one page that needs nothing else: tables, curves, radar chart, best and worst images.
 
-    Runs of the same protocol, model and data set are one table.
+    Runs of the same protocol, model and data set are one table; one that is not finished stands in a table of its own.
     """
     from vitreous.benchmark.report.documents import write_document  # noqa: PLC0415  # imports torch
     from vitreous.benchmark.report.gathering import gather  # noqa: PLC0415
     from vitreous.storage import write_text  # noqa: PLC0415
 
-    text = write_document(gather(folder), form.value, pictures=pictures)
+    def warn(text: str) -> None:
+        say(messages(), f"warning: {text}", "yellow")
+
+    text = write_document(gather(folder, warn), form.value, pictures=pictures)
     if out is None and form is not Format.HTML:
         sys.stdout.write(text)
         return

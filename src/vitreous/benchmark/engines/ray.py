@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous.benchmark.engines.watching import Watcher
 from vitreous.benchmark.engines.working import begin, work
-from vitreous.benchmark.run import Run, Shard
+from vitreous.benchmark.run import Run, RunError, Shard
 from vitreous.benchmark.store import Claim, Store
 from vitreous.errors import MissingDependencyError, VitreousError
 
@@ -32,10 +32,14 @@ def run_on_ray(store: Store, watcher: Watcher, *, tasks: int | None = None) -> N
         store: the run's folder, on the machine of the driver.
         watcher: who is told.
         tasks: how many shards are computed at once; by default as many as the cluster has processors for.
+
+    Raises:
+        RunError: no node of the cluster has as many processors as the run has threads.
     """
     ray = _ray()
     with _connected(ray):
         threads = store.run.threads
+        _check_that_a_node_has(ray, threads)
         at_once = tasks or max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
         in_flight = _InFlight(ray, store, watcher, _remote(ray, threads))
         try:
@@ -121,6 +125,17 @@ def _ray() -> Any:
     except ImportError as error:
         raise MissingDependencyError('the engine ray needs its package: pip install "vitreous[ray]"') from error
     return ray
+
+
+def _check_that_a_node_has(ray: Any, threads: int) -> None:
+    """Refuse tasks that no node is large enough for: Ray would wait for such a node for ever."""
+    largest = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
+    # Where no node offers any processor, a cluster that grows has not begun to: its nodes come when tasks wait.
+    if 0 < largest < threads:
+        raise RunError(
+            f"a task takes {threads} processors, one for each thread, and the largest node of the Ray cluster has "
+            f"{largest}: give --threads {largest} or fewer and another --out, for a run keeps its number of threads"
+        )
 
 
 def _remote(ray: Any, threads: int) -> Any:

@@ -30,13 +30,9 @@ def write_document(found: Sequence[Results], form: str, *, pictures: int = 3) ->
 
 
 def _as_json(results: Results) -> dict[str, Any]:
-    table, run = summarise(results), results.run
+    table = summarise(results)
     return {
-        "protocol": run.protocol,
-        "model": run.model.name,
-        "data": run.data,
-        "images": len(results.images),
-        "wanted": results.wanted,
+        **_about(results),
         "rows": as_rows(table),
         "published": published_as_rows(table),
         "failures": [vars(failure) for failure in results.failures()],
@@ -44,13 +40,18 @@ def _as_json(results: Results) -> dict[str, Any]:
     }
 
 
+def _about(results: Results) -> dict[str, Any]:
+    run = results.run
+    context = {"protocol": run.protocol, "model": run.model.name, "data": run.data}
+    return {**context, "images": len(results.images), "wanted": results.wanted}
+
+
 def _csv(found: Sequence[Results]) -> str:
-    """One table for all, with the protocol, model and data set in front of every row."""
+    """One table for all; in front of every row what it is of, and how many images are finished of those wanted."""
     text = io.StringIO()
     names = ("method", "metric", "mean", "low", "high", "n", "rank")
-    writer = csv.DictWriter(text, ("protocol", "model", "data", *names), lineterminator="\n")
+    writer = csv.DictWriter(text, ("protocol", "model", "data", "images", "wanted", *names), lineterminator="\n")
     writer.writeheader()
     for results in found:
-        context = {"protocol": results.run.protocol, "model": results.run.model.name, "data": results.run.data}
-        writer.writerows({**context, **row} for row in as_rows(summarise(results)))
+        writer.writerows({**_about(results), **row} for row in as_rows(summarise(results)))
     return text.getvalue()

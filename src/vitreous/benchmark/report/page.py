@@ -93,7 +93,7 @@ def _facts(results: Results) -> str:
     }
     shown = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items() if text)
     note = ""
-    if done < results.wanted:
+    if not results.finished:
         note = f'<p class="note">This run is not finished: {done} of {results.wanted} {run.things}.</p>'
     return f"{note}<dl>{shown}</dl>"
 
@@ -121,9 +121,9 @@ def _own_table(table: ResultTable, things: str) -> str:
         for method in leaders(table)
     )
     return (
-        f'<h3>Results</h3><p class="faint">Mean with its 95% bootstrap interval over {things}. Methods that a paired '
-        "test does not tell apart share a rank (#); ★ is the best mean of its column. Ordered by the "
-        "mean of the ranks.</p>"
+        f'<h3>Results</h3><p class="faint">Mean with its 95% bootstrap interval over {things}, if two or more '
+        "count. Methods that a paired test does not tell apart share a rank (#); ★ is the best mean of its column. "
+        "Ordered by the mean of the ranks.</p>"
         f'<div class="scroll"><table><tr><th>method</th>{heads}</tr>{rows}</table></div>'
     )
 
@@ -132,14 +132,12 @@ def _cell(table: ResultTable, method: str, metric: Metric) -> str:
     estimate = table.estimate(method, metric.name)
     if estimate is None or not math.isfinite(estimate.mean):
         return "<td>–</td>"  # noqa: RUF001
-    mean, low, high = number_parts(estimate, metric)
+    mean, bounds = number_parts(estimate, metric)
     rank = table.ranks.get(metric.name, {}).get(method)
     shown = "" if rank is None else f' <span class="rank">#{rank}</span>'
+    interval = "" if bounds is None else f'<span class="interval">{bounds[0]} to {bounds[1]}</span>'
     best = ' class="best"' if table.is_best(estimate, metric) else ""
-    return (
-        f'<td{best} title="n = {estimate.n}"><span class="mean">{mean}</span>{shown}'
-        f'<span class="interval">{low} to {high}</span></td>'
-    )
+    return f'<td{best} title="n = {estimate.n}"><span class="mean">{mean}</span>{shown}{interval}</td>'
 
 
 def _published_table(table: ResultTable) -> str:
