@@ -12,6 +12,10 @@ import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+
 import vitreous
 from small_text_models import LONGEST, PAD, ask, blocks_of, build, small_tokenizer, texts
 from vitreous.errors import InputError, MethodError, ModelError, TargetError, UnsupportedModelError
@@ -218,6 +222,7 @@ class TestRefusals:
             ([], "no text was given"),
             (5, "a text or several, not int"),
             ([SHORT, None], "text 1 is not a text but NoneType"),
+            ([SHORT, "good \udcff film"], "text 1 is not valid Unicode: there is half a character at place 5"),
         ],
     )
     def test_of_texts(self, pair, given, message):
@@ -233,14 +238,31 @@ class TestRefusals:
         with pytest.raises(InputError, match="must be one of the transformers library, not NoneType"):
             vitreous.explain_text((pair[0], None), SHORT, "ixg")
         pair[0].save_pretrained(tmp_path)
-        with pytest.raises(ModelError, match="there is no tokenizer in this folder"):
+        with pytest.raises(ModelError, match="there is no tokenizer beside the weights"):
             vitreous.explain_text(f"hf/{tmp_path}", SHORT, "ixg")
+        empty = type(pair[1])(tokenizer_object=Tokenizer(WordPiece({"[UNK]": 0}, unk_token="[UNK]")), unk_token="[UNK]")
+        with pytest.raises(InputError, match="every word is unknown"):
+            vitreous.explain_text((pair[0], empty), SHORT, "ixg")
+
+    @pytest.mark.parametrize("kind", ["bert", "roberta", "deberta"])
+    def test_of_a_repository_without_tokenizer(self, kind, tmp_path, monkeypatch):
+        """transformers makes up a tokenizer whose words are all unknown, from the hub's cache as from a folder."""
+        repository = tmp_path / "models--someone--classifier"
+        build(kind).save_pretrained(repository / "snapshots" / "abc")
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("abc")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr("vitreous.models.hub.is_reachable", lambda: False)
+        with pytest.raises(ModelError, match=r"^hf/someone/classifier: there is no tokenizer beside the weights"):
+            load_text_model("hf/someone/classifier")
 
     def test_of_tokenizers_that_do_not_fit(self, pair):
         bare = small_tokenizer()
         bare.backend_tokenizer.post_processor = None
         with pytest.raises(UnsupportedModelError, match="no class token in front"):
             vitreous.explain_text((pair[0], bare), SHORT, "ixg")
+        with pytest.raises(InputError, match="CanineTokenizer does not tell where its tokens stand in a text"):
+            vitreous.explain_text((pair[0], transformers.CanineTokenizer()), SHORT, "ixg")
         with pytest.raises(UnsupportedModelError, match="takes no input_ids"):
             vitreous.explain_text((torch.nn.Linear(2, 2), pair[1]), SHORT, "ixg")
 
@@ -270,8 +292,8 @@ class TestRefusals:
             load_text_model(f"hf/{tmp_path}")
 
     def test_of_an_image_classifier(self, tmp_path):
-        hf = pytest.importorskip("transformers")
-        hf.ViTForImageClassification(hf.ViTConfig(hidden_size=24, num_hidden_layers=1)).save_pretrained(tmp_path)
+        config = transformers.ViTConfig(hidden_size=24, num_hidden_layers=1)
+        transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
         with pytest.raises(ModelError, match="looks at photos"):
             load_text_model(f"hf/{tmp_path}")
 

@@ -93,6 +93,7 @@ def test_control_characters_do_not_reach_the_terminal(model):
     ("arguments", "message"),
     [
         (("",), "text 0 is empty"),
+        (("good \udcff film",), "text 0 is not valid Unicode"),  # a byte that is not UTF-8, as Python passes it on
         ((TEXT, "--target", "great"), "there is no class 'great'"),
         ((TEXT, "--method", "nonsense"), "there is no method"),
         ((TEXT, "--method", "vitcx"), "no pixels"),

@@ -65,6 +65,10 @@ class Reader:
     def __init__(self, model: nn.Module, tokenizer: Any) -> None:
         if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
             raise InputError(f"the tokenizer must be one of the transformers library, not {type(tokenizer).__name__}")
+        if knows_no_words(tokenizer):
+            raise InputError(
+                f"the vocabulary of {type(tokenizer).__name__} is empty, so that every word is unknown to it"
+            )
         self._name, self._tokenizer = type(model).__name__, tokenizer
         weight = next(model.parameters(), None)
         self._device = torch.device("cpu") if weight is None else weight.device
@@ -94,6 +98,12 @@ class Reader:
             raise InputError(f"{name} is not a text but {type(text).__name__}")
         if not text.strip():
             raise InputError(f"{name} is empty")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # an argument of a command that is not UTF-8 arrives like this
+            raise InputError(
+                f"{name} is not valid Unicode: there is half a character at place {error.start}"
+            ) from error
         encoded = self._encode(text, special=False)
         numbers, offsets = encoded["input_ids"], encoded["offset_mapping"]
         special = set(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
@@ -143,14 +153,17 @@ class Reader:
 
     def _encode(self, text: str, *, special: bool) -> Any:
         try:
-            return self._tokenizer(
+            encoded = self._tokenizer(
                 text, add_special_tokens=special, return_offsets_mapping=True, return_special_tokens_mask=True,
                 truncation=False, verbose=False,
             )  # fmt: skip
-        except NotImplementedError as error:
+        except NotImplementedError:  # what older versions of transformers say; newer ones leave the offsets out
+            encoded = {}
+        if "offset_mapping" not in encoded:
             raise InputError(
                 f"{type(self._tokenizer).__name__} does not tell where its tokens stand in a text; use its fast form"
-            ) from error
+            )
+        return encoded
 
     def _special_tokens(self) -> tuple[list[int], list[int]]:
         """What the tokenizer puts in front of a text and behind it, seen on an example."""
@@ -163,6 +176,11 @@ class Reader:
                 f"{type(self._tokenizer).__name__} puts no class token in front of a text for {self._name} to read"
             )
         return numbers[:leading], numbers[len(numbers) - trailing :]
+
+
+def knows_no_words(tokenizer: Any) -> bool:
+    """Whether a tokenizer has nothing but special tokens in its vocabulary: no text could be told from another."""
+    return set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
 
 
 def _longest(model: nn.Module, tokenizer: Any) -> int | None:
