@@ -14,7 +14,9 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 import transformers
 from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
+from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 
 import vitreous
 from small_text_models import LONGEST, PAD, ask, blocks_of, build, small_tokenizer, texts
@@ -23,6 +25,31 @@ from vitreous.models.text_models import load_text_model
 from vitreous.predicted import ExplanationError
 from vitreous.speed.timing import one_thread
 from vitreous.storage import StorageError
+
+
+def byte_pieces() -> transformers.PreTrainedTokenizerFast:
+    """Bytes without any merged, as RoBERTa's tokenizer has them."""
+    letters = sorted(ByteLevel.alphabet())
+    names = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "Ċ", "ĉ", "Ġ", *"abdfgilmo"]
+    assert set(names[5:]) <= set(letters)
+    inner = Tokenizer(BPE({name: number for number, name in enumerate(names)}, [], unk_token="[UNK]"))
+    inner.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return _whole(inner)
+
+
+def sentence_pieces() -> transformers.PreTrainedTokenizerFast:
+    """A few words with their blank in front, and one that lacks it, as SentencePiece writes them."""
+    names = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "▁bad", "▁good", "film", "▁"]
+    inner = Tokenizer(Unigram([(name, -float(number)) for number, name in enumerate(names)], unk_id=4))
+    inner.pre_tokenizer = Metaspace()
+    return _whole(inner)
+
+
+def _whole(inner: Tokenizer) -> transformers.PreTrainedTokenizerFast:
+    inner.post_processor = small_tokenizer().backend_tokenizer.post_processor
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "mask", "unk")}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=LONGEST, **special)
+
 
 TEXT = "The film,\nunbelievably, was  GOOD!"
 SHORT = "not bad"
@@ -85,26 +112,39 @@ class TestPiecesAndWords:
         torch.testing.assert_close(explanation.scores["ixg"][0], expected, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(explanation.logits, logits.detach(), rtol=1e-12, atol=1e-12)
 
-    def test_white_space_that_belongs_to_a_piece_is_not_counted_to_it(self, pair, monkeypatch):
-        """SentencePiece tokenizers give a piece the blank in front of it, or a piece to a blank alone."""
-        model, tokenizer = pair
+    def test_a_blank_in_front_of_a_word_is_not_counted_to_its_piece(self, pair):
+        """SentencePiece tokenizers give a piece the blank in front of it, or a blank a piece where they lack both."""
+        pieces = vitreous.explain_text((pair[0], sentence_pieces()), "bad film good", "ixg").pieces[0]
+        assert pieces == (("▁bad", 0, 3, 0), ("▁", 4, 4, 1), ("film", 4, 8, 1), ("▁good", 9, 13, 2))
 
-        class Blanks(type(tokenizer)):
-            def __call__(self, text, **options):
-                encoded = super().__call__(text, **options)
-                if text == "bad film":
-                    encoded["offset_mapping"] = [(0, 3), (3, 4), (3, 8)]
-                    encoded["input_ids"] = encoded["input_ids"] + encoded["input_ids"][-1:]
-                return encoded
+    def test_white_space_belongs_to_no_word(self, pair):
+        """Byte-level tokenizers (RoBERTa) give line breaks, tabs and second blanks pieces of their own."""
+        text = "bad\nfilm  good\t"
+        explanation = vitreous.explain_text((pair[0], byte_pieces()), text, "decompx")
+        pieces = explanation.pieces[0]
+        assert [piece.word for piece in pieces if text[piece.start : piece.end].isspace()] == [-1, -1, -1]
+        assert [piece.text for piece in pieces if piece.word < 0] == ["Ċ", "Ġ", "ĉ"]
+        assert [word.text for word in explanation.words[0]] == ["bad", "film", "good"]
+        scores = explanation.piece_scores("decompx")
+        for word in range(3):
+            own = [score for score, piece in zip(scores.tolist(), pieces, strict=True) if piece.word == word]
+            assert float(explanation.word_scores("decompx")[word]) == max(own)
+            assert float(explanation.word_scores("decompx", by="sum")[word]) == pytest.approx(sum(own))
+        with (
+            pytest.warns(UserWarning, match="takes the first 22"),
+            pytest.raises(InputError, match="the first 22 pieces of the text, which the model takes, are white space"),
+        ):
+            vitreous.explain_text((pair[0], byte_pieces()), "\n" * 40 + "bad", "ixg")
 
-        blanks = small_tokenizer()
-        monkeypatch.setattr(blanks, "__class__", Blanks)
-        explanation = vitreous.explain_text((model, blanks), "bad film", "ixg")
-        assert [(piece.start, piece.end, piece.word) for piece in explanation.pieces[0]] == [
-            (0, 3, 0),
-            (4, 4, 1),
-            (4, 8, 1),
-        ]
+    def test_chinese_characters_are_words_where_the_tokenizer_takes_them_apart(self, pair):
+        text = "好看的电影, film 你好!"
+        for normalised, expected in ((True, [*"好看的电影", ",", "film", "你", "好", "!"]), (False, text.split())):
+            tokenizer = small_tokenizer()
+            if normalised:
+                tokenizer.backend_tokenizer.normalizer = BertNormalizer()
+            explanation = vitreous.explain_text((pair[0], tokenizer), text, "ixg")
+            assert [word.text for word in explanation.words[0]] == expected
+            assert all(text[word.start : word.end] == word.text for word in explanation.words[0])
 
     def test_texts_of_any_order_and_company_get_the_same_scores(self, pair, monkeypatch):
         monkeypatch.setattr("vitreous.text_explaining._TOKENS_AT_ONCE", 20)  # several batches
@@ -209,6 +249,15 @@ class TestLongTexts:
         tokenizer = small_tokenizer(longest=1000)
         with pytest.warns(UserWarning, match=f"takes the first {LONGEST - 3};"):
             vitreous.explain_text((model, tokenizer), self.LONG, "ixg")
+
+    def test_relative_positions_end_where_the_configuration_does_unless_the_tokenizer_tells(self):
+        """DeBERTa runs on any length: no table of positions stops it."""
+        model = build("deberta")
+        assert not any("position_embeddings" in name for name, _ in model.named_modules())
+        with pytest.warns(UserWarning, match=f"takes the first {LONGEST - 2};"):
+            vitreous.explain_text((model, small_tokenizer(longest=int(1e30))), self.LONG, "ixg")
+        told = vitreous.explain_text((model, small_tokenizer(longest=100)), self.LONG, "ixg")
+        assert len(told.pieces[0]) == 55
 
 
 class TestRefusals:

@@ -34,7 +34,7 @@ class TextExplanation(Predicted):
     Attributes:
         texts: The texts.
         pieces: Of every text its word pieces, with their place in the text and the number of their word.
-        words: Of every text its words: stretches without white space that have a piece.
+        words: Of every text its words that have a piece: stretches without white space, or single Chinese characters.
         scores: For each method spelling and text, raw signed scores (pieces,), or (k, pieces) for k classes.
         target: The classes explained, int64, (batch,) or (batch, k).
         logits: The model's output (batch, classes); the mean over windows where a text was explained in windows.
@@ -78,6 +78,7 @@ class TextExplanation(Predicted):
             raise ExplanationError(f"by must be max or sum, not {by!r}")
         pieces = self.piece_scores(method, index, target_index)
         homes = torch.tensor([piece.word for piece in self.pieces[index]], device=pieces.device)
+        pieces, homes = pieces[homes >= 0], homes[homes >= 0]  # white space belongs to no word
         empty = pieces.new_zeros(len(self.words[index]))
         if by == "sum":
             return empty.index_add(0, homes, pieces)

@@ -68,4 +68,4 @@ def _passage(sample: Review, read: ReadText, logits: Tensor, outputs: Sequence[i
 def places_of(sample: Review, words: Sequence[Word]) -> NDArray[np.int64]:
     """Which of a sample's words these are, by where they stand in the text."""
     starts = np.cumsum([0, *(len(word) + 1 for word in sample.words)])  # words are joined by blanks
-    return np.searchsorted(starts, [word.start for word in words])
+    return np.searchsorted(starts, [word.start for word in words], side="right") - 1
