@@ -91,6 +91,16 @@ class TestExplain:
         assert report["photos"][0]["targets"][0] == report["photos"][0]["predictions"][0]
         assert {os.path.basename(failure["photo"]) for failure in report["failures"]} == {"broken.jpg", "gone.png"}  # noqa: PTH119
 
+    def test_a_usual_method_that_the_model_does_not_allow_is_left_out_and_named_once(self, photos, out):
+        model = ("--model", "timm/mixer_s32_224@random")
+        page = out / "page.html"
+        result = run("explain", photos, *model, "--out", out, "--batch-size", 1, "--json", "--report", page)
+        assert json.loads(result.stdout)["methods"] == ["decompx.skipplus"]
+        lines = [line for line in result.stderr.splitlines() if line.startswith("warning:")]
+        assert len(lines) == 1
+        assert "tokentm is left out: its blocks have no attention part; gradtoken is left out" in lines[0]
+        assert "<dt><code>tokentm" not in page.read_text()
+
     def test_several_targets_and_topk(self, photos, out):
         common = ("explain", photos / "cat.png", *SMALL, "--method", "rollout,gae", "--out", out)
         assert run(*common, "--target", "3", "--target", "999").exit_code == 0

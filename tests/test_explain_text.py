@@ -20,6 +20,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 
 import vitreous
 from small_text_models import LONGEST, PAD, ask, blocks_of, build, small_tokenizer, texts
+from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError, MethodError, ModelError, TargetError, UnsupportedModelError
 from vitreous.models.text_models import load_text_model
 from vitreous.predicted import ExplanationError
@@ -158,6 +159,36 @@ class TestPiecesAndWords:
                 )
 
 
+class TestUsualMethods:
+    """Those that are used where none is asked for, as far as a model allows them."""
+
+    def test_all_where_the_model_allows_them(self, pair):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            explanation = vitreous.explain_text(pair, SHORT)
+        assert explanation.methods == DEFAULT_METHODS
+
+    def test_one_that_the_model_does_not_allow_is_left_out_with_the_reason(self):
+        pair = build("deberta"), small_tokenizer()
+        with pytest.warns(UserWarning, match=r"gradtoken is left out: the scores of its attention.*more than q") as told:
+            explanation = vitreous.explain_text(pair, [SHORT, TEXT])
+        assert [warning.filename for warning in told] == [__file__]
+        assert explanation.methods == ("tokentm", "decompx.skipplus")
+        assert set(explanation.signed) == set(explanation.methods)
+        assert explanation.provenance["methods"] == ["tokentm", "decompx.skipplus"]
+        asked = vitreous.explain_text(pair, [SHORT, TEXT], ["tokentm", "decompx.skipplus"])
+        for method in asked.methods:
+            for one, other in zip(explanation.scores[method], asked.scores[method], strict=True):
+                assert torch.equal(one, other)
+        with pytest.raises(UnsupportedModelError, match="gradtoken cannot explain"):
+            vitreous.explain_text(pair, SHORT, ["tokentm", "gradtoken"])
+
+    def test_where_none_is_left_it_is_an_error(self, monkeypatch):
+        monkeypatch.setattr("vitreous.text_explaining.DEFAULT_METHODS", ("gradtoken", "vitcx"))
+        with pytest.raises(UnsupportedModelError, match="gradtoken cannot explain"):
+            vitreous.explain_text((build("deberta"), small_tokenizer()), SHORT)
+
+
 class TestTargets:
     def test_one_for_all_one_each_and_several(self, pair):
         given = [TEXT, SHORT]
@@ -193,8 +224,9 @@ class TestLongTexts:
     LONG = " ".join(["good film . bad story , very unbelievably not"] * 5)
 
     def test_are_cut_with_a_warning(self, pair):
-        with pytest.warns(UserWarning, match=f"text 1 has 55 word pieces.*the first {LONGEST - 2}"):
+        with pytest.warns(UserWarning, match=f"text 1 has 55 word pieces.*the first {LONGEST - 2}") as told:
             explanation = vitreous.explain_text(pair, [SHORT, self.LONG], "ixg")
+        assert [warning.filename for warning in told] == [__file__]  # the caller's line, not one of the library
         assert len(explanation.pieces[1]) == LONGEST - 2
         end = explanation.words[1][-1].end
         with warnings.catch_warnings():

@@ -84,6 +84,16 @@ def test_long_texts_are_cut_with_a_line_on_standard_error_or_explained_in_window
     assert len(json.loads(whole.stdout)["texts"][0]["pieces"]) == 60
 
 
+def test_a_usual_method_that_the_model_does_not_allow_is_a_line_on_standard_error(tmp_path):
+    name = save_classifier(tmp_path, ("negative", "positive", "neither"), "deberta")
+    result = run(TEXT, "--model", name, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["methods"] == ["tokentm", "decompx.skipplus"]
+    lines = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == 1
+    assert "gradtoken is left out: the scores of its attention" in lines[0]
+
+
 def test_control_characters_do_not_reach_the_terminal(model):
     result = run("good \x1b[2J film\nbad", "--model", model, "--method", "ixg")
     assert "\x1b[2J" not in result.stdout

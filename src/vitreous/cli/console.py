@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, NoReturn
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class _Console(Console):
@@ -42,6 +47,19 @@ def say(console: Console, text: str, style: str = "") -> None:
 def say_error(text: str, console: Console | None = None) -> None:
     """Print one red line on standard error."""
     say(console or messages(), f"error: {text}", "bold red")
+
+
+@contextmanager
+def plain_warnings(console: Console) -> Iterator[None]:
+    """Print warnings as lines, without a place in the program, which is not for those who read our output."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            for warning in caught:
+                if issubclass(warning.category, UserWarning):
+                    say(console, f"warning: {warning.message}", "yellow")
 
 
 def print_json(value: Any) -> None:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from vitreous.cli.console import one_line, say
 from vitreous.cli.explaining import COMPARISON
+from vitreous.defaults import DEFAULT_METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +39,17 @@ def as_json(outcome: Outcome, request: Request) -> dict[str, Any]:
     """Give the outcome as JSON values."""
     return {
         "model": request.model,
-        "methods": list(request.methods),
+        "methods": list(_methods(outcome, request)),
         "report": None if request.report is None or not outcome.explained else str(request.report),
         "photos": [_photo_as_json(explained) for explained in outcome.explained],
         "failures": [{"photo": photo, "error": error} for photo, error in outcome.failures.items()],
     }
+
+
+def _methods(outcome: Outcome, request: Request) -> Sequence[str]:
+    """Give what was asked for, or where nothing was what was used."""
+    used = [one.explanation.methods for one in outcome.explained]
+    return request.methods or (used[0] if used else DEFAULT_METHODS)
 
 
 def _show_photo(explained: Explained, console: Console) -> None:
