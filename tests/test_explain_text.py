@@ -170,7 +170,9 @@ class TestUsualMethods:
 
     def test_one_that_the_model_does_not_allow_is_left_out_with_the_reason(self):
         pair = build("deberta"), small_tokenizer()
-        with pytest.warns(UserWarning, match=r"gradtoken is left out: the scores of its attention.*more than q") as told:
+        with pytest.warns(
+            UserWarning, match=r"gradtoken is left out: the scores of its attention.*more than q"
+        ) as told:
             explanation = vitreous.explain_text(pair, [SHORT, TEXT])
         assert [warning.filename for warning in told] == [__file__]
         assert explanation.methods == ("tokentm", "decompx.skipplus")
@@ -218,6 +220,55 @@ class TestTargets:
     def test_wrong_ones_are_refused(self, pair, options, message):
         with pytest.raises(TargetError, match=message):
             vitreous.explain_text(pair, [TEXT, SHORT], "ixg", **options)
+
+
+class TestWhatOutputsAre:
+    """One of several is right, each is right or not, or they are values: as ``problem_type`` and their number say."""
+
+    @staticmethod
+    def explained(**options):
+        model = build("bert", **options)
+        return model, vitreous.explain_text((model, small_tokenizer()), [TEXT, SHORT], ["tokentm", "ixg"])
+
+    @pytest.mark.parametrize(
+        "options", [{"num_labels": 1}, {"num_labels": 3, "problem_type": "multi_label_classification"}]
+    )
+    def test_yes_or_no(self, options):
+        model, explanation = self.explained(**options)
+        probabilities = explanation.logits.sigmoid()
+        torch.testing.assert_close(explanation.probabilities, probabilities, rtol=0, atol=0)
+        number, _, likely = explanation.top(1, index=1)[0]
+        assert likely == float(probabilities[1].max()) == explanation.probability(number, 1)
+        assert f"{likely:.1%}</b>" in explanation.html() or f"{likely:.1%}, " in explanation.html()
+        # tokentm reads the gradient of the probability, dp = p (1 - p) dy: that of a head which is so much smaller.
+        target, p = int(explanation.target[0]), float(probabilities[0, explanation.target[0]])
+        with torch.no_grad():
+            model.classifier.weight[target] *= p * (1 - p)
+        of_logit = vitreous.explain_text((model, small_tokenizer()), TEXT, "tokentm:gradient=logit", target)
+        torch.testing.assert_close(
+            explanation.scores["tokentm"][0], of_logit.scores["tokentm:gradient=logit"][0], rtol=1e-9, atol=1e-12
+        )
+
+    def test_one_of_several(self):
+        _, explanation = self.explained(num_labels=3, problem_type="single_label_classification")
+        torch.testing.assert_close(explanation.probabilities, explanation.logits.softmax(-1), rtol=0, atol=0)
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_values_have_no_probability(self, count, tmp_path):
+        model, explanation = self.explained(num_labels=count, problem_type="regression")
+        loaded = vitreous.TextExplanation.load(explanation.save(tmp_path / "values.json"))
+        for one in (explanation, loaded, loaded.select(0)):
+            with pytest.raises(ExplanationError, match=r"values \(regression\), which have no probability"):
+                _ = one.probabilities
+            number, _, likely = one.top(1)[0]
+            assert number == int(explanation.logits[0].argmax())
+            assert likely is None
+            assert one.saying(number) == f"{float(explanation.logits[0].max()):.3g}"
+            assert f"{number} {one.saying(number)}" in one.html()
+            assert "%</b>" not in one.html()
+        values = vitreous.explain_text((model, small_tokenizer()), [TEXT, SHORT], "tokentm:gradient=logit")
+        for one, other in zip(values.scores["tokentm:gradient=logit"], explanation.scores["tokentm"], strict=True):
+            assert torch.equal(one, other)  # what is explained of a value is the value
 
 
 class TestLongTexts:

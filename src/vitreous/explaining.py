@@ -17,6 +17,7 @@ from vitreous.explanation import Explanation
 from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel, load_model
+from vitreous.outputs import scale_of
 from vitreous.parts import Part, parts_of, scores_of
 from vitreous.pixels import Images, find_pixels
 from vitreous.precision import running_in
@@ -107,6 +108,7 @@ def explain(
         images=pictures,
         preprocessing=loaded.preprocessing if isinstance(loaded, LoadedModel) else None,
         provenance=_provenance(loaded, network, recipes, answer.family),
+        scale=scale_of(network),
     )
 
 

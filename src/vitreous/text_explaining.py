@@ -16,6 +16,7 @@ from vitreous.errors import InputError
 from vitreous.explaining import Answer, answer_with, ask_allowed, find_recipes
 from vitreous.models.hf_models import class_names_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
+from vitreous.outputs import scale_of
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe
 from vitreous.subject import Subject
@@ -72,6 +73,7 @@ def explain_text(
         signed={recipe.spelling: recipe.signed for recipe in recipes},
         class_names=loaded.class_names,
         provenance=_provenance(loaded, recipes, family, windows=windows),
+        scale=scale_of(loaded.model),
     )
 
 

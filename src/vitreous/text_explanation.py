@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from vitreous.outputs import Scale
+
 By = Literal["max", "sum"]
 _FORMAT = "vitreous text explanation"
 _SCHEMA = 1
@@ -41,6 +43,7 @@ class TextExplanation(Predicted):
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, where they are known.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
+        scale: What the outputs are, see ``vitreous.outputs``; ``None``: one is yes or no, of several one is right.
     """
 
     things: ClassVar[str] = "texts"
@@ -54,6 +57,7 @@ class TextExplanation(Predicted):
     signed: Mapping[str, bool]
     class_names: tuple[str, ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    scale: Scale | None = None
 
     def __post_init__(self) -> None:
         check_predictions(self)
@@ -191,6 +195,7 @@ def _as_json(explanation: TextExplanation) -> dict[str, Any]:
         "signed": dict(explanation.signed),
         "class_names": explanation.class_names,
         "provenance": dict(explanation.provenance),
+        "scale": explanation.scale,
     }
 
 
@@ -215,4 +220,5 @@ def _from_json(stored: dict[str, Any]) -> dict[str, Any]:
         "signed": stored["signed"],
         "class_names": None if names is None else tuple(names),
         "provenance": stored["provenance"],
+        "scale": stored.get("scale"),  # files of earlier versions have none
     }

@@ -41,7 +41,8 @@ def body(explanation: TextExplanation, *, by: By) -> str:
     parts = [legend(explanation)]
     for index in range(len(explanation)):
         likely = ", ".join(
-            f"{escape(label)} {probability:.1%}" for _, label, probability in explanation.top(3, index=index)
+            f"{escape(label)} {escape(explanation.saying(number, index))}"
+            for number, label, _ in explanation.top(3, index=index)
         )
         parts.append(f'<p style="margin: 0.8em 0 0.2em"><b>{likely}</b></p>')
         for method in explanation.methods:
