@@ -386,6 +386,10 @@ def test_folders_stay_inside_the_output_and_differ_also_without_case(tmp_path):
 def test_odd_characters_cannot_break_a_line_or_the_terminal():
     assert one_line("a\nb\r\nc") == "a b c"
     assert one_line("\x1b[31mred\udcff") == "\\x1b[31mred\\udcff"
+    assert one_line("a\tb\xa0c\u3000d") == "a b c d"
+    joined = "می\u200cروم 👩\u200d🚀 ❤\ufe0f"  # Persian, and emoji of several characters
+    assert one_line(joined) == joined
+    assert one_line("\u202eevil\u2066\x07\u200b") == "\\u202eevil\\u2066\\x07\\u200b"
 
 
 @pytest.mark.parametrize("debug", [True, False])

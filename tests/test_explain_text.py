@@ -6,6 +6,7 @@ import dataclasses
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,6 +51,17 @@ def _whole(inner: Tokenizer) -> transformers.PreTrainedTokenizerFast:
     inner.post_processor = small_tokenizer().backend_tokenizer.post_processor
     special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "mask", "unk")}
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=LONGEST, **special)
+
+
+class Wrapped(torch.nn.Module):
+    """A classifier of the caller's own with a configuration of its own."""
+
+    def __init__(self, model, config):
+        super().__init__()
+        self.model, self.config = model, config
+
+    def forward(self, input_ids, attention_mask):
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
 
 
 TEXT = "The film,\nunbelievably, was  GOOD!"
@@ -212,6 +224,8 @@ class TestTargets:
             ({"target": 3}, "not between 0 and 2"),
             ({"target": -1}, "not between 0 and 2"),
             ({"target": [0]}, r"shape \(1,\) for 2 texts"),
+            ({"target": [[[0]], [[1]]]}, r"shape \(2, 1, 1\) for 2 texts"),
+            ({"target": torch.zeros(2, 0, dtype=torch.int64)}, r"shape \(2, 0\) for 2 texts"),
             ({"target": 1.5}, "must be integers"),
             ({"topk": 4}, "topk=4 is not between 1 and 3"),
             ({"topk": 1, "target": 1}, "not both"),
@@ -398,6 +412,13 @@ class TestRefusals:
         with pytest.raises(UnsupportedModelError, match="takes no input_ids"):
             vitreous.explain_text((torch.nn.Linear(2, 2), pair[1]), SHORT, "ixg")
 
+    @pytest.mark.parametrize("config", [SimpleNamespace(hidden_size=24), {"hidden_size": 24}, None])
+    def test_a_model_whose_configuration_is_not_that_of_transformers_has_no_class_names(self, pair, config):
+        expected = vitreous.explain_text(pair, SHORT, "ixg", 1)
+        explanation = vitreous.explain_text((Wrapped(pair[0], config), pair[1]), SHORT, "ixg", 1)
+        assert explanation.class_names is None
+        assert torch.equal(explanation.scores["ixg"][0], expected.scores["ixg"][0])
+
     @pytest.mark.parametrize(
         ("name", "message"),
         [
@@ -529,7 +550,7 @@ class TestLookingAndKeeping:
             assert "&lt;script&gt;alert(&#x27;film&#x27;)&lt;/script&gt;" in page
             assert "&lt;b&gt;none&lt;/b&gt;" in page  # class names come from elsewhere too
             assert "http" not in page
-            assert page.count("white-space: pre-wrap") == 2 * 3  # methods and classes
+            assert page.count('<p dir="auto" style="margin: 0; white-space: pre-wrap"') == 2 * 3  # methods and classes
 
     def test_colours_have_a_sign(self, pair):
         explanation = vitreous.explain_text(pair, TEXT, ["decompx", "gae"])

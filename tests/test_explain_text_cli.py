@@ -116,6 +116,11 @@ def test_control_characters_do_not_reach_the_terminal(model):
     assert "\x1b[2J" not in result.stdout
 
 
+def test_odd_white_space_is_a_blank_and_joined_letters_stay_joined(model):
+    result = run("good\tfilm\xa0می\u200cروم 👩\u200d🚀 \u202ebad", "--model", model, "--method", "ixg")
+    assert "good film می\u200cروم 👩\u200d🚀 \\u202ebad" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

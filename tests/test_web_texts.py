@@ -140,6 +140,16 @@ def test_a_method_that_fails_does_not_take_the_others_with_it(studio, model):
     assert studio.known(TextVisit(TEXT, model), wanted) is record
 
 
+def test_where_every_method_fails_the_reasons_are_shown(studio, model):
+    visit = TextVisit(TEXT, model)
+    do(studio, visit, Wanted(("decompx",)))
+    wanted = Wanted(("vitcx", "gae:start=40"))
+    page = text_cards.words(do(studio, visit, wanted), wanted, "max")
+    assert "<figure>" not in page
+    assert "no pixels" in page
+    assert "start=40" in page
+
+
 def test_words_are_coloured_by_score_and_nothing_of_a_visitor_becomes_markup(studio, model):
     text, wanted = "good <script>alert('film')</script> & bad", Wanted(METHODS, (0, 2))
     record = do(studio, TextVisit(text, model), wanted)

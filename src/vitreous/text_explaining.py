@@ -255,8 +255,7 @@ def _loaded(model: TextModel) -> LoadedTextModel:
     given: Any = model
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module):
         network: Any = getattr(given[0], "_orig_mod", given[0])  # a compiled model cannot be listened to
-        names = class_names_of(network) if hasattr(network, "config") else None
-        return LoadedTextModel(None, network, given[1], names)
+        return LoadedTextModel(None, network, given[1], class_names_of(network))
     what = "a model alone" if isinstance(given, nn.Module) else type(given).__name__
     raise InputError(f"a text model comes with its tokenizer: give hf/ID, hf/FOLDER or (model, tokenizer), not {what}")
 

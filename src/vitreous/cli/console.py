@@ -14,6 +14,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_JOINERS = "\u200c\u200d"  # zero width non-joiner and joiner, without which Persian and many emoji are written wrongly
+
 
 class _Console(Console):
     """A console that lets a closed pipe end the program in one place, see ``guard``."""
@@ -33,10 +35,19 @@ def messages() -> Console:
 
 
 def one_line(text: str) -> str:
-    """Give a text that stays on its line: no line breaks, no control characters, nothing that cannot be encoded."""
+    """Give a text that stays on its line: no line breaks, no control characters, nothing that cannot be encoded.
+
+    White space of any kind is a blank, and what joins letters or emoji stays; what turns the direction of writing is
+    written out, for it could make a line read as another.
+    """
     flat = " ".join(text.splitlines())
-    shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in flat)
-    return shown.encode("utf-8", "backslashreplace").decode("utf-8")
+    return "".join(map(_visible, flat)).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _visible(character: str) -> str:
+    if character.isspace():
+        return " "
+    return character if character.isprintable() or character in _JOINERS else ascii(character)[1:-1]
 
 
 def say(console: Console, text: str, style: str = "") -> None:
