@@ -148,6 +148,12 @@ class TestOutputsOfTheLabels:
             vitreous.evaluate(model, data, "eraser-movies", ["gae"], out=tmp_path)
         assert all(reason in row["error"] for row in measure(model, reviews(1), RATIONALES, ["gae"]))
 
+    def test_values_are_no_classes(self):
+        model = text_model()
+        model.model.config.problem_type = "regression"
+        with pytest.raises(UnsupportedModelError, match=r"values \(regression\)"):
+            preprocessing_of(model)
+
     def test_the_same_weights_with_other_names_are_another_run(self):
         usual = preprocessing_of(text_model())
         assert usual == text_model().reader.settings

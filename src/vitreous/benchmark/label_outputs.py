@@ -8,6 +8,7 @@ from typing import Any
 from vitreous.datasets.eraser_movies import LABELS
 from vitreous.errors import UnsupportedModelError
 from vitreous.models.text_models import LoadedTextModel
+from vitreous.outputs import scale_of
 
 # How models call what the movie reviews call NEG and POS.
 _CALLED = {"neg": 0, "negative": 0, "pos": 1, "positive": 1}
@@ -26,6 +27,8 @@ def label_outputs(model: LoadedTextModel, outputs: int | None = None) -> tuple[i
     count = outputs or _count(model)
     if count == 1:
         raise UnsupportedModelError("the model has one output; a protocol for texts needs one for every class")
+    if scale_of(model.model) == "value":
+        raise UnsupportedModelError("the model's outputs are values (regression); a protocol for texts needs classes")
     names = model.class_names or ()
     if len(names) != count or all(_is_placeholder(name, number) for number, name in enumerate(names)):
         if count != len(LABELS):
