@@ -20,10 +20,11 @@ from generated import ending_of
 from vitreous.benchmark.report.curves import F1_CURVE, Curves, curves_of
 from vitreous.benchmark.report.gathering import gather
 from vitreous.benchmark.results import Results
+from vitreous.benchmark.statistics import estimates
 from vitreous.benchmark.store import read_manifest
-from vitreous.benchmark.summary import summarise
+from vitreous.benchmark.summary import counted_values, summarise
 from vitreous.benchmark.tables import ResultTable, as_rows, markdown_grid, number_parts, published_rows, table_heading
-from vitreous.metrics.metric import Metric
+from vitreous.metrics.metric import Metric, mean_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -51,7 +52,7 @@ def _section(results: Results) -> str:
     counted = int(results.counted.sum())
     things = "photos" if results.run.things == "images" else results.run.things
     parts = [f"{counted} {things}, {len(table.methods)} methods, 95% bootstrap intervals.", _markdown(table)]
-    parts += [_curve_table(table, curve) for curve in curves_of(results) if curve.title == F1_CURVE]
+    parts += [_curve_table(results, table, curve) for curve in curves_of(results) if curve.title == F1_CURVE]
     if table.published:
         headings, rows = published_rows(table.published)
         parts += [
@@ -94,14 +95,20 @@ def _markdown(table: ResultTable) -> str:
     return markdown_grid(headings, [row for _, row in sorted(zip(_order(table, first), rows, strict=True))])
 
 
-def _curve_table(table: ResultTable, curve: Curves) -> str:
-    """The points of a curve, the methods in the order of the table above."""
-    steps = [place for place, step in enumerate(curve.steps) if step % 10 == 0]
-    headings = ["method", *(f"{curve.steps[place]:g}" for place in steps)]
+def _curve_table(results: Results, table: ResultTable, curve: Curves) -> str:
+    """The points of a curve with their intervals, the methods in the order of the table above."""
+    steps = [(f"{step:g}", column) for step, column in zip(curve.steps, curve.columns, strict=True) if step % 10 == 0]
+    points = [mean_of(column, step, "higher", (0.0, 1.0), curve.title) for step, column in steps]
+    columns = [column for _, column in steps]
+    found: dict[str, list[str]] = {}
+    for estimate in estimates(counted_values(results, columns), columns, points):
+        mean, low, high = (f"{100 * value:.1f}" for value in (estimate.mean, estimate.low, estimate.high))
+        found.setdefault(estimate.method, []).append(f"{mean} <small>{low} to {high}</small>")
     first = next(metric for metric in table.metrics if metric.direction is not None)
     ranked = sorted(zip(_order(table, first), table.methods, strict=True))
-    rows = [[f"`{name}`", *(f"{100 * curve.lines[name][place]:.1f}" for place in steps)] for _, name in ranked]
-    return f"{curve.title} (%) over the number of {curve.axis}:\n\n{markdown_grid(headings, rows)}"
+    rows = [[f"`{name}`", *found[name]] for _, name in ranked]
+    headings = ["method", *(step for step, _ in steps)]
+    return f"{curve.title} (%) over the number of {curve.axis}, 95% intervals:\n\n{markdown_grid(headings, rows)}"
 
 
 def _order(table: ResultTable, metric: Metric) -> list[tuple[float, str]]:

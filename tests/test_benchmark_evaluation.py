@@ -1,10 +1,13 @@
 """``vitreous.evaluate``: models and data sets in memory, and the same numbers by whatever name."""
 
 import pickle
+import weakref
+from pathlib import Path
 
 import pytest
 import timm
 import torch
+from PIL import Image
 
 import vitreous
 from evaluations import METHODS, MODEL, PROTOCOL, everything, write_photos
@@ -15,7 +18,17 @@ from vitreous.benchmark.starting import Options, start
 from vitreous.benchmark.workbench import open_workbench
 from vitreous.datasets import Shuffled, open_dataset
 from vitreous.errors import ModelError, ProtocolError
+from vitreous.methods.registry import _methods
 from vitreous.protocols import find_protocol
+
+
+@pytest.fixture
+def registry():
+    """What a test registers is forgotten again."""
+    before = dict(_methods)
+    yield
+    _methods.clear()
+    _methods.update(before)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +65,81 @@ def test_other_weights_are_another_run(data, tmp_path):
         network = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
         folders.add(evaluate(network, data, tmp_path, limit=1, methods="rollout").stores[0].folder)
     assert len(folders) == 2
+
+
+def test_the_same_weights_read_in_another_way_are_another_run(data, tmp_path):
+    folders = set()
+    for heads in (3, 6):
+        torch.manual_seed(0)
+        network = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_heads=heads)
+        folders.add(evaluate(network, data, tmp_path, limit=1, methods="rollout").stores[0].folder)
+    assert len(folders) == 2
+
+
+def mask_of(data, number):
+    return Path(data.partition(":")[2]) / "masks" / f"{number:04d}.png"
+
+
+def test_a_data_set_that_changes_between_two_runs_of_a_process_is_seen(tmp_path):
+    data = write_photos(tmp_path / "photos", 2)
+    before = evaluate(MODEL, data, tmp_path / "out", methods="rollout")
+    mask = mask_of(data, 0)
+    size = mask.stat().st_size
+    # Upside down; uncompressed, so that the files differ in nothing but their content.
+    for turned in (False, True):
+        picture = Image.open(mask).convert("L")
+        (picture.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if turned else picture).save(mask, compress_level=0)
+        evaluate(MODEL, data, tmp_path / "out", methods="rollout")
+        sizes = {size, mask.stat().st_size}
+        size = mask.stat().st_size
+    assert len(sizes) == 1
+    assert len(list((tmp_path / "out").iterdir())) == 3
+    fresh = evaluate(MODEL, data, tmp_path / "fresh", methods="rollout")
+    assert fresh.rows() != before.rows()
+
+
+OWN = """
+from vitreous.plugin import method
+
+@method("{name}", values=("tokens",))
+def own(view, layer):
+    return {sign}view.tokens(layer).sum(-1)
+"""
+
+
+def test_a_plugin_that_changes_between_two_runs_of_a_process_is_run_again(data, tmp_path, registry):
+    plugin = tmp_path / "changing.py"
+    found = []
+    for sign in ("", "-"):
+        plugin.write_text(OWN.format(name="changing", sign=sign))
+        results = evaluate(MODEL, data, tmp_path / "out", methods="changing", plugins=(plugin,))
+        found.append([row["mean"] for row in results.rows()])
+    assert found[0] != found[1]
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_a_method_of_the_session_is_known_by_its_code(data, tmp_path, registry):
+    folders = []
+    for sign in ("", "-", "-"):
+        exec(OWN.format(name="typed_in", sign=sign), {"__name__": "__main__"})  # as in a notebook
+        folders.append(evaluate(MODEL, data, tmp_path, limit=1, methods="typed_in").stores[0].folder)
+    assert folders[0] != folders[1] == folders[2]
+
+
+def test_photos_of_a_large_shard_are_not_all_in_memory(tmp_path, monkeypatch):
+    data = open_dataset(write_photos(tmp_path / "photos", 40))
+    load, loaded, most = data.load, [], []
+
+    def watched(index):
+        sample = load(index)
+        most.append(sum(each() is not None for each in loaded))
+        loaded.append(weakref.ref(sample.image))
+        return sample
+
+    monkeypatch.setattr(data, "load", watched)
+    evaluate(vitreous.load_model(MODEL.name, image_size=32), data, tmp_path / "out", methods="rollout", shard_size=40)
+    # Sixteen are measured together, while the sixteen before them may not have been let go yet.
+    assert len(most) == 40 > 32 >= max(most)
 
 
 def test_a_network_whose_preprocessing_is_unknown_is_refused(data, tmp_path):

@@ -68,6 +68,7 @@ def method(
             return readout
 
         make.__doc__ = summary or read.__doc__ or name
+        make.written = read  # type: ignore[attr-defined]  # the code that is the method
         register(
             name,
             family="plugin",
@@ -99,7 +100,7 @@ class _FunctionReadout(TokenReadout):
 
 
 def load_plugin(path: str | Path) -> None:
-    """Run a file that registers methods.
+    """Run a file that registers methods; run again, it replaces those that it registered before.
 
     Raises:
         MethodError: it does not exist or does not run.

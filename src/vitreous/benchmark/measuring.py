@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from vitreous.benchmark.material import Maps, Material
@@ -33,7 +34,7 @@ def columns_of(protocol: Protocol) -> tuple[str, ...]:
 
 def measure(
     model: LoadedModel | LoadedTextModel,
-    samples: Sequence[Sample | Review],
+    samples: Iterable[Sample | Review],
     protocol: Protocol,
     methods: Sequence[str],
 ) -> list[Row]:
@@ -43,7 +44,7 @@ def measure(
 
     Args:
         model: What is explained.
-        samples: The photos, or the texts.
+        samples: The photos, or the texts; a few at a time are in memory.
         protocol: How it is measured.
         methods: Spellings, as ``protocol.spellings`` gives them.
 
@@ -61,8 +62,9 @@ def measure(
         material = PhotoMaterial(model, protocol.resize)
     methods = list(dict.fromkeys(parse(method).spelling for method in methods))  # blanks around it are not part of it
     rows: list[Row] = []
-    for first in range(0, len(samples), _MEASURED_TOGETHER):
-        rows += _rows(material, samples[first : first + _MEASURED_TOGETHER], protocol, methods)
+    left = iter(samples)
+    while some := list(islice(left, _MEASURED_TOGETHER)):
+        rows += _rows(material, some, protocol, methods)
     return rows
 
 

@@ -75,6 +75,7 @@ class Run:
         images: how many images the data set has.
         methods: the spellings that are evaluated, in this order.
         plugins: files with methods of the user's own, each with its SHA-256.
+        own_methods: those of the methods that are not of this package, each with the hash of its code.
         columns: names of the numbers that are kept of every image.
         shard_size: images in one shard.
         seed: of everything that is drawn at random.
@@ -95,6 +96,7 @@ class Run:
     methods: tuple[str, ...]
     columns: tuple[str, ...]
     plugins: Mapping[str, str] = field(default_factory=dict)
+    own_methods: Mapping[str, str] = field(default_factory=dict)
     shard_size: int = SHARD_SIZE
     seed: int = 0
     shuffled: bool = False

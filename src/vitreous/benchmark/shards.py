@@ -18,16 +18,18 @@ from vitreous.errors import VitreousError
 
 def compute_shard(run: Run, bench: Workbench, shard: Shard) -> pa.Table:
     """Measure the images of a shard; one that cannot be read has rows with its error and takes no other with it."""
-    samples: dict[int, Sample | Review] = {}
     rows: dict[tuple[str, str], Row] = {}
     names = {index: bench.data.name(index) for index in shard}
-    for index in shard:
-        try:
-            samples[index] = bench.data.load(index)
-        except (VitreousError, OSError) as error:
-            rows |= {(names[index], method): {"error": _sentence(error)} for method in run.methods}
+
+    def readable() -> Iterator[Sample | Review]:
+        for index in shard:
+            try:
+                yield bench.data.load(index)
+            except (VitreousError, OSError) as error:
+                rows.update({(names[index], method): {"error": _sentence(error)} for method in run.methods})
+
     with _threads(run.threads), _seeded(run.seed + shard.first):
-        measured = measure(bench.model, list(samples.values()), bench.protocol, run.methods) if samples else []
+        measured = measure(bench.model, readable(), bench.protocol, run.methods)
     rows |= {(str(row["image"]), str(row["method"])): row for row in measured}
     return _table(run, [(index, names[index], method) for index in shard for method in run.methods], rows)
 

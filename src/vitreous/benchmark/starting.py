@@ -24,6 +24,7 @@ from vitreous.benchmark.workbench import (
     hash_files,
     load,
     open_data,
+    own_code_of,
     preprocessing_of,
     register_plugins,
 )
@@ -38,7 +39,7 @@ from vitreous.provenance import software_versions
 
 Engine = Literal["local", "ray"]
 Model = str | ModelChoice | nn.Module | LoadedModel | LoadedTextModel
-_DECISIVE = ("vitreous", "torch")  # programs whose version is part of a run's key
+_DECISIVE = ("vitreous", "torch")  # programs whose version is part of a run's key, beside the model's own library
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ def start(
         raise RunError(f"there are no {opened.holds} in {opened.kind}:{opened.path}")
     choice, loaded = _load(model, asked.reads)
     bench = Workbench(loaded, opened, asked)
+    spellings = _spellings(bench, methods, watcher)
     run = Run(
         protocol=asked.name,
         settings=asked.settings(),
@@ -96,13 +98,14 @@ def start(
         data=f"{opened.kind}:{opened.path.absolute()}",
         data_fingerprint=opened.fingerprint,
         images=len(opened),
-        methods=_spellings(bench, methods, watcher),
+        methods=spellings,
+        own_methods=own_code_of(spellings),
         columns=columns_of(asked),
         plugins=hash_files(plugins),
         shard_size=options.shard_size,
         seed=options.seed,
         shuffled=options.shuffle,
-        versions={name: version for name, version in software_versions().items() if name in _DECISIVE},
+        versions=_versions(loaded.model),
         limit=options.limit,
         threads=options.threads or threads_for(options.workers or 1),
     )
@@ -164,6 +167,11 @@ def _spellings(bench: Workbench, methods: Sequence[str], watcher: Watcher) -> tu
     if not spellings:
         raise RunError("no method was asked for")
     return tuple(spellings)
+
+
+def _versions(model: nn.Module) -> dict[str, str]:
+    decisive = {*_DECISIVE, type(model).__module__.partition(".")[0]}
+    return {name: version for name, version in software_versions().items() if name in decisive}
 
 
 def _absolute(data: str) -> str:

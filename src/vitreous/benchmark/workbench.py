@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,12 @@ from vitreous.benchmark.run import ModelChoice, Run, RunError, hash_of
 from vitreous.datasets import DataSet, Shuffled, open_dataset
 from vitreous.datasets.sample import Things
 from vitreous.errors import MethodError
+from vitreous.methods import own_code
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.plugin import load_entry_points, load_plugin
 from vitreous.protocols import Protocol, find_protocol
+from vitreous.spelling import parse
 
 AnyModel = LoadedModel | LoadedTextModel
 
@@ -31,12 +32,22 @@ class Workbench:
     protocol: Protocol
 
 
+_opened: dict[str, Workbench] = {}
+
+
 def open_workbench(run: Run) -> Workbench:
-    """Open what a run is made of, or give it as it was opened before in this process.
+    """Open what a run is made of; one who computes several shards of it opens it once.
 
     Raises:
         RunError: this machine has another model, data set, plugin or protocol than the run was started with.
     """
+    if run.key not in _opened:
+        _opened.clear()  # one model at a time
+        _opened[run.key] = _open(run)
+    return _opened[run.key]
+
+
+def _open(run: Run) -> Workbench:
     register_plugins(run.plugins)
     protocol = find_protocol(run.protocol)
     data = open_data(run.data, run.seed if run.shuffled else None)
@@ -46,6 +57,7 @@ def open_workbench(run: Run) -> Workbench:
         "preprocessing": (hash_of(preprocessing_of(bench.model)), hash_of(run.preprocessing)),
         "data set": (bench.data.fingerprint, run.data_fingerprint),
         "plugins": (hash_files(run.plugins), run.plugins),
+        "code of its own methods": (own_code_of(run.methods), run.own_methods),
         "protocol": (bench.protocol.settings(), run.settings),
     }
     for what, (here, expected) in found.items():
@@ -54,9 +66,8 @@ def open_workbench(run: Run) -> Workbench:
     return bench
 
 
-@lru_cache(maxsize=1)
 def load(choice: ModelChoice, reads: Things) -> AnyModel:
-    """Load a model that reads photos or texts, or give it as it was loaded before."""
+    """Load a model that reads photos or texts."""
     if reads == "texts":
         if choice != ModelChoice(choice.name, device=choice.device):
             raise RunError("mean, standard deviation and size are of photos, and this protocol reads texts")
@@ -69,33 +80,27 @@ def preprocessing_of(model: AnyModel) -> dict[str, Any]:
     if not isinstance(model, LoadedTextModel):
         return asdict(model.preprocessing)
     outputs = label_outputs(model)
-    # The weights do not say what the outputs are called. In the data set's own order there is nothing to say.
+    # Names may be the caller's, which no fingerprint knows. In the data set's own order there is nothing to say.
     named = {} if outputs == tuple(range(len(outputs))) else {"outputs": list(outputs)}
     return {**model.reader.settings, **named}
 
 
-@lru_cache(maxsize=1)
 def open_data(spec: str, shuffled_by: int | None) -> DataSet:
-    """Open a data set, in its own order or shuffled by a seed, or give it as it was opened before."""
+    """Open a data set, in its own order or shuffled by a seed."""
     listed = open_dataset(spec)
     return listed if shuffled_by is None else Shuffled(listed, shuffled_by)
 
 
-@lru_cache(maxsize=1)
-def _register_installed() -> None:
-    load_entry_points()
-
-
-@lru_cache
-def _register(file: str) -> None:
-    load_plugin(file)
-
-
 def register_plugins(files: Iterable[str]) -> None:
-    """Register the methods of installed plugins and of the files given, each once in this process."""
-    _register_installed()
+    """Register the methods of installed plugins and of the files given, as they are now."""
+    load_entry_points()
     for file in files:
-        _register(file)
+        load_plugin(file)
+
+
+def own_code_of(spellings: Iterable[str]) -> dict[str, str]:
+    """The methods that are not of this package, by name, each with the hash of its code."""
+    return own_code(dict.fromkeys(parse(spelling).info.name for spelling in spellings))
 
 
 def hash_files(files: Iterable[str]) -> dict[str, str]:

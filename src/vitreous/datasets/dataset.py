@@ -68,7 +68,7 @@ class DataSet(ABC):
 
     @abstractmethod
     def _records(self) -> Iterator[str]:
-        """Yield cheaply what tells this set from others: names, labels, sizes of files; no paths, no times."""
+        """Yield cheaply what tells this set from others: names, labels, contents; no paths, no times."""
 
     def _error(self, problem: str) -> DataError:
         """Return the error for a set that cannot be opened."""

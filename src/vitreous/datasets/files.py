@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from vitreous.datasets.content import content_hashes
 from vitreous.datasets.dataset import DataSet
 from vitreous.datasets.mask_files import check_mask
 from vitreous.datasets.sample import Mask, Sample
@@ -69,9 +70,11 @@ class FileDataSet(DataSet):
         return item.label
 
     def _records(self) -> Iterator[str]:
+        files = [self.root / file for item in self._items for file in (item.image, item.mask) if file is not None]
+        hashes = content_hashes(files)
         for item in self._items:
-            sizes = [_size(self.root / file) for file in (item.image, item.mask) if file is not None]
-            yield "|".join(map(str, (item.name, item.label, *sizes)))
+            contents = [next(hashes) for file in (item.image, item.mask) if file is not None]
+            yield "|".join(map(str, (item.name, item.label, *contents)))
 
     def _check_names(self) -> None:
         if not self._items:
@@ -101,11 +104,3 @@ def stem_of(name: str) -> str:
 def by_stem(names: Sequence[str]) -> dict[str, str]:
     """Return file names by what is before their suffix."""
     return {stem_of(name): name for name in names}
-
-
-def _size(file: Path) -> int:
-    """Return a file's size, or -1 where it is absent: loading it will say so."""
-    try:
-        return file.stat().st_size
-    except OSError:
-        return -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -74,7 +75,8 @@ class ImageNetSegmentation(DataSet):
         return imagenet_names()
 
     def _records(self) -> Iterator[str]:
-        yield str(self._file_path.stat().st_size)
+        with self._file_path.open("rb") as file:
+            yield hashlib.file_digest(file, "sha256").hexdigest()
         for index in range(len(self)):
             yield self.name(index)
 

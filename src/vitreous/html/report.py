@@ -78,7 +78,7 @@ def making_section(provenance: Mapping[str, Any], command: str) -> str:
     rows = [
         ("model", str(provenance.get("model"))),
         ("kind", f"{provenance.get('family')}, {provenance.get('model_class')}"),
-        ("weights", f"sha256 {provenance.get('fingerprint')}"),
+        ("fingerprint", f"sha256 {provenance.get('fingerprint')}"),
         ("made", str(provenance.get("created"))),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]

@@ -23,7 +23,7 @@ from vitreous.methods import (
 )
 from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
-from vitreous.methods.registry import MethodInfo, list_methods, method_info, register
+from vitreous.methods.registry import MethodInfo, list_methods, method_info, own_code, register
 from vitreous.methods.view import Row, View
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "masking_cam",
     "method_info",
     "occlusion",
+    "own_code",
     "register",
     "relevance",
     "rise",

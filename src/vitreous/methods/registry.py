@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from vitreous.errors import MethodError
 from vitreous.methods.options import OptionInfo, close_match, options_of
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout
+from vitreous.source_code import source_hash
 
 ReadoutMaker = Callable[..., Readout]
 
@@ -51,6 +53,7 @@ class MethodInfo:
 
 FAMILIES = ("attention", "gradient", "cam", "relevance", "decomposition", "perturbation", "plugin")
 
+_PACKAGE = "vitreous"
 _methods: dict[str, MethodInfo] = {}
 
 
@@ -79,12 +82,12 @@ def register(
         layer: the layer that is read where layers are not combined.
         propagates: whether it spreads its map by attention already, so that ``.propagate`` would do it twice.
     """
-    if name in _methods:
-        raise MethodError(f"there is a method {name!r} already")
     if family not in FAMILIES:
         raise MethodError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
 
     def enter(make: ReadoutMaker) -> ReadoutMaker:
+        if name in _methods and not _same_place(_methods[name].make, make):
+            raise MethodError(f"there is a method {name!r} already")
         readout = make()
         aggregations = ["rollout"] if isinstance(readout, MatrixReadout) else []
         aggregations += [] if isinstance(readout, Procedure) else ["plus", "skipplus"]
@@ -106,6 +109,28 @@ def register(
         return make
 
     return enter
+
+
+def own_code(spelled: Iterable[str]) -> dict[str, str]:
+    """The methods among some that are not of this package, each with the hash of its code."""
+    makers = {name: _written(method_info(name).make) for name in spelled}
+    own = {name: make for name, make in makers.items() if make.__module__.partition(".")[0] != _PACKAGE}
+    return {name: source_hash(make) for name, make in own.items()}
+
+
+def _same_place(before: ReadoutMaker, now: ReadoutMaker) -> bool:
+    """Whether a method was written where it was before: a plugin that is run again, a cell of a notebook."""
+    one, other = _written(before), _written(now)
+    if one.__module__ != other.__module__ or other.__module__.partition(".")[0] == _PACKAGE:
+        return False
+    # Each cell of a notebook is a file of its own.
+    return other.__module__ == "__main__" or inspect.getfile(one) == inspect.getfile(other)
+
+
+def _written(make: ReadoutMaker) -> Callable[..., object]:
+    """The function that somebody wrote: of a plugin the one inside."""
+    written: Callable[..., object] = getattr(make, "written", make)
+    return written
 
 
 def method_info(name: str) -> MethodInfo:

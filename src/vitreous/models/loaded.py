@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import torch
+from vitreous.models.fingerprint import fingerprint_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,15 +32,5 @@ class LoadedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The sha256 of all names, types, shapes and values in the state dict."""
+        """The sha256 of its parts, their settings and all weights."""
         return fingerprint_of(self.model)
-
-
-def fingerprint_of(model: nn.Module) -> str:
-    """Return the sha256 of all names, types, shapes and values in the state dict."""
-    digest = hashlib.sha256()
-    for key, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        # Reading the bytes as integers works for every type, bfloat16 included.
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import ModelError
 from vitreous.models import hub
+from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.hf_models import architecture_of, class_names_of, one_line, place_of, transformers_library
-from vitreous.models.loaded import fingerprint_of
 from vitreous.texts import Reader, knows_no_words
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class LoadedTextModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The sha256 of all names, types, shapes and values in the state dict."""
+        """The sha256 of its parts, their settings and all weights."""
         return fingerprint_of(self.model)
 
     @cached_property

@@ -28,12 +28,14 @@ class Curves:
         axis: what runs from left to right.
         steps: places on that axis.
         lines: a height for every step, by the line's name.
+        columns: what the heights are the means of, where they are means over images.
     """
 
     title: str
     axis: str
     steps: tuple[float, ...]
     lines: Mapping[str, tuple[float, ...]]
+    columns: tuple[str, ...] = ()
 
 
 def curves_of(results: Results) -> list[Curves]:
@@ -48,7 +50,8 @@ def curves_of(results: Results) -> list[Curves]:
 
 def _curve(results: Results, what: str, columns: Mapping[int, str]) -> Curves:
     steps = sorted(columns)
-    values = counted_values(results, [columns[step] for step in steps])
+    ordered = tuple(columns[step] for step in steps)
+    values = counted_values(results, ordered)
     lines = {}
     for method, table in values.items():
         known = table[np.isfinite(table).all(axis=1)]
@@ -56,7 +59,7 @@ def _curve(results: Results, what: str, columns: Mapping[int, str]) -> Curves:
             lines[method] = tuple(float(mean) for mean in known.mean(axis=0))
     words = [_WORDS.get(word, word) for word in what.split("_") if word]
     title = F1_CURVE if what == "token_f1" else ", ".join(words)
-    return Curves(title, _axis(what), tuple(map(float, steps)), lines)
+    return Curves(title, _axis(what), tuple(map(float, steps)), lines, ordered)
 
 
 def _axis(what: str) -> str:

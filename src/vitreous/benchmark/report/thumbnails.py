@@ -30,19 +30,15 @@ Thumbnails = Mapping[tuple[str, int], str]
 
 def thumbnails_of(results: Results, extremes: Iterable[Extremes]) -> tuple[Thumbnails, str | None]:
     """What is shown, as HTML by method and image, and why some or all of it is missing."""
-    try:
-        benches = {number: open_workbench(store.run) for number, store in enumerate(results.stores)}
-    except VitreousError as error:
-        return {}, str(error)
     methods: dict[tuple[int, int], list[str]] = {}
     for each in extremes:
         for image in (*each.best, *each.worst):
             methods.setdefault((results.run_of(each.method), image.index), []).append(each.method)
     pictures: dict[tuple[str, int], str] = {}
     problem = None
-    for (number, index), asked in methods.items():
+    for (number, index), asked in sorted(methods.items()):  # run by run: one model is open at a time
         try:
-            drawn = _draw(benches[number], index, asked)
+            drawn = _draw(open_workbench(results.stores[number].run), index, asked)
         except VitreousError as error:
             problem = str(error)
         else:
