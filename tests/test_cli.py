@@ -91,6 +91,16 @@ class TestExplain:
         assert report["photos"][0]["targets"][0] == report["photos"][0]["predictions"][0]
         assert {os.path.basename(failure["photo"]) for failure in report["failures"]} == {"broken.jpg", "gone.png"}  # noqa: PTH119
 
+    def test_a_usual_method_that_the_model_does_not_allow_is_left_out_and_named_once(self, photos, out):
+        model = ("--model", "timm/mixer_s32_224@random")
+        page = out / "page.html"
+        result = run("explain", photos, *model, "--out", out, "--batch-size", 1, "--json", "--report", page)
+        assert json.loads(result.stdout)["methods"] == ["decompx.skipplus"]
+        lines = [line for line in result.stderr.splitlines() if line.startswith("warning:")]
+        assert len(lines) == 1
+        assert "tokentm is left out: its blocks have no attention part; gradtoken is left out" in lines[0]
+        assert "<dt><code>tokentm" not in page.read_text()
+
     def test_several_targets_and_topk(self, photos, out):
         common = ("explain", photos / "cat.png", *SMALL, "--method", "rollout,gae", "--out", out)
         assert run(*common, "--target", "3", "--target", "999").exit_code == 0
@@ -376,6 +386,10 @@ def test_folders_stay_inside_the_output_and_differ_also_without_case(tmp_path):
 def test_odd_characters_cannot_break_a_line_or_the_terminal():
     assert one_line("a\nb\r\nc") == "a b c"
     assert one_line("\x1b[31mred\udcff") == "\\x1b[31mred\\udcff"
+    assert one_line("a\tb\xa0c\u3000d") == "a b c d"
+    joined = "می\u200cروم 👩\u200d🚀 ❤\ufe0f"  # Persian, and emoji of several characters
+    assert one_line(joined) == joined
+    assert one_line("\u202eevil\u2066\x07\u200b") == "\\u202eevil\\u2066\\x07\\u200b"
 
 
 @pytest.mark.parametrize("debug", [True, False])

@@ -6,19 +6,63 @@ import dataclasses
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import ByteLevel, Metaspace
+
 import vitreous
 from small_text_models import LONGEST, PAD, ask, blocks_of, build, small_tokenizer, texts
+from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError, MethodError, ModelError, TargetError, UnsupportedModelError
 from vitreous.models.text_models import load_text_model
 from vitreous.predicted import ExplanationError
 from vitreous.speed.timing import one_thread
 from vitreous.storage import StorageError
+
+
+def byte_pieces() -> transformers.PreTrainedTokenizerFast:
+    """Bytes without any merged, as RoBERTa's tokenizer has them."""
+    letters = sorted(ByteLevel.alphabet())
+    names = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "Ċ", "ĉ", "Ġ", *"abdfgilmo"]
+    assert set(names[5:]) <= set(letters)
+    inner = Tokenizer(BPE({name: number for number, name in enumerate(names)}, [], unk_token="[UNK]"))
+    inner.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return _whole(inner)
+
+
+def sentence_pieces() -> transformers.PreTrainedTokenizerFast:
+    """A few words with their blank in front, and one that lacks it, as SentencePiece writes them."""
+    names = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "▁bad", "▁good", "film", "▁"]
+    inner = Tokenizer(Unigram([(name, -float(number)) for number, name in enumerate(names)], unk_id=4))
+    inner.pre_tokenizer = Metaspace()
+    return _whole(inner)
+
+
+def _whole(inner: Tokenizer) -> transformers.PreTrainedTokenizerFast:
+    inner.post_processor = small_tokenizer().backend_tokenizer.post_processor
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "cls", "sep", "mask", "unk")}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=LONGEST, **special)
+
+
+class Wrapped(torch.nn.Module):
+    """A classifier of the caller's own with a configuration of its own."""
+
+    def __init__(self, model, config):
+        super().__init__()
+        self.model, self.config = model, config
+
+    def forward(self, input_ids, attention_mask):
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).logits
+
 
 TEXT = "The film,\nunbelievably, was  GOOD!"
 SHORT = "not bad"
@@ -81,26 +125,39 @@ class TestPiecesAndWords:
         torch.testing.assert_close(explanation.scores["ixg"][0], expected, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(explanation.logits, logits.detach(), rtol=1e-12, atol=1e-12)
 
-    def test_white_space_that_belongs_to_a_piece_is_not_counted_to_it(self, pair, monkeypatch):
-        """SentencePiece tokenizers give a piece the blank in front of it, or a piece to a blank alone."""
-        model, tokenizer = pair
+    def test_a_blank_in_front_of_a_word_is_not_counted_to_its_piece(self, pair):
+        """SentencePiece tokenizers give a piece the blank in front of it, or a blank a piece where they lack both."""
+        pieces = vitreous.explain_text((pair[0], sentence_pieces()), "bad film good", "ixg").pieces[0]
+        assert pieces == (("▁bad", 0, 3, 0), ("▁", 4, 4, 1), ("film", 4, 8, 1), ("▁good", 9, 13, 2))
 
-        class Blanks(type(tokenizer)):
-            def __call__(self, text, **options):
-                encoded = super().__call__(text, **options)
-                if text == "bad film":
-                    encoded["offset_mapping"] = [(0, 3), (3, 4), (3, 8)]
-                    encoded["input_ids"] = encoded["input_ids"] + encoded["input_ids"][-1:]
-                return encoded
+    def test_white_space_belongs_to_no_word(self, pair):
+        """Byte-level tokenizers (RoBERTa) give line breaks, tabs and second blanks pieces of their own."""
+        text = "bad\nfilm  good\t"
+        explanation = vitreous.explain_text((pair[0], byte_pieces()), text, "decompx")
+        pieces = explanation.pieces[0]
+        assert [piece.word for piece in pieces if text[piece.start : piece.end].isspace()] == [-1, -1, -1]
+        assert [piece.text for piece in pieces if piece.word < 0] == ["Ċ", "Ġ", "ĉ"]
+        assert [word.text for word in explanation.words[0]] == ["bad", "film", "good"]
+        scores = explanation.piece_scores("decompx")
+        for word in range(3):
+            own = [score for score, piece in zip(scores.tolist(), pieces, strict=True) if piece.word == word]
+            assert float(explanation.word_scores("decompx")[word]) == max(own)
+            assert float(explanation.word_scores("decompx", by="sum")[word]) == pytest.approx(sum(own))
+        with (
+            pytest.warns(UserWarning, match="takes the first 22"),
+            pytest.raises(InputError, match="the first 22 pieces of the text, which the model takes, are white space"),
+        ):
+            vitreous.explain_text((pair[0], byte_pieces()), "\n" * 40 + "bad", "ixg")
 
-        blanks = small_tokenizer()
-        monkeypatch.setattr(blanks, "__class__", Blanks)
-        explanation = vitreous.explain_text((model, blanks), "bad film", "ixg")
-        assert [(piece.start, piece.end, piece.word) for piece in explanation.pieces[0]] == [
-            (0, 3, 0),
-            (4, 4, 1),
-            (4, 8, 1),
-        ]
+    def test_chinese_characters_are_words_where_the_tokenizer_takes_them_apart(self, pair):
+        text = "好看的电影, film 你好!"
+        for normalised, expected in ((True, [*"好看的电影", ",", "film", "你", "好", "!"]), (False, text.split())):
+            tokenizer = small_tokenizer()
+            if normalised:
+                tokenizer.backend_tokenizer.normalizer = BertNormalizer()
+            explanation = vitreous.explain_text((pair[0], tokenizer), text, "ixg")
+            assert [word.text for word in explanation.words[0]] == expected
+            assert all(text[word.start : word.end] == word.text for word in explanation.words[0])
 
     def test_texts_of_any_order_and_company_get_the_same_scores(self, pair, monkeypatch):
         monkeypatch.setattr("vitreous.text_explaining._TOKENS_AT_ONCE", 20)  # several batches
@@ -112,6 +169,38 @@ class TestPiecesAndWords:
                 torch.testing.assert_close(
                     together.scores[method][number], alone.scores[method][0], rtol=1e-9, atol=1e-12
                 )
+
+
+class TestUsualMethods:
+    """Those that are used where none is asked for, as far as a model allows them."""
+
+    def test_all_where_the_model_allows_them(self, pair):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            explanation = vitreous.explain_text(pair, SHORT)
+        assert explanation.methods == DEFAULT_METHODS
+
+    def test_one_that_the_model_does_not_allow_is_left_out_with_the_reason(self):
+        pair = build("deberta"), small_tokenizer()
+        with pytest.warns(
+            UserWarning, match=r"gradtoken is left out: the scores of its attention.*more than q"
+        ) as told:
+            explanation = vitreous.explain_text(pair, [SHORT, TEXT])
+        assert [warning.filename for warning in told] == [__file__]
+        assert explanation.methods == ("tokentm", "decompx.skipplus")
+        assert set(explanation.signed) == set(explanation.methods)
+        assert explanation.provenance["methods"] == ["tokentm", "decompx.skipplus"]
+        asked = vitreous.explain_text(pair, [SHORT, TEXT], ["tokentm", "decompx.skipplus"])
+        for method in asked.methods:
+            for one, other in zip(explanation.scores[method], asked.scores[method], strict=True):
+                assert torch.equal(one, other)
+        with pytest.raises(UnsupportedModelError, match="gradtoken cannot explain"):
+            vitreous.explain_text(pair, SHORT, ["tokentm", "gradtoken"])
+
+    def test_where_none_is_left_it_is_an_error(self, monkeypatch):
+        monkeypatch.setattr("vitreous.text_explaining.DEFAULT_METHODS", ("gradtoken", "vitcx"))
+        with pytest.raises(UnsupportedModelError, match="gradtoken cannot explain"):
+            vitreous.explain_text((build("deberta"), small_tokenizer()), SHORT)
 
 
 class TestTargets:
@@ -135,6 +224,8 @@ class TestTargets:
             ({"target": 3}, "not between 0 and 2"),
             ({"target": -1}, "not between 0 and 2"),
             ({"target": [0]}, r"shape \(1,\) for 2 texts"),
+            ({"target": [[[0]], [[1]]]}, r"shape \(2, 1, 1\) for 2 texts"),
+            ({"target": torch.zeros(2, 0, dtype=torch.int64)}, r"shape \(2, 0\) for 2 texts"),
             ({"target": 1.5}, "must be integers"),
             ({"topk": 4}, "topk=4 is not between 1 and 3"),
             ({"topk": 1, "target": 1}, "not both"),
@@ -145,12 +236,62 @@ class TestTargets:
             vitreous.explain_text(pair, [TEXT, SHORT], "ixg", **options)
 
 
+class TestWhatOutputsAre:
+    """One of several is right, each is right or not, or they are values: as ``problem_type`` and their number say."""
+
+    @staticmethod
+    def explained(**options):
+        model = build("bert", **options)
+        return model, vitreous.explain_text((model, small_tokenizer()), [TEXT, SHORT], ["tokentm", "ixg"])
+
+    @pytest.mark.parametrize(
+        "options", [{"num_labels": 1}, {"num_labels": 3, "problem_type": "multi_label_classification"}]
+    )
+    def test_yes_or_no(self, options):
+        model, explanation = self.explained(**options)
+        probabilities = explanation.logits.sigmoid()
+        torch.testing.assert_close(explanation.probabilities, probabilities, rtol=0, atol=0)
+        number, _, likely = explanation.top(1, index=1)[0]
+        assert likely == float(probabilities[1].max()) == explanation.probability(number, 1)
+        assert f"{likely:.1%}</b>" in explanation.html() or f"{likely:.1%}, " in explanation.html()
+        # tokentm reads the gradient of the probability, dp = p (1 - p) dy: that of a head which is so much smaller.
+        target, p = int(explanation.target[0]), float(probabilities[0, explanation.target[0]])
+        with torch.no_grad():
+            model.classifier.weight[target] *= p * (1 - p)
+        of_logit = vitreous.explain_text((model, small_tokenizer()), TEXT, "tokentm:gradient=logit", target)
+        torch.testing.assert_close(
+            explanation.scores["tokentm"][0], of_logit.scores["tokentm:gradient=logit"][0], rtol=1e-9, atol=1e-12
+        )
+
+    def test_one_of_several(self):
+        _, explanation = self.explained(num_labels=3, problem_type="single_label_classification")
+        torch.testing.assert_close(explanation.probabilities, explanation.logits.softmax(-1), rtol=0, atol=0)
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_values_have_no_probability(self, count, tmp_path):
+        model, explanation = self.explained(num_labels=count, problem_type="regression")
+        loaded = vitreous.TextExplanation.load(explanation.save(tmp_path / "values.json"))
+        for one in (explanation, loaded, loaded.select(0)):
+            with pytest.raises(ExplanationError, match=r"values \(regression\), which have no probability"):
+                _ = one.probabilities
+            number, _, likely = one.top(1)[0]
+            assert number == int(explanation.logits[0].argmax())
+            assert likely is None
+            assert one.saying(number) == f"{float(explanation.logits[0].max()):.3g}"
+            assert f"{number} {one.saying(number)}" in one.html()
+            assert "%</b>" not in one.html()
+        values = vitreous.explain_text((model, small_tokenizer()), [TEXT, SHORT], "tokentm:gradient=logit")
+        for one, other in zip(values.scores["tokentm:gradient=logit"], explanation.scores["tokentm"], strict=True):
+            assert torch.equal(one, other)  # what is explained of a value is the value
+
+
 class TestLongTexts:
     LONG = " ".join(["good film . bad story , very unbelievably not"] * 5)
 
     def test_are_cut_with_a_warning(self, pair):
-        with pytest.warns(UserWarning, match=f"text 1 has 55 word pieces.*the first {LONGEST - 2}"):
+        with pytest.warns(UserWarning, match=f"text 1 has 55 word pieces.*the first {LONGEST - 2}") as told:
             explanation = vitreous.explain_text(pair, [SHORT, self.LONG], "ixg")
+        assert [warning.filename for warning in told] == [__file__]  # the caller's line, not one of the library
         assert len(explanation.pieces[1]) == LONGEST - 2
         end = explanation.words[1][-1].end
         with warnings.catch_warnings():
@@ -206,6 +347,15 @@ class TestLongTexts:
         with pytest.warns(UserWarning, match=f"takes the first {LONGEST - 3};"):
             vitreous.explain_text((model, tokenizer), self.LONG, "ixg")
 
+    def test_relative_positions_end_where_the_configuration_does_unless_the_tokenizer_tells(self):
+        """DeBERTa runs on any length: no table of positions stops it."""
+        model = build("deberta")
+        assert not any("position_embeddings" in name for name, _ in model.named_modules())
+        with pytest.warns(UserWarning, match=f"takes the first {LONGEST - 2};"):
+            vitreous.explain_text((model, small_tokenizer(longest=int(1e30))), self.LONG, "ixg")
+        told = vitreous.explain_text((model, small_tokenizer(longest=100)), self.LONG, "ixg")
+        assert len(told.pieces[0]) == 55
+
 
 class TestRefusals:
     @pytest.mark.parametrize(
@@ -218,6 +368,7 @@ class TestRefusals:
             ([], "no text was given"),
             (5, "a text or several, not int"),
             ([SHORT, None], "text 1 is not a text but NoneType"),
+            ([SHORT, "good \udcff film"], "text 1 is not valid Unicode: there is half a character at place 5"),
         ],
     )
     def test_of_texts(self, pair, given, message):
@@ -233,16 +384,40 @@ class TestRefusals:
         with pytest.raises(InputError, match="must be one of the transformers library, not NoneType"):
             vitreous.explain_text((pair[0], None), SHORT, "ixg")
         pair[0].save_pretrained(tmp_path)
-        with pytest.raises(ModelError, match="there is no tokenizer in this folder"):
+        with pytest.raises(ModelError, match="there is no tokenizer beside the weights"):
             vitreous.explain_text(f"hf/{tmp_path}", SHORT, "ixg")
+        empty = type(pair[1])(tokenizer_object=Tokenizer(WordPiece({"[UNK]": 0}, unk_token="[UNK]")), unk_token="[UNK]")
+        with pytest.raises(InputError, match="every word is unknown"):
+            vitreous.explain_text((pair[0], empty), SHORT, "ixg")
+
+    @pytest.mark.parametrize("kind", ["bert", "roberta", "deberta"])
+    def test_of_a_repository_without_tokenizer(self, kind, tmp_path, monkeypatch):
+        """transformers makes up a tokenizer whose words are all unknown, from the hub's cache as from a folder."""
+        repository = tmp_path / "models--someone--classifier"
+        build(kind).save_pretrained(repository / "snapshots" / "abc")
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("abc")
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr("vitreous.models.hub.is_reachable", lambda: False)
+        with pytest.raises(ModelError, match=r"^hf/someone/classifier: there is no tokenizer beside the weights"):
+            load_text_model("hf/someone/classifier")
 
     def test_of_tokenizers_that_do_not_fit(self, pair):
         bare = small_tokenizer()
         bare.backend_tokenizer.post_processor = None
         with pytest.raises(UnsupportedModelError, match="no class token in front"):
             vitreous.explain_text((pair[0], bare), SHORT, "ixg")
+        with pytest.raises(InputError, match="CanineTokenizer does not tell where its tokens stand in a text"):
+            vitreous.explain_text((pair[0], transformers.CanineTokenizer()), SHORT, "ixg")
         with pytest.raises(UnsupportedModelError, match="takes no input_ids"):
             vitreous.explain_text((torch.nn.Linear(2, 2), pair[1]), SHORT, "ixg")
+
+    @pytest.mark.parametrize("config", [SimpleNamespace(hidden_size=24), {"hidden_size": 24}, None])
+    def test_a_model_whose_configuration_is_not_that_of_transformers_has_no_class_names(self, pair, config):
+        expected = vitreous.explain_text(pair, SHORT, "ixg", 1)
+        explanation = vitreous.explain_text((Wrapped(pair[0], config), pair[1]), SHORT, "ixg", 1)
+        assert explanation.class_names is None
+        assert torch.equal(explanation.scores["ixg"][0], expected.scores["ixg"][0])
 
     @pytest.mark.parametrize(
         ("name", "message"),
@@ -270,8 +445,8 @@ class TestRefusals:
             load_text_model(f"hf/{tmp_path}")
 
     def test_of_an_image_classifier(self, tmp_path):
-        hf = pytest.importorskip("transformers")
-        hf.ViTForImageClassification(hf.ViTConfig(hidden_size=24, num_hidden_layers=1)).save_pretrained(tmp_path)
+        config = transformers.ViTConfig(hidden_size=24, num_hidden_layers=1)
+        transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
         with pytest.raises(ModelError, match="looks at photos"):
             load_text_model(f"hf/{tmp_path}")
 
@@ -375,7 +550,7 @@ class TestLookingAndKeeping:
             assert "&lt;script&gt;alert(&#x27;film&#x27;)&lt;/script&gt;" in page
             assert "&lt;b&gt;none&lt;/b&gt;" in page  # class names come from elsewhere too
             assert "http" not in page
-            assert page.count("white-space: pre-wrap") == 2 * 3  # methods and classes
+            assert page.count('<p dir="auto" style="margin: 0; white-space: pre-wrap"') == 2 * 3  # methods and classes
 
     def test_colours_have_a_sign(self, pair):
         explanation = vitreous.explain_text(pair, TEXT, ["decompx", "gae"])

@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from typer.testing import CliRunner
 
 import vitreous
-from small_text_models import save_classifier
+from small_text_models import build, save_classifier, small_tokenizer
 from vitreous.cli.app import app
 from vitreous.speed.timing import one_thread
 
@@ -84,15 +84,48 @@ def test_long_texts_are_cut_with_a_line_on_standard_error_or_explained_in_window
     assert len(json.loads(whole.stdout)["texts"][0]["pieces"]) == 60
 
 
+def test_a_usual_method_that_the_model_does_not_allow_is_a_line_on_standard_error(tmp_path):
+    name = save_classifier(tmp_path, ("negative", "positive", "neither"), "deberta")
+    result = run(TEXT, "--model", name, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["methods"] == ["tokentm", "decompx.skipplus"]
+    lines = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(lines) == 1
+    assert "gradtoken is left out: the scores of its attention" in lines[0]
+
+
+@pytest.mark.parametrize("problem", ["regression", "multi_label_classification", None])
+def test_what_a_single_output_says(problem, tmp_path):
+    model = build("bert", num_labels=1, problem_type=problem).float()
+    model.save_pretrained(tmp_path)
+    small_tokenizer().save_pretrained(tmp_path)
+    expected = vitreous.explain_text(f"hf/{tmp_path}", TEXT, "ixg").logits[0, 0]
+    shown = run(TEXT, "--model", f"hf/{tmp_path}", "--method", "ixg").stdout.splitlines()[0]
+    (said,) = json.loads(run(TEXT, "--model", f"hf/{tmp_path}", "--method", "ixg", "--json").stdout)["texts"]
+    if problem == "regression":
+        assert shown == f"0 {float(expected):.3g}"
+        assert said["targets"] == [{"index": 0, "name": None, "probability": None, "value": float(expected)}]
+    else:
+        assert shown == f"0 {float(expected.sigmoid()):.1%}"
+        assert said["targets"] == [{"index": 0, "name": None, "probability": float(expected.sigmoid())}]
+    assert said["predictions"] == said["targets"]
+
+
 def test_control_characters_do_not_reach_the_terminal(model):
     result = run("good \x1b[2J film\nbad", "--model", model, "--method", "ixg")
     assert "\x1b[2J" not in result.stdout
+
+
+def test_odd_white_space_is_a_blank_and_joined_letters_stay_joined(model):
+    result = run("good\tfilm\xa0می\u200cروم 👩\u200d🚀 \u202ebad", "--model", model, "--method", "ixg")
+    assert "good film می\u200cروم 👩\u200d🚀 \\u202ebad" in result.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("",), "text 0 is empty"),
+        (("good \udcff film",), "text 0 is not valid Unicode"),  # a byte that is not UTF-8, as Python passes it on
         ((TEXT, "--target", "great"), "there is no class 'great'"),
         ((TEXT, "--method", "nonsense"), "there is no method"),
         ((TEXT, "--method", "vitcx"), "no pixels"),

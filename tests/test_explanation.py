@@ -141,6 +141,21 @@ class TestFields:
             assert probabilities.dtype == expected
             assert torch.allclose(probabilities.sum(-1), torch.ones(2, dtype=expected))
 
+    def test_a_single_output_is_a_yes_or_no_model_or_a_value(self, tmp_path):
+        logits = torch.tensor([[1.5]])
+        fields = {"batch": 1, "logits": logits, "target": torch.tensor([0]), "class_names": ("dog",)}
+        yes = make(**fields)
+        assert yes.top(1) == ((0, "dog", pytest.approx(float(logits.sigmoid()))),)
+        assert yes.saying(0) == "81.8%"
+        value = Explanation.load(make(**fields, scale="value").save(tmp_path / "value"))
+        assert value.scale == "value"
+        assert value.top(1) == ((0, "dog", None),)
+        assert value.saying(0) == "1.5"
+        with pytest.raises(ExplanationError, match="have no probability"):
+            _ = value.probabilities
+        with pytest.raises(ExplanationError, match="scale must be one of softmax, sigmoid, value, not 'percent'"):
+            make(**fields, scale="percent")
+
     def test_labels_and_top_use_names_where_known(self):
         logits = torch.tensor([[0.0, 2.0, 1.0, -1.0, -1.0, -1.0, -1.0]])
         named = make(batch=1, logits=logits, target=torch.tensor([2]))

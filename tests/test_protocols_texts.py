@@ -23,6 +23,7 @@ from vitreous.benchmark.tasks.batch import Case, TextBatch
 from vitreous.benchmark.tasks.rationales import Rationales
 from vitreous.benchmark.tasks.word_perturbation import Erasure, WordErasing
 from vitreous.benchmark.text_material import TextMaterial
+from vitreous.benchmark.workbench import preprocessing_of
 from vitreous.datasets import Review
 from vitreous.errors import UnsupportedModelError
 from vitreous.metrics.text import token_f1
@@ -91,6 +92,72 @@ class TestTokenF1:
         assert row["error"] is None
         assert row["token_f1_10"] is None
         assert math.isfinite(row["removed_drop_10"])
+
+
+class TestOutputsOfTheLabels:
+    """The reviews say NEG = 0 and POS = 1; where a model has them elsewhere, its class names tell."""
+
+    @staticmethod
+    def reordered(order, names):
+        """The small model with its outputs in another order; ``None`` is a class that it never says."""
+        model = text_model()
+        head = model.model.classifier
+        weight, bias = head.weight.detach(), head.bias.detach()
+        with torch.no_grad():
+            model.model.classifier = torch.nn.Linear(weight.shape[1], len(order)).double()
+            for row, old in enumerate(order):
+                model.model.classifier.weight[row] = 0 if old is None else weight[old]
+                model.model.classifier.bias[row] = -1e9 if old is None else bias[old]
+        model.model.config.num_labels = len(order)
+        return replace(model, class_names=names)
+
+    @pytest.mark.parametrize(
+        ("order", "names"),
+        [
+            ((0, 1), None),
+            ((0, 1), ("LABEL_0", "LABEL_1")),
+            ((0, 1), ("0", "1")),
+            ((0, 1), ("Negative", "Positive")),
+            ((1, 0), ("POS", "NEG")),
+            ((1, 0), ("positive", "negative")),
+            ((0, None, 1), ("NEGATIVE", "NEUTRAL", "POSITIVE")),
+            ((None, 1, 0), ("mixed", "pos", "neg")),
+        ],
+    )
+    def test_numbers_do_not_depend_on_their_order(self, order, names):
+        texts = reviews(4)
+        expected = measure(text_model(), texts, MOVIES, METHODS)
+        for one, other in zip(measure(self.reordered(order, names), texts, MOVIES, METHODS), expected, strict=True):
+            for column in columns_of(MOVIES):
+                # The softmax adds up in another order, and a class of probability 0 adds nothing.
+                assert one[column] == pytest.approx(other[column], abs=1e-12), column
+
+    @pytest.mark.parametrize(
+        ("order", "names", "reason"),
+        [
+            ((0, 1), ("bad", "good"), "called bad, good, which does not tell which of them are NEG, POS"),
+            ((0, 1), ("NEG", "other"), "called NEG, other"),
+            ((0, None, 1), ("NEG", "POS", "positive"), "called NEG, POS, positive"),
+            ((0, None, 1), None, "3 classes without names"),
+            ((0,), None, "one output"),
+        ],
+    )
+    def test_a_model_that_does_not_tell_is_refused_before_anything_is_measured(self, order, names, reason, tmp_path):
+        model, data = self.reordered(order, names), write_movies(tmp_path / "movies.tar.gz", reviews(1))
+        with pytest.raises(UnsupportedModelError, match=reason):
+            vitreous.evaluate(model, data, "eraser-movies", ["gae"], out=tmp_path)
+        assert all(reason in row["error"] for row in measure(model, reviews(1), RATIONALES, ["gae"]))
+
+    def test_values_are_no_classes(self):
+        model = text_model()
+        model.model.config.problem_type = "regression"
+        with pytest.raises(UnsupportedModelError, match=r"values \(regression\)"):
+            preprocessing_of(model)
+
+    def test_the_same_weights_with_other_names_are_another_run(self):
+        usual = preprocessing_of(text_model())
+        assert usual == text_model().reader.settings
+        assert preprocessing_of(self.reordered((1, 0), ("POS", "NEG"))) == {**usual, "outputs": [1, 0]}
 
 
 class TestWordsTakenAway:

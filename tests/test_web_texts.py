@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import vitreous
-from small_text_models import LONGEST, save_classifier
+from small_text_models import LONGEST, build, save_classifier, small_tokenizer
 from vitreous.errors import InputError, ModelError, TargetError
 from vitreous.speed.timing import one_thread
 from vitreous.web import cards, downloads, text_cards
@@ -140,6 +140,16 @@ def test_a_method_that_fails_does_not_take_the_others_with_it(studio, model):
     assert studio.known(TextVisit(TEXT, model), wanted) is record
 
 
+def test_where_every_method_fails_the_reasons_are_shown(studio, model):
+    visit = TextVisit(TEXT, model)
+    do(studio, visit, Wanted(("decompx",)))
+    wanted = Wanted(("vitcx", "gae:start=40"))
+    page = text_cards.words(do(studio, visit, wanted), wanted, "max")
+    assert "<figure>" not in page
+    assert "no pixels" in page
+    assert "start=40" in page
+
+
 def test_words_are_coloured_by_score_and_nothing_of_a_visitor_becomes_markup(studio, model):
     text, wanted = "good <script>alert('film')</script> & bad", Wanted(METHODS, (0, 2))
     record = do(studio, TextVisit(text, model), wanted)
@@ -154,6 +164,19 @@ def test_words_are_coloured_by_score_and_nothing_of_a_visitor_becomes_markup(stu
     for text_and_sign in ("for the class", "against it", "methods without a sign"):
         assert text_and_sign in page
     assert page.count('class="vitreous-strongest"') == 4
+
+
+@pytest.mark.parametrize("problem", ["regression", None])
+def test_a_single_output_is_shown_as_what_it_is(studio, tmp_path, problem):
+    build("bert", num_labels=1, problem_type=problem).float().save_pretrained(tmp_path)
+    small_tokenizer().save_pretrained(tmp_path)
+    record = do(
+        TextStudio(TextShelf(f"hf/{tmp_path}"), studio.worker), TextVisit(TEXT, f"hf/{tmp_path}"), Wanted(METHODS)
+    )
+    value = float(record.sample.logits[0, 0])
+    said = f"{value:.3g}" if problem else f"{torch.tensor(value).sigmoid():.1%}"
+    assert f'<span class="number">{said}</span>' in cards.predictions(record)
+    assert f"Why class 0 · {said}?" in text_cards.words(record, Wanted(METHODS), "max")
 
 
 def test_strongest_words_are_those_with_the_largest_scores(studio, model):

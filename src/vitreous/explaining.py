@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import find_anatomy
+from vitreous.cautions import warn_caller
 from vitreous.compiling import compiled
+from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.explanation import Explanation
 from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel, load_model
+from vitreous.outputs import scale_of
 from vitreous.parts import Part, parts_of, scores_of
 from vitreous.pixels import Images, find_pixels
 from vitreous.precision import running_in
@@ -25,6 +28,8 @@ from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, un
 from vitreous.tape.attention_listener import NEED_NO_SCORES
 from vitreous.tape.inputs import Inputs
 from vitreous.targets import Target, Targets, find_targets
+
+Found = TypeVar("Found")
 
 
 class Answer(NamedTuple):
@@ -53,7 +58,7 @@ class Answer(NamedTuple):
 def explain(
     model: nn.Module | LoadedModel | str,
     images: Images,
-    methods: str | Sequence[str] = ("tokentm", "gradtoken", "decompx.skipplus"),
+    methods: str | Sequence[str] | None = None,
     target: Target = None,
     *,
     topk: int | None = None,
@@ -66,6 +71,8 @@ def explain(
         model: any ``nn.Module`` that is a Vision Transformer inside, or a name that ``load_model`` understands.
         images: a preprocessed tensor (batch, 3, height, width); PIL images or paths where vitreous loaded the model.
         methods: spellings, ``name[.aggregation...][:option=value,...]``. All of them share one forward pass.
+            ``None`` for tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out
+            with a warning.
         target: the class to explain: ``None`` for the predicted one, one for all images, one per image ``(batch,)``, or
             several per image ``(batch, k)``.
         topk: instead of ``target``, the k most likely classes of each image.
@@ -76,7 +83,7 @@ def explain(
     Returns:
         Raw signed scores of every patch for every method, (batch, patches) or (batch, k, patches).
     """
-    recipes = find_recipes(methods)
+    recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
     loaded = load_model(model) if isinstance(model, str) else model
     network = network_of(loaded)
     pixels, pictures = find_pixels(loaded, network, images)
@@ -84,9 +91,12 @@ def explain(
     def choose(logits: Tensor) -> Targets:
         return find_targets(logits, target, topk)
 
-    with running_in(precision, pixels.device, recipes):
-        black = black_pixel(loaded, pixels)
-        answer = answer_with(network, pixels, recipes, choose, black, compiled(network) if compile else None)
+    def ask(asked: list[Recipe]) -> Answer:
+        with running_in(precision, pixels.device, asked):
+            black = black_pixel(loaded, pixels)
+            return answer_with(network, pixels, asked, choose, black, compiled(network) if compile else None)
+
+    recipes, answer = ask_allowed(ask, recipes, optional=methods is None)
     return Explanation(
         scores=answer.scores,
         grid=answer.layout.grid,
@@ -98,7 +108,42 @@ def explain(
         images=pictures,
         preprocessing=loaded.preprocessing if isinstance(loaded, LoadedModel) else None,
         provenance=_provenance(loaded, network, recipes, answer.family),
+        scale=scale_of(network),
     )
+
+
+class RefusedMethodsError(UnsupportedModelError):
+    """Methods need a part that the model does not have.
+
+    Attributes:
+        reasons: by spelling, which part.
+    """
+
+    def __init__(self, message: str, reasons: dict[str, str]) -> None:
+        super().__init__(message)
+        self.reasons = reasons
+
+
+def ask_allowed(
+    ask: Callable[[list[Recipe]], Found], recipes: list[Recipe], *, optional: bool
+) -> tuple[list[Recipe], Found]:
+    """Ask methods; those that are ``optional`` and that the model does not allow are left out, with a warning.
+
+    Returns:
+        The methods that are left, and what was found.
+
+    Raises:
+        RefusedMethodsError: none is left, or one was asked for by the caller.
+    """
+    try:
+        return recipes, ask(recipes)
+    except RefusedMethodsError as error:
+        left = [recipe for recipe in recipes if recipe.spelling not in error.reasons]
+        if not optional or not left:
+            raise
+        told = "; ".join(f"{name} is left out: {reason}" for name, reason in error.reasons.items())
+        warn_caller(f"of the methods that are used where none is asked for, {told}")
+    return left, ask(left)
 
 
 def answer_with(
@@ -176,16 +221,16 @@ def _provenance(
 
 def _check_parts(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> None:
     """Refuse methods that need a part which the model's blocks do not have, and say which methods do not."""
-    for recipe in recipes:
-        missing = _missing_part(tape, needs[recipe.spelling])
-        if missing is not None:
-            serving = [
-                info.name for info in list_methods() if not _missing_part(tape, parse(info.name).needs(tape.depth))
-            ]
-            raise UnsupportedModelError(
-                f"{recipe.spelling} cannot explain {tape.anatomy.name}: {missing}. "
-                f"Methods that work on it: {', '.join(serving) or 'none'}"
-            )
+    missing = {recipe.spelling: _missing_part(tape, needs[recipe.spelling]) for recipe in recipes}
+    reasons = {spelling: reason for spelling, reason in missing.items() if reason is not None}
+    if reasons:
+        refused = next(iter(reasons))
+        serving = [info.name for info in list_methods() if not _missing_part(tape, parse(info.name).needs(tape.depth))]
+        raise RefusedMethodsError(
+            f"{refused} cannot explain {tape.anatomy.name}: {reasons[refused]}. "
+            f"Methods that work on it: {', '.join(serving) or 'none'}",
+            reasons,
+        )
 
 
 def _missing_part(tape: Tape, needs: Needs) -> str | None:

@@ -48,6 +48,7 @@ def write(explanation: Explanation, directory: Path, *, overwrite: bool, picture
             "image_size": explanation.image_size,
             "class_names": explanation.class_names,
             "preprocessing": None if explanation.preprocessing is None else asdict(explanation.preprocessing),
+            "scale": explanation.scale,
             "logits_dtype": _dtype_name(explanation.logits),
             "methods": [_describe_method(explanation, method, names[method]) for method in explanation.methods],
             "images": _write_images(explanation, folder),
@@ -77,6 +78,7 @@ def read(directory: Path) -> dict[str, Any]:
             "images": _read_images(directory, manifest),
             "preprocessing": _preprocessing(manifest.get("preprocessing")),
             "provenance": manifest["provenance"],
+            "scale": manifest.get("scale"),  # folders of earlier versions have none
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"{directory / MANIFEST} is damaged: {error} does not fit") from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 
 import torch
 
 from vitreous.errors import MethodError, VitreousError
+from vitreous.outputs import Scale, likelihoods, percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,11 +21,11 @@ class ExplanationError(VitreousError, ValueError):
 
 
 class Prediction(NamedTuple):
-    """One class a model considers for an image."""
+    """One class a model considers for an image; it has no probability where the model's outputs are values."""
 
     class_index: int
     label: str
-    probability: float
+    probability: float | None
 
 
 class Predicted:
@@ -35,6 +36,7 @@ class Predicted:
     target: Tensor
     logits: Tensor
     class_names: tuple[str, ...] | None
+    scale: Scale | None
 
     def __len__(self) -> int:
         """Give the number of images or texts."""
@@ -52,8 +54,30 @@ class Predicted:
 
     @property
     def probabilities(self) -> Tensor:
-        """The softmax of the logits (batch, classes), at least in float32."""
-        return self.logits.to(torch.promote_types(self.logits.dtype, torch.float32)).softmax(dim=-1)
+        """The softmax of the logits (batch, classes), at least in float32; their sigmoid where each is yes or no.
+
+        Raises:
+            ExplanationError: the outputs are values, which have none.
+        """
+        if self.scale == "value":
+            raise ExplanationError("the outputs of this model are values (regression), which have no probability")
+        return self._likelihoods
+
+    @property
+    def _likelihoods(self) -> Tensor:
+        return likelihoods(self.logits.to(torch.promote_types(self.logits.dtype, torch.float32)), self.scale)
+
+    def probability(self, class_index: int, index: int = 0) -> float | None:
+        """Give how likely the model finds a class of an image; ``None`` where its outputs are values."""
+        index, _ = self._position(index, 0)
+        return None if self.scale == "value" else float(self.probabilities[index, class_index])
+
+    def saying(self, class_index: int, index: int = 0) -> str:
+        """Write how likely the model finds a class of an image, or the value that it gives."""
+        likely = self.probability(class_index, index)
+        if likely is None:
+            return f"{float(self.logits[index, class_index]):.3g}"
+        return percent(likely)
 
     def class_index(self, index: int = 0, target_index: int = 0) -> int:
         """Give the number of the class that is explained for an image."""
@@ -69,11 +93,8 @@ class Predicted:
         if k < 1:
             raise ExplanationError(f"k must be at least 1, not {k}")
         index, _ = self._position(index, 0)
-        likely = self.probabilities[index].topk(min(k, self.logits.shape[1]))
-        return tuple(
-            Prediction(number, self._label(number), probability)
-            for number, probability in zip(likely.indices.tolist(), likely.values.tolist(), strict=True)
-        )
+        likely = self._likelihoods[index].topk(min(k, self.logits.shape[1])).indices.tolist()
+        return tuple(Prediction(number, self._label(number), self.probability(number, index)) for number in likely)
 
     def _scores_of(self, method: str) -> Any:
         if method not in self.scores:
@@ -105,5 +126,7 @@ def check_predictions(explanation: Predicted) -> None:
         )
     if target.min() < 0 or target.max() >= logits.shape[1]:
         raise ExplanationError(f"target must name one of the {logits.shape[1]} classes")
+    if explanation.scale not in (None, *get_args(Scale)):
+        raise ExplanationError(f"scale must be one of {', '.join(get_args(Scale))}, not {explanation.scale!r}")
     if names is not None and (len(names) != logits.shape[1] or not all(isinstance(name, str) for name in names)):
         raise ExplanationError(f"class_names must be one text for each of the {logits.shape[1]} classes")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
 from vitreous.errors import UnsupportedModelError
+from vitreous.outputs import Scale
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.dropping import Dropping, check_kept, nothing_left
 from vitreous.tape.evaluation_mode import evaluation_mode
@@ -70,6 +71,11 @@ class Subject:
             with record(self._model, self._anatomy, self.inputs[:1], Plan(self._anatomy.depth, Needs())) as tape:
                 self._layout = tape.layout
         return self._layout
+
+    @property
+    def scale(self) -> Scale | None:
+        """What the model's outputs are, where its configuration says so."""
+        return self._anatomy.scale
 
     @property
     def images(self) -> Tensor:

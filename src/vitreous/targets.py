@@ -45,7 +45,7 @@ def part_of(target: Target, rows: Sequence[int], batch: int) -> Target:
     wanted = _integers(target)
     if wanted.dim() == 0:
         return wanted
-    if len(wanted) != batch:
+    if wanted.dim() > 2 or len(wanted) != batch or 0 in wanted.shape:
         raise TargetError(f"target has shape {tuple(wanted.shape)} for {batch} texts")
     return wanted[list(rows)]
 

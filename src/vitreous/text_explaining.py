@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import find_anatomy
+from vitreous.cautions import warn_caller
+from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError
-from vitreous.explaining import Answer, answer_with, find_recipes
+from vitreous.explaining import Answer, answer_with, ask_allowed, find_recipes
 from vitreous.models.hf_models import class_names_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
+from vitreous.outputs import scale_of
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe
 from vitreous.subject import Subject
@@ -31,7 +33,7 @@ _TOKENS_AT_ONCE = 4096
 def explain_text(
     model: TextModel,
     texts: str | Sequence[str],
-    methods: str | Sequence[str] = ("tokentm", "gradtoken", "decompx.skipplus"),
+    methods: str | Sequence[str] | None = None,
     target: Target = None,
     *,
     topk: int | None = None,
@@ -42,7 +44,9 @@ def explain_text(
     Args:
         model: ``hf/ID`` or ``hf/FOLDER``, what ``load_text_model`` gave, or a pair of model and tokenizer.
         texts: one text or several. A text that is longer than the model takes is cut at its end, with a warning.
-        methods: spellings, ``name[.aggregation...][:option=value,...]``, as for pictures.
+        methods: spellings, ``name[.aggregation...][:option=value,...]``, as for pictures. ``None`` for
+            tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out with a
+            warning.
         target: the class to explain: ``None`` for the predicted one, one for all texts, one per text ``(batch,)``, or
             several per text ``(batch, k)``.
         topk: instead of ``target``, the k most likely classes of each text.
@@ -53,10 +57,12 @@ def explain_text(
         Raw signed scores of every word piece for every method. The class token and other special tokens have no place
         in the text; their share is not among the scores.
     """
-    recipes = find_recipes(methods)
+    recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
     loaded = _loaded(model)
     read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(_several(texts))]
-    found, family = explain_read(loaded, read, recipes, target, topk)
+    recipes, (found, family) = ask_allowed(
+        lambda asked: explain_read(loaded, read, asked, target, topk), recipes, optional=methods is None
+    )
     return TextExplanation(
         texts=tuple(text.text for text in read),
         pieces=tuple(text.pieces for text in read),
@@ -67,6 +73,7 @@ def explain_text(
         signed={recipe.spelling: recipe.signed for recipe in recipes},
         class_names=loaded.class_names,
         provenance=_provenance(loaded, recipes, family, windows=windows),
+        scale=scale_of(loaded.model),
     )
 
 
@@ -223,10 +230,9 @@ def _fitted(reader: Reader, text: str, number: int, *, windows: bool) -> ReadTex
     read = reader.read(text, f"text {number}")
     if windows or reader.capacity is None or len(read.pieces) <= reader.capacity:
         return read
-    warnings.warn(
+    warn_caller(
         f"text {number} has {len(read.pieces)} word pieces, of which the model takes the first {reader.capacity}; "
-        "windows=True explains all of them",
-        stacklevel=3,
+        "windows=True explains all of them"
     )
     return read.shortened(reader.capacity)
 
@@ -249,8 +255,7 @@ def _loaded(model: TextModel) -> LoadedTextModel:
     given: Any = model
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module):
         network: Any = getattr(given[0], "_orig_mod", given[0])  # a compiled model cannot be listened to
-        names = class_names_of(network) if hasattr(network, "config") else None
-        return LoadedTextModel(None, network, given[1], names)
+        return LoadedTextModel(None, network, given[1], class_names_of(network))
     what = "a model alone" if isinstance(given, nn.Module) else type(given).__name__
     raise InputError(f"a text model comes with its tokenizer: give hf/ID, hf/FOLDER or (model, tokenizer), not {what}")
 

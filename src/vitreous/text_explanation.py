@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from vitreous.outputs import Scale
+
 By = Literal["max", "sum"]
 _FORMAT = "vitreous text explanation"
 _SCHEMA = 1
@@ -34,13 +36,14 @@ class TextExplanation(Predicted):
     Attributes:
         texts: The texts.
         pieces: Of every text its word pieces, with their place in the text and the number of their word.
-        words: Of every text its words: stretches without white space that have a piece.
+        words: Of every text its words that have a piece: stretches without white space, or single Chinese characters.
         scores: For each method spelling and text, raw signed scores (pieces,), or (k, pieces) for k classes.
         target: The classes explained, int64, (batch,) or (batch, k).
         logits: The model's output (batch, classes); the mean over windows where a text was explained in windows.
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, where they are known.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
+        scale: What the outputs are, see ``vitreous.outputs``; ``None``: one is yes or no, of several one is right.
     """
 
     things: ClassVar[str] = "texts"
@@ -54,6 +57,7 @@ class TextExplanation(Predicted):
     signed: Mapping[str, bool]
     class_names: tuple[str, ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    scale: Scale | None = None
 
     def __post_init__(self) -> None:
         check_predictions(self)
@@ -78,6 +82,7 @@ class TextExplanation(Predicted):
             raise ExplanationError(f"by must be max or sum, not {by!r}")
         pieces = self.piece_scores(method, index, target_index)
         homes = torch.tensor([piece.word for piece in self.pieces[index]], device=pieces.device)
+        pieces, homes = pieces[homes >= 0], homes[homes >= 0]  # white space belongs to no word
         empty = pieces.new_zeros(len(self.words[index]))
         if by == "sum":
             return empty.index_add(0, homes, pieces)
@@ -190,6 +195,7 @@ def _as_json(explanation: TextExplanation) -> dict[str, Any]:
         "signed": dict(explanation.signed),
         "class_names": explanation.class_names,
         "provenance": dict(explanation.provenance),
+        "scale": explanation.scale,
     }
 
 
@@ -214,4 +220,5 @@ def _from_json(stored: dict[str, Any]) -> dict[str, Any]:
         "signed": stored["signed"],
         "class_names": None if names is None else tuple(names),
         "provenance": stored["provenance"],
+        "scale": stored.get("scale"),  # files of earlier versions have none
     }

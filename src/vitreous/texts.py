@@ -6,9 +6,9 @@ import hashlib
 import inspect
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +17,17 @@ from torch import Tensor, nn
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.tape.inputs import Texts
 
+_BLANKS = "▁Ġ"  # how SentencePiece and byte-level tokenizers write the blank in front of a word
+# The characters that BERT takes apart: unified ideographs with extensions A to F, and those for compatibility.
+_IDEOGRAPH = re.compile("[\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff\\U00020000-\\U0002ceaf\\U0002f800-\\U0002fa1f]")
 _NO_LIMIT = 100_000  # tokenizers without a limit say a number with thirty digits
 
 
 class Piece(NamedTuple):
-    """A word piece: how the tokenizer writes it, where it stands in the text, and the number of its word."""
+    """A word piece: how the tokenizer writes it, where it stands in the text, and the number of its word.
+
+    A piece of nothing but white space (a line break, a tab) belongs to no word: -1.
+    """
 
     text: str
     start: int
@@ -30,7 +36,10 @@ class Piece(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A stretch of the text without white space, and where it stands."""
+    """A stretch of the text without white space, and where it stands.
+
+    Where the tokenizer takes Chinese characters apart, each of them is a word.
+    """
 
     text: str
     start: int
@@ -47,9 +56,16 @@ class ReadText:
     words: tuple[Word, ...]
 
     def shortened(self, pieces: int) -> ReadText:
-        """The same with its first pieces only."""
+        """The same with its first pieces only.
+
+        Raises:
+            InputError: these are nothing but white space.
+        """
         kept = self.pieces[:pieces]
-        return replace(self, pieces=kept, numbers=self.numbers[:pieces], words=self.words[: kept[-1].word + 1])
+        words = self.words[: max(piece.word for piece in kept) + 1]
+        if not words:
+            raise InputError(f"the first {pieces} pieces of the text, which the model takes, are white space")
+        return replace(self, pieces=kept, numbers=self.numbers[:pieces], words=words)
 
 
 class Reader:
@@ -65,6 +81,10 @@ class Reader:
     def __init__(self, model: nn.Module, tokenizer: Any) -> None:
         if not callable(tokenizer) or not hasattr(tokenizer, "convert_ids_to_tokens"):
             raise InputError(f"the tokenizer must be one of the transformers library, not {type(tokenizer).__name__}")
+        if knows_no_words(tokenizer):
+            raise InputError(
+                f"the vocabulary of {type(tokenizer).__name__} is empty, so that every word is unknown to it"
+            )
         self._name, self._tokenizer = type(model).__name__, tokenizer
         weight = next(model.parameters(), None)
         self._device = torch.device("cpu") if weight is None else weight.device
@@ -94,20 +114,23 @@ class Reader:
             raise InputError(f"{name} is not a text but {type(text).__name__}")
         if not text.strip():
             raise InputError(f"{name} is empty")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # an argument of a command that is not UTF-8 arrives like this
+            raise InputError(
+                f"{name} is not valid Unicode: there is half a character at place {error.start}"
+            ) from error
         encoded = self._encode(text, special=False)
         numbers, offsets = encoded["input_ids"], encoded["offset_mapping"]
         special = set(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
         if special.issuperset(numbers):
             raise InputError(f"{name} holds nothing but special tokens: {text.strip()[:40]!r}")
-        words = [Word(match[0], *match.span()) for match in re.finditer(r"\S+", text)]
-        starts = [word.start for word in words]
-        spans = [_trimmed(text, *offset) for offset in offsets]
-        homes = [_home(starts, words, start) for start, _ in spans]
-        used = sorted(set(homes))
-        pieces = tuple(
-            Piece(written, *span, bisect_right(used, home) - 1)
-            for written, span, home in zip(self._tokenizer.convert_ids_to_tokens(numbers), spans, homes, strict=True)
-        )
+        words = _words(text, _taken_apart(text, encoded))
+        found = list(_placed(text, words, self._tokenizer.convert_ids_to_tokens(numbers), offsets))
+        used = sorted({piece.word for piece in found} - {-1})
+        if not used:
+            raise InputError(f"{name} is nothing but white space to this model: {text.strip()[:40]!r}")
+        pieces = tuple(piece._replace(word=bisect_right(used, piece.word) - 1) for piece in found)
         return ReadText(text, pieces, tuple(numbers), tuple(words[home] for home in used))
 
     def inputs(self, rows: Sequence[Sequence[int]]) -> Texts:
@@ -143,14 +166,17 @@ class Reader:
 
     def _encode(self, text: str, *, special: bool) -> Any:
         try:
-            return self._tokenizer(
+            encoded = self._tokenizer(
                 text, add_special_tokens=special, return_offsets_mapping=True, return_special_tokens_mask=True,
                 truncation=False, verbose=False,
             )  # fmt: skip
-        except NotImplementedError as error:
+        except NotImplementedError:  # what older versions of transformers say; newer ones leave the offsets out
+            encoded = {}
+        if "offset_mapping" not in encoded:
             raise InputError(
                 f"{type(self._tokenizer).__name__} does not tell where its tokens stand in a text; use its fast form"
-            ) from error
+            )
+        return encoded
 
     def _special_tokens(self) -> tuple[list[int], list[int]]:
         """What the tokenizer puts in front of a text and behind it, seen on an example."""
@@ -165,14 +191,69 @@ class Reader:
         return numbers[:leading], numbers[len(numbers) - trailing :]
 
 
+def knows_no_words(tokenizer: Any) -> bool:
+    """Whether a tokenizer has nothing but special tokens in its vocabulary: no text could be told from another."""
+    return set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+
+
 def _longest(model: nn.Module, tokenizer: Any) -> int | None:
-    """How many tokens a model takes: as its tokenizer says and as it has positions for."""
+    """How many tokens a model takes: as its tokenizer says and as it has positions for.
+
+    Relative positions (DeBERTa) and rotations (ModernBERT) have no table that ends: such a model runs on any length,
+    and far tokens share a position or turn further than in training. There the tokenizer has the word, for whoever
+    trained the model set its limit; where it says nothing, it is the length that the configuration was made for.
+    """
     limits = [limit for limit in (getattr(tokenizer, "model_max_length", None),) if limit and limit < _NO_LIMIT]
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == "position_embeddings" and isinstance(module, nn.Embedding):
             # RoBERTa counts positions from behind the one of padding.
             limits.append(module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1))
-    return int(min(limits)) if limits else None
+    if limits:
+        return int(min(limits))
+    made_for = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    return made_for if isinstance(made_for, int) and made_for > 0 else None
+
+
+def _words(text: str, apart: set[int]) -> list[Word]:
+    """What stands between white space, cut at further places."""
+    words = []
+    for match in re.finditer(r"\S+", text):
+        start, end = match.span()
+        cuts = [start, *(place for place in range(start + 1, end) if place in apart), end]
+        words += [Word(text[first:last], first, last) for first, last in pairwise(cuts)]
+    return words
+
+
+def _taken_apart(text: str, encoded: Any) -> set[int]:
+    """Where Chinese characters begin and end that are words of their own to the tokenizer, as they are to BERT's."""
+    spans: dict[int, tuple[int, int]] = {}
+    for number, (start, end) in zip(encoded.word_ids(), encoded["offset_mapping"], strict=False):
+        if number is not None:
+            spans[number] = spans.get(number, (start, end))[0], end
+    single = [start for start, end in spans.values() if end == start + 1 and _IDEOGRAPH.match(text[start])]
+    return {place for start in single for place in (start, start + 1)}
+
+
+def _placed(
+    text: str, words: list[Word], written: Sequence[str], offsets: Sequence[tuple[int, int]]
+) -> Iterator[Piece]:
+    """The pieces with their places and the numbers of their words."""
+    starts = [word.start for word in words]
+    for piece, (start, end) in zip(written, offsets, strict=True):
+        if _is_white_space(text, piece, start, end):
+            yield Piece(piece, start, end, -1)
+        else:
+            place = _trimmed(text, start, end)
+            yield Piece(piece, *place, _home(starts, words, place[0]))
+
+
+def _is_white_space(text: str, piece: str, start: int, end: int) -> bool:
+    """Whether a piece stands for white space alone, and not for the beginning of the word behind it.
+
+    Tokenizers that write a blank as part of the next piece give it a piece of its own where they lack the two together.
+    """
+    begins_word = not piece.strip(_BLANKS) and end < len(text) and not text[end].isspace()
+    return text[start:end].isspace() and not begins_word
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:

@@ -172,6 +172,14 @@ def test_a_mixer_has_no_attention_and_is_told_what_does_work(method: str) -> Non
     assert not {"rollout", "gae", "tokentm", "fullgrad"} & set(served(str(refusal.value)))
 
 
+def test_of_the_usual_methods_those_that_a_model_allows_are_used() -> None:
+    images = torch.randn(1, 3, 32, 32)
+    with pytest.warns(UserWarning, match=r"tokentm is left out: .* no attention part; gradtoken is left out: ") as told:
+        explanation = vitreous.explain(mixer(), images)
+    assert explanation.methods == ("decompx.skipplus",)
+    assert [warning.filename for warning in told] == [__file__]
+
+
 @pytest.mark.parametrize("method", ASKING)
 def test_a_mixer_can_be_asked_again(method: str) -> None:
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)

@@ -8,6 +8,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from vitreous.outputs import Scale
+
 # Where a block normalises: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)).
 NormPlace = Literal["pre", "post", "branch"]
 
@@ -43,11 +45,18 @@ class Anatomy:
 
     What depends on the picture (patch grid, number of prefix tokens, which tokens the head reads) is not guessed from
     attributes but seen during the forward pass; see ``vitreous.tape``.
+
+    Attributes:
+        name: the model's class.
+        blocks: its blocks.
+        batch_first: whether the stream is (batch, token, channel).
+        scale: what its outputs are, where its configuration says so.
     """
 
     name: str
     blocks: tuple[Block, ...]
     batch_first: bool
+    scale: Scale | None = None
 
     @property
     def depth(self) -> int:

@@ -9,6 +9,7 @@ from torch import nn
 from vitreous.anatomy.description import Anatomy
 from vitreous.anatomy.parts import ATTENTION, describe_block, first_of
 from vitreous.errors import UnsupportedModelError
+from vitreous.outputs import scale_of
 
 _ATTENTION_FREE_STACK = 4  # fewer alike modules in a row are an accident, not a stack of blocks
 
@@ -35,7 +36,7 @@ def find_anatomy(model: nn.Module) -> Anatomy:
             "attention part), so no method here serves it"
         )
     described = tuple(describe_block(block) for block in blocks)
-    return Anatomy(name=name, blocks=described, batch_first=_batch_first(described[0].attention))
+    return Anatomy(name, described, _batch_first(described[0].attention), scale_of(model))
 
 
 def _attending_stacks(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from vitreous.benchmark.photo_material import first_run
 from vitreous.benchmark.run import RunError
 from vitreous.benchmark.selection import empty_picture
-from vitreous.benchmark.tasks.wording import logits_of_rows
-from vitreous.benchmark.workbench import AnyModel, Workbench
+from vitreous.benchmark.workbench import Workbench
+from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
 
 
@@ -20,6 +20,8 @@ def check_labels(bench: Workbench) -> None:
         RunError: The labels are not those of the model's outputs.
     """
     counted = bench.data.classes
+    if isinstance(bench.model, LoadedTextModel):
+        return  # what its classes are called tells which of them the labels are, see label_outputs
     if counted is None or not any(task.uses_labels for task in bench.protocol.tasks):
         return
     outputs = count_outputs(bench.model)
@@ -30,10 +32,7 @@ def check_labels(bench: Workbench) -> None:
         )
 
 
-def count_outputs(model: AnyModel) -> int:
+def count_outputs(model: LoadedModel) -> int:
     """How many classes a model tells apart; one output, for yes or no, tells two."""
-    if isinstance(model, LoadedTextModel):
-        logits = logits_of_rows(model, [model.reader.read("a", "the text").numbers])
-    else:
-        _, logits = first_run(model, empty_picture(model))
+    _, logits = first_run(model, empty_picture(model))
     return max(2, logits.shape[1])

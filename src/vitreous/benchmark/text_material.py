@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitreous.anatomy import find_anatomy
+from vitreous.benchmark.label_outputs import label_outputs
 from vitreous.benchmark.material import Maps, Material
 from vitreous.benchmark.tasks.batch import Case, Passage, TextBatch
 from vitreous.benchmark.tasks.wording import logits_of_rows
 from vitreous.datasets.sample import Review
-from vitreous.errors import UnsupportedModelError
 from vitreous.explaining import find_recipes
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.subject import Subject
@@ -37,9 +37,8 @@ class TextMaterial(Material):
         model = self._model
         rows = [read.numbers for read in prepared]
         logits = logits_of_rows(model, rows)
-        if logits.shape[1] == 1:
-            raise UnsupportedModelError("the model has one output; a protocol for texts needs one for every class")
-        passages = tuple(_passage(*each) for each in zip(samples, prepared, logits, strict=True))
+        outputs = label_outputs(model, logits.shape[1])
+        passages = tuple(_passage(*each, outputs) for each in zip(samples, prepared, logits, strict=True))
         subject = Subject(model.model, find_anatomy(model.model), model.reader.inputs(rows))
         return TextBatch(model, subject, passages, logits, {})
 
@@ -55,12 +54,12 @@ class TextMaterial(Material):
         }
 
 
-def _passage(sample: Review, read: ReadText, logits: Tensor) -> Passage:
+def _passage(sample: Review, read: ReadText, logits: Tensor, outputs: Sequence[int]) -> Passage:
     return Passage(
         name=sample.name,
         predicted=int(logits.argmax()),
         classes=len(logits),
-        label=sample.label,
+        label=outputs[sample.label],
         read=read,
         rationale=sample.rationale[places_of(sample, read.words)],
     )
@@ -69,4 +68,4 @@ def _passage(sample: Review, read: ReadText, logits: Tensor) -> Passage:
 def places_of(sample: Review, words: Sequence[Word]) -> NDArray[np.int64]:
     """Which of a sample's words these are, by where they stand in the text."""
     starts = np.cumsum([0, *(len(word) + 1 for word in sample.words)])  # words are joined by blanks
-    return np.searchsorted(starts, [word.start for word in words])
+    return np.searchsorted(starts, [word.start for word in words], side="right") - 1

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vitreous.benchmark.label_outputs import label_outputs
 from vitreous.benchmark.run import ModelChoice, Run, RunError, hash_of
 from vitreous.datasets import DataSet, Shuffled, open_dataset
 from vitreous.datasets.sample import Things
@@ -75,8 +76,13 @@ def load(choice: ModelChoice, reads: Things) -> AnyModel:
 
 
 def preprocessing_of(model: AnyModel) -> dict[str, Any]:
-    """How photos or texts become a model's input, as JSON values."""
-    return model.reader.settings if isinstance(model, LoadedTextModel) else asdict(model.preprocessing)
+    """How photos or texts become a model's input, and which outputs stand for their labels, as JSON values."""
+    if not isinstance(model, LoadedTextModel):
+        return asdict(model.preprocessing)
+    outputs = label_outputs(model)
+    # Names may be the caller's, which no fingerprint knows. In the data set's own order there is nothing to say.
+    named = {} if outputs == tuple(range(len(outputs))) else {"outputs": list(outputs)}
+    return {**model.reader.settings, **named}
 
 
 def open_data(spec: str, shuffled_by: int | None) -> DataSet:

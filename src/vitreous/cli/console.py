@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, NoReturn
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
 
 from vitreous.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_JOINERS = "\u200c\u200d"  # zero width non-joiner and joiner, without which Persian and many emoji are written wrongly
 
 
 class _Console(Console):
@@ -30,10 +37,19 @@ def messages() -> Console:
 
 
 def one_line(text: str) -> str:
-    """Give a text that stays on its line: no line breaks, no control characters, nothing that cannot be encoded."""
+    """Give a text that stays on its line: no line breaks, no control characters, nothing that cannot be encoded.
+
+    White space of any kind is a blank, and what joins letters or emoji stays; what turns the direction of writing is
+    written out, for it could make a line read as another.
+    """
     flat = " ".join(text.splitlines())
-    shown = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in flat)
-    return printable(shown)
+    return printable("".join(map(_visible, flat)))
+
+
+def _visible(character: str) -> str:
+    if character.isspace():
+        return " "
+    return character if character.isprintable() or character in _JOINERS else ascii(character)[1:-1]
 
 
 def say(console: Console, text: str, style: str = "") -> None:
@@ -44,6 +60,19 @@ def say(console: Console, text: str, style: str = "") -> None:
 def say_error(text: str, console: Console | None = None) -> None:
     """Print one red line on standard error."""
     say(console or messages(), f"error: {text}", "bold red")
+
+
+@contextmanager
+def plain_warnings(console: Console) -> Iterator[None]:
+    """Print warnings as lines, without a place in the program, which is not for those who read our output."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            for warning in caught:
+                if issubclass(warning.category, UserWarning):
+                    say(console, f"warning: {warning.message}", "yellow")
 
 
 def print_json(value: Any) -> None:

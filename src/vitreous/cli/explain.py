@@ -13,7 +13,6 @@ import typer
 from vitreous.cli.console import messages, print_json, results
 from vitreous.cli.guard import PHOTOS_FAILED, DebugOption
 from vitreous.cli.options import (
-    DEFAULT_METHODS,
     DeviceOption,
     ImageSizeOption,
     MeanOption,
@@ -81,7 +80,7 @@ def explain(
     Exit code: 0 all photos are done, 1 some photos failed and the rest is done, 2 nothing could be done.
     """
     refuse_both(target, topk)
-    methods = split_spellings(method or DEFAULT_METHODS)
+    methods = split_spellings(method) if method else None
     channel_mean, channel_std = channel_values(mean, "--mean"), channel_values(std, "--std")
     size = height_and_width(image_size, "--image-size")
 

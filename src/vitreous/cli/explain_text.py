@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from vitreous.cli.console import messages, print_json, results, say
+import vitreous
+from vitreous.cli.console import messages, plain_warnings, print_json, results, say
 from vitreous.cli.guard import DebugOption
-from vitreous.cli.options import DEFAULT_METHODS, DeviceOption, MethodOption, TargetOption, refuse_both
+from vitreous.cli.options import DeviceOption, MethodOption, TargetOption, refuse_both
 from vitreous.cli.plugins import PluginOption, load_plugins
 from vitreous.cli.spellings import split_spellings
 from vitreous.errors import InputError
-
-if TYPE_CHECKING:
-    from vitreous.text_explanation import TextExplanation
 
 
 class By(StrEnum):
@@ -51,7 +48,7 @@ def explain_text(
 ) -> None:
     """Explain texts: show every word in the colour of its score, red for the class and blue against it."""
     refuse_both(target, topk)
-    methods = split_spellings(method or DEFAULT_METHODS)
+    methods = split_spellings(method) if method else None
     given = [_text(text) for text in texts]
 
     # These import torch: --help must not wait for it.
@@ -62,7 +59,8 @@ def explain_text(
     load_plugins(plugin or [])
     loaded = load_text_model(model, device=device)
     classes = [[find_class(name, loaded.class_names) for name in target]] * len(given) if target else None
-    explanation = _explained(loaded, given, methods, classes, topk=topk, windows=windows)
+    with plain_warnings(messages()):
+        explanation = vitreous.explain_text(loaded, given, methods, classes, topk=topk, windows=windows)
     if html is not None:
         _write(html, explanation.html(by=by.value))
     if as_json:
@@ -71,19 +69,6 @@ def explain_text(
         words.show(explanation, results(), by=by.value)
         if html is not None:
             say(results(), f"page: {html}")
-
-
-def _explained(model: Any, texts: list[str], methods: list[str], target: Any, **options: Any) -> TextExplanation:
-    """Explain, with warnings as plain lines on standard error."""
-    from vitreous.text_explaining import explain_text as explain  # noqa: PLC0415
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        explanation = explain(model, texts, methods, target, **options)
-    for warning in caught:
-        if issubclass(warning.category, UserWarning):
-            say(messages(), f"warning: {warning.message}", "yellow")
-    return explanation
 
 
 def _text(argument: str) -> str:

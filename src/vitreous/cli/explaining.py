@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vitreous
-from vitreous.cli.console import say_error
+from vitreous.cli.console import plain_warnings, say_error
 from vitreous.cli.photos import photos_of
 from vitreous.cli.progress import progress_bar
 from vitreous.cli.targets import find_class
+from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import ImageError, InputError
 from vitreous.html.report_file import report_file
 from vitreous.images import read_image
@@ -35,10 +36,10 @@ COMPARISON = "comparison.png"
 
 @dataclass(frozen=True)
 class Request:
-    """What to do with every photo."""
+    """What to do with every photo; without methods it is the usual ones that the model allows."""
 
     model: str
-    methods: Sequence[str]
+    methods: Sequence[str] | None
     targets: Sequence[str]
     topk: int | None
     out: Path
@@ -72,12 +73,12 @@ class Outcome:
 
 def run(arguments: Sequence[str], request: Request, console: Console) -> Outcome:
     """Explain the photos that ``arguments`` name and save each result in a folder of its own."""
-    for spelling in request.methods:
+    for spelling in request.methods or ():
         parse(spelling)  # a typing error should not wait for a model to be loaded
     session = _Session(request, console)
     photos = session.find(arguments)
     if photos and request.report is not None:
-        with report_file(request.report, request.command, request.methods) as session.report:
+        with report_file(request.report, request.command, request.methods or DEFAULT_METHODS) as session.report:
             session.explain(photos)
             session.report.finish(session.outcome.failures)
     elif photos:
@@ -91,6 +92,7 @@ class _Session:
     def __init__(self, request: Request, console: Console) -> None:
         self.request = request
         self.console = console
+        self.methods = request.methods
         self.report: ReportFile | None = None
         self.outcome = Outcome()
 
@@ -136,15 +138,16 @@ class _Session:
         if not images:
             return
         try:
-            explanation = vitreous.explain(
-                model,
-                list(images.values()),
-                methods=self.request.methods,
-                target=target_of(targets, len(images)),
-                topk=self.request.topk,
-                precision=self.request.precision,
-                compile=self.request.compile,
-            )
+            with plain_warnings(self.console):
+                explanation = vitreous.explain(
+                    model,
+                    list(images.values()),
+                    methods=self.methods,
+                    target=target_of(targets, len(images)),
+                    topk=self.request.topk,
+                    precision=self.request.precision,
+                    compile=self.request.compile,
+                )
         except (ImageError, InputError) as error:
             if len(images) == 1:
                 self._report(str(next(iter(images))), error)
@@ -152,6 +155,7 @@ class _Session:
                 for photo, image in images.items():
                     self._explain_batch(model, targets, {photo: image}, folders)
             return
+        self.methods = explanation.methods  # what the model does not allow is found out, and said, once
         for index, (photo, image) in enumerate(images.items()):
             one = explanation.select(index)
             if self._save(photo, one, folders[photo]) and self.report is not None:

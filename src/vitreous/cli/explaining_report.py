@@ -8,8 +8,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from vitreous.cli.classes import class_as_json
 from vitreous.cli.console import one_line, say
 from vitreous.cli.explaining import COMPARISON
+from vitreous.defaults import DEFAULT_METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +40,17 @@ def as_json(outcome: Outcome, request: Request) -> dict[str, Any]:
     """Give the outcome as JSON values."""
     return {
         "model": request.model,
-        "methods": list(request.methods),
+        "methods": list(_methods(outcome, request)),
         "report": None if request.report is None or not outcome.explained else str(request.report),
         "photos": [_photo_as_json(explained) for explained in outcome.explained],
         "failures": [{"photo": photo, "error": error} for photo, error in outcome.failures.items()],
     }
+
+
+def _methods(outcome: Outcome, request: Request) -> Sequence[str]:
+    """Give what was asked for, or where nothing was what was used."""
+    used = [one.explanation.methods for one in outcome.explained]
+    return request.methods or (used[0] if used else DEFAULT_METHODS)
 
 
 def _show_photo(explained: Explained, console: Console) -> None:
@@ -52,7 +60,7 @@ def _show_photo(explained: Explained, console: Console) -> None:
     table.add_column("probability", justify="right")
     table.add_column()
     for prediction in explanation.top(_TOP):
-        table.add_row(_name(explanation, prediction), f"{prediction.probability:.1%}", _bar(prediction.probability))
+        table.add_row(_name(explanation, prediction), explanation.saying(prediction.class_index), _bar(prediction))
     console.print(table)
     say(console, f"explained: {'; '.join(_targets(explanation))}")
     say(console, f"pictures:  {explained.folder / COMPARISON}")
@@ -68,13 +76,13 @@ def _show_summary(explained: Sequence[Explained], console: Console) -> None:
     for one in explained:
         first = one.explanation.top(1)[0]
         photo = Text(one_line(one.photo.name))
-        table.add_row(photo, _name(one.explanation, first), f"{first.probability:.1%}", _bar(first.probability, 10))
+        table.add_row(photo, _name(one.explanation, first), one.explanation.saying(first.class_index), _bar(first, 10))
     console.print(table)
     say(console, f"pictures: {explained[0].folder.parent / 'PHOTO' / COMPARISON}, one folder for each photo")
 
 
-def _bar(probability: float, width: int = 24) -> ProgressBar:
-    return ProgressBar(total=1, completed=probability, width=width)
+def _bar(prediction: Prediction, width: int = 24) -> ProgressBar:
+    return ProgressBar(total=1, completed=prediction.probability or 0.0, width=width)
 
 
 def _name(explanation: Explanation, prediction: Prediction) -> Text:
@@ -89,19 +97,11 @@ def _targets(explanation: Explanation) -> list[str]:
 
 def _photo_as_json(explained: Explained) -> dict[str, Any]:
     explanation = explained.explanation
-    probabilities = explanation.probabilities[0]
     targets = [explanation.class_index(0, number) for number in range(explanation.classes_per_image)]
     return {
         "photo": str(explained.photo),
         "folder": str(explained.folder),
         "comparison": str(explained.folder / COMPARISON),
-        "predictions": [_prediction_as_json(explanation, *prediction) for prediction in explanation.top(_TOP)],
-        "targets": [
-            _prediction_as_json(explanation, number, explanation.label(0, position), float(probabilities[number]))
-            for position, number in enumerate(targets)
-        ],
+        "predictions": [class_as_json(explanation, found.class_index) for found in explanation.top(_TOP)],
+        "targets": [class_as_json(explanation, target) for target in targets],
     }
-
-
-def _prediction_as_json(explanation: Explanation, index: int, label: str, probability: float) -> dict[str, Any]:
-    return {"index": index, "name": label if explanation.class_names else None, "probability": probability}

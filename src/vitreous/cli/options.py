@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_METHODS = ("tokentm", "gradtoken", "decompx.skipplus")
+from vitreous.defaults import DEFAULT_METHODS
 
 METHOD_HELP = "A method, see `vitreous methods`; repeat it, or separate several with commas."
 METHODS_HELP = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.style import Style
 from rich.text import Text
 
+from vitreous.cli.classes import class_as_json
 from vitreous.cli.console import one_line, say
 from vitreous.pictures.word_colours import background, spans_of
 
@@ -21,8 +22,9 @@ _TOP = 3
 def show(explanation: TextExplanation, console: Console, *, by: By) -> None:
     """Print what the model says of each text, then the text once for every method and class."""
     for index in range(len(explanation)):
-        predictions = explanation.top(_TOP, index=index)
-        say(console, ", ".join(f"{label} {probability:.1%}" for _, label, probability in predictions), "bold")
+        likely = explanation.top(_TOP, index=index)
+        said = [f"{prediction.label} {explanation.saying(prediction.class_index, index)}" for prediction in likely]
+        say(console, ", ".join(said), "bold")
         for method in explanation.methods:
             for number in range(explanation.classes_per_image):
                 say(console, f"{method}, explained: {explanation.label(index, number)}", "dim")
@@ -65,15 +67,13 @@ def _strongest(explanation: TextExplanation, method: str, index: int, number: in
 
 
 def _text_as_json(explanation: TextExplanation, index: int, by: By) -> dict[str, Any]:
-    probabilities = explanation.probabilities[index]
     targets = [explanation.class_index(index, number) for number in range(explanation.classes_per_image)]
     return {
         "text": explanation.texts[index],
-        "predictions": [_class(explanation, *prediction) for prediction in explanation.top(_TOP, index=index)],
-        "targets": [
-            _class(explanation, target, explanation.label(index, number), float(probabilities[target]))
-            for number, target in enumerate(targets)
+        "predictions": [
+            class_as_json(explanation, found.class_index, index) for found in explanation.top(_TOP, index=index)
         ],
+        "targets": [class_as_json(explanation, target, index) for target in targets],
         "words": [word._asdict() for word in explanation.words[index]],
         "pieces": [piece._asdict() for piece in explanation.pieces[index]],
         "scores": {
@@ -87,7 +87,3 @@ def _text_as_json(explanation: TextExplanation, index: int, by: By) -> dict[str,
             for method in explanation.methods
         },
     }
-
-
-def _class(explanation: TextExplanation, index: int, label: str, probability: float) -> dict[str, Any]:
-    return {"index": index, "name": label if explanation.class_names else None, "probability": probability}

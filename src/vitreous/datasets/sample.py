@@ -42,7 +42,7 @@ class Review:
     Attributes:
         name: Unique in its data set and the same on every machine.
         words: The text as the data set counts its words: what is between white space.
-        label: The index of the model's output that is right.
+        label: The index of the data set's class that is right.
         rationale: For each word whether people marked it as a reason.
     """
 

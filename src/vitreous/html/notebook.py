@@ -8,7 +8,6 @@ from PIL import Image
 
 from vitreous.explanation import Explanation
 from vitreous.html.page import escape, picture
-from vitreous.pictures.captions import percent
 from vitreous.pictures.comparison import comparison
 
 _MOST = 4  # images that are shown; an output cell is for a glance
@@ -41,11 +40,12 @@ def _image(explanation: Explanation, index: int) -> str:
     explained = {explanation.class_index(index, number) for number in range(explanation.classes_per_image)}
     likely = explanation.top(_TOP, index=index)
     rows = "".join(
-        f"<tr><td>{escape(label.replace('_', ' '))}</td><td>{percent(probability)}</td>"
+        f"<tr><td>{escape(label.replace('_', ' '))}</td><td>{explanation.saying(number, index)}</td>"
         f"<td>{'explained' if number in explained else ''}</td></tr>"
-        for number, label, probability in likely
+        for number, label, _ in likely
     )
-    return f"{maps}<table><tr><th>class</th><th>probability</th><th></th></tr>{rows}</table>"
+    heading = "value" if explanation.scale == "value" else "probability"
+    return f"{maps}<table><tr><th>class</th><th>{heading}</th><th></th></tr>{rows}</table>"
 
 
 def _comparison(explanation: Explanation, index: int) -> Image.Image | None:

@@ -15,7 +15,7 @@ from vitreous.explanation import Explanation
 from vitreous.html import page
 from vitreous.html.chart import Line, line_chart, swatch
 from vitreous.pictures.backdrop import Backdrop
-from vitreous.pictures.captions import class_caption, percent
+from vitreous.pictures.captions import class_caption
 from vitreous.pictures.data.curves import Curves, area
 from vitreous.pictures.overlay import colour
 from vitreous.spelling import parse
@@ -44,7 +44,7 @@ def photo_section(name: str, photo: Image.Image, explanation: Explanation, measu
     backdrop = Backdrop.of(explanation, 0, photo).fitted(_PICTURE, _PICTURE)
     prefix = "" if explanation.class_names else "class "
     predicted = page.bars(
-        (prefix + one.label.replace("_", " "), one.probability, percent(one.probability))
+        (prefix + one.label.replace("_", " "), one.probability or 0.0, explanation.saying(one.class_index))
         for one in explanation.top(_TOP)
     )
     shown = page.figure(page.picture(backdrop.photo, "the photo"), "photo")

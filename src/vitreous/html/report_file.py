@@ -29,7 +29,7 @@ class ReportFile:
     def add(self, name: str, photo: Image.Image, explanation: Explanation, model: LoadedModel) -> None:
         """Write about one photo; its curves are measured now."""
         measured = [measure(model, photo, explanation, target) for target in range(explanation.classes_per_image)]
-        self._provenance = explanation.provenance
+        self._provenance, self._methods = explanation.provenance, explanation.methods
         self._stream.write(report.photo_section(name, photo, explanation, measured))
 
     def finish(self, failures: Mapping[str, str]) -> None:

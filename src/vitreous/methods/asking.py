@@ -56,14 +56,14 @@ def ask_pairs(view: View, groups: Iterable[Tensor], ask: Ask, objective: Objecti
     for group in groups:
         image, mask = torch.arange(batch).repeat_interleave(len(group)), group.repeat(batch)
         for images, masks in zip(*(torch.split(numbers, subject.batch) for numbers in (image, mask)), strict=True):
-            said = explained(exact(ask(images, masks)), objective)
+            said = explained(exact(ask(images, masks)), objective, subject.scale)
             found[images, masks] = said.gather(1, targets[images])
     return found
 
 
 def unperturbed(view: View, objective: Objective) -> Tensor:
     """What the model says of every target for the picture as it is, (batch, targets); this is on the tape."""
-    return explained(exact(view.tape.logits), objective).gather(1, all_targets(view))
+    return explained(exact(view.tape.logits), objective, view.subject.scale).gather(1, all_targets(view))
 
 
 def all_targets(view: View) -> Tensor:

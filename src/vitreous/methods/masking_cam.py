@@ -14,6 +14,7 @@ from vitreous.methods.rerun import few_at_once, rerun
 from vitreous.methods.view import View
 from vitreous.tape import Intervention, Needs
 from vitreous.tape.half import exact
+from vitreous.tape.output import explained
 
 _EPSILON = 1e-8  # pytorch-grad-cam's, against a channel that is the same everywhere
 Neighbourhood = Literal["gaussian", "single"]
@@ -108,7 +109,7 @@ class ReciprocalMasks(Procedure):
             masked = masks[:, None, :, None] * tokens
             with rerun(view, subject.inputs[:1], Needs(), Intervention(layer, masked.flatten(0, 1))) as run:
                 logits = exact(run.tape.logits)
-            values = torch.softmax(logits, dim=1) if self.score == "probability" else logits
+            values = explained(logits, self.score, subject.scale)
             scores.append(_of_target(values, view.target))
         return torch.cat(scores).T
 

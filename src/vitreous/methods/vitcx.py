@@ -88,7 +88,8 @@ class VitCx(Questioning):
         for numbers in torch.split(torch.arange(len(masks)), max(1, subject.batch // 2)):
             mask = pixels[numbers]
             noise = self._standard_noise(image, numbers, picture, generator) * self._noise * (1 - mask)
-            said = explained(exact(subject.logits(torch.cat((picture * mask + noise, picture + noise)))), "probability")
+            logits = subject.logits(torch.cat((picture * mask + noise, picture + noise)))
+            said = explained(exact(logits), "probability", subject.scale)
             alone, whole = said[:, target].chunk(2)
             effects.append(alone - whole)
         return torch.cat(effects).T.to(masks)

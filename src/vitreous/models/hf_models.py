@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,9 +113,10 @@ def _preprocessing(
 
 
 def class_names_of(model: Any) -> tuple[str, ...] | None:
-    """Return the configuration's class names, unless they are the placeholders LABEL_0, LABEL_1, ...."""
-    if not type(model).__name__.startswith(("CLIPVision", "SiglipVision")):
-        names = {int(index): str(label) for index, label in (model.config.id2label or {}).items()}
+    """Return the configuration's class names, unless it has none or the placeholders LABEL_0, LABEL_1, ...."""
+    labels = getattr(getattr(model, "config", None), "id2label", None)
+    if isinstance(labels, Mapping) and not type(model).__name__.startswith(("CLIPVision", "SiglipVision")):
+        names = {int(index): str(label) for index, label in labels.items()}
         if any(label != f"LABEL_{index}" for index, label in names.items()):
             return tuple(names[index] for index in sorted(names))
     return None

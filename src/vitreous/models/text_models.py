@@ -11,7 +11,7 @@ from vitreous.errors import ModelError
 from vitreous.models import hub
 from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.hf_models import architecture_of, class_names_of, one_line, place_of, transformers_library
-from vitreous.texts import Reader
+from vitreous.texts import Reader, knows_no_words
 
 if TYPE_CHECKING:
     import torch
@@ -91,15 +91,14 @@ def _refuse_photos(name: str, architecture: str) -> None:
 
 
 def _tokenizer(transformers: Any, name: str, place: str, options: dict[str, Any]) -> Any:
-    folder = Path(place)
-    # transformers makes up an empty tokenizer where a folder has none, and every word would be unknown.
-    if folder.is_dir() and not any(_keeps_tokenizer(file.name) for file in folder.iterdir()):
-        raise ModelError(f"{name}: there is no tokenizer in this folder; save it there with tokenizer.save_pretrained")
     try:
-        return transformers.AutoTokenizer.from_pretrained(place, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
     except Exception as error:  # the files are missing or unreadable, reported with many types
         raise ModelError(f"{name}: its tokenizer cannot be loaded ({one_line(error)})") from error
-
-
-def _keeps_tokenizer(file: str) -> bool:
-    return file in {"tokenizer.json", "vocab.txt", "vocab.json"} or file.endswith(".model")
+    # transformers makes up an empty tokenizer where a folder or a repository has none.
+    if knows_no_words(tokenizer):
+        raise ModelError(
+            f"{name}: there is no tokenizer beside the weights, or an empty one; "
+            "tokenizer.save_pretrained puts it into the same folder"
+        )
+    return tokenizer

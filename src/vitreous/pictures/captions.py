@@ -43,14 +43,9 @@ def wrap(text: str, style: Font, width: int, *, lines: int) -> list[str]:
 
 def class_caption(explanation: Explanation, index: int = 0, target_index: int = 0) -> str:
     """Give the class that is explained of an image, and how likely the model finds it."""
-    probability = float(explanation.probabilities[index, explanation.class_index(index, target_index)])
     label = explanation.label(index, target_index).replace("_", " ")
-    return f"{label if explanation.class_names else f'class {label}'} · {percent(probability)}"
-
-
-def percent(probability: float) -> str:
-    """Write a probability."""
-    return f"{probability:.1%}" if probability >= 0.001 else "< 0.1%"
+    said = explanation.saying(explanation.class_index(index, target_index), index)
+    return f"{label if explanation.class_names else f'class {label}'} · {said}"
 
 
 def draw_lines(draw: ImageDraw.ImageDraw, position: tuple[int, int], lines: list[str], style: Font, fill: str) -> None:

@@ -41,7 +41,8 @@ def body(explanation: TextExplanation, *, by: By) -> str:
     parts = [legend(explanation)]
     for index in range(len(explanation)):
         likely = ", ".join(
-            f"{escape(label)} {probability:.1%}" for _, label, probability in explanation.top(3, index=index)
+            f"{escape(label)} {escape(explanation.saying(number, index))}"
+            for number, label, _ in explanation.top(3, index=index)
         )
         parts.append(f'<p style="margin: 0.8em 0 0.2em"><b>{likely}</b></p>')
         for method in explanation.methods:
@@ -81,7 +82,7 @@ def coloured(
         if word is not None:
             text = _word(text, raw[word], paint(shown[word], signed=explanation.signed[method]))
         written.append(text)
-    return f'<p style="margin: 0; white-space: pre-wrap">{"".join(written)}</p>'
+    return f'<p dir="auto" style="margin: 0; white-space: pre-wrap">{"".join(written)}</p>'
 
 
 def excerpt(explanation: TextExplanation, method: str, marked: Sequence[bool], words: int = 40) -> str:
@@ -96,7 +97,9 @@ def excerpt(explanation: TextExplanation, method: str, marked: Sequence[bool], w
         text = _word(escape(word.text), raw[number], colour)
         written.append(f"<u>{text}</u>" if marked[number] else text)
     before, behind = "… " if first else "", " …" if first + words < len(raw) else ""
-    return f'<p style="margin: 0; color: #1a1a1a; background: #ffffff">{before}{" ".join(written)}{behind}</p>'
+    return (
+        f'<p dir="auto" style="margin: 0; color: #1a1a1a; background: #ffffff">{before}{" ".join(written)}{behind}</p>'
+    )
 
 
 def _word(text: str, raw: float, colour: str) -> str:

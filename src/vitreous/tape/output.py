@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from vitreous.errors import InputError
+from vitreous.outputs import Scale, likelihoods
 
 Objective = Literal["probability", "logit", "log_probability"]
 
@@ -34,13 +34,11 @@ def class_scores(output: Any, name: str, batch: int) -> Tensor:
     return found
 
 
-def explained(logits: Tensor, objective: str) -> Tensor:
+def explained(logits: Tensor, objective: str, scale: Scale | None) -> Tensor:
     """The explained quantity of every class, (batch, classes); ``objective`` is an ``Objective``.
 
-    A single output is a yes-or-no model; its softmax would be 1 whatever it says.
+    A value, of which there is no probability, is explained itself.
     """
-    if objective == "probability":
-        return torch.sigmoid(logits) if logits.shape[1] == 1 else torch.softmax(logits, dim=1)
-    if objective == "log_probability":
-        return torch.nn.functional.logsigmoid(logits) if logits.shape[1] == 1 else torch.log_softmax(logits, dim=1)
+    if objective in ("probability", "log_probability"):
+        return likelihoods(logits, scale, log=objective == "log_probability")
     return logits

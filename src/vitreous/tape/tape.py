@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
+from vitreous.outputs import Scale
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.evaluation_mode import evaluation_mode
@@ -172,7 +173,7 @@ class Tape:
         ]
         sources = [source for _, _, source in wanted]
         recorder.in_force.rule = RULES[backward.rule]
-        slope = _slope(self.logits, target, backward.objective)
+        slope = _slope(self.logits, target, backward.objective, self.anatomy.scale)
         size = slope.abs().amax(dim=1) if any(source.dtype in HALF for source in sources) else None
         if size is not None:
             # Half precision rounds the small gradient of a probability near 1 to nothing. Images do not mix and every
@@ -310,16 +311,16 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
         raise InputError(f"{recorder.anatomy.name} cannot take {what}: {reason}") from error
 
 
-def _slope(logits: Tensor, target: Tensor, objective: str) -> Tensor:
+def _slope(logits: Tensor, target: Tensor, objective: str, scale: Scale | None) -> Tensor:
     """The explained quantity's gradient at the logits, in float32 at least: bfloat16 takes 0.999 for 1."""
     leaf = (logits.float() if logits.dtype in HALF else logits.detach()).requires_grad_()
-    (slope,) = torch.autograd.grad(_objective(leaf, target, objective), leaf)
+    (slope,) = torch.autograd.grad(_objective(leaf, target, objective, scale), leaf)
     return slope
 
 
-def _objective(logits: Tensor, target: Tensor, objective: str) -> Tensor:
+def _objective(logits: Tensor, target: Tensor, objective: str, scale: Scale | None) -> Tensor:
     """Σ over images of the explained quantity: images do not mix, so the gradient of the sum is each one's own."""
-    scores = explained(logits, objective)
+    scores = explained(logits, objective, scale)
     chosen = scores.gather(1, target[:, None]).sum()
     # A single output has no others; whatever they would be told is nothing.
     return chosen if objective != "others" else (scores.sum() - chosen) / max(1, logits.shape[1] - 1)

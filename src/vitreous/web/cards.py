@@ -13,8 +13,8 @@ from vitreous.html.report import Measured, curve_cards, legend, meaning
 from vitreous.methods import list_methods
 from vitreous.methods.papers import paper_link
 from vitreous.methods.registry import FAMILIES, MethodInfo
+from vitreous.outputs import percent
 from vitreous.pictures.backdrop import Backdrop
-from vitreous.pictures.captions import percent
 from vitreous.pictures.data.curves import Curves
 from vitreous.spelling import parse
 from vitreous.web.depths import at_depth
@@ -34,7 +34,7 @@ def predictions(record: Findings[Any]) -> str:
     assert record.sample is not None
     prefix = "" if record.sample.class_names else "class "
     rows = [
-        (prefix + one.label.replace("_", " "), one.probability, percent(one.probability))
+        (prefix + one.label.replace("_", " "), one.probability or 0.0, record.sample.saying(one.class_index))
         for one in record.sample.top(_TOP)
     ]
     return f"<h2>What the model says</h2>{page.bars(rows)}"

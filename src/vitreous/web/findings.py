@@ -8,7 +8,6 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from vitreous.pictures.captions import percent
 from vitreous.predicted import Predicted
 
 Made = TypeVar("Made", bound=Predicted)
@@ -39,7 +38,7 @@ class Findings(Generic[Made]):
     def caption(self, class_index: int) -> str:
         """Name a class and tell how likely the model finds it."""
         assert self.sample is not None
-        return f"{self.class_names()[class_index]} · {percent(float(self.sample.probabilities[0, class_index]))}"
+        return f"{self.class_names()[class_index]} · {self.sample.saying(class_index)}"
 
     def class_names(self) -> list[str]:
         """Name all classes, for people to read."""

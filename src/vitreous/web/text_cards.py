@@ -24,16 +24,16 @@ def words(record: TextRecord, wanted: Wanted, by: By) -> str:
     """Give the text in the colours of every method, the classes side by side."""
     classes = classes_of(wanted, record)
     shown = [method for method in wanted.methods if method not in record.failed]
-    explanation = record.explanation(shown, classes)
+    explanation = record.explanation(shown, classes) if shown else None
     parts = [f'<p class="vitreous-faint">{_cut(record)}</p>' if record.taken < record.pieces else ""]
     for method in wanted.methods:
         parts.append(f'<h3><code title="{page.escape(meaning(method))}">{page.escape(method)}</code></h3>\n')
-        if method in record.failed:
+        if explanation is None or method in record.failed:
             parts.append(f"<p>{page.escape(record.failed[method])}</p>\n")
             continue
         cards = [_card(record, explanation, method, number, by) for number in range(len(classes))]
         parts.append(f'<div class="vitreous-grid vitreous-texts">{"".join(cards)}</div>\n')
-    legend = words_html.legend(explanation, paint) if shown else ""
+    legend = words_html.legend(explanation, paint) if explanation else ""
     return f'<div class="vitreous-words">{legend}{"".join(parts)}</div>'
 
 
@@ -58,7 +58,7 @@ def _strongest(explanation: TextExplanation, method: str, number: int, by: By) -
     shown = explanation.display_scores(method, 0, number, by=by).tolist()
     signed = explanation.signed[method]
     items = "".join(
-        f'<li><span style="background: {paint(shown[word], signed=signed)}">'
+        f'<li><span dir="auto" style="background: {paint(shown[word], signed=signed)}">'
         f"{page.escape(explanation.words[0][word].text[:40])}</span> "
         f'<span class="number">{score:{"+" if signed else ""}.3g}</span></li>'
         for word, score in explanation.strongest(method, 0, number, by=by, count=_STRONGEST)

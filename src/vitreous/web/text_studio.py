@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import vitreous
 from vitreous.errors import InputError
 from vitreous.models.text_models import LoadedTextModel
-from vitreous.texts import Reader
 from vitreous.web.cache import BoundedCache
 from vitreous.web.jobs import Job, Worker, watched
 from vitreous.web.shelf import TextShelf
@@ -106,7 +105,7 @@ def _read(visit: TextVisit, model: LoadedTextModel) -> TextRecord:
     Raises:
         InputError: there is nothing in it that the model reads.
     """
-    reader = Reader(model.model, model.tokenizer)
+    reader = model.reader
     pieces = len(reader.read(visit.text, "the text").pieces)
     fits = visit.windows or reader.capacity is None
     return TextRecord(visit.text, pieces, pieces if fits else min(pieces, reader.capacity or pieces))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.explanation import Explanation
 from vitreous.models import LoadedModel
+from vitreous.outputs import likelihoods
 from vitreous.pictures.data.recording import open_subject
 from vitreous.pictures.scaling import display_maps
 from vitreous.pixels import Images
@@ -127,7 +128,7 @@ def _asking(subject: Subject, target: int, by: By) -> Callable[[Tensor], NDArray
             if kept.shape[1]:
                 raise
             return np.full(len(kept), np.nan)  # nothing is left that this model could read
-        return logits.double().softmax(dim=-1)[:, target].cpu().numpy()
+        return likelihoods(logits.double(), subject.scale)[:, target].cpu().numpy()
 
     return probability
 

@@ -1,0 +1,35 @@
+"""What the outputs of a model are, and how likely they make its classes: one definition for all who ask."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+# softmax: one class is right; sigmoid: every class is right or not; value: a quantity, which has no probability.
+Scale = Literal["softmax", "sigmoid", "value"]
+
+_PROBLEMS: dict[str, Scale] = {"multi_label_classification": "sigmoid", "regression": "value"}
+
+
+def scale_of(model: Any) -> Scale | None:
+    """What a model's configuration says of its outputs (``problem_type``); ``None`` where their number decides."""
+    return _PROBLEMS.get(str(getattr(getattr(model, "config", None), "problem_type", None)))
+
+
+def percent(probability: float) -> str:
+    """Write a probability."""
+    return f"{probability:.1%}" if probability >= 0.001 else "< 0.1%"
+
+
+def likelihoods(logits: Tensor, scale: Scale | None, *, log: bool = False) -> Tensor:
+    """The probability of every class or its logarithm, (..., classes); a value is given as it is.
+
+    A single output is a yes-or-no model unless it is said to be a value; its softmax would be 1 whatever it says.
+    """
+    if scale == "value":
+        return logits
+    if scale == "sigmoid" or logits.shape[-1] == 1:
+        return torch.nn.functional.logsigmoid(logits) if log else torch.sigmoid(logits)
+    return torch.log_softmax(logits, dim=-1) if log else torch.softmax(logits, dim=-1)
