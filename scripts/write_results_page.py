@@ -105,7 +105,8 @@ def _curve_table(results: Results, table: ResultTable, curve: Curves) -> str:
     found: dict[str, list[str]] = {}
     for estimate in estimates(counted_values(results, columns), columns, points):
         mean, low, high = (f"{100 * value:.1f}" for value in (estimate.mean, estimate.low, estimate.high))
-        found.setdefault(estimate.method, []).append(f"{mean} <small>{low} to {high}</small>")
+        interval = f" <small>{low} to {high}</small>" if math.isfinite(estimate.low) else ""  # one text has none
+        found.setdefault(estimate.method, []).append(f"{mean}{interval}")
     first = next(metric for metric in table.metrics if metric.direction is not None)
     ranked = sorted(zip(_order(table, first), table.methods, strict=True))
     rows = [[f"`{name}`", *found[name]] for _, name in ranked]
