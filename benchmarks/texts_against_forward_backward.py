@@ -1,7 +1,7 @@
 """Time of every one-pass method on a padded batch of texts, as a ratio to a plain forward + backward of the same batch.
 
-    python benchmarks/texts_against_forward_backward.py [--size minilm] [--lengths 64 192 320 512] [--repeats 5]
-        [--methods attnlrp decompx ...] [--json]
+    python benchmarks/texts_against_forward_backward.py [--size minilm] [--lengths 64 192 320 512 ...] [--repeats 5]
+        [--methods attnlrp decompx ...] [--json FILE]
 
 The classifier has BERT's architecture in the size of MiniLM-L6 or of BERT base and random weights, which cost as much
 as trained ones. The yardstick runs it on the same padded batch with frozen parameters and fused attention, backward to
@@ -12,13 +12,12 @@ thread is counted, since it does not depend on what else the machine does.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 import transformers
-from rows import median_ratio, time_in_turn
+from rows import median_ratio, time_in_turn, write_rows
 from torch import Tensor, nn
 
 from vitreous.cost import cost_of
@@ -93,40 +92,44 @@ def serving(model: nn.Module, methods: Sequence[str]) -> dict[str, str | None]:
     return refusals
 
 
+def measure(model: nn.Module, methods: Sequence[str], lengths: Sequence[int], repeats: int) -> dict[str, float]:
+    """The ratio of every method on one padded batch."""
+    seconds = time_in_turn(jobs(model, make_texts(lengths), methods), repeats)
+    yardstick = seconds["forward+backward"]
+    return {method: median_ratio(seconds[method], yardstick) for method in methods}
+
+
+def described(lengths: Sequence[int]) -> str:
+    """A batch in words."""
+    shortest, longest = min(lengths), max(lengths)
+    return f"{len(lengths)} texts of {shortest}" + ("" if shortest == longest else f" to {longest}") + " tokens"
+
+
 def main() -> None:
     """Print the ratio of every method, largest first, and what was refused."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", choices=SIZES, default="minilm")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 192, 320, 512], help="tokens of each text")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", action="append", metavar="TOKENS", help="of each text; again: another batch"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--methods", nargs="+", help="spellings instead of all one-pass methods")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON, and nothing else")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     given = parser.parse_args()
     torch.set_num_threads(1)
     model = make_model(given.size)
     refusals = serving(model, given.methods or one_pass_methods())
-    measured = [method for method, refusal in refusals.items() if refusal is None]
-    seconds = time_in_turn(jobs(model, make_texts(given.lengths), measured), given.repeats)
-    yardstick = seconds["forward+backward"]
-    ratios = {method: median_ratio(seconds[method], yardstick) for method in measured}
-    ratios = dict(sorted(ratios.items(), key=lambda item: -item[1]))
-    refused = {method: refusal for method, refusal in refusals.items() if refusal is not None}
-    setting = {
-        "size": given.size,
-        "lengths": given.lengths,
-        "repeats": given.repeats,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "seconds": statistics.median(yardstick),
-    }
-    if given.json:
-        print(json.dumps({**setting, "ratios": ratios, "refused": refused}, indent=2))
-        return
-    print(", ".join(f"{name} {value}" for name, value in setting.items()))
-    for method, ratio in ratios.items():
-        print(f"{method:24s} {ratio:6.2f} x forward+backward")
-    for method, refusal in refused.items():
-        print(f"{method:24s} refused: {refusal}")
+    methods = [method for method, refusal in refusals.items() if refusal is None]
+    batches = given.lengths or [[64] * 8, [64, 192, 320, 512]]
+    ratios = {described(lengths): measure(model, methods, lengths, given.repeats) for lengths in batches}
+    methods.sort(key=lambda method: -max(found[method] for found in ratios.values()))
+    rows = [{"method": method, **{batch: found[method] for batch, found in ratios.items()}} for method in methods]
+    for row in rows:
+        print(f"{row['method']:24s}", *(f"{row[batch]:6.2f} x ({batch})" for batch in ratios))
+    for method, refusal in refusals.items():
+        if refusal is not None:
+            print(f"{method:24s} refused: {refusal}")
+    write_rows(given.json, rows, size=given.size, lengths=batches, repeats=given.repeats)
 
 
 if __name__ == "__main__":
