@@ -227,6 +227,13 @@ class TestCommand:
         assert message in line
         assert sorted(file.name for file in photos.iterdir()) == ["cat.png", "dog.png"]
 
+    def test_a_value_has_no_curves(self, photos, value_model):
+        result = run("figure", "curves", photos / "cat.png", "--model", value_model, "--out", photos / "out.png")
+        assert result.exit_code == 2
+        (line,) = result.stderr.splitlines()
+        assert "no curves: they follow a probability" in line
+        assert not (photos / "out.png").exists()
+
     @pytest.mark.parametrize("arguments", [(), ("overlay",), ("overlay", "demo", "--target", "1", "--topk", "2")])
     def test_wrong_use_is_exit_code_2(self, arguments):
         assert run("figure", *arguments).exit_code == 2

@@ -117,6 +117,29 @@ class TestCommand:
         assert run(*command).exit_code == 0
         assert f"--report '{file}'" in check(file.read_text(encoding="utf-8")).text
 
+    def test_a_value_has_no_curves_and_is_not_called_a_probability(self, photos, tmp_path, value_model):
+        file = tmp_path / "report.html"
+        result = run(
+            *("explain", photos / "cat.png", "--model", value_model, "--method", "gae"),
+            *("--out", tmp_path / "out", "--report", file),
+        )
+        assert result.exit_code == 0, result.output
+        said = Explanation.load(tmp_path / "out" / "cat").saying(0)
+        assert result.stdout.splitlines()[1].split() == ["class", "value"]
+        assert said in result.stdout
+        html = file.read_text(encoding="utf-8")
+        assert "<polyline" not in html
+        text = check(html).text
+        assert "probability of the class" not in text
+        assert text.count("There are no curves: they follow a probability") == 1
+        assert "Curves:" not in text
+
+    def test_values_of_many_photos_are_not_called_probabilities(self, photos, tmp_path, value_model):
+        for number in range(3):
+            (photos / f"{number}.png").write_bytes((photos / "cat.png").read_bytes())
+        result = run("explain", photos, "--model", value_model, "--method", "gae", "--out", tmp_path / "out")
+        assert result.stdout.splitlines()[0].split() == ["photo", "class", "value"]
+
     def test_a_place_that_cannot_be_written_is_one_line_before_any_work(self, photos, tmp_path):
         result = run("explain", photos / "cat.png", *SMALL, "--out", tmp_path / "out", "--report", tmp_path)
         assert result.exit_code == 2

@@ -254,6 +254,20 @@ def test_curves_are_measured_once(studio, visit, photo, shelf):
     assert cards.curves(record, wanted, found).count("<svg") >= 2
 
 
+def test_a_value_has_no_curves_and_the_report_says_so(file, value_model):
+    studio = Studio(Shelf(value_model))
+    try:
+        visit, wanted = studio.receive(file, "leaf.png", value_model), Wanted(("gae",))
+        record, found = do(studio, studio.curves, visit, wanted)
+        assert studio.runs == 1  # the model is not asked for curves
+        place = downloads.save_report(record, visit, wanted, found, file.parent)
+    finally:
+        studio.close()
+    for html in (cards.curves(record, wanted, found), place.read_text()):
+        assert "There are no curves: they follow a probability" in html
+        assert "<polyline" not in html
+
+
 # Drawing.
 
 

@@ -24,18 +24,21 @@ class ReportFile:
     def __init__(self, stream: IO[str], command: str, methods: Sequence[str]) -> None:
         self._stream, self._command, self._methods = stream, command, methods
         self._provenance: Mapping[str, Any] = {}
+        self._curves = True
         stream.write(page.opening("Why did the model say this?", style=report.STYLE))
 
     def add(self, name: str, photo: Image.Image, explanation: Explanation, model: LoadedModel) -> None:
         """Write about one photo; its curves are measured now."""
-        measured = [measure(model, photo, explanation, target) for target in range(explanation.classes_per_image)]
+        self._curves = explanation.scale != "value"
+        targets = range(explanation.classes_per_image if self._curves else 0)
+        measured = [measure(model, photo, explanation, target) for target in targets]
         self._provenance, self._methods = explanation.provenance, explanation.methods
         self._stream.write(report.photo_section(name, photo, explanation, measured))
 
     def finish(self, failures: Mapping[str, str]) -> None:
         """Write what concerns all photos."""
         self._stream.write(report.failures_section(failures))
-        self._stream.write(report.methods_section(self._methods))
+        self._stream.write(report.methods_section(self._methods, curves=self._curves))
         self._stream.write(report.making_section(self._provenance, self._command))
         self._stream.write(page.CLOSING)
 

@@ -22,6 +22,8 @@ from vitreous.subject import Subject
 
 By = Literal["patches", "pixels"]
 
+NO_CURVES = "there are no curves: they follow a probability, and the outputs of this model are values (regression)"
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -75,12 +77,17 @@ def perturbation_curves(
     Returns:
         Curves with steps + 1 points. A point is NaN where the model cannot be asked, which is the case without any
         patch in models that read nothing but patches.
+
+    Raises:
+        InputError: the outputs of the model are values, which have no probability to follow.
     """
     if by not in {"patches", "pixels"}:
         raise InputError(f"curves go by patches or by pixels, not by {by!r}")
     if steps < 1:
         raise InputError(f"a curve needs at least one step, not {steps}")
     subject = open_subject(model, image)
+    if subject.scale == "value":
+        raise InputError(NO_CURVES)
     if len(subject.images) != 1:
         raise InputError(f"curves are drawn of one photo at a time, not of {len(subject.images)}")
     target = explanation.class_index(index, target_index)
