@@ -220,6 +220,12 @@ class TestNotebook:
         assert "66.5%" in found.text
         assert shown._repr_png_().startswith(b"\x89PNG")
 
+    def test_shows_the_maps_that_there_are(self):
+        whole = explanation()
+        scores = {**whole.scores, SIGNED: torch.full_like(whole.scores[SIGNED], float("nan"))}
+        shown = Explanation(**{**vars(whole), "scores": scores, "images": (photo(48, 48),)})
+        assert shown._repr_html_().count("<img") == 1
+
     def test_shows_a_table_where_there_is_no_picture(self):
         assert explanation()._repr_png_() is None
         assert "<img" not in explanation()._repr_html_()

@@ -160,10 +160,9 @@ def _write_overlays(explanation: Explanation, names: Mapping[str, str], folder: 
         return []
     overlays = []
     maps = [(i, t) for i in range(len(explanation)) for t in range(explanation.classes_per_image)]
-    for method, scores in explanation.scores.items():
-        finite = scores.isfinite().all(dim=-1).reshape(len(explanation), -1)
-        # A map with NaN in it is kept as an array, but has no picture: colours would pretend that it has a meaning.
-        for index, target_index in [position for position in maps if finite[position]]:
+    for method in explanation.methods:
+        # A map with NaN in it is kept as an array, but has no picture.
+        for index, target_index in [position for position in maps if explanation.shows(method, *position)]:
             file = f"overlay-{index}-{target_index}-{names[method]}.png"
             _write_picture(explanation.overlay(method, index, target_index), folder, file)
             label, number = explanation.label(index, target_index), explanation.class_index(index, target_index)

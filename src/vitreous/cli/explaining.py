@@ -13,6 +13,7 @@ from vitreous.cli.progress import progress_bar
 from vitreous.cli.targets import find_class
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import ImageError, InputError
+from vitreous.explanation import ExplanationError
 from vitreous.html.report_file import report_file
 from vitreous.images import read_image
 from vitreous.models import load_model
@@ -168,11 +169,23 @@ class _Session:
             self._report(str(photo), error)
             return False
         self.outcome.explained.append(Explained(photo, folder, explanation.without_images()))
+        if left_out := _not_shown(explanation):
+            names = ", ".join(left_out)
+            self._report(
+                str(photo), ExplanationError(f"{photo}: no map by {names}: the scores contain NaN or infinity")
+            )
         return True
 
     def _report(self, photo: str, error: VitreousError) -> None:
-        self.outcome.failures[photo] = str(error)
+        before = self.outcome.failures.get(photo)
+        self.outcome.failures[photo] = f"{before}; {error}" if before else str(error)
         say_error(str(error), self.console)
+
+
+def _not_shown(explanation: Explanation) -> list[str]:
+    """Give the methods with a map that cannot be drawn."""
+    targets = range(explanation.classes_per_image)
+    return [method for method in explanation.methods if not all(explanation.shows(method, 0, one) for one in targets)]
 
 
 def target_of(classes: Sequence[int], images: int) -> int | list[list[int]] | None:

@@ -48,7 +48,4 @@ def _image(explanation: Explanation, index: int) -> str:
 
 
 def _comparison(explanation: Explanation, index: int) -> Image.Image | None:
-    finite = all(bool(scores[index].isfinite().all()) for scores in explanation.scores.values())
-    if explanation.images is None or not finite:
-        return None
-    return comparison(explanation, index, tile=_TILE)
+    return None if explanation.images is None else comparison(explanation, index, tile=_TILE)
