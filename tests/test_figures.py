@@ -109,6 +109,12 @@ class TestDrawing:
         with pytest.raises(InputError, match="overlay, comparison or classes"):
             explanation().figure("depth", photo=photo())
 
+    @pytest.mark.parametrize("size", [(1, 3000), (1000, 1), (1, 1)])
+    def test_a_strip_of_a_photo_can_be_drawn(self, size):
+        for name in ("overlay", "comparison", "classes"):
+            drawn = explanation().figure(name, photo=photo(*size)).image()
+            assert len(np.unique(np.asarray(drawn))) > 1
+
     def test_without_photo_or_picture_there_is_an_error(self):
         with pytest.raises(InputError, match="photo="):
             explanation().figure()

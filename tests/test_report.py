@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from golden_figures import POSITIVE, SIGNED, explanation, photo
 from vitreous.cli import app, explaining
+from vitreous.errors import InputError
 from vitreous.explanation import Explanation
 from vitreous.html import page
 from vitreous.html.chart import Line, line_chart
@@ -139,6 +140,41 @@ class TestCommand:
             (photos / f"{number}.png").write_bytes((photos / "cat.png").read_bytes())
         result = run("explain", photos, "--model", value_model, "--method", "gae", "--out", tmp_path / "out")
         assert result.stdout.splitlines()[0].split() == ["photo", "class", "value"]
+
+    @pytest.mark.parametrize("size", [(1000, 1), (1, 1000)])
+    def test_a_strip_of_a_photo_is_drawn_like_any_other(self, photos, tmp_path, size):
+        Image.new("RGB", size, "red").save(photos / "strip.png")
+        file = tmp_path / "report.html"
+        options = ("--out", tmp_path / "out", "--report", file, "--method", "gae")
+        result = run("explain", photos / "strip.png", photos / "cat.png", *SMALL, *options)
+        assert result.exit_code == 0, result.output
+        found = check(file.read_text(encoding="utf-8"))
+        assert sum(tag == "img" for tag, _ in found.elements) == 2 * 2 + 1  # photo and map of each, and the colours
+
+    @pytest.mark.parametrize(
+        ("error", "said"),
+        [(InputError("too odd"), "too odd"), (IndexError("amax()"), "unexpected IndexError: amax()")],
+    )
+    def test_a_photo_that_cannot_be_shown_is_one_failure(self, photos, tmp_path, monkeypatch, error, said):
+        def fails_on_the_first(name, *arguments):
+            if name == "cat.png":
+                raise error
+            return photo_section(name, *arguments)
+
+        monkeypatch.setattr("vitreous.html.report.photo_section", fails_on_the_first)
+        (photos / "dog.png").write_bytes((photos / "cat.png").read_bytes())
+        file = tmp_path / "report.html"
+        options = ("--out", tmp_path / "out", "--report", file, "--method", "gae", "--json")
+        result = run("explain", photos / "cat.png", photos / "dog.png", *SMALL, *options)
+        assert result.exit_code == 1, result.output
+        told = json.loads(result.stdout)
+        assert len(told["photos"]) == 2  # their folders are there
+        assert told["failures"] == [
+            {"photo": str(photos / "cat.png"), "error": f"cat.png is not in the report: {said}"}
+        ]
+        text = check(file.read_text(encoding="utf-8")).text
+        assert "dog.png" in text
+        assert f"cat.png is not in the report: {said}" in text
 
     def test_a_place_that_cannot_be_written_is_one_line_before_any_work(self, photos, tmp_path):
         result = run("explain", photos / "cat.png", *SMALL, "--out", tmp_path / "out", "--report", tmp_path)

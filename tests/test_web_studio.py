@@ -304,6 +304,16 @@ def test_threshold_leaves_the_colours_of_what_stays(studio, visit):
     assert (whole != cut).any()
 
 
+def test_a_strip_of_a_photo_is_drawn_like_any_other(studio, tmp_path):
+    Image.new("RGB", (1000, 1), "red").save(tmp_path / "strip.png")
+    visit, wanted = studio.receive(tmp_path / "strip.png", "strip.png", TINY), Wanted(("gae", "ixg"))
+    record = do(studio, studio.explain, visit, wanted)
+    assert cards.maps(record, wanted, Sliders()).count('alt="map of') == 2
+    rows = do(studio, studio.rows, visit, 0)
+    assert "<img" in cards.patch_rows(record, rows, (0, 0))
+    assert downloads.save_png(record, wanted, Sliders(), tmp_path).is_file()
+
+
 def test_nothing_a_visitor_names_becomes_markup(studio, file):
     visit = studio.receive(file, '<img src=x onerror="alert(1)">.png', TINY)
     record, found = do(studio, studio.curves, visit, Wanted(("gae",)))

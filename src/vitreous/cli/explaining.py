@@ -14,7 +14,7 @@ from vitreous.cli.targets import find_class
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import ImageError, InputError
 from vitreous.explanation import ExplanationError
-from vitreous.html.report_file import report_file
+from vitreous.html.report_file import ReportError, report_file
 from vitreous.images import read_image
 from vitreous.models import load_model
 from vitreous.pictures.comparison import comparison
@@ -160,7 +160,7 @@ class _Session:
         for index, (photo, image) in enumerate(images.items()):
             one = explanation.select(index)
             if self._save(photo, one, folders[photo]) and self.report is not None:
-                self.report.add(photo.name, image, one, model)
+                self._add_to(self.report, photo, image, one, model)
 
     def _save(self, photo: Path, explanation: Explanation, folder: Path) -> bool:
         try:
@@ -175,6 +175,14 @@ class _Session:
                 str(photo), ExplanationError(f"{photo}: no map by {names}: the scores contain NaN or infinity")
             )
         return True
+
+    def _add_to(
+        self, report: ReportFile, photo: Path, image: Image.Image, explanation: Explanation, model: LoadedModel
+    ) -> None:
+        try:
+            report.add(photo.name, image, explanation, model)
+        except ReportError as error:
+            self._report(str(photo), error)
 
     def _report(self, photo: str, error: VitreousError) -> None:
         before = self.outcome.failures.get(photo)

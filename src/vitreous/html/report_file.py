@@ -9,13 +9,17 @@ from typing import IO, Any
 
 from PIL import Image
 
-from vitreous.errors import UnsupportedModelError
+from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.explanation import Explanation
 from vitreous.html import page, report
 from vitreous.models import LoadedModel
 from vitreous.pictures.data.curves import perturbation_curves
 from vitreous.pixels import Images
 from vitreous.storage import StorageError, complete_file
+
+
+class ReportError(VitreousError):
+    """A photo cannot be shown in a report."""
 
 
 class ReportFile:
@@ -28,12 +32,24 @@ class ReportFile:
         stream.write(page.opening("Why did the model say this?", style=report.STYLE))
 
     def add(self, name: str, photo: Image.Image, explanation: Explanation, model: LoadedModel) -> None:
-        """Write about one photo; its curves are measured now."""
+        """Write about one photo; its curves are measured now.
+
+        Raises:
+            ReportError: it cannot be shown; nothing is written about it, and others can be added.
+        """
         self._curves = explanation.scale != "value"
+        self._provenance, self._methods = explanation.provenance, explanation.methods
+        try:
+            section = self._section(name, photo, explanation, model)
+        except Exception as error:  # whatever it was, the work on all other photos must not be lost with it
+            said = str(error) if isinstance(error, VitreousError) else f"unexpected {type(error).__name__}: {error}"
+            raise ReportError(f"{name} is not in the report: {said}") from error
+        self._stream.write(section)
+
+    def _section(self, name: str, photo: Image.Image, explanation: Explanation, model: LoadedModel) -> str:
         targets = range(explanation.classes_per_image if self._curves else 0)
         measured = [measure(model, photo, explanation, target) for target in targets]
-        self._provenance, self._methods = explanation.provenance, explanation.methods
-        self._stream.write(report.photo_section(name, photo, explanation, measured))
+        return report.photo_section(name, photo, explanation, measured)
 
     def finish(self, failures: Mapping[str, str]) -> None:
         """Write what concerns all photos."""
