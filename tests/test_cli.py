@@ -186,10 +186,10 @@ class TestMistakes:
         assert "Usage:" in result.stderr
         assert not result.stdout
 
-    def test_photos_that_are_all_broken_are_exit_code_1(self, photos, tmp_path, out):
+    def test_photos_that_are_all_broken_are_exit_code_2(self, photos, tmp_path, out):
         (tmp_path / "empty").mkdir()
         result = run("explain", photos / "broken.jpg", tmp_path / "gone.png", tmp_path / "empty", *SMALL, "--out", out)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert len([line for line in result.stderr.splitlines() if line.startswith("error:")]) == 3
         assert not out.exists()
 
@@ -214,7 +214,7 @@ class TestMistakes:
 
         monkeypatch.setattr(explanation_folder, "_write_picture", full)
         result = run("explain", photos / "cat.png", *SMALL, "--out", out, "--method", "rollout")
-        assert result.exit_code == 1
+        assert result.exit_code == 2  # nothing is done
         assert "No space left on device" in result.stderr
         assert not out.exists()
 

@@ -176,6 +176,20 @@ class TestCommand:
         assert "dog.png" in text
         assert f"cat.png is not in the report: {said}" in text
 
+    def test_nothing_to_report_on_leaves_an_earlier_report_alone(self, photos, tmp_path):
+        file = tmp_path / "report.html"
+        options = ("--out", tmp_path / "out", "--report", file, "--json")
+        for before in (None, "before"):
+            if before is not None:
+                file.write_text(before)
+            result = run("explain", photos / "broken<b>.jpg", *SMALL, *options)
+            assert result.exit_code == 2
+            told = json.loads(result.stdout)
+            assert told["report"] is None
+            assert len(told["failures"]) == 1
+            assert [entry.name for entry in tmp_path.iterdir() if "report" in entry.name] == [file.name] * bool(before)
+        assert file.read_text() == "before"
+
     def test_a_place_that_cannot_be_written_is_one_line_before_any_work(self, photos, tmp_path):
         result = run("explain", photos / "cat.png", *SMALL, "--out", tmp_path / "out", "--report", tmp_path)
         assert result.exit_code == 2

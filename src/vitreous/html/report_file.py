@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,13 +22,22 @@ class ReportError(VitreousError):
     """A photo cannot be shown in a report."""
 
 
+class _NoPhoto(Exception):  # noqa: N818  # not an error: it makes the draft go
+    """There is nothing to report on."""
+
+
 class ReportFile:
-    """A report on its way; see ``report_file``."""
+    """A report on its way; see ``report_file``.
+
+    Attributes:
+        photos: How many photos it was given.
+    """
 
     def __init__(self, stream: IO[str], command: str, methods: Sequence[str]) -> None:
         self._stream, self._command, self._methods = stream, command, methods
         self._provenance: Mapping[str, Any] = {}
         self._curves = True
+        self.photos = 0
         stream.write(page.opening("Why did the model say this?", style=report.STYLE))
 
     def add(self, name: str, photo: Image.Image, explanation: Explanation, model: LoadedModel) -> None:
@@ -37,6 +46,7 @@ class ReportFile:
         Raises:
             ReportError: it cannot be shown; nothing is written about it, and others can be added.
         """
+        self.photos += 1
         self._curves = explanation.scale != "value"
         self._provenance, self._methods = explanation.provenance, explanation.methods
         try:
@@ -61,11 +71,14 @@ class ReportFile:
 
 @contextmanager
 def report_file(path: Path, command: str, methods: Sequence[str]) -> Iterator[ReportFile]:
-    """Give a report to fill; it appears at ``path`` only if the block ends without an exception."""
+    """Give a report to fill; it appears at ``path`` only if the block ends without an exception and gave it a photo."""
     if path.is_dir():  # found out before the work is done, not when the draft is moved there
         raise StorageError(f"{path} cannot be written: it is a folder")
-    with complete_file(path) as draft, draft.open("x", encoding="utf-8") as stream:
-        yield ReportFile(stream, command, methods)
+    with suppress(_NoPhoto), complete_file(path) as draft, draft.open("x", encoding="utf-8") as stream:
+        report = ReportFile(stream, command, methods)
+        yield report
+        if not report.photos:
+            raise _NoPhoto  # an earlier report is worth more than a page about nothing
 
 
 def measure(model: LoadedModel, photo: Images, explanation: Explanation, target: int) -> report.Measured:
