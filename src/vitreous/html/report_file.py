@@ -74,7 +74,7 @@ def report_file(path: Path, command: str, methods: Sequence[str]) -> Iterator[Re
     """Give a report to fill; it appears at ``path`` only if the block ends without an exception and gave it a photo."""
     if path.is_dir():  # found out before the work is done, not when the draft is moved there
         raise StorageError(f"{path} cannot be written: it is a folder")
-    with suppress(_NoPhoto), complete_file(path) as draft, draft.open("x", encoding="utf-8") as stream:
+    with suppress(_NoPhoto), complete_file(path) as draft, draft.open("w", encoding="utf-8") as stream:
         report = ReportFile(stream, command, methods)
         yield report
         if not report.photos:
