@@ -1,6 +1,7 @@
 """A user's own network by name, and one logit as two classes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -141,6 +142,16 @@ def test_two_sides_are_explained_as_the_logit_is(method, factor):
         assert (yes.scores[method] + no.scores[method]).abs().max() <= 1e-12 * scale
     attention = [vitreous.explain(one, images, "rollout").scores["rollout"] for one in (model, TwoSided(model))]
     assert torch.equal(*attention)
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_two_sides_are_two_classes_whatever_the_model_inside_says_of_its_output(problem):
+    model = small_vit(num_classes=1)
+    model.config = SimpleNamespace(problem_type=problem)
+    found = vitreous.explain(TwoSided(model), random_images(3), "tokentm")
+    assert found.scale is None
+    # Rounding of the exponentials, in float64.
+    assert torch.allclose(found.probabilities[:, 1], (found.logits[:, 1] * 2).sigmoid(), rtol=1e-14)
 
 
 def test_two_sides_need_one_logit():
