@@ -81,6 +81,8 @@ def test_safetensors_file_with_its_own_number_of_classes(tiny, tmp_path):
         lambda state: {"model": {f"module.{key}": value for key, value in state.items()}},
         lambda state: {"model_ema": state, "model": {key: value + 1 for key, value in state.items()}},
         lambda state: {"state_dict": {f"module._orig_mod.{key}": value for key, value in state.items()}},
+        lambda state: {f"_orig_mod.module.{key}": value for key, value in state.items()},
+        lambda state: {"n_averaged": torch.tensor(3)} | {f"module.{key}": value for key, value in state.items()},
     ],
 )
 def test_torch_checkpoints_are_unwrapped(tiny, tmp_path, wrap):
@@ -100,7 +102,7 @@ def test_damaged_weights_file(tmp_path, suffix, content):
     assert "damaged" in error_of(f"timm/{TINY}@{tmp_path / f'w.{suffix}'}")
 
 
-@pytest.mark.parametrize("content", [[1, 2], {}, {"epoch": 3}])
+@pytest.mark.parametrize("content", [[1, 2], {}, {"epoch": 3}, {"n_averaged": torch.tensor(3)}])
 def test_checkpoint_without_weights(tmp_path, content):
     torch.save(content, tmp_path / "w.pt")
     error_of(f"timm/{TINY}@{tmp_path / 'w.pt'}")
@@ -131,6 +133,22 @@ def test_foreign_names_go_through_timms_conversion(tmp_path):
     torch.save({"model": original}, tmp_path / "deit3.pth")
     assert "blocks.0.gamma_1" in original
     assert same_weights(model, load_model(f"timm/test_vit2@{tmp_path / 'deit3.pth'}").model)
+
+
+def test_weights_for_other_patches_are_refused(tiny, tmp_path):
+    state = tiny.state_dict()
+    state["patch_embed.proj.weight"] = torch.randn(64, 3, 32, 32)
+    state["pos_embed"] = torch.randn(1, 1 + 5 * 5, 64)  # 160 x 160 pixels in patches of 32 x 32
+    save_file(state, tmp_path / "w.safetensors")
+    message = error_of(f"timm/{TINY}@{tmp_path / 'w.safetensors'}")
+    assert "patch_embed.proj takes patches of 16 x 16 pixels, and the weights are for 32 x 32" in message
+
+
+def test_patches_stored_as_rows_are_still_converted(tiny, tmp_path):
+    state = tiny.state_dict()
+    state["patch_embed.proj.weight"] = state["patch_embed.proj.weight"].flatten(1)
+    torch.save(state, tmp_path / "flat.pt")
+    assert same_weights(tiny, load_model(f"timm/{TINY}@{tmp_path / 'flat.pt'}").model)
 
 
 def test_another_image_size(tiny, tmp_path):

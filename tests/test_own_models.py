@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.optim.swa_utils import AveragedModel
 
 import vitreous
 from small_models import random_images, small_vit
@@ -94,6 +95,50 @@ def test_weights_are_loaded_strictly(own, tmp_path):
     assert torch.equal(loaded.model[1].weight, weights["1.weight"])
     save_file({"1.weight": weights["1.weight"]}, tmp_path / "w.safetensors")
     assert "missing 1.bias" in error_of(f"py/{own()}:build@{tmp_path / 'w.safetensors'}", **settings)
+
+
+HOLDER = """
+import torch
+
+class Holder(torch.nn.Module):
+    image_size, mean, std = 2, 0.5, 0.5
+
+    def __init__(self):
+        super().__init__()
+        self.model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+
+    def forward(self, images):
+        return self.model(images)
+"""
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        lambda model: model.state_dict(),
+        lambda model: {"model": model.state_dict()},
+        lambda model: model.model.state_dict(prefix="model."),
+        lambda model: torch.nn.DataParallel(model).state_dict(),
+        lambda model: AveragedModel(model).state_dict(),
+        lambda model: AveragedModel(torch.nn.DataParallel(model)).state_dict(),
+    ],
+    ids=["bare", "wrapped", "of the part", "parallel", "averaged", "averaged in parallel"],
+)
+def test_a_network_that_holds_another_as_model_takes_its_own_weights(tmp_path, saved):
+    (tmp_path / "holder.py").write_text(HOLDER)
+    name = f"py/{tmp_path / 'holder.py'}:Holder"
+    trained = load_model(name).model
+    torch.nn.init.normal_(trained.model[1].weight)
+    torch.save(saved(trained), tmp_path / "w.pth")
+    loaded = load_model(f"{name}@{tmp_path / 'w.pth'}").model
+    assert torch.equal(loaded.model[1].weight, trained.model[1].weight)
+
+
+def test_weights_that_lack_one_are_refused_by_the_names_of_the_model(tmp_path):
+    (tmp_path / "holder.py").write_text(HOLDER)
+    torch.save({"model.1.weight": torch.zeros(2, 12)}, tmp_path / "w.pth")
+    message = error_of(f"py/{tmp_path / 'holder.py'}:Holder@{tmp_path / 'w.pth'}")
+    assert message.endswith("the weights do not fit the model: missing model.1.bias")
 
 
 def test_it_is_listed():

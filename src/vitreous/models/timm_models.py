@@ -13,7 +13,7 @@ from timm.models import model_entrypoint, split_model_name_tag
 
 from vitreous.errors import ModelError
 from vitreous.models import hub
-from vitreous.models.checkpoints import load_strictly, read_checkpoint
+from vitreous.models.checkpoints import load_strictly, read_checkpoint, without_prefixes
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import from_timm
 
@@ -94,7 +94,7 @@ def _random(architecture: str, image_size: tuple[int, int] | None) -> nn.Module:
 
 
 def _from_file(architecture: str, file: Path, image_size: tuple[int, int] | None) -> nn.Module:
-    state = read_checkpoint(file)
+    state = without_prefixes(read_checkpoint(file))
     options = {} if (classes := _classes_in(state, architecture)) is None else {"num_classes": classes}
     model = _create(architecture, image_size, **options)
     creator = model_entrypoint(split_model_name_tag(architecture)[0])
