@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import timm
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from timm.models import save_for_hf
 
 from vitreous.errors import ModelError
-from vitreous.models import list_models, load_model
+from vitreous.models import fingerprint, list_models, load_model
 
 TINY = "test_vit"
 TINY_SIZE = 160
@@ -56,6 +57,42 @@ def test_fingerprint_tells_weights_apart(tiny, tmp_path):
     save_file(state | {"head.bias": state["head.bias"] + 1e-6}, tmp_path / "b.safetensors")
     a, b = (load_model(f"timm/{TINY}@{tmp_path / name}.safetensors") for name in "ab")
     assert a.fingerprint != b.fingerprint
+
+
+def in_place(weight):
+    with torch.no_grad():
+        weight[0, 0] += 1  # one value of many: torch counts that
+
+
+def through_data(weight):
+    weight.data.mul_(2)  # torch does not count that
+
+
+@pytest.mark.parametrize("change", [in_place, through_data])
+def test_fingerprint_follows_the_weights(change):
+    loaded = load_model(f"timm/{TINY}@random")
+    before = loaded.fingerprint
+    weights = {key: value.clone() for key, value in loaded.model.state_dict().items()}
+    change(loaded.model.blocks[0].mlp.fc1.weight)
+    assert loaded.fingerprint != before
+    loaded.model.load_state_dict(weights)
+    assert loaded.fingerprint == before
+    loaded.model.blocks[0].attn.scale *= 2
+    assert loaded.fingerprint != before
+
+
+def test_fingerprint_is_worked_out_once(monkeypatch):
+    loaded = load_model(f"timm/{TINY}@random")
+    before = loaded.fingerprint
+    loaded.model(torch.zeros(1, 3, TINY_SIZE, TINY_SIZE))
+    monkeypatch.setattr(fingerprint, "_hash_of", None)  # would fail if it were asked
+    assert loaded.fingerprint == replace(loaded, name="other").fingerprint == before
+
+
+def test_models_made_in_inference_mode_have_a_fingerprint():
+    with torch.inference_mode():
+        loaded = load_model(f"timm/{TINY}@random")
+    assert loaded.fingerprint == load_model(f"timm/{TINY}@random").fingerprint
 
 
 def test_half_precision_models_have_a_fingerprint():

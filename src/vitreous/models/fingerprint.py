@@ -6,14 +6,13 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor, nn
 
 from vitreous.source_code import source_hash
-
-if TYPE_CHECKING:
-    from torch import nn
 
 # Where a model came from, in which mode it is, and which of two equal ways it computes by: not what it computes.
 _BESIDE_THE_POINT = {
@@ -24,25 +23,61 @@ _BESIDE_THE_POINT = {
 _LIBRARIES = {"torch", "timm", "transformers", "torchvision", "open_clip"}
 
 
+_SAMPLE = 64  # values of a weight that tell whether it is still the same
+_KNOWN: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
+
+
 def fingerprint_of(model: nn.Module) -> str:
     """Return the sha256 of a model's parts, their settings, and the names, types, shapes and values of its weights.
 
     The same weights may be read in many ways: with other numbers of heads, another activation, another pooling.
+
+    Hashing all weights takes a while, so the answer is kept until the model changes: until a part or a setting does, or
+    a weight is replaced or written to. Torch does not count what is written through ``weight.data``; that is noticed by
+    a sample of values of each weight, so that a few single values may be changed unnoticed in this way alone.
     """
+    state = _state_of(model)
+    known = _KNOWN.get(model)
+    if known is None or known[0] != state:
+        known = _KNOWN[model] = (state, _hash_of(model))
+    return known[1]
+
+
+def _state_of(model: nn.Module) -> str:
+    """Return what changes with a model, in a small part of the time that its fingerprint takes."""
     digest = hashlib.sha256()
     for line in _structure(model):
         digest.update(f"{line}\n".encode())
-    for key, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        # Reading the bytes as integers works for every type, bfloat16 included.
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for key, tensor in model.state_dict().items():
+        version = None if tensor.is_inference() else tensor._version  # noqa: SLF001  torch has no other name for it
+        digest.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|{tensor.data_ptr()}|{version}|".encode())
+        digest.update(_bytes(tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _SAMPLE)]))
     return digest.hexdigest()
 
 
-def _structure(model: nn.Module) -> Iterator[str]:
-    """Yield a line for each part, with its class and its settings, for code of one's own, and for the configuration."""
+def _hash_of(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for line in (*_code(model), *_structure(model)):
+        digest.update(f"{line}\n".encode())
+    for key, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    # Reading the bytes as integers works for every type, bfloat16 included.
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _code(model: nn.Module) -> list[str]:
+    """Return a line for each file with code of one's own."""
     kinds = {type(part) for part in model.modules()}
-    yield from sorted({source_hash(kind) for kind in kinds if kind.__module__.partition(".")[0] not in _LIBRARIES})
+    return sorted({source_hash(kind) for kind in kinds if kind.__module__.partition(".")[0] not in _LIBRARIES})
+
+
+def _structure(model: nn.Module) -> Iterator[str]:
+    """Yield a line for each part, with its class and its settings, and for the configuration."""
     for name, part in model.named_modules():
         kind = type(part)
         yield f"{name}|{kind.__module__}.{kind.__qualname__}|{json.dumps(_settings(vars(part)), sort_keys=True)}"

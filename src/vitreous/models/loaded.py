@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vitreous.models.fingerprint import fingerprint_of
@@ -30,7 +29,7 @@ class LoadedModel:
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """The sha256 of its parts, their settings and all weights."""
+        """The sha256 of its parts, their settings and all weights, as they are now."""
         return fingerprint_of(self.model)

@@ -34,9 +34,9 @@ class LoadedTextModel:
     tokenizer: Any
     class_names: tuple[str, ...] | None
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """The sha256 of its parts, their settings and all weights."""
+        """The sha256 of its parts, their settings and all weights, as they are now."""
         return fingerprint_of(self.model)
 
     @cached_property
