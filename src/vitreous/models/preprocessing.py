@@ -56,7 +56,7 @@ class Preprocessing:
             raise InputError("no images were given")
         pixels = np.stack([np.asarray(self.displayed(image)) for image in images])
         channels_first = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
-        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (self.mean, self.std))
+        mean, std = (torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1) for values in (self.mean, self.std))
         return ((channels_first * self.rescale - mean) / std).contiguous()
 
     def displayed(self, image: Image.Image) -> Image.Image:
