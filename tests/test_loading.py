@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -13,6 +15,7 @@ from timm.models import save_for_hf
 
 from vitreous.errors import ModelError
 from vitreous.models import fingerprint, list_models, load_model
+from vitreous.models.text_models import load_text_model
 
 TINY = "test_vit"
 TINY_SIZE = 160
@@ -193,7 +196,10 @@ def test_another_image_size(tiny, tmp_path):
     loaded = load_model(f"timm/{TINY}@{tmp_path / 'w.safetensors'}", image_size=(96, 128))
     assert loaded.preprocessing.image_size == (96, 128)
     assert loaded.model(torch.zeros(1, 3, 96, 128)).shape == (1, 7)
-    assert "multiple of the patch size 16" in error_of(f"timm/{TINY}@random", image_size=100)
+    message = error_of(f"timm/{TINY}@random", image_size=100)
+    assert "multiple of the patch size 16, such as 96 x 96 or 112 x 112" in message
+    assert error_of(f"timm/{TINY}@random", image_size=(96, 100)).endswith("such as 96 x 96 or 96 x 112")
+    assert error_of(f"timm/{TINY}@random", image_size=5).endswith("such as 16 x 16")
     assert "another image size" in error_of("timm/resnet18@random", image_size=96)
 
 
@@ -257,6 +263,43 @@ def test_unknown_names_suggest_close_ones():
 @pytest.mark.parametrize("name", ["", "demo/x", "timm", "timm/", "hf/", "other/x", "timm/@random", f"timm/{TINY}@"])
 def test_names_that_mean_nothing(name):
     error_of(name)
+
+
+@pytest.mark.parametrize("name", [None, 3, Path("demo"), b"demo", ["demo"]])
+def test_what_is_no_name(name):
+    assert error_of(name) == f"a model is named by a text such as demo or hf/FOLDER, not by {type(name).__name__}"
+    with pytest.raises(ModelError, match="text models are named hf/ID or hf/FOLDER"):
+        load_text_model(name)
+
+
+def test_numbers_of_numpy_and_torch():
+    size, mean = np.int64(96), np.float32(0.5)
+    loaded = load_model(f"timm/{TINY}@random", image_size=size, mean=mean, std=np.array([0.1, 0.2, 0.3]))
+    assert loaded.preprocessing.image_size == (96, 96)
+    assert [type(edge) for edge in loaded.preprocessing.image_size] == [int, int]
+    assert loaded.preprocessing.mean == (0.5, 0.5, 0.5)
+    assert [type(value) for value in loaded.preprocessing.mean] == [float] * 3
+    assert loaded.preprocessing.std == (0.1, 0.2, 0.3)
+    loaded = load_model(f"timm/{TINY}@random", image_size=torch.Size([96, 128]), mean=torch.tensor(0.25))
+    assert loaded.preprocessing.image_size == (96, 128)
+    assert loaded.preprocessing.mean == (0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"image_size": 160.5}, "an image size is"),
+        ({"image_size": "160"}, "an image size is"),
+        ({"image_size": (160, None)}, "an image size is"),
+        ({"image_size": np.array([160.0, 160.0])}, "an image size is"),
+        ({"mean": "grey"}, "mean takes one finite number or three"),
+        ({"mean": (0.5, None, 0.5)}, "mean takes one finite number or three"),
+        ({"std": [[0.5], [0.5, 0.5]]}, "std takes one finite number or three"),
+        ({"std": object()}, "std takes one finite number or three"),
+    ],
+)
+def test_options_of_the_wrong_kind(options, reason):
+    assert reason in error_of(f"timm/{TINY}@random", **options)
 
 
 def test_architecture_without_published_weights():

@@ -57,7 +57,7 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
         ModelError: the name is not understood, or model or tokenizer cannot be found or loaded.
         MissingDependencyError: the transformers library is not installed.
     """
-    family, _, identifier = name.partition("/")
+    family, _, identifier = name.partition("/") if isinstance(name, str) else ("", "", "")
     if family != "hf" or not identifier:
         raise ModelError(f"text models are named hf/ID or hf/FOLDER, not {name!r}")
     transformers = transformers_library()
