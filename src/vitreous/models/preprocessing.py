@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Resize = Literal["shorter", "squash"]
+CropRounding = Literal["nearest", "down"]
 Triple = tuple[float, float, float]
 
 # Image processors with one of these do something to the pixels that is not described here.
@@ -50,7 +51,7 @@ class Preprocessing:
     resize: Resize = "shorter"
     resize_size: tuple[int, int] | None = None
     rescale: float = 1 / 255
-    crop_rounding: Literal["nearest", "down"] = "nearest"
+    crop_rounding: CropRounding = "nearest"
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """Return the model's input for these photos: float32, (batch, 3, height, width)."""
