@@ -474,7 +474,7 @@ class TestDamage:
     @pytest.mark.parametrize("name", [field.name for field in fields(Preprocessing)])
     @pytest.mark.parametrize(
         "value",
-        [*("a", -1, True, [], {}, [1], [[1]], ["a", "b"], [1, 2.5], [0, 4], [True, 4], [0.5, None, 0.5])],
+        ["a", -1, True, [], {}, [1], [[1]], ["a", "b"], [1, 2.5], [0, 4], [True, 4], [0.5, None, 0.5]],
     )
     def test_a_preprocessing_of_other_values_is_reported(self, tmp_path, name, value):
         folder = prepared().save(tmp_path / "x")
