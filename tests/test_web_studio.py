@@ -459,6 +459,19 @@ def test_too_many_waiting_are_told_so():
     worker.close()
 
 
+def test_cancelled_work_keeps_nobody_waiting():
+    worker, gate = Worker(), threading.Event()
+    running = worker.submit(lambda _: gate.wait(20))
+    for _ in range(2 * MOST_WAITING):  # a visitor who asks again and again
+        worker.submit(lambda _: None).cancel()
+    another = worker.submit(lambda _: "done")
+    assert worker.before(another) == 1
+    gate.set()
+    assert running.future.result(timeout=20)
+    assert another.future.result(timeout=20) == "done"
+    worker.close()
+
+
 def test_progress_is_told():
     job = Job()
     assert "Waiting for 2 other requests" in cards.progress(job, 2)

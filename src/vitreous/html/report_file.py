@@ -45,7 +45,7 @@ def report_file(path: Path, command: str, methods: Sequence[str]) -> Iterator[Re
     """Give a report to fill; it appears at ``path`` only if the block ends without an exception."""
     if path.is_dir():  # found out before the work is done, not when the draft is moved there
         raise StorageError(f"{path} cannot be written: it is a folder")
-    with complete_file(path) as draft, draft.open("x", encoding="utf-8") as stream:
+    with complete_file(path) as draft, draft.open("w", encoding="utf-8") as stream:
         yield ReportFile(stream, command, methods)
 
 
