@@ -116,6 +116,18 @@ def test_batch_equals_single_photos(photo):
     assert torch.equal(batch, torch.cat([preprocessing([image]) for image in images]))
 
 
+def test_photos_become_float32_whatever_the_default_type_is(photo):
+    preprocessing = Preprocessing((32, 32), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    expected = preprocessing([photo])
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = preprocessing([photo])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
 def test_displayed_is_what_the_model_sees(photo):
     preprocessing = Preprocessing((48, 64), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), resize_size=(60, 80))
     shown = preprocessing.displayed(photo)

@@ -69,7 +69,8 @@ def explain(
 
     Args:
         model: any ``nn.Module`` that is a Vision Transformer inside, or a name that ``load_model`` understands.
-        images: a preprocessed tensor (batch, 3, height, width); PIL images or paths where vitreous loaded the model.
+        images: a preprocessed tensor (batch, 3, height, width); PIL images, uint8 arrays (height, width, 3) or paths
+            where vitreous loaded the model.
         methods: spellings, ``name[.aggregation...][:option=value,...]``. All of them share one forward pass.
             ``None`` for tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out
             with a warning.
