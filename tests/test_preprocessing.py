@@ -187,3 +187,10 @@ def test_impossible_overrides(wrong):
 def test_image_size_of_one_number_or_two():
     assert as_image_size(5) == (5, 5)
     assert as_image_size([5, 6]) == (5, 6)
+
+
+def test_a_strip_that_would_fill_the_memory_is_refused():
+    preprocessing = Preprocessing((224, 224), HALF, HALF)
+    assert preprocessing.displayed(Image.new("RGB", (300, 1))).size == (224, 224)
+    with pytest.raises(InputError, match="60000 x 1 pixels would be"):
+        preprocessing.displayed(Image.new("RGB", (60_000, 1)))

@@ -57,7 +57,7 @@ def complete_file(file: Path) -> Iterator[Path]:
     A link stays one, and what it leads to is written. A pipe or a device cannot be replaced: it is written itself.
     """
     try:
-        place = file.resolve()
+        place = _end_of_links(file)
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists() and not place.is_file() and not place.is_dir():
             yield place
@@ -71,8 +71,15 @@ def complete_file(file: Path) -> Iterator[Path]:
                 draft.unlink()
     except StorageError:
         raise
-    except (OSError, RuntimeError) as error:  # a link that leads to itself is a RuntimeError before Python 3.13
-        raise StorageError(f"{file} cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise StorageError(f"{file} cannot be written: {error.strerror or error}") from error
+
+
+def _end_of_links(file: Path) -> Path:
+    try:
+        return file.resolve()
+    except RuntimeError as error:  # before Python 3.13: a link that leads to itself
+        raise StorageError(f"{file} cannot be written: {error}") from error
 
 
 def write_text(file: Path, text: str) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from vitreous.errors import InputError, ModelError
 from vitreous.frame import Frame
+from vitreous.images import MAX_PIXELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,6 +84,10 @@ class Preprocessing:
     def _fitted(self, image: Image.Image, resampling: Image.Resampling) -> Image.Image:
         """Return an image of any mode, resized and cropped."""
         height, width = self._resized(image.height, image.width)
+        if height * width > MAX_PIXELS:  # a strip, whose short side is made as long as the model's
+            raise InputError(
+                f"an image of {image.width} x {image.height} pixels would be {width} x {height} for this model, refused"
+            )
         resized = image.resize((width, height), resampling)
         top, left = self._corner(height, width)
         return resized.crop((left, top, left + self.image_size[1], top + self.image_size[0]))
