@@ -62,6 +62,7 @@ def describe_block(module: nn.Module) -> Block:
         module=module,
         attention=attention,
         heads_to_stream=heads_to_stream if linear and isinstance(projection, nn.Linear) else None,
+        projection=projection if isinstance(projection, nn.Module) else None,
         value_weight=_value_weight(attention),
         first_norm=_module(module, FIRST_NORM),
         second_norm=_module(module, SECOND_NORM),

@@ -18,6 +18,7 @@ from vitreous.tape.interception import Handler, Interception
 from vitreous.tape.plan import PIXELS, Plan
 from vitreous.tape.progress import Progress
 from vitreous.tape.relevance_listener import RelevanceListener
+from vitreous.tape.residual_sums import ResidualSums
 from vitreous.tape.rule_listener import RuleListener
 from vitreous.tape.rulebook import RULES
 
@@ -35,6 +36,7 @@ class Recorder:
         ends: what the feed-forward part's contribution was added up to.
         attention: the attention calls.
         relevance: what rules that carry relevance could follow.
+        sums: what is added to the stream in blocks whose W_O is read.
         misplaced_norms: pre-norm blocks, by their names, whose first norm got something else than the block's input.
         grid: (rows, columns) of the last convolution before the first block: the patch embedding.
     """
@@ -58,6 +60,7 @@ class Recorder:
         self.attention = AttentionListener(
             *(anatomy, plan, self.progress, self.in_force), lambda *given: linear(F.linear, given, {})
         )
+        self.sums = ResidualSums(plan.needs.projections, batch_first=anatomy.batch_first, reads_text=reads_text)
         self._places = self._where_things_are()
 
     def listening(self) -> Interception:
@@ -71,6 +74,8 @@ class Recorder:
             places[block.module] = ("block", layer)
             if block.attention is not None:
                 places[block.attention] = ("attention", layer)
+            if layer in self.plan.needs.projections and block.projection:
+                places[block.projection] = ("projection", layer)
             if layer in self.plan.needs.halves | self.plan.norms and block.first_norm:
                 places[block.first_norm] = ("first_norm", layer)
             if layer in self.plan.needs.halves and block.second_norm:
@@ -112,6 +117,10 @@ class Recorder:
             hear(heard.LINEAR, relevance.over(rules.on_linear, relevance.on_linear))
         if relevance.follows:
             hear(heard.POOLING, relevance.on_pool)
+        if self.plan.needs.projections:
+            otherwise = relevance.on_unknown if relevance.follows else _as_it_is
+            for function in (*heard.ADDITION, *heard.ADDITION_IN_PLACE):
+                handlers[function] = self.sums.over(handlers.get(function, otherwise))
         return handlers
 
     def _or_score_step(self, otherwise: Handler) -> Handler:
@@ -131,6 +140,8 @@ class Recorder:
         if role == "attention":
             self.progress.attending = layer
             self.attention.forget()
+        elif role == "projection":
+            self.sums.project(running=True)
         elif role == "first_norm" and layer in self.plan.needs.linear_norms and self._place(layer) == "post":
             self.attended[layer] = arguments[0]
         elif role == "first_norm" and self._place(layer) == "pre":
@@ -150,6 +161,8 @@ class Recorder:
             return self._leave_block(layer, output)
         if role == "attention":
             self.progress.attending = None
+        elif role == "projection":
+            self.sums.project(running=False)
         elif role == "first_norm":
             self.norms[layer] = output
             if self._place(layer) == "post":
@@ -187,6 +200,7 @@ class Recorder:
         if layer in self.plan.tokens:
             self.tokens[layer] = tokens
         self._block_input = tokens
+        self.sums.enter_block(layer, tokens)
         return (tokens, *arguments[1:])
 
     def _replaced(self, layer: int, tokens: Tensor) -> Tensor:
@@ -202,6 +216,7 @@ class Recorder:
         self._block_output = tokens
         self.attention.forget()
         self._rules.forget()
+        self.sums.leave_block()
         last = layer + 1 == self.anatomy.depth
         tokens = self._replaced(layer + 1, tokens) if last else tokens
         if last and not tokens.requires_grad:
@@ -218,3 +233,7 @@ class Recorder:
         if not self.progress.reached_blocks:
             self.grid = (output.shape[-2], output.shape[-1])
         return output
+
+
+def _as_it_is(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)

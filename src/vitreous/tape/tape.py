@@ -17,7 +17,7 @@ from vitreous.outputs import Scale
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.evaluation_mode import evaluation_mode
-from vitreous.tape.half import HALF
+from vitreous.tape.half import HALF, exact
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
@@ -159,6 +159,13 @@ class Tape:
         if layer not in self._attention:
             self._attention[layer] = record.cut(*self._part)
         return self._attention[layer]
+
+    def adds_projected_heads(self, layer: int, heads_to_stream: Tensor) -> bool:
+        """Whether the heads' mix through W_O is what a block whose W_O was asked for adds to the stream."""
+        sums = self._recorder.sums
+        mix = sums.mix_of_heads(self._recorder.attention.outputs[layer])
+        projected = exact(mix) @ exact(heads_to_stream).T
+        return sums.carry(layer, projected.to(mix.dtype))
 
     def backward(self, backward: Pass, target: Tensor, needs: GradientNeeds) -> Gradients:
         """Gradients of the pass's objective, one class per image, under its rule."""
