@@ -634,3 +634,20 @@ def test_a_head_without_gradient_is_refused():
 
     with pytest.raises(VitreousError, match="no gradient"):
         vitreous.explain(Sealed(), random_images(), ["gae"])
+
+
+# What is read of each image -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"global_pool": "max"}, {"global_pool": "max", "class_token": False}])
+def test_a_head_that_reads_other_tokens_of_each_image_is_explained_as_of_single_images(options):
+    """A maximum over tokens: rows of matrices that the other image's maxima stand in say nothing of this one."""
+    model, images = small_vit(**options), random_images()
+    methods = [*FEW, "rollout", "attcam", "gae:rule=libra", "rise:budget=4"]
+    together = vitreous.explain(model, images, methods, topk=2)
+    assert torch.equal(together.target, model(images).topk(2).indices)
+    for index, image in enumerate(images):
+        alone = vitreous.explain(model, image[None], methods, together.target[index : index + 1])
+        assert largest_difference(alone.logits[0], together.logits[index]) < SAME
+        for method in methods:
+            assert largest_difference(together.scores[method][index], alone.scores[method][0]) < SAME, method
