@@ -288,3 +288,89 @@ def test_a_post_norm_block_in_disguise_is_read_rightly_or_refused() -> None:
 def test_every_refusal_is_an_error_of_this_package() -> None:
     assert issubclass(UnsupportedModelError, VitreousError)
     assert issubclass(InputError, VitreousError)
+
+
+class Pruned(nn.Module):
+    """Leaves out the last patches in front of one of its blocks."""
+
+    def __init__(self, before: int) -> None:
+        super().__init__()
+        self.vit, self.before = vit(), before
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.vit._pos_embed(self.vit.patch_embed(images))
+        for layer, block in enumerate(self.vit.blocks):
+            tokens = block(tokens[:, :11] if layer == self.before else tokens)
+        return self.vit.forward_head(self.vit.norm(tokens[:, :11]))
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        (0, r"makes 4 x 4 patches of a picture, but its blocks have 11 tokens"),
+        (2, r"17 tokens in front of block 1 and 11 behind it"),
+    ],
+)
+def test_tokens_that_are_dropped_on_the_way_have_no_place_in_a_map(before: int, reason: str) -> None:
+    model = randomised(Pruned(before))
+    for method in METHODS:
+        with pytest.raises(UnsupportedModelError, match=reason):
+            vitreous.explain(model, torch.randn(1, 3, 32, 32, dtype=torch.float64), method)
+        assert_nothing_listens()
+
+
+class LooksTwice(nn.Module):
+    """A second convolution over the picture, which makes no tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit, self.glance = vit(), nn.Conv2d(3, VIT["embed_dim"], 16, 16)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.vit._pos_embed(self.vit.patch_embed(images))
+        seen = self.glance(images).mean(dim=(2, 3))
+        return self.vit.forward_head(self.vit.norm(self.vit.blocks(tokens)) + seen[:, None])
+
+
+class PooledStem(nn.Module):
+    """A stem that filters the picture, convolves it with a stride and pools what it found to the grid of patches."""
+
+    def __init__(self, pooling: nn.Module) -> None:
+        super().__init__()
+        self.filter, self.conv = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, VIT["embed_dim"], 3, stride=4, padding=1)
+        self.pooling = pooling
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.pooling(self.conv(self.filter(images))).flatten(2).mT
+
+
+@pytest.mark.parametrize("pooling", [nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d((4, 4))])
+def test_the_grid_is_the_one_that_the_tokens_come_from(pooling: nn.Module) -> None:
+    images, target = torch.randn(2, 3, 32, 32, dtype=torch.float64), torch.tensor([0, 4])
+    stem = vit()
+    stem.patch_embed = PooledStem(pooling)
+    for model in (LooksTwice(), stem):
+        explanation = vitreous.explain(randomised(model), images, ["ixg", "gae", "attnlrp"], target)
+        assert explanation.grid == (4, 4)
+        expected = block_inputs_times_gradients(model, "vit.blocks" if model is not stem else "blocks", images, target)
+        # Float64, the same operations through autograd.
+        torch.testing.assert_close(explanation.scores["ixg"], expected[0][:, 1:], rtol=1e-10, atol=1e-12)
+
+
+def test_pictures_whose_border_is_in_no_patch_are_refused() -> None:
+    """Painted patches and enlarged maps would lie over other pixels than the model's patches do."""
+
+    class AnySize(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.vit, self.embed = vit(class_token=False, global_pool="avg"), nn.Conv2d(3, VIT["embed_dim"], 14, 14)
+
+        def forward(self, images: Tensor) -> Tensor:
+            tokens = self.vit.blocks(self.embed(images).flatten(2).mT)
+            return self.vit.forward_head(self.vit.norm(tokens))
+
+    model = randomised(AnySize())
+    for method in METHODS:
+        with pytest.raises(InputError, match=r"52 x 56 pixels AnySize sees 42 x 56 only, whole patches of 14 x 14"):
+            vitreous.explain(model, torch.randn(1, 3, 52, 56, dtype=torch.float64), method)
+    assert vitreous.explain(model, torch.randn(1, 3, 42, 56, dtype=torch.float64), "occlusion").grid == (3, 4)

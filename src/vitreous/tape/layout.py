@@ -83,11 +83,24 @@ def find_layout(recorder: Recorder, head_gradient: Tensor, pooling_gradient: Ten
 
 
 def _patch_grid(recorder: Recorder, tokens: int, image_size: torch.Size) -> tuple[int, int]:
-    """The patch embedding's own output if it was a convolution, else the finest grid of square patches that fits."""
-    convolved = recorder.grid
-    if convolved is not None and convolved[0] * convolved[1] <= tokens:
-        return convolved
+    """The patch embedding's own output if it was a convolution, else the finest grid of square patches that fits.
+
+    A model may look at the picture in other ways besides, so of several convolutions that one counts whose patches are
+    all but a few of the tokens.
+    """
     height, width = image_size
+    embeddings = [embedding for embedding in recorder.embeddings if embedding.makes_patches]
+    fitting = [embedding for embedding in embeddings if embedding.patches <= tokens]
+    if fitting:
+        chosen = max(fitting, key=lambda embedding: embedding.patches)
+        chosen.check_border(recorder.anatomy.name, (height, width))
+        return chosen.grid
+    if embeddings:
+        rows, columns = embeddings[-1].grid
+        raise UnsupportedModelError(
+            f"{recorder.anatomy.name} makes {rows} x {columns} patches of a picture, but its blocks have {tokens} "
+            "tokens: patches are dropped or joined in front of them, so no map can be laid out"
+        )
     for patch in range(1, min(height, width) + 1):
         if height % patch == 0 and width % patch == 0 and (height // patch) * (width // patch) <= tokens:
             return height // patch, width // patch
