@@ -636,6 +636,31 @@ def test_a_head_without_gradient_is_refused():
         vitreous.explain(Sealed(), random_images(), ["gae"])
 
 
+class LowerBlocksFrozen(nn.Module):
+    """Runs its patch embedding and first two blocks without a gradient, as some fine-tuning code does."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = small_vit()
+
+    def forward(self, images):
+        model = self.model
+        with torch.no_grad():
+            tokens = model.blocks[:2](model._pos_embed(model.patch_embed(images)))
+        return model.forward_head(model.norm(model.blocks[2:](tokens)))
+
+
+@pytest.mark.parametrize("method", ["ixg", "gae", "tokentm", "legrad", "fullgrad", "attnlrp", "decompx"])
+def test_blocks_without_gradient_are_refused_where_it_is_needed(method):
+    with pytest.raises(UnsupportedModelError, match="a block of LowerBlocksFrozen has no gradient"):
+        vitreous.explain(LowerBlocksFrozen(), random_images(), [method])
+
+
+def test_the_blocks_above_them_are_explained(expected):
+    methods = ["decompx.skipplus", "raw_attention", "rollout", "attcam", "gradtoken"]
+    check(vitreous.explain(LowerBlocksFrozen(), random_images(), methods).scores, expected)
+
+
 # What is read of each image -------------------------------------------------------------------------------------------
 
 

@@ -93,6 +93,37 @@ class NormsBehind(Block):
         return self.norm2(tokens + self.mlp(tokens))
 
 
+class PartsInLists(nn.Module):
+    """The parts of each block in a list: nothing is called with a block's tokens."""
+
+    def __init__(self, container: type[nn.Module]) -> None:
+        super().__init__()
+        self.vit, pairs = vit(), []
+        for block in self.vit.blocks:
+            parts = {"attn": nn.Sequential(block.norm1, block.attn), "mlp": nn.Sequential(block.norm2, block.mlp)}
+            pairs.append(container(parts.values() if container is nn.ModuleList else parts))
+        self.vit.blocks = nn.ModuleList(pairs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.vit._pos_embed(self.vit.patch_embed(images))
+        for attention, feed_forward in (pair.children() for pair in self.vit.blocks):
+            tokens = attention(tokens) + tokens
+            tokens = feed_forward(tokens) + tokens
+        return self.vit.forward_head(self.vit.norm(tokens))
+
+
+class LeavesEarly(nn.Module):
+    """Does not run its last block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = vit()
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.vit.blocks[:3](self.vit._pos_embed(self.vit.patch_embed(images)))
+        return self.vit.forward_head(self.vit.norm(tokens))
+
+
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 2)}
 CAIT = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4, "num_classes": CLASSES}
 CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASSES}
@@ -120,6 +151,9 @@ CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASS
         pytest.param(lambda: vit(block_fn=ParallelThingsBlock), "separate stacks", id="parallel_things"),
         pytest.param(lambda: vit(attn_layer=BetweenChannels), "between.*channels", id="between_channels"),
         pytest.param(ClassTokenLast, "reads token 16 of 17.*behind the patches", id="class_token_last"),
+        pytest.param(lambda: PartsInLists(nn.ModuleList), "parts of its blocks in lists", id="parts_in_lists"),
+        pytest.param(lambda: PartsInLists(nn.ModuleDict), "parts of its blocks in lists", id="parts_in_dicts"),
+        pytest.param(LeavesEarly, "ran 3 of its 4 blocks", id="leaves_early"),
         pytest.param(Unattended, "does not depend on its last block|has no gradient", id="unattended"),
     ],
 )
