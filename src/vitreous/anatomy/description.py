@@ -51,7 +51,7 @@ class Anatomy:
     Attributes:
         name: the model's class.
         blocks: its blocks.
-        batch_first: whether the stream is (batch, token, channel).
+        batch_first: whether the stream is (batch, token, channel); where it is not, by its names, a run tells.
         scale: what its outputs are, where its configuration says so.
     """
 

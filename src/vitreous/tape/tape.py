@@ -25,6 +25,7 @@ from vitreous.tape.output import class_scores, explained
 from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
+from vitreous.tape.token_axis import with_token_axis
 
 
 @dataclass
@@ -296,6 +297,7 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
     """
     with torch.inference_mode(mode=False), torch.enable_grad():
         given = outside_inference(inputs)
+        anatomy = with_token_axis(anatomy, model, inputs)
         recorder = Recorder(anatomy, plan, len(inputs), reads_text=isinstance(inputs, Texts))
         if plan.graph_start == PIXELS and isinstance(given, Tensor):
             given = given.clone().requires_grad_()
