@@ -23,3 +23,25 @@ def photo() -> Image.Image:
     noise = np.random.default_rng(0).integers(0, 40, (211, 301))
     channels = [rows + noise, columns * 0.7 + noise, (rows + columns) * 0.4 + noise]
     return Image.fromarray(np.stack(channels, axis=-1).clip(0, 255).astype(np.uint8))
+
+
+VALUE_MODEL = """
+import types
+import timm
+import torch
+
+def build():
+    model = timm.create_model("test_vit", img_size=32, num_classes=1)
+    torch.nn.init.constant_(model.head.bias, 7.5)  # far from what a probability could be
+    model.config = types.SimpleNamespace(problem_type="regression")
+    model.image_size, model.mean, model.std = 32, 0.5, 0.5
+    return model
+"""
+
+
+@pytest.fixture
+def value_model(tmp_path) -> str:
+    """The name of a model of one's own whose only output is a value, near 7.5."""
+    file = tmp_path / "value_model.py"
+    file.write_text(VALUE_MODEL)
+    return f"py/{file}:build"

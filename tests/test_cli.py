@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -186,10 +187,10 @@ class TestMistakes:
         assert "Usage:" in result.stderr
         assert not result.stdout
 
-    def test_photos_that_are_all_broken_are_exit_code_1(self, photos, tmp_path, out):
+    def test_photos_that_are_all_broken_are_exit_code_2(self, photos, tmp_path, out):
         (tmp_path / "empty").mkdir()
         result = run("explain", photos / "broken.jpg", tmp_path / "gone.png", tmp_path / "empty", *SMALL, "--out", out)
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert len([line for line in result.stderr.splitlines() if line.startswith("error:")]) == 3
         assert not out.exists()
 
@@ -214,7 +215,7 @@ class TestMistakes:
 
         monkeypatch.setattr(explanation_folder, "_write_picture", full)
         result = run("explain", photos / "cat.png", *SMALL, "--out", out, "--method", "rollout")
-        assert result.exit_code == 1
+        assert result.exit_code == 2  # nothing is done
         assert "No space left on device" in result.stderr
         assert not out.exists()
 
@@ -284,6 +285,14 @@ class TestProcess:
         result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
         assert result.returncode in {0, 141}
         assert not result.stderr
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk that Linux has")
+    def test_a_full_disk_is_one_sentence(self):
+        with Path("/dev/full").open("w") as full:
+            command = [sys.executable, "-m", "vitreous", "datasets"]
+            result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert result.returncode == 2
+        assert result.stderr.splitlines() == ["error: the output cannot be written: No space left on device"]
 
     @pytest.mark.skipif(sys.platform == "win32", reason="pipes and signals of POSIX")
     def test_an_interrupt_from_the_keyboard_is_exit_code_130(self, photos, out):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import vitreous
 from small_text_models import build, save_classifier, small_tokenizer
 from vitreous.cli.app import app
+from vitreous.methods.registry import _methods
 from vitreous.speed.timing import one_thread
 
 TEXT = "not a good film, unbelievably bad"
@@ -66,11 +67,35 @@ def test_json_has_every_score_and_nothing_else(model):
     assert text["predictions"][0]["name"] in {"negative", "positive", "neither"}
 
 
+NAN = """
+import torch
+from vitreous.plugin import method
+
+@method("nanny", values=("tokens",))
+def nanny(view, layer):
+    return torch.full_like(view.tokens(layer).sum(-1), float("nan"))
+"""
+
+
+def test_json_is_valid_where_a_method_gives_no_numbers(model, tmp_path):
+    (tmp_path / "nanny.py").write_text(NAN)
+    arguments = ("--model", model, "--method", "nanny", "--json", "--plugin", str(tmp_path / "nanny.py"))
+    result = run(TEXT, *arguments)
+    _methods.pop("nanny")
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    told = json.loads(result.stdout, parse_constant=refuse)
+    assert set(told["texts"][0]["scores"]["nanny"][0]["words"]) == {None}
+
+
 def test_a_page_is_written_and_a_text_is_read_from_standard_input(model, tmp_path):
-    page = tmp_path / "page.html"
+    page = tmp_path / "new" / "page.html"
     result = run("-", "--model", model, "--method", "gae", "--html", str(page), input="very good story")
     assert result.exit_code == 0, result.output
     assert "story</span>" in page.read_text(encoding="utf-8")
+    assert "default-src 'none'" in page.read_text(encoding="utf-8")  # nothing is fetched or run
     assert "very good story" in result.stdout
 
 
@@ -130,7 +155,7 @@ def test_odd_white_space_is_a_blank_and_joined_letters_stay_joined(model):
         ((TEXT, "--method", "nonsense"), "there is no method"),
         ((TEXT, "--method", "vitcx"), "no pixels"),
         ((TEXT, "--target", "9"), "not between 0 and 2"),
-        ((TEXT, "--html", "/no/such/folder/page.html"), "cannot be written"),
+        ((TEXT, "--html", "/dev/null/page.html"), "cannot be written"),
         ((TEXT, "--target", "1", "--topk", "2"), "cannot be combined"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import json
 import stat
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -12,8 +12,10 @@ from PIL import Image
 from vitreous import explanation_folder
 from vitreous.errors import InputError, MethodError, VitreousError
 from vitreous.explanation import Explanation, ExplanationError
+from vitreous.models.preprocessing import Preprocessing
 from vitreous.provenance import collect_provenance
 from vitreous.storage import StorageError
+from vitreous.stored_preprocessing import read_preprocessing
 
 LONG = "gradtoken:propagation=rollout_elementwise,heads=average"
 
@@ -42,6 +44,12 @@ def make(batch=2, classes_per_image=None, *, grid=(3, 5), dtype=torch.float32, i
         "provenance": collect_provenance(methods=["tokentm", LONG], model="demo"),
     }
     return Explanation(**(fields | changes))
+
+
+def prepared(**changes):
+    """An explanation that knows how its photos were prepared."""
+    half = (0.5, 0.5, 0.5)
+    return make(1, preprocessing=replace(Preprocessing((12, 20), half, half, crop_rounding="down"), **changes))
 
 
 def photo(size, seed=0):
@@ -462,6 +470,45 @@ class TestDamage:
         with pytest.raises(VitreousError) as caught:
             Explanation.load(saved)
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.parametrize("name", [field.name for field in fields(Preprocessing)])
+    @pytest.mark.parametrize(
+        "value",
+        ["a", -1, True, [], {}, [1], [[1]], ["a", "b"], [1, 2.5], [0, 4], [True, 4], [0.5, None, 0.5]],
+    )
+    def test_a_preprocessing_of_other_values_is_reported(self, tmp_path, name, value):
+        folder = prepared().save(tmp_path / "x")
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["preprocessing"][name] = value
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(StorageError, match=rf"manifest.json is damaged: its preprocessing cannot have {name} = "):
+            Explanation.load(folder)
+
+    @pytest.mark.parametrize(
+        ("stored", "reason"),
+        [
+            (3, "is no table"),
+            ([], "is no table"),
+            ({}, "lacks image_size"),
+            ({"image_size": [4, 4], "mean": [0, 0, 0]}, "lacks std"),
+            ({"image_size": [4, 4], "crop": 3}, "unknown field 'crop'"),
+            ({"image_size": [4, 4], "mean": [0, 0, float("nan")]}, "cannot have mean"),
+            ({"mean": [0, 0, 10**400]}, "cannot have mean"),
+            ({"std": [1, 1, 0]}, "cannot have std"),
+            ({"std": [1, 1, -1]}, "cannot have std"),
+            ({"image_size": [4, 10**400]}, "cannot have image_size"),
+        ],
+    )
+    def test_a_preprocessing_that_does_not_fit_is_reported(self, stored, reason):
+        with pytest.raises(StorageError, match=reason):
+            read_preprocessing(stored)
+
+    def test_every_preprocessing_comes_back_as_it_was(self, tmp_path):
+        for number, changes in enumerate(
+            [{}, {"mean": (-0.5, 0, 0.5)}, {"resize_size": (20, 22), "resize": "squash"}, {"interpolation": "LANCZOS"}]
+        ):
+            saved = prepared(**changes)
+            assert Explanation.load(saved.save(tmp_path / str(number))).preprocessing == saved.preprocessing
 
     @pytest.mark.parametrize("text", ["[]", "3", "null", "{}", "\x00", "{"])
     def test_a_manifest_that_is_something_else_is_reported(self, saved, text):

@@ -11,6 +11,7 @@ from literal.tokentm import transformed_tokens
 from small_models import PATCHES, largest_difference, random_images, small_vit
 from vitreous.errors import InputError, MethodError
 from vitreous.explaining import explain
+from vitreous.explanation import Explanation
 from vitreous.pictures.data.curves import area, perturbation_curves
 from vitreous.pictures.data.depth import depth_spellings, depth_strip
 from vitreous.pictures.data.heads import heads_strip
@@ -203,6 +204,15 @@ class TestCurves:
         assert math.isnan(one.insertion[0])
         assert np.isfinite(one.deletion[:-1]).all()
         assert 0 < one.deletion_area < 1
+
+    def test_a_map_without_an_order_has_none(self, model, image):
+        whole = explain(model, image, ["tokentm", "ixg"], 2)
+        scores = {**whole.scores, "ixg": torch.full_like(whole.scores["ixg"], math.nan)}
+        broken = Explanation(**{**vars(whole), "scores": scores})
+        first, second = perturbation_curves(model, image, broken, steps=2)
+        expected = perturbation_curves(model, image, whole, steps=2)[0]
+        assert np.abs(first.deletion - expected.deletion).max() < EXACT
+        assert np.isnan([second.deletion, second.insertion]).all()
 
     def test_do_not_change_the_model(self, model, image):
         before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -109,6 +109,12 @@ class TestDrawing:
         with pytest.raises(InputError, match="overlay, comparison or classes"):
             explanation().figure("depth", photo=photo())
 
+    @pytest.mark.parametrize("size", [(1, 3000), (1000, 1), (1, 1)])
+    def test_a_strip_of_a_photo_can_be_drawn(self, size):
+        for name in ("overlay", "comparison", "classes"):
+            drawn = explanation().figure(name, photo=photo(*size)).image()
+            assert len(np.unique(np.asarray(drawn))) > 1
+
     def test_without_photo_or_picture_there_is_an_error(self):
         with pytest.raises(InputError, match="photo="):
             explanation().figure()
@@ -226,6 +232,13 @@ class TestCommand:
         assert line.startswith("error:")
         assert message in line
         assert sorted(file.name for file in photos.iterdir()) == ["cat.png", "dog.png"]
+
+    def test_a_value_has_no_curves(self, photos, value_model):
+        result = run("figure", "curves", photos / "cat.png", "--model", value_model, "--out", photos / "out.png")
+        assert result.exit_code == 2
+        (line,) = result.stderr.splitlines()
+        assert "no curves: they follow a probability" in line
+        assert not (photos / "out.png").exists()
 
     @pytest.mark.parametrize("arguments", [(), ("overlay",), ("overlay", "demo", "--target", "1", "--topk", "2")])
     def test_wrong_use_is_exit_code_2(self, arguments):

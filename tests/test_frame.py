@@ -68,6 +68,28 @@ def test_a_border_that_the_photo_does_not_have_is_left_out():
     assert frame.place(rows, smooth=False)[:, 0].tolist() == [1.0] * 5 + [2.0] * 5
 
 
+@pytest.mark.parametrize(
+    ("start", "stop", "seen"),
+    [(4.6, 5.3, 4), (4.9, 5.2, 5), (2.55, 2.6, 2), (-0.3, 0.2, 0), (9.6, 10.0, 9), (12, 13, 9)],
+)
+def test_what_is_thinner_than_a_pixel_is_one_pixel(start, stop, seen):
+    frame = Frame((10, 10), start, start, stop, stop)
+    assert frame.rows == frame.columns == slice(seen, seen + 1)
+    maps = torch.arange(4.0).view(2, 2)
+    for smooth in (True, False):
+        (value,) = frame.place(maps, smooth=smooth).flatten().tolist()
+        assert 0 <= value <= 3
+
+
+@pytest.mark.parametrize("size", [(1, 1000), (3000, 1), (1, 1), (2, 997)])
+def test_a_strip_of_a_photo_can_be_drawn_on(size):
+    backdrop = Backdrop(Image.new("RGB", size[::-1]), preprocessing(resize_size=(54, 54)).frame(size))
+    for shown in (backdrop, backdrop.fitted(420, 420), backdrop.fitted(420, 560)):
+        for look in (Look(smooth=True), Look(smooth=False)):
+            drawn = shown.lay(torch.arange(9.0), (3, 3), signed=False, look=look)
+            assert drawn.size == shown.photo.size
+
+
 def test_scaling_a_frame_keeps_its_place():
     frame = Frame((100, 200), 10, 20, 90, 180).scaled((50, 400))
     assert (frame.top, frame.left, frame.bottom, frame.right) == (5, 40, 45, 360)

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vitreous import images
-from vitreous.errors import ImageError
+from vitreous.errors import ImageError, InputError
 from vitreous.images import find_images, read_image
 
 
@@ -36,6 +37,36 @@ def test_path_file_and_pillow_image_give_the_same_photo(tmp_path, photo, kind):
     assert np.array_equal(np.asarray(read_image(source)), np.asarray(photo))
     if hasattr(source, "close"):
         source.close()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA"])
+def test_pixels_in_an_array_are_those_of_the_pillow_image(photo, mode):
+    image = photo.convert(mode)
+    image.putpixel((1, 2), 77 if mode == "L" else (77, 9, 200, 100)[: len(mode)])
+    assert np.array_equal(np.asarray(read_image(np.asarray(image))), np.asarray(read_image(image)))
+
+
+NO_PHOTOS = {
+    "fractions": (np.zeros((4, 5, 3)), r"uint8 pixels .* not float64 \(4, 5, 3\)"),
+    "16 bits": (np.zeros((4, 5), np.uint16), "not uint16"),
+    "truth values": (np.zeros((4, 5), bool), "not bool"),
+    "channels first": (np.zeros((3, 40, 50), np.uint8), r"\(3, 40, 50\)"),
+    "a batch": (np.zeros((1, 4, 5, 3), np.uint8), r"\(1, 4, 5, 3\)"),
+    "a row": (np.zeros(4, np.uint8), r"\(4,\)"),
+    "a number in an array": (np.array(3, np.uint8), r"\(\)"),
+    "no rows": (np.zeros((0, 5, 3), np.uint8), "no pixels"),
+    "a tensor": (torch.zeros(3, 4, 5), "not Tensor"),
+    "nothing": (None, "not NoneType"),
+    "a number": (3, "not int"),
+    "a list": ([[0, 1], [2, 3]], "not list"),
+}
+
+
+@pytest.mark.parametrize("case", NO_PHOTOS)
+def test_what_is_no_photo(case):
+    source, reason = NO_PHOTOS[case]
+    with pytest.raises(InputError, match=reason):
+        read_image(source)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -11,6 +11,7 @@ from torch import nn
 import vitreous
 from small_models import CLASSES, random_images, small_vit
 from vitreous.errors import InputError, MethodError, ModelError, TargetError, UnsupportedModelError, VitreousError
+from vitreous.models import LoadedModel, Preprocessing
 from vitreous.speed.timing import one_thread
 
 
@@ -72,6 +73,44 @@ IMAGES = {
 def test_images_that_the_model_cannot_take(model, case):
     images, pattern = IMAGES[case]
     refused(InputError, pattern, model, images, ["gae", "decompx"])
+
+
+@pytest.fixture(scope="module")
+def loaded(model):
+    return LoadedModel("small", model, Preprocessing((32, 32), (0.5,) * 3, (0.5,) * 3), None)
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (2, 40, 50, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("images", [PIXELS, list(PIXELS), [Image.fromarray(PIXELS[0]), PIXELS[1]]])
+def test_arrays_of_bytes_are_pictures(loaded, images):
+    found = vitreous.explain(loaded, images, ["ixg"], target=1)
+    expected = vitreous.explain(loaded, [Image.fromarray(pixels) for pixels in PIXELS], ["ixg"], target=1)
+    assert torch.equal(found.scores["ixg"], expected.scores["ixg"])
+    alone = vitreous.explain(loaded, PIXELS[1], ["ixg"], target=1)
+    assert np.array_equal(np.asarray(alone.images[0]), np.asarray(expected.images[1]))
+    assert len(alone) == 1
+
+
+NO_PICTURES = {
+    "fractions": (PIXELS / 255, "uint8 pixels"),
+    "one picture of fractions": (PIXELS[0] / 255, "uint8 pixels"),
+    "channels first": (PIXELS.transpose(0, 3, 1, 2), r"not uint8 \(3, 40, 50\)"),
+    "a list of tensors": ([GOOD[0], GOOD[1]], "torch.stack"),
+    "nothing in a list": ([None], "not NoneType"),
+    "numbers": ([3], "not int"),
+    "an empty list": ([], "no image"),
+    "an empty array": (PIXELS[:0], "no image"),
+    "a number in an array": (np.array(3), "uint8 pixels"),
+    "bytes": (b"\x89PNG", "not int"),
+}
+
+
+@pytest.mark.parametrize("case", NO_PICTURES)
+def test_pictures_that_a_loaded_model_cannot_take(loaded, case):
+    images, pattern = NO_PICTURES[case]
+    refused(InputError, pattern, loaded, images, ["ixg"])
 
 
 def test_pixels_beyond_the_models_precision():

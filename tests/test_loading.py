@@ -3,7 +3,10 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -11,7 +14,8 @@ from safetensors.torch import save_file
 from timm.models import save_for_hf
 
 from vitreous.errors import ModelError
-from vitreous.models import list_models, load_model
+from vitreous.models import fingerprint, list_models, load_model
+from vitreous.models.text_models import load_text_model
 
 TINY = "test_vit"
 TINY_SIZE = 160
@@ -58,6 +62,41 @@ def test_fingerprint_tells_weights_apart(tiny, tmp_path):
     assert a.fingerprint != b.fingerprint
 
 
+def test_fingerprint_follows_the_weights():
+    loaded = load_model(f"timm/{TINY}@random")
+    before = loaded.fingerprint
+    weights = {key: value.clone() for key, value in loaded.model.state_dict().items()}
+    with torch.no_grad():
+        loaded.model.blocks[0].mlp.fc1.weight[0, 0] += 1
+    assert loaded.fingerprint != before
+    loaded.model.load_state_dict(weights)
+    assert loaded.fingerprint == before
+
+
+def test_runs_are_told_apart_by_what_torch_does_not_count_as_well():
+    network = load_model(f"timm/{TINY}@random").model
+    found = {fingerprint.fingerprint_of(network)}
+    network.blocks[0].mlp.fc1.weight.data.mul_(2)
+    found.add(fingerprint.fingerprint_of(network))
+    network.blocks[0].attn.scale *= 2
+    found.add(fingerprint.fingerprint_of(network))
+    assert len(found) == 3
+
+
+def test_fingerprint_is_worked_out_once(monkeypatch):
+    loaded = load_model(f"timm/{TINY}@random")
+    before = loaded.fingerprint
+    loaded.model(torch.zeros(1, 3, TINY_SIZE, TINY_SIZE))
+    monkeypatch.setattr(fingerprint, "fingerprint_of", None)  # would fail if it were asked
+    assert loaded.fingerprint == replace(loaded, name="other").fingerprint == before
+
+
+def test_models_made_in_inference_mode_have_a_fingerprint():
+    with torch.inference_mode():
+        loaded = load_model(f"timm/{TINY}@random")
+    assert loaded.fingerprint == load_model(f"timm/{TINY}@random").fingerprint
+
+
 def test_half_precision_models_have_a_fingerprint():
     loaded = load_model(f"timm/{TINY}@random")
     loaded.model.bfloat16()
@@ -81,6 +120,8 @@ def test_safetensors_file_with_its_own_number_of_classes(tiny, tmp_path):
         lambda state: {"model": {f"module.{key}": value for key, value in state.items()}},
         lambda state: {"model_ema": state, "model": {key: value + 1 for key, value in state.items()}},
         lambda state: {"state_dict": {f"module._orig_mod.{key}": value for key, value in state.items()}},
+        lambda state: {f"_orig_mod.module.{key}": value for key, value in state.items()},
+        lambda state: {"n_averaged": torch.tensor(3)} | {f"module.{key}": value for key, value in state.items()},
     ],
 )
 def test_torch_checkpoints_are_unwrapped(tiny, tmp_path, wrap):
@@ -100,7 +141,7 @@ def test_damaged_weights_file(tmp_path, suffix, content):
     assert "damaged" in error_of(f"timm/{TINY}@{tmp_path / f'w.{suffix}'}")
 
 
-@pytest.mark.parametrize("content", [[1, 2], {}, {"epoch": 3}])
+@pytest.mark.parametrize("content", [[1, 2], {}, {"epoch": 3}, {"n_averaged": torch.tensor(3)}])
 def test_checkpoint_without_weights(tmp_path, content):
     torch.save(content, tmp_path / "w.pt")
     error_of(f"timm/{TINY}@{tmp_path / 'w.pt'}")
@@ -133,12 +174,31 @@ def test_foreign_names_go_through_timms_conversion(tmp_path):
     assert same_weights(model, load_model(f"timm/test_vit2@{tmp_path / 'deit3.pth'}").model)
 
 
+def test_weights_for_other_patches_are_refused(tiny, tmp_path):
+    state = tiny.state_dict()
+    state["patch_embed.proj.weight"] = torch.randn(64, 3, 32, 32)
+    state["pos_embed"] = torch.randn(1, 1 + 5 * 5, 64)  # 160 x 160 pixels in patches of 32 x 32
+    save_file(state, tmp_path / "w.safetensors")
+    message = error_of(f"timm/{TINY}@{tmp_path / 'w.safetensors'}")
+    assert "patch_embed.proj takes patches of 16 x 16 pixels, and the weights are for 32 x 32" in message
+
+
+def test_patches_stored_as_rows_are_still_converted(tiny, tmp_path):
+    state = tiny.state_dict()
+    state["patch_embed.proj.weight"] = state["patch_embed.proj.weight"].flatten(1)
+    torch.save(state, tmp_path / "flat.pt")
+    assert same_weights(tiny, load_model(f"timm/{TINY}@{tmp_path / 'flat.pt'}").model)
+
+
 def test_another_image_size(tiny, tmp_path):
     save_file(tiny.state_dict(), tmp_path / "w.safetensors")
     loaded = load_model(f"timm/{TINY}@{tmp_path / 'w.safetensors'}", image_size=(96, 128))
     assert loaded.preprocessing.image_size == (96, 128)
     assert loaded.model(torch.zeros(1, 3, 96, 128)).shape == (1, 7)
-    assert "multiple of the patch size 16" in error_of(f"timm/{TINY}@random", image_size=100)
+    message = error_of(f"timm/{TINY}@random", image_size=100)
+    assert "multiple of the patch size 16, such as 96 x 96 or 112 x 112" in message
+    assert error_of(f"timm/{TINY}@random", image_size=(96, 100)).endswith("such as 96 x 96 or 96 x 112")
+    assert error_of(f"timm/{TINY}@random", image_size=5).endswith("such as 16 x 16")
     assert "another image size" in error_of("timm/resnet18@random", image_size=96)
 
 
@@ -202,6 +262,43 @@ def test_unknown_names_suggest_close_ones():
 @pytest.mark.parametrize("name", ["", "demo/x", "timm", "timm/", "hf/", "other/x", "timm/@random", f"timm/{TINY}@"])
 def test_names_that_mean_nothing(name):
     error_of(name)
+
+
+@pytest.mark.parametrize("name", [None, 3, Path("demo"), b"demo", ["demo"]])
+def test_what_is_no_name(name):
+    assert error_of(name) == f"a model is named by a text such as demo or hf/FOLDER, not by {type(name).__name__}"
+    with pytest.raises(ModelError, match="text models are named hf/ID or hf/FOLDER"):
+        load_text_model(name)
+
+
+def test_numbers_of_numpy_and_torch():
+    size, mean = np.int64(96), np.float32(0.5)
+    loaded = load_model(f"timm/{TINY}@random", image_size=size, mean=mean, std=np.array([0.1, 0.2, 0.3]))
+    assert loaded.preprocessing.image_size == (96, 96)
+    assert [type(edge) for edge in loaded.preprocessing.image_size] == [int, int]
+    assert loaded.preprocessing.mean == (0.5, 0.5, 0.5)
+    assert [type(value) for value in loaded.preprocessing.mean] == [float] * 3
+    assert loaded.preprocessing.std == (0.1, 0.2, 0.3)
+    loaded = load_model(f"timm/{TINY}@random", image_size=torch.Size([96, 128]), mean=torch.tensor(0.25))
+    assert loaded.preprocessing.image_size == (96, 128)
+    assert loaded.preprocessing.mean == (0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"image_size": 160.5}, "an image size is"),
+        ({"image_size": "160"}, "an image size is"),
+        ({"image_size": (160, None)}, "an image size is"),
+        ({"image_size": np.array([160.0, 160.0])}, "an image size is"),
+        ({"mean": "grey"}, "mean takes one finite number or three"),
+        ({"mean": (0.5, None, 0.5)}, "mean takes one finite number or three"),
+        ({"std": [[0.5], [0.5, 0.5]]}, "std takes one finite number or three"),
+        ({"std": object()}, "std takes one finite number or three"),
+    ],
+)
+def test_options_of_the_wrong_kind(options, reason):
+    assert reason in error_of(f"timm/{TINY}@random", **options)
 
 
 def test_architecture_without_published_weights():

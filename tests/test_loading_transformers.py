@@ -104,6 +104,9 @@ def test_image_size_of_transformers_models(hf, tmp_path):
     hf.Dinov2ForImageClassification(config).save_pretrained(tmp_path / "dinov2")
     loaded = load_model(f"hf/{tmp_path / 'dinov2'}", image_size=(64, 48))
     assert loaded.model(torch.zeros(1, 3, *loaded.preprocessing.image_size)).logits.shape == (1, 4)
+    # Patches of 8 pixels: what stands over would not be seen, and the map would be stretched over it.
+    message = error_of(f"hf/{tmp_path / 'dinov2'}", image_size=52)
+    assert message.endswith("an image size must be a multiple of the patch size 8, such as 48 x 48 or 56 x 56")
 
 
 def test_repository_code_is_never_run(hf, tmp_path):

@@ -1,10 +1,12 @@
 """A user's own network by name, and one logit as two classes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.optim.swa_utils import AveragedModel
 
 import vitreous
 from small_models import random_images, small_vit
@@ -95,6 +97,50 @@ def test_weights_are_loaded_strictly(own, tmp_path):
     assert "missing 1.bias" in error_of(f"py/{own()}:build@{tmp_path / 'w.safetensors'}", **settings)
 
 
+HOLDER = """
+import torch
+
+class Holder(torch.nn.Module):
+    image_size, mean, std = 2, 0.5, 0.5
+
+    def __init__(self):
+        super().__init__()
+        self.model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+
+    def forward(self, images):
+        return self.model(images)
+"""
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        lambda model: model.state_dict(),
+        lambda model: {"model": model.state_dict()},
+        lambda model: model.model.state_dict(prefix="model."),
+        lambda model: torch.nn.DataParallel(model).state_dict(),
+        lambda model: AveragedModel(model).state_dict(),
+        lambda model: AveragedModel(torch.nn.DataParallel(model)).state_dict(),
+    ],
+    ids=["bare", "wrapped", "of the part", "parallel", "averaged", "averaged in parallel"],
+)
+def test_a_network_that_holds_another_as_model_takes_its_own_weights(tmp_path, saved):
+    (tmp_path / "holder.py").write_text(HOLDER)
+    name = f"py/{tmp_path / 'holder.py'}:Holder"
+    trained = load_model(name).model
+    torch.nn.init.normal_(trained.model[1].weight)
+    torch.save(saved(trained), tmp_path / "w.pth")
+    loaded = load_model(f"{name}@{tmp_path / 'w.pth'}").model
+    assert torch.equal(loaded.model[1].weight, trained.model[1].weight)
+
+
+def test_weights_that_lack_one_are_refused_by_the_names_of_the_model(tmp_path):
+    (tmp_path / "holder.py").write_text(HOLDER)
+    torch.save({"model.1.weight": torch.zeros(2, 12)}, tmp_path / "w.pth")
+    message = error_of(f"py/{tmp_path / 'holder.py'}:Holder@{tmp_path / 'w.pth'}")
+    assert message.endswith("the weights do not fit the model: missing model.1.bias")
+
+
 def test_it_is_listed():
     assert "py/FILE.py:FUNCTION" in [kind["name"] for kind in list_models()["names"]]
 
@@ -141,6 +187,16 @@ def test_two_sides_are_explained_as_the_logit_is(method, factor):
         assert (yes.scores[method] + no.scores[method]).abs().max() <= 1e-12 * scale
     attention = [vitreous.explain(one, images, "rollout").scores["rollout"] for one in (model, TwoSided(model))]
     assert torch.equal(*attention)
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_two_sides_are_two_classes_whatever_the_model_inside_says_of_its_output(problem):
+    model = small_vit(num_classes=1)
+    model.config = SimpleNamespace(problem_type=problem)
+    found = vitreous.explain(TwoSided(model), random_images(3), "tokentm")
+    assert found.scale is None
+    # Rounding of the exponentials, in float64.
+    assert torch.allclose(found.probabilities[:, 1], (found.logits[:, 1] * 2).sigmoid(), rtol=1e-14)
 
 
 def test_two_sides_need_one_logit():

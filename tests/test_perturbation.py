@@ -547,6 +547,23 @@ def test_the_seed_decides_everything_that_is_random(spelling):
     assert not torch.allclose(first[seeds[0]], first[seeds[1]], rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_what_is_random_does_not_depend_on_the_default_type(default):
+    model, images = small_vit(), random_images()
+    spellings = [
+        *("rise:budget=20", "rise:budget=20,by=drop", "lime:budget=20", "kernel_shap:budget=20", "hsic:budget=20"),
+        *("vitcx:budget=20", "smoothgrad:samples=2"),
+    ]
+    expected = vitreous.explain(model, images, spellings).scores
+    torch.set_default_dtype(default)
+    try:
+        found = vitreous.explain(model, images, spellings).scores
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for spelling in spellings:
+        assert torch.equal(found[spelling], expected[spelling]), spelling
+
+
 def test_more_evaluations_come_closer_to_the_shapley_values():
     model, images, target = few_patches(columns=3)
     spellings = [f"kernel_shap:budget={budget}" for budget in (8, 40, 63)]

@@ -96,6 +96,22 @@ class TestComparison:
         page = comparison(make(), tile=90)
         assert np.all(np.asarray(page) == (0x40, 0x60, 0x80), axis=-1).sum() > 0.95 * 90 * 60
 
+    @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+    def test_a_map_that_is_not_finite_is_left_out_and_the_others_stay_as_they_were(self, bad):
+        whole = make(classes_per_image=2)
+        scores = {**whole.scores, LONG: whole.scores[LONG].clone()}
+        scores[LONG][0, 1, 3] = bad  # the second class of the last column
+        before, after = (
+            np.asarray(comparison(one, tile=90)) for one in (whole, Explanation(**{**vars(whole), "scores": scores}))
+        )
+        assert before.shape == after.shape
+        rows, columns = np.nonzero((before != after).any(axis=-1))
+        left = 16 + 2 * (90 + 12)  # the margin, and two columns with their gaps
+        assert columns.min() >= left
+        assert columns.max() < left + 90
+        assert np.ptp(rows) < 60  # as high as one tile
+        assert (after[rows.min(), left] == 0xF0).all()
+
     def test_takes_a_picture_and_says_when_there_is_none(self):
         blind = make(image=None)
         with pytest.raises(InputError, match="image="):

@@ -1,15 +1,19 @@
 """A newcomer's own method: one function in a file of their own, from Python and from the command line."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import vitreous
 from small_models import golden_model
+from vitreous.cli import app
 from vitreous.errors import MethodError
+from vitreous.explanation import Explanation
 from vitreous.methods import list_methods
 from vitreous.methods.registry import _methods
 from vitreous.plugin import load_plugin
@@ -73,6 +77,33 @@ def test_scores_of_the_wrong_shape_are_refused(tmp_path, plugin):
     model, images = golden_model()
     with pytest.raises(MethodError, match="must return scores of all tokens"):
         vitreous.explain(model, images, "wrong")
+
+
+@pytest.mark.usefixtures("plugin")  # so that the method is forgotten again
+def test_a_map_of_nan_takes_nothing_else_with_it(tmp_path, photo):
+    file = tmp_path / "nanny.py"
+    file.write_text(PLUGIN.format(name="nanny").replace(".sum(-1)", ".sum(-1) / 0 * 0"))
+    for name in ("a.png", "b.png"):
+        photo.save(tmp_path / name)
+    photos = [str(tmp_path / name) for name in ("a.png", "b.png")]
+    options = ["--model", "timm/test_vit@random", "--plugin", str(file), "--method", "gae,nanny.plus", "--json"]
+    places = ["--out", str(tmp_path / "out"), "--report", str(tmp_path / "report.html")]
+    result = CliRunner().invoke(app, ["explain", *photos, *options, *places])
+    assert result.exit_code == 1, result.output
+    told = json.loads(result.stdout)
+    assert [one["photo"] for one in told["photos"]] == [one["photo"] for one in told["failures"]] == photos
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 2
+    for name, error in zip(photos, errors, strict=True):
+        assert name in error
+        assert "nanny.plus: the scores contain NaN" in error
+        assert "gae" not in error
+    for one in told["photos"]:
+        saved = Explanation.load(one["folder"])
+        assert saved.shows("gae")
+        assert not saved.shows("nanny.plus")
+        assert Path(one["comparison"]).is_file()
+    assert (tmp_path / "report.html").read_text().count("<polyline") == 2 * 2  # gae's
 
 
 def test_the_command_line_takes_a_plugin(plugin, tmp_path):

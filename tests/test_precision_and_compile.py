@@ -48,8 +48,17 @@ def test_bf16_is_refused_where_maps_do_not_survive_it():
     model, images = golden_model(torch.float32)
     with pytest.raises(MethodError, match=r"occlusion was not found to rank patches in bf16.*gae"):
         vitreous.explain(model, images, ["gae", "occlusion"], precision="bf16")
+    with pytest.raises(MethodError, match=r"gae:rule=libra was not found"):  # measured under its own rule alone
+        vitreous.explain(model, images, "gae:rule=libra", precision="bf16")
     with pytest.raises(InputError, match=r"precision=fp8 is not one of model, bf16"):
         vitreous.explain(model, images, "gae", precision="fp8")
+
+
+def test_the_usual_methods_are_left_out_where_bf16_spoils_them():
+    model, images = golden_model(torch.float32)
+    with pytest.warns(UserWarning, match=r"gradtoken is left out: it was not found to rank patches in bf16"):
+        explanation = vitreous.explain(model, images, precision="bf16")
+    assert explanation.methods == ("tokentm", "decompx.skipplus")
 
 
 @pytest.fixture

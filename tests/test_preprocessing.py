@@ -116,6 +116,18 @@ def test_batch_equals_single_photos(photo):
     assert torch.equal(batch, torch.cat([preprocessing([image]) for image in images]))
 
 
+def test_photos_become_float32_whatever_the_default_type_is(photo):
+    preprocessing = Preprocessing((32, 32), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    expected = preprocessing([photo])
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = preprocessing([photo])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
 def test_displayed_is_what_the_model_sees(photo):
     preprocessing = Preprocessing((48, 64), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), resize_size=(60, 80))
     shown = preprocessing.displayed(photo)
@@ -175,3 +187,10 @@ def test_impossible_overrides(wrong):
 def test_image_size_of_one_number_or_two():
     assert as_image_size(5) == (5, 5)
     assert as_image_size([5, 6]) == (5, 6)
+
+
+def test_a_strip_that_would_fill_the_memory_is_refused():
+    preprocessing = Preprocessing((224, 224), HALF, HALF)
+    assert preprocessing.displayed(Image.new("RGB", (300, 1))).size == (224, 224)
+    with pytest.raises(InputError, match="60000 x 1 pixels would be"):
+        preprocessing.displayed(Image.new("RGB", (60_000, 1)))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from golden_figures import POSITIVE, SIGNED, explanation, photo
 from vitreous.cli import app, explaining
+from vitreous.errors import InputError
 from vitreous.explanation import Explanation
 from vitreous.html import page
 from vitreous.html.chart import Line, line_chart
@@ -117,6 +118,78 @@ class TestCommand:
         assert run(*command).exit_code == 0
         assert f"--report '{file}'" in check(file.read_text(encoding="utf-8")).text
 
+    def test_a_value_has_no_curves_and_is_not_called_a_probability(self, photos, tmp_path, value_model):
+        file = tmp_path / "report.html"
+        result = run(
+            *("explain", photos / "cat.png", "--model", value_model, "--method", "gae"),
+            *("--out", tmp_path / "out", "--report", file),
+        )
+        assert result.exit_code == 0, result.output
+        said = Explanation.load(tmp_path / "out" / "cat").saying(0)
+        assert result.stdout.splitlines()[1].split() == ["class", "value"]
+        assert said in result.stdout
+        html = file.read_text(encoding="utf-8")
+        assert "<polyline" not in html
+        text = check(html).text
+        assert "probability of the class" not in text
+        assert text.count("There are no curves: they follow a probability") == 1
+        assert "Curves:" not in text
+
+    def test_values_of_many_photos_are_not_called_probabilities(self, photos, tmp_path, value_model):
+        for number in range(3):
+            (photos / f"{number}.png").write_bytes((photos / "cat.png").read_bytes())
+        result = run("explain", photos, "--model", value_model, "--method", "gae", "--out", tmp_path / "out")
+        assert result.stdout.splitlines()[0].split() == ["photo", "class", "value"]
+
+    @pytest.mark.parametrize("size", [(1000, 1), (1, 1000)])
+    def test_a_strip_of_a_photo_is_drawn_like_any_other(self, photos, tmp_path, size):
+        Image.new("RGB", size, "red").save(photos / "strip.png")
+        file = tmp_path / "report.html"
+        options = ("--out", tmp_path / "out", "--report", file, "--method", "gae")
+        result = run("explain", photos / "strip.png", photos / "cat.png", *SMALL, *options)
+        assert result.exit_code == 0, result.output
+        found = check(file.read_text(encoding="utf-8"))
+        assert sum(tag == "img" for tag, _ in found.elements) == 2 * 2 + 1  # photo and map of each, and the colours
+
+    @pytest.mark.parametrize(
+        ("error", "said"),
+        [(InputError("too odd"), "too odd"), (IndexError("amax()"), "unexpected IndexError: amax()")],
+    )
+    def test_a_photo_that_cannot_be_shown_is_one_failure(self, photos, tmp_path, monkeypatch, error, said):
+        def fails_on_the_first(name, *arguments):
+            if name == "cat.png":
+                raise error
+            return photo_section(name, *arguments)
+
+        monkeypatch.setattr("vitreous.html.report.photo_section", fails_on_the_first)
+        (photos / "dog.png").write_bytes((photos / "cat.png").read_bytes())
+        file = tmp_path / "report.html"
+        options = ("--out", tmp_path / "out", "--report", file, "--method", "gae", "--json")
+        result = run("explain", photos / "cat.png", photos / "dog.png", *SMALL, *options)
+        assert result.exit_code == 1, result.output
+        told = json.loads(result.stdout)
+        assert len(told["photos"]) == 2  # their folders are there
+        assert told["failures"] == [
+            {"photo": str(photos / "cat.png"), "error": f"cat.png is not in the report: {said}"}
+        ]
+        text = check(file.read_text(encoding="utf-8")).text
+        assert "dog.png" in text
+        assert f"cat.png is not in the report: {said}" in text
+
+    def test_nothing_to_report_on_leaves_an_earlier_report_alone(self, photos, tmp_path):
+        file = tmp_path / "report.html"
+        options = ("--out", tmp_path / "out", "--report", file, "--json")
+        for before in (None, "before"):
+            if before is not None:
+                file.write_text(before)
+            result = run("explain", photos / "broken<b>.jpg", *SMALL, *options)
+            assert result.exit_code == 2
+            told = json.loads(result.stdout)
+            assert told["report"] is None
+            assert len(told["failures"]) == 1
+            assert [entry.name for entry in tmp_path.iterdir() if "report" in entry.name] == [file.name] * bool(before)
+        assert file.read_text() == "before"
+
     def test_a_place_that_cannot_be_written_is_one_line_before_any_work(self, photos, tmp_path):
         result = run("explain", photos / "cat.png", *SMALL, "--out", tmp_path / "out", "--report", tmp_path)
         assert result.exit_code == 2
@@ -196,6 +269,12 @@ class TestNotebook:
         assert found.text.count("explained") == 2
         assert "66.5%" in found.text
         assert shown._repr_png_().startswith(b"\x89PNG")
+
+    def test_shows_the_maps_that_there_are(self):
+        whole = explanation()
+        scores = {**whole.scores, SIGNED: torch.full_like(whole.scores[SIGNED], float("nan"))}
+        shown = Explanation(**{**vars(whole), "scores": scores, "images": (photo(48, 48),)})
+        assert shown._repr_html_().count("<img") == 1
 
     def test_shows_a_table_where_there_is_no_picture(self):
         assert explanation()._repr_png_() is None

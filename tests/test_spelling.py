@@ -272,6 +272,12 @@ REFUSED = {
     "gae:start=1.5": "not a whole number",
     "gae:start==1": "not a whole number",
     "gae:start=1:depth=2": "not a whole number",
+    "lime:ridge=nan": "ridge=nan is not a finite number",
+    "lime:width=inf": "width=inf is not a finite number",
+    "vitcx:noise=-Infinity": "not a finite number",
+    "atman:similarity=1e999": "not a finite number",
+    "rise:seed=9223372036854775808": "out of range: whole numbers have 64 bits",
+    "smoothgrad:seed=-99999999999999999999": "out of range",
     "gae:begin=1": "unknown option 'begin'; it takes rule, start, depth, residual",
     "gae:strat=1": "did you mean start",
     "gae.plus:layer=1": "unknown option 'layer'",
@@ -301,6 +307,24 @@ def test_spellings_that_mean_nothing(spelling):
     with pytest.raises(MethodError) as caught:
         parse(spelling)
     check_message(str(caught.value), spelling, REFUSED[spelling])
+
+
+FLOATS = [
+    (info.name, option) for info in INFOS.values() for option, known in info.options.items() if known.kind is float
+]
+
+
+@pytest.mark.parametrize(("name", "option"), FLOATS)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_no_option_takes_what_is_not_finite(name, option, value):
+    with pytest.raises(MethodError, match="finite"):
+        parse(f"{name}:{option}={value}")
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])
+def test_the_outermost_seeds_work(model, seed):
+    spelling = f"rise:budget=2,seed={seed}"
+    assert vitreous.explain(model, random_images(1), spelling).scores[spelling].isfinite().all()
 
 
 REFUSED_BY_DEPTH = {

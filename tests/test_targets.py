@@ -7,6 +7,8 @@ that only.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ import torch
 import vitreous
 from small_models import CLASSES, PATCHES, largest_difference, random_images, small_vit
 from vitreous.cost import cost_of
+from vitreous.outputs import scale_of
 from vitreous.speed.timing import one_thread
 
 SAME = 1e-12
@@ -182,3 +185,37 @@ def test_a_single_logit_is_a_yes_or_no_model():
     scaled = vitreous.explain(model, random_images(1), ["tokentm:gradient=logit"]).scores["tokentm:gradient=logit"]
     assert found.scores["tokentm"].any()
     assert largest_difference(found.scores["tokentm"], scaled) < SAME
+
+
+class Wrapped(torch.nn.Module):
+    """What users write around a model, without a configuration of its own."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, images):
+        return self.inside(images)
+
+
+@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, Wrapped, lambda model: Wrapped(Wrapped(model))])
+def test_a_wrapper_keeps_what_the_model_inside_says_of_its_outputs(wrap):
+    model, images = small_vit(depth=2), random_images()
+    model.config = SimpleNamespace(problem_type="multi_label_classification")
+    bare, wrapped = (vitreous.explain(each, images, "tokentm", 1) for each in (model, wrap(model)))
+    assert wrapped.scale == bare.scale == "sigmoid"
+    assert torch.equal(wrapped.probabilities, torch.sigmoid(wrapped.logits))
+    assert torch.equal(wrapped.scores["tokentm"], bare.scores["tokentm"])
+
+
+def test_of_several_configurations_the_outermost_counts():
+    deep, shallow = small_vit(depth=1), torch.nn.Identity()
+    deep.config = SimpleNamespace(problem_type="regression")
+    shallow.config = SimpleNamespace(problem_type="multi_label_classification")
+    both = torch.nn.Sequential(Wrapped(deep), shallow)
+    assert scale_of(both) == "sigmoid"
+    assert scale_of(both[0]) == "value"
+    both.config = SimpleNamespace(problem_type="single_label_classification")
+    assert scale_of(both) is None
+    both.config = SimpleNamespace(problem_type=None)  # says nothing
+    assert scale_of(both) == "sigmoid"

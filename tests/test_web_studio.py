@@ -254,6 +254,20 @@ def test_curves_are_measured_once(studio, visit, photo, shelf):
     assert cards.curves(record, wanted, found).count("<svg") >= 2
 
 
+def test_a_value_has_no_curves_and_the_report_says_so(file, value_model):
+    studio = Studio(Shelf(value_model))
+    try:
+        visit, wanted = studio.receive(file, "leaf.png", value_model), Wanted(("gae",))
+        record, found = do(studio, studio.curves, visit, wanted)
+        assert studio.runs == 1  # the model is not asked for curves
+        place = downloads.save_report(record, visit, wanted, found, file.parent)
+    finally:
+        studio.close()
+    for html in (cards.curves(record, wanted, found), place.read_text()):
+        assert "There are no curves: they follow a probability" in html
+        assert "<polyline" not in html
+
+
 # Drawing.
 
 
@@ -288,6 +302,16 @@ def test_threshold_leaves_the_colours_of_what_stays(studio, visit):
     across = int(frame.left + (strongest % grid[1] + 0.5) * (frame.right - frame.left) / grid[1])
     assert (whole[down, across] == cut[down, across]).all()
     assert (whole != cut).any()
+
+
+def test_a_strip_of_a_photo_is_drawn_like_any_other(studio, tmp_path):
+    Image.new("RGB", (1000, 1), "red").save(tmp_path / "strip.png")
+    visit, wanted = studio.receive(tmp_path / "strip.png", "strip.png", TINY), Wanted(("gae", "ixg"))
+    record = do(studio, studio.explain, visit, wanted)
+    assert cards.maps(record, wanted, Sliders()).count('alt="map of') == 2
+    rows = do(studio, studio.rows, visit, 0)
+    assert "<img" in cards.patch_rows(record, rows, (0, 0))
+    assert downloads.save_png(record, wanted, Sliders(), tmp_path).is_file()
 
 
 def test_nothing_a_visitor_names_becomes_markup(studio, file):
@@ -456,6 +480,19 @@ def test_too_many_waiting_are_told_so():
     gate.set()
     assert all(job.future.result(timeout=20) for job in jobs)
     worker.submit(lambda _: None).future.result(timeout=20)
+    worker.close()
+
+
+def test_cancelled_work_keeps_nobody_waiting():
+    worker, gate = Worker(), threading.Event()
+    running = worker.submit(lambda _: gate.wait(20))
+    for _ in range(2 * MOST_WAITING):  # a visitor who asks again and again
+        worker.submit(lambda _: None).cancel()
+    another = worker.submit(lambda _: "done")
+    assert worker.before(another) == 1
+    gate.set()
+    assert running.future.result(timeout=20)
+    assert another.future.result(timeout=20) == "done"
     worker.close()
 
 

@@ -33,6 +33,18 @@ class UnsupportedModelError(ModelError):
     """The model lacks a part that the requested method needs."""
 
 
+class RefusedMethodsError(UnsupportedModelError, MethodError):
+    """Some of the methods asked for cannot explain this model, or not in this precision.
+
+    Attributes:
+        reasons: by spelling, why.
+    """
+
+    def __init__(self, message: str, reasons: dict[str, str]) -> None:
+        super().__init__(message)
+        self.reasons = reasons
+
+
 class MissingDependencyError(VitreousError, ImportError):
     """An optional part is not installed; the message names the extra that brings it."""
 

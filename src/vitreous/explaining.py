@@ -12,7 +12,7 @@ from vitreous.anatomy import find_anatomy
 from vitreous.cautions import warn_caller
 from vitreous.compiling import compiled
 from vitreous.defaults import DEFAULT_METHODS
-from vitreous.errors import InputError, MethodError, UnsupportedModelError
+from vitreous.errors import InputError, MethodError, RefusedMethodsError
 from vitreous.explanation import Explanation
 from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
@@ -69,7 +69,8 @@ def explain(
 
     Args:
         model: any ``nn.Module`` that is a Vision Transformer inside, or a name that ``load_model`` understands.
-        images: a preprocessed tensor (batch, 3, height, width); PIL images or paths where vitreous loaded the model.
+        images: a preprocessed tensor (batch, 3, height, width); PIL images, uint8 arrays (height, width, 3) or paths
+            where vitreous loaded the model.
         methods: spellings, ``name[.aggregation...][:option=value,...]``. All of them share one forward pass.
             ``None`` for tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out
             with a warning.
@@ -110,18 +111,6 @@ def explain(
         provenance=_provenance(loaded, network, recipes, answer.family),
         scale=scale_of(network),
     )
-
-
-class RefusedMethodsError(UnsupportedModelError):
-    """Methods need a part that the model does not have.
-
-    Attributes:
-        reasons: by spelling, which part.
-    """
-
-    def __init__(self, message: str, reasons: dict[str, str]) -> None:
-        super().__init__(message)
-        self.reasons = reasons
 
 
 def ask_allowed(

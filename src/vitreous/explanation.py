@@ -148,6 +148,10 @@ class Explanation(Predicted):
         index, target_index = self._position(index, target_index)
         return scores[index, target_index] if self.target.ndim == 2 else scores[index]
 
+    def shows(self, method: str, index: int = 0, target_index: int = 0) -> bool:
+        """Tell whether a map can be drawn: colours of NaN or infinity would pretend that it has a meaning."""
+        return bool(self.scores_of(method, index, target_index).isfinite().all())
+
     def figure(
         self,
         name: Literal["overlay", "comparison", "classes"] = "overlay",

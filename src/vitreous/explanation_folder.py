@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from vitreous.models.preprocessing import Preprocessing
 from vitreous.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
+from vitreous.stored_preprocessing import read_preprocessing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitreous.explanation import Explanation
+    from vitreous.models.preprocessing import Preprocessing
 
 ARRAYS = "explanation.npz"
 
@@ -76,7 +77,7 @@ def read(directory: Path) -> dict[str, Any]:
             "image_size": manifest["image_size"],
             "class_names": manifest["class_names"],
             "images": _read_images(directory, manifest),
-            "preprocessing": _preprocessing(manifest.get("preprocessing")),
+            "preprocessing": _preprocessing(directory, manifest),
             "provenance": manifest["provenance"],
             "scale": manifest.get("scale"),  # folders of earlier versions have none
         }
@@ -103,14 +104,11 @@ def _check_picture_names(pictures: Mapping[str, Image.Image]) -> None:
             raise StorageError(f"{name!r} is not a free name for a picture; take one such as comparison.png")
 
 
-def _preprocessing(stored: Mapping[str, Any] | None) -> Preprocessing | None:
-    """Give what was saved; JSON has lists for tuples. Folders of earlier versions have none."""
-    if stored is None:
-        return None
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
-    }
-    return Preprocessing(**fields)
+def _preprocessing(directory: Path, manifest: Mapping[str, Any]) -> Preprocessing | None:
+    try:
+        return read_preprocessing(manifest.get("preprocessing"))
+    except StorageError as error:
+        raise StorageError(f"{directory / MANIFEST} is damaged: {error}") from error
 
 
 def arrays_of(explanation: Explanation) -> dict[str, Any]:
@@ -160,10 +158,9 @@ def _write_overlays(explanation: Explanation, names: Mapping[str, str], folder: 
         return []
     overlays = []
     maps = [(i, t) for i in range(len(explanation)) for t in range(explanation.classes_per_image)]
-    for method, scores in explanation.scores.items():
-        finite = scores.isfinite().all(dim=-1).reshape(len(explanation), -1)
-        # A map with NaN in it is kept as an array, but has no picture: colours would pretend that it has a meaning.
-        for index, target_index in [position for position in maps if finite[position]]:
+    for method in explanation.methods:
+        # A map with NaN in it is kept as an array, but has no picture.
+        for index, target_index in [position for position in maps if explanation.shows(method, *position)]:
             file = f"overlay-{index}-{target_index}-{names[method]}.png"
             _write_picture(explanation.overlay(method, index, target_index), folder, file)
             label, number = explanation.label(index, target_index), explanation.class_index(index, target_index)

@@ -40,12 +40,12 @@ class Frame:
 
     @property
     def rows(self) -> slice:
-        """The rows of the photo whose middle the model sees."""
+        """The rows of the photo whose middle the model sees, at least one."""
         return _seen(self.top, self.bottom, self.size[0])
 
     @property
     def columns(self) -> slice:
-        """The columns of the photo whose middle the model sees."""
+        """The columns of the photo whose middle the model sees, at least one."""
         return _seen(self.left, self.right, self.size[1])
 
     def place(self, maps: Tensor, *, smooth: bool) -> Tensor:
@@ -64,8 +64,15 @@ class Frame:
 
 
 def _seen(start: float, stop: float, length: int) -> slice:
-    """Pixels whose middle lies between start and stop."""
-    return slice(max(0, math.ceil(start - 0.5)), min(length, math.floor(stop - 0.5) + 1))
+    """Pixels whose middle lies between start and stop; where it is none's, the one pixel around their middle.
+
+    Of a photo that is a thin strip the model can see less than a pixel, and there is no picture without any.
+    """
+    first, last = max(0, math.ceil(start - 0.5)), min(length, math.floor(stop - 0.5) + 1)
+    if first >= last:
+        first = min(max(0, math.floor((start + stop) / 2)), length - 1)
+        last = first + 1
+    return slice(first, last)
 
 
 def _weights(pixels: slice, interval: tuple[float, float], cells: int, *, smooth: bool) -> Tensor:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import io
 import stat
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from vitreous.errors import ImageError
+from vitreous.errors import ImageError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from numpy.typing import NDArray
+Source = str | Path | IO[bytes] | Image.Image | NDArray[np.uint8]
 
 MAX_BYTES = 200 * 2**20
 MAX_PIXELS = 80_000_000
@@ -46,21 +47,23 @@ class Upright(NamedTuple):
         return (height, width) if (self.orientation or 1) >= _FIRST_ON_ITS_SIDE else (width, height)
 
 
-def read_image(source: str | Path | IO[bytes] | Image.Image) -> Image.Image:
+def read_image(source: Source) -> Image.Image:
     """Return a photo as an upright 8-bit RGB image.
 
     EXIF rotation is applied, transparency is laid on white, and more than 8 bits per channel are scaled, not clipped.
 
     Args:
-        source: A path, a binary file, or a Pillow image.
+        source: A path, a binary file, a Pillow image, or 8-bit pixels as Pillow takes them: (height, width) or
+            (height, width, channels) with 3 channels for RGB.
 
     Raises:
         ImageError: The photo cannot be read, or reading it could exhaust the memory.
+        InputError: The source is none of these.
     """
     return read_photo(source).image
 
 
-def read_photo(source: str | Path | IO[bytes] | Image.Image) -> Upright:
+def read_photo(source: Source) -> Upright:
     """Return what ``read_image`` returns, and how the photo had been stored.
 
     Raises:
@@ -75,14 +78,14 @@ def read_photo(source: str | Path | IO[bytes] | Image.Image) -> Upright:
         raise ImageError(f"{name}: the image is damaged or cut off ({_first_line(error)})") from error
 
 
-def read_upright(source: str | Path | IO[bytes] | Image.Image) -> Upright:
+def read_upright(source: Source) -> Upright:
     """Return an image with the values that are stored, turned upright but not converted: what a mask needs.
 
     Raises:
         ImageError: The image cannot be read, or reading it could exhaust the memory.
     """
     name = _name(source)
-    image = source if isinstance(source, Image.Image) else _open(_content(source, name), name)
+    image = _image(source, name)
     _check_size(image, name)
     orientation = _orientation(image)  # before it is loaded, for Pillow turns TIFFs by itself and forgets it
     try:
@@ -126,11 +129,35 @@ def _photos_in(folder: Path) -> list[Path]:
     return photos
 
 
-def _name(source: str | Path | IO[bytes] | Image.Image) -> str:
+def _name(source: Source) -> str:
     if isinstance(source, str | Path):
         return str(source)
     given = getattr(source, "filename", None) or getattr(source, "name", None)
     return str(given) if given else "the image"
+
+
+def _image(source: Source, name: str) -> Image.Image:
+    if isinstance(source, Image.Image):
+        return source
+    if isinstance(source, np.ndarray):
+        return _from_pixels(source)
+    if isinstance(source, str | Path) or hasattr(source, "read"):
+        return _open(_content(source, name), name)
+    raise InputError(
+        f"a photo is a path, a binary file, a Pillow image or an array of uint8 pixels, not {type(source).__name__}"
+    )
+
+
+def _from_pixels(pixels: NDArray[Any]) -> Image.Image:
+    """Return an array as an image; only 8 bits are known to reach from black at 0 to white at 255."""
+    if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (2, 3, 4))):
+        raise InputError(
+            "an array as a photo holds uint8 pixels (height, width) or (height, width, 3), "
+            f"not {pixels.dtype} {pixels.shape}"
+        )
+    if pixels.size == 0:
+        raise InputError(f"an array of shape {pixels.shape} has no pixels")
+    return Image.fromarray(pixels)
 
 
 def _content(source: str | Path | IO[bytes], name: str) -> bytes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # softmax: one class is right; sigmoid: every class is right or not; value: a quantity, which has no probability.
 Scale = Literal["softmax", "sigmoid", "value"]
@@ -13,9 +13,18 @@ Scale = Literal["softmax", "sigmoid", "value"]
 _PROBLEMS: dict[str, Scale] = {"multi_label_classification": "sigmoid", "regression": "value"}
 
 
-def scale_of(model: Any) -> Scale | None:
-    """What a model's configuration says of its outputs (``problem_type``); ``None`` where their number decides."""
-    return _PROBLEMS.get(str(getattr(getattr(model, "config", None), "problem_type", None)))
+def scale_of(model: nn.Module) -> Scale | None:
+    """What a model's configuration says of its outputs (``problem_type``); ``None`` where their number decides.
+
+    A wrapper has no configuration of its own, so that the one inside counts: the outermost that says something.
+    """
+    said = {
+        name: problem
+        for name, part in model.named_modules()
+        if (problem := getattr(getattr(part, "config", None), "problem_type", None)) is not None
+    }
+    outermost = min(said, key=lambda name: len(name.split(".")) if name else 0, default=None)
+    return None if outermost is None else _PROBLEMS.get(str(said[outermost]))
 
 
 def percent(probability: float) -> str:

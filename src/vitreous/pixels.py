@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -13,7 +16,8 @@ from vitreous.errors import InputError
 from vitreous.images import read_image
 from vitreous.models import LoadedModel
 
-Images = Tensor | Sequence[Image.Image | str | Path] | Image.Image | str | Path
+Picture = Image.Image | str | Path | NDArray[np.uint8]
+Images = Tensor | Sequence[Picture] | Picture
 
 
 def find_pixels(
@@ -23,7 +27,8 @@ def find_pixels(
     if isinstance(images, Tensor):
         _check(images)
         return _placed(images, network), None
-    given = [images] if isinstance(images, Image.Image | str | Path) else images
+    one = isinstance(images, Image.Image | str | Path) or (isinstance(images, np.ndarray) and images.ndim < 4)
+    given: Any = [images] if one else images
     if not isinstance(given, Iterable):
         raise InputError(f"images must be a tensor, pictures or paths, not {type(images).__name__}")
     if not isinstance(model, LoadedModel):
@@ -31,9 +36,12 @@ def find_pixels(
             "pictures and paths need a model that vitreous loaded by name, since it knows the preprocessing; "
             "give a preprocessed tensor (batch, 3, height, width) with a model of your own"
         )
-    pictures = [read_image(picture) for picture in given]
-    if not pictures:
+    given = list(given)
+    if any(isinstance(picture, Tensor) for picture in given):
+        raise InputError("tensors are given as one, (batch, 3, height, width), not as a list: torch.stack joins them")
+    if not given:
         raise InputError("no image was given")
+    pictures = [read_image(picture) for picture in given]
     pixels = model.preprocessing(pictures)
     return _placed(pixels, network), tuple(model.preprocessing.displayed(picture) for picture in pictures)
 

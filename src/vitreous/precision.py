@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitreous.errors import InputError, MethodError
+from vitreous.errors import InputError, RefusedMethodsError
 from vitreous.spelling import Recipe
 
 PRECISIONS = ("model", "bf16")
@@ -31,16 +31,24 @@ def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) 
     """The context in which the model runs: as it is, or with its matrix products in bfloat16.
 
     Raises:
-        MethodError: a method's maps in bfloat16 are not within the tolerance, or were not measured.
+        RefusedMethodsError: maps of methods in bfloat16 are not within the tolerance, or were not measured.
     """
     if precision not in PRECISIONS:
         raise InputError(f"precision={precision} is not one of {', '.join(PRECISIONS)}")
     if precision == "model":
         return nullcontext()
-    refused = [recipe.spelling for recipe in recipes if recipe.info.name not in KEEP_THEIR_ORDER]
+    refused = [recipe.spelling for recipe in recipes if not _keeps_its_order(recipe)]
     if refused:
-        raise MethodError(
-            f"{refused[0]} was not found to rank patches in bf16 as in float32 (rank correlation {TOLERANCE} or more "
-            f"on every photo): leave out precision. Methods that do: {', '.join(sorted(KEEP_THEIR_ORDER))}"
+        reason = (
+            f"was not found to rank patches in bf16 as in float32 (rank correlation {TOLERANCE} or more on every photo)"
+        )
+        raise RefusedMethodsError(
+            f"{refused[0]} {reason}: leave out precision. Methods that do: {', '.join(sorted(KEEP_THEIR_ORDER))}",
+            dict.fromkeys(refused, f"it {reason}"),
         )
     return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def _keeps_its_order(recipe: Recipe) -> bool:
+    """Whether a method was measured; another rule or option is another map, aggregations are sums of such maps."""
+    return ":" not in recipe.spelling and recipe.info.name in KEEP_THEIR_ORDER

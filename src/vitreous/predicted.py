@@ -72,6 +72,11 @@ class Predicted:
         index, _ = self._position(index, 0)
         return None if self.scale == "value" else float(self.probabilities[index, class_index])
 
+    @property
+    def quantity(self) -> str:
+        """What ``saying`` writes, as the heading of a column."""
+        return "value" if self.scale == "value" else "probability"
+
     def saying(self, class_index: int, index: int = 0) -> str:
         """Write how likely the model finds a class of an image, or the value that it gives."""
         likely = self.probability(class_index, index)

@@ -52,19 +52,34 @@ def complete_folder(directory: Path, *, overwrite: bool) -> Iterator[Path]:
 
 @contextmanager
 def complete_file(file: Path) -> Iterator[Path]:
-    """Give a draft to write, in a folder made if missing; it becomes ``file`` only if the block ends well."""
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    """Give a draft to write, in a folder made if missing; it becomes ``file`` only if the block ends well.
+
+    A link stays one, and what it leads to is written. A pipe or a device cannot be replaced: it is written itself.
+    """
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        yield draft
-        draft.replace(file)
+        place = _end_of_links(file)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.exists() and not place.is_file() and not place.is_dir():
+            yield place
+            return
+        draft = _unused_sibling(place)
+        try:
+            yield draft
+            draft.replace(place)
+        finally:
+            with suppress(OSError):
+                draft.unlink()
     except StorageError:
         raise
     except OSError as error:
         raise StorageError(f"{file} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            draft.unlink()
+
+
+def _end_of_links(file: Path) -> Path:
+    try:
+        return file.resolve()
+    except RuntimeError as error:  # before Python 3.13: a link that leads to itself
+        raise StorageError(f"{file} cannot be written: {error}") from error
 
 
 def write_text(file: Path, text: str) -> None:
@@ -160,7 +175,7 @@ def _parents_of(place: Path) -> Iterator[None]:
 
 
 def _unused_sibling(place: Path) -> Path:
-    """Name a folder beside ``place``, so that moving it there is one rename within a file system."""
+    """Name a draft beside ``place``, so that moving it there is one rename within a file system."""
     return place.with_name(f".vitreous-{secrets.token_hex(6)}.partial")
 
 

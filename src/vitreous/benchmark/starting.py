@@ -33,6 +33,7 @@ from vitreous.datasets import DataSet, Shuffled
 from vitreous.datasets.sample import Things
 from vitreous.errors import ModelError
 from vitreous.models import LoadedModel
+from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.preprocessing import from_timm
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.protocols import Protocol, find_protocol
@@ -95,7 +96,7 @@ def start(
         protocol=asked.name,
         settings=asked.settings(),
         model=choice,
-        weights=loaded.fingerprint,
+        weights=fingerprint_of(loaded.model),
         preprocessing=preprocessing_of(loaded),
         data=f"{opened.kind}:{opened.path.absolute()}",
         data_fingerprint=opened.fingerprint,

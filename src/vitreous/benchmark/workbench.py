@@ -15,6 +15,7 @@ from vitreous.datasets.sample import Things
 from vitreous.errors import MethodError
 from vitreous.methods import own_code
 from vitreous.models import LoadedModel, load_model
+from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.plugin import load_entry_points, load_plugin
 from vitreous.protocols import Protocol, find_protocol
@@ -53,7 +54,7 @@ def _open(run: Run) -> Workbench:
     data = open_data(run.data, run.seed if run.shuffled else None)
     bench = Workbench(load(run.model, protocol.reads), data, protocol)
     found = {
-        "weights of the model": (bench.model.fingerprint, run.weights),
+        "weights of the model": (fingerprint_of(bench.model.model), run.weights),
         "preprocessing": (hash_of(preprocessing_of(bench.model)), hash_of(run.preprocessing)),
         "data set": (bench.data.fingerprint, run.data_fingerprint),
         "plugins": (hash_files(run.plugins), run.plugins),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import warnings
 from contextlib import contextmanager
@@ -76,5 +77,13 @@ def plain_warnings(console: Console) -> Iterator[None]:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON and nothing else on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    """Print JSON and nothing else on standard output; a number that is none, which JSON cannot say, is null."""
+    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from vitreous.cli.console import messages, print_json, results
-from vitreous.cli.guard import PHOTOS_FAILED, DebugOption
+from vitreous.cli.guard import PHOTOS_FAILED, WRONG_USE, DebugOption
 from vitreous.cli.options import (
     DeviceOption,
     ImageSizeOption,
@@ -109,4 +109,4 @@ def explain(
     else:
         explaining_report.show(outcome, request, results())
     if outcome.failures:
-        raise typer.Exit(PHOTOS_FAILED)
+        raise typer.Exit(PHOTOS_FAILED if outcome.explained else WRONG_USE)

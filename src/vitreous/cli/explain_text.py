@@ -16,6 +16,7 @@ from vitreous.cli.options import DeviceOption, MethodOption, TargetOption, refus
 from vitreous.cli.plugins import PluginOption, load_plugins
 from vitreous.cli.spellings import split_spellings
 from vitreous.errors import InputError
+from vitreous.storage import write_text
 
 
 class By(StrEnum):
@@ -62,7 +63,7 @@ def explain_text(
     with plain_warnings(messages()):
         explanation = vitreous.explain_text(loaded, given, methods, classes, topk=topk, windows=windows)
     if html is not None:
-        _write(html, explanation.html(by=by.value))
+        write_text(html, explanation.html(by=by.value))
     if as_json:
         print_json(words.as_json(explanation, by=by.value))
     else:
@@ -78,10 +79,3 @@ def _text(argument: str) -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise InputError("the standard input is not text in UTF-8") from error
-
-
-def _write(file: Path, page: str) -> None:
-    try:
-        file.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{file} cannot be written: {error.strerror or error}") from error

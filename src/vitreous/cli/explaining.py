@@ -13,7 +13,8 @@ from vitreous.cli.progress import progress_bar
 from vitreous.cli.targets import find_class
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import ImageError, InputError
-from vitreous.html.report_file import report_file
+from vitreous.explanation import ExplanationError
+from vitreous.html.report_file import ReportError, report_file
 from vitreous.images import read_image
 from vitreous.models import load_model
 from vitreous.pictures.comparison import comparison
@@ -159,7 +160,7 @@ class _Session:
         for index, (photo, image) in enumerate(images.items()):
             one = explanation.select(index)
             if self._save(photo, one, folders[photo]) and self.report is not None:
-                self.report.add(photo.name, image, one, model)
+                self._add_to(self.report, photo, image, one, model)
 
     def _save(self, photo: Path, explanation: Explanation, folder: Path) -> bool:
         try:
@@ -168,11 +169,31 @@ class _Session:
             self._report(str(photo), error)
             return False
         self.outcome.explained.append(Explained(photo, folder, explanation.without_images()))
+        if left_out := _not_shown(explanation):
+            names = ", ".join(left_out)
+            self._report(
+                str(photo), ExplanationError(f"{photo}: no map by {names}: the scores contain NaN or infinity")
+            )
         return True
 
+    def _add_to(
+        self, report: ReportFile, photo: Path, image: Image.Image, explanation: Explanation, model: LoadedModel
+    ) -> None:
+        try:
+            report.add(photo.name, image, explanation, model)
+        except ReportError as error:
+            self._report(str(photo), error)
+
     def _report(self, photo: str, error: VitreousError) -> None:
-        self.outcome.failures[photo] = str(error)
+        before = self.outcome.failures.get(photo)
+        self.outcome.failures[photo] = f"{before}; {error}" if before else str(error)
         say_error(str(error), self.console)
+
+
+def _not_shown(explanation: Explanation) -> list[str]:
+    """Give the methods with a map that cannot be drawn."""
+    targets = range(explanation.classes_per_image)
+    return [method for method in explanation.methods if not all(explanation.shows(method, 0, one) for one in targets)]
 
 
 def target_of(classes: Sequence[int], images: int) -> int | list[list[int]] | None:

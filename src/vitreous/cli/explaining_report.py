@@ -57,7 +57,7 @@ def _show_photo(explained: Explained, console: Console) -> None:
     explanation = explained.explanation
     table = Table(title=Text(one_line(explained.photo.name)), title_justify="left", title_style="bold", box=None)
     table.add_column("class")
-    table.add_column("probability", justify="right")
+    table.add_column(explanation.quantity, justify="right")
     table.add_column()
     for prediction in explanation.top(_TOP):
         table.add_row(_name(explanation, prediction), explanation.saying(prediction.class_index), _bar(prediction))
@@ -71,7 +71,7 @@ def _show_summary(explained: Sequence[Explained], console: Console) -> None:
     table = Table(box=None)
     for heading in ("photo", "class"):
         table.add_column(heading, overflow="fold")
-    table.add_column("probability", justify="right")
+    table.add_column(explained[0].explanation.quantity, justify="right")
     table.add_column()
     for one in explained:
         first = one.explanation.top(1)[0]

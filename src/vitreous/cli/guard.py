@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -22,6 +23,7 @@ UNEXPECTED = 70
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 _DEBUG = "vitreous.debug"
 
 
@@ -54,6 +56,12 @@ class GuardedGroup(TyperGroup):
         except BrokenPipeError as closed:
             _silence_output()
             raise typer.Exit(PIPE_CLOSED) from closed
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            _silence_output()
+            say_error(f"the output cannot be written: {error.strerror}")
+            raise typer.Exit(WRONG_USE) from error
         return result
 
 
@@ -70,5 +78,5 @@ def _standard_streams() -> Iterator[int]:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             yield stream.fileno()

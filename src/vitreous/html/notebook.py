@@ -44,12 +44,8 @@ def _image(explanation: Explanation, index: int) -> str:
         f"<td>{'explained' if number in explained else ''}</td></tr>"
         for number, label, _ in likely
     )
-    heading = "value" if explanation.scale == "value" else "probability"
-    return f"{maps}<table><tr><th>class</th><th>{heading}</th><th></th></tr>{rows}</table>"
+    return f"{maps}<table><tr><th>class</th><th>{explanation.quantity}</th><th></th></tr>{rows}</table>"
 
 
 def _comparison(explanation: Explanation, index: int) -> Image.Image | None:
-    finite = all(bool(scores[index].isfinite().all()) for scores in explanation.scores.values())
-    if explanation.images is None or not finite:
-        return None
-    return comparison(explanation, index, tile=_TILE)
+    return None if explanation.images is None else comparison(explanation, index, tile=_TILE)

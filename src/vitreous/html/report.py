@@ -16,7 +16,7 @@ from vitreous.html import page
 from vitreous.html.chart import Line, line_chart, swatch
 from vitreous.pictures.backdrop import Backdrop
 from vitreous.pictures.captions import class_caption
-from vitreous.pictures.data.curves import Curves, area
+from vitreous.pictures.data.curves import NO_CURVES, Curves, area
 from vitreous.pictures.overlay import colour
 from vitreous.spelling import parse
 
@@ -39,7 +39,8 @@ def photo_section(name: str, photo: Image.Image, explanation: Explanation, measu
         name: What it is called.
         photo: The photo before preprocessing.
         explanation: The explanation of this photo alone.
-        measured: The curves for each explained class, in their order; empty where they were not asked for.
+        measured: The curves for each explained class, in their order; empty where they were not asked for or the
+            model has none, since its outputs are values.
     """
     backdrop = Backdrop.of(explanation, 0, photo).fitted(_PICTURE, _PICTURE)
     prefix = "" if explanation.class_names else "class "
@@ -54,21 +55,26 @@ def photo_section(name: str, photo: Image.Image, explanation: Explanation, measu
         parts.append(_maps(backdrop, explanation, target))
         if measured:
             parts.append(curve_cards(measured[target]))
+    if explanation.scale == "value":
+        parts.append(no_curves())
     parts.append("</section>\n")
     return "".join(parts)
 
 
-def methods_section(methods: Sequence[str]) -> str:
-    """Tell what each method means, in a sentence."""
+def methods_section(methods: Sequence[str], *, curves: bool = True) -> str:
+    """Tell what each method means, in a sentence, and what curves mean where there are any."""
     items = "".join(
         f"<dt><code>{page.escape(method)}</code></dt><dd>{page.escape(meaning(method))}</dd>\n" for method in methods
+    )
+    measured = (
+        '<p class="faint">Curves: the most relevant parts are deleted from the photo, or inserted into an empty one, '
+        "and the model is asked again. A good map makes deletion fall early and insertion rise early.</p>\n"
     )
     return (
         f"<section>\n<h2>What the methods mean</h2>\n<dl>\n{items}</dl>\n{legend(methods)}"
         '<p class="faint">Every map fills its colours by itself: colours can be compared within a map, not between '
         "maps. Faded parts of a photo were not seen by the model, since its input is cropped.</p>\n"
-        '<p class="faint">Curves: the most relevant parts are deleted from the photo, or inserted into an empty one, '
-        "and the model is asked again. A good map makes deletion fall early and insertion rise early.</p>\n</section>\n"
+        f"{measured if curves else ''}</section>\n"
     )
 
 
@@ -118,6 +124,11 @@ def _maps(backdrop: Backdrop, explanation: Explanation, target: int) -> str:
         alt = f"map of {method} for {explanation.label(0, target)}"
         cards.append(page.figure(page.picture(drawn, alt), caption))
     return f'<div class="grid">\n{"".join(cards)}</div>\n'
+
+
+def no_curves() -> str:
+    """Say why a model whose outputs are values has no curves."""
+    return f'<p class="faint">{page.escape(NO_CURVES[:1].upper() + NO_CURVES[1:])}.</p>\n'
 
 
 def curve_cards(measured: Measured) -> str:

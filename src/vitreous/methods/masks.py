@@ -75,7 +75,7 @@ class CellMasks(Masks):
     """RISE's masks: a coarse grid of kept and dropped cells, enlarged bilinearly and shifted by part of a cell."""
 
     def __init__(self, count: int, cells: int, keep: float, size: Size, generator: torch.Generator) -> None:
-        self._cells = (torch.rand(count, 1, cells, cells, generator=generator) < keep).float()
+        self._cells = (uniform(count, 1, cells, cells, generator=generator) < keep).float()
         self._size, self._cell = size, (math.ceil(size[0] / cells), math.ceil(size[1] / cells))
         self._shifts = [torch.randint(0, side, (count,), generator=generator).tolist() for side in self._cell]
 
@@ -113,15 +113,20 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def uniform(*shape: int, generator: torch.Generator) -> Tensor:
+    """Numbers from 0 to 1, the same whatever torch's default type is: another type would draw others."""
+    return torch.rand(*shape, generator=generator, dtype=torch.float32)
+
+
 def independent(count: int, patches: int, generator: torch.Generator, keep: float = 0.5) -> Tensor:
     """Every patch is kept with probability ``keep``, but at least one, since some models have nothing else to read."""
-    draws = torch.rand(count, patches, generator=generator)
+    draws = uniform(count, patches, generator=generator)
     return (draws < keep) | (draws == draws.amin(dim=1, keepdim=True))
 
 
 def balanced(count: int, patches: int, generator: torch.Generator) -> Tensor:
     """Every patch is kept in exactly half of the masks: a Latin hypercube of two levels."""
-    return torch.rand(count, patches, generator=generator).argsort(dim=0) < count // 2
+    return uniform(count, patches, generator=generator).argsort(dim=0) < count // 2
 
 
 def blocks_of_patches(count: int, cells: int, keep: float, grid: Size, generator: torch.Generator) -> Tensor:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitreous.errors import MethodError
+
+_LARGEST = 2**63  # whole numbers beyond 64 bits are none that torch can take, as a seed or as a count
 
 # The rule option, for methods that read the attention's gradient and for those that read the stream's.
 RuleName = Literal["plain", "frozen", "libra", "attnlrp", "conservative", "residual"]
@@ -39,9 +42,15 @@ class OptionInfo:
                 )
             return text
         try:
-            return self.kind(text)
+            value = self.kind(text)
         except ValueError:
             raise MethodError(f"{name}={text} is not {'a whole number' if self.kind is int else 'a number'}") from None
+        # No option needs an infinity: where it would mean something, a large number means the same.
+        if isinstance(value, float) and not math.isfinite(value):
+            raise MethodError(f"{name}={text} is not a finite number")
+        if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+            raise MethodError(f"{name}={text} is out of range: whole numbers have 64 bits")
+        return value
 
 
 def options_of(function: Callable[..., Any]) -> Mapping[str, OptionInfo]:

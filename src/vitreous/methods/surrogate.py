@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.asking import By, Questioning, responses, unperturbed
-from vitreous.methods.masks import PatchMasks, independent, seeded
+from vitreous.methods.masks import PatchMasks, independent, seeded, uniform
 from vitreous.methods.occlusion import Of, Painting
 from vitreous.methods.registry import register
 from vitreous.methods.rise import Budget, Seed
@@ -102,7 +102,7 @@ def coalitions(patches: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
     chances = 1 / (sizes * (patches - sizes)).double()
     pairs = math.ceil(count / 2)
     drawn = sizes[torch.multinomial(chances, pairs, replacement=True, generator=generator)]
-    ranks = torch.rand(pairs, patches, generator=generator).argsort(dim=1).argsort(dim=1)
+    ranks = uniform(pairs, patches, generator=generator).argsort(dim=1).argsort(dim=1)
     kept = ranks < drawn[:, None]
     kept = torch.stack((kept, ~kept), dim=1).flatten(0, 1)[:count]
     return kept, torch.ones(count, dtype=torch.float64)

@@ -98,7 +98,7 @@ class VitCx(Questioning):
         if self._given is not None:
             return self._given[image][numbers]
         # One draw per mask, so that the numbers do not depend on how many are asked at once.
-        draws = torch.empty(len(numbers), *picture.shape)
+        draws = torch.empty(len(numbers), *picture.shape, dtype=torch.float32)
         for draw in draws:
             draw.normal_(generator=generator)
         return draws.to(picture)

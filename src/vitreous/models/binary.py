@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,6 +25,8 @@ class TwoSided(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        # Whatever the model inside says of its one output: of these two, one is right.
+        self.config = SimpleNamespace(problem_type="single_label_classification")
         # Not part of the weights: a checkpoint of the model inside stays one.
         self.register_buffer("sides", torch.tensor([[-0.5], [0.5]]), persistent=False)
 

@@ -11,25 +11,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitreous.errors import ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import nn
-
 State = dict[str, Tensor]
 
 # Training programs wrap the weights; averaged weights come first because they are the ones that were evaluated.
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.", "model.")
+_COUNTER = "n_averaged"  # torch's AveragedModel keeps it beside the weights
 _SHOWN_KEYS = 3
 
 
 def read_checkpoint(file: str | Path) -> State:
-    """Return the tensors of a safetensors file or a weights-only torch checkpoint, unwrapped.
+    """Return the tensors of a safetensors file or a weights-only torch checkpoint, by the names they have there.
 
     Raises:
         ModelError: The file is missing, damaged, holds no weights, or would need code to be run.
@@ -39,7 +38,7 @@ def read_checkpoint(file: str | Path) -> State:
         raise ModelError(f"{path}: there is no such weights file")
     if not path.is_file():
         raise ModelError(f"{path}: this is not a weights file")
-    return _without_prefixes(_unwrapped(_read(path), path))
+    return _unwrapped(_read(path), path)
 
 
 def _read(path: Path) -> Any:
@@ -69,30 +68,68 @@ def _unwrapped(content: Any, path: Path) -> State:
     return dict(content)
 
 
-def _without_prefixes(state: State) -> State:
-    """Remove what data parallelism and compilation put before every key."""
-    for prefix in _PREFIXES:
-        if all(key.startswith(prefix) for key in state):
-            state = {key.removeprefix(prefix): value for key, value in state.items()}
-    return state
+def without_prefixes(state: State) -> State:
+    """Remove all that data parallelism, compilation and averaging put before every name."""
+    return _namings(state)[-1]
+
+
+def _namings(state: State) -> list[State]:
+    """Return the weights as they are named, and with one more prefix removed as often as all names share one."""
+    namings = [state]
+    if _COUNTER in state:
+        state = {key: value for key, value in state.items() if key != _COUNTER}
+    while state and (prefix := _shared_prefix(state)):
+        state = {key.removeprefix(prefix): value for key, value in state.items()}
+        namings.append(state)
+    return namings
+
+
+def _shared_prefix(state: State) -> str | None:
+    return next((prefix for prefix in _PREFIXES if all(key.startswith(prefix) for key in state)), None)
 
 
 def load_strictly(model: nn.Module, state: State, *, source: str, creator: Callable[..., Any] | None = None) -> None:
     """Load weights that must fit exactly, if need be after timm's own conversion for this kind of model.
 
     Args:
-        model: The timm model to fill.
+        model: The model to fill.
         state: The weights.
         source: Where they come from, for the error message.
         creator: timm's function that made the model; its module knows how to convert foreign weights.
     """
-    problem = mismatch(model, state)
-    if problem:
+    state = _best_named(model, state)
+    if mismatch(model, state):
         converted = _converted(model, state, creator)
-        if mismatch(model, converted):
-            raise ModelError(f"{source}: the weights do not fit the model: {mismatch(model, converted)}")
+        problem = mismatch(model, converted) or _resampled_kernel(model, state, converted)
+        if problem:
+            raise ModelError(f"{source}: the weights do not fit the model: {problem}")
         state = converted
     model.load_state_dict(state)
+
+
+def _best_named(model: nn.Module, state: State) -> State:
+    """Return the weights under those of their names that fit best: a model may itself hold another as ``model``."""
+    wanted = model.state_dict().keys()
+    # Where no naming is better than another, the names are foreign, and a conversion knows them without prefixes.
+    return min(reversed(_namings(state)), key=lambda named: len(wanted ^ named.keys()))
+
+
+def _resampled_kernel(model: nn.Module, state: State, converted: State) -> str | None:
+    """Return which convolution timm's conversion made up from one of another size, or None.
+
+    Positions may be resampled, since that is how a model is made for another image size; weights for another size of
+    patches are those of another model.
+    """
+    for name, part in model.named_modules():
+        weight = converted.get(f"{name}.weight")
+        if weight is None or not isinstance(part, nn.Conv2d):
+            continue
+        kernel = weight.shape
+        stored = [value.shape for value in state.values() if value.dim() == 4 and value.shape[:2] == kernel[:2]]
+        if stored and kernel not in stored:
+            found, needed = (" x ".join(map(str, shape[2:])) for shape in (stored[0], kernel))
+            return f"{name} takes patches of {needed} pixels, and the weights are for {found}"
+    return None
 
 
 def mismatch(model: nn.Module, state: State) -> str | None:

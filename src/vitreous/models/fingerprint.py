@@ -6,14 +6,13 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor, nn
 
 from vitreous.source_code import source_hash
-
-if TYPE_CHECKING:
-    from torch import nn
 
 # Where a model came from, in which mode it is, and which of two equal ways it computes by: not what it computes.
 _BESIDE_THE_POINT = {
@@ -24,25 +23,50 @@ _BESIDE_THE_POINT = {
 _LIBRARIES = {"torch", "timm", "transformers", "torchvision", "open_clip"}
 
 
+_KNOWN: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
+
+
 def fingerprint_of(model: nn.Module) -> str:
     """Return the sha256 of a model's parts, their settings, and the names, types, shapes and values of its weights.
 
     The same weights may be read in many ways: with other numbers of heads, another activation, another pooling.
     """
     digest = hashlib.sha256()
-    for line in _structure(model):
+    for line in (*_code(model), *_structure(model)):
         digest.update(f"{line}\n".encode())
     for key, tensor in sorted(model.state_dict().items()):
         digest.update(f"{key}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        # Reading the bytes as integers works for every type, bfloat16 included.
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(_bytes(tensor))
     return digest.hexdigest()
 
 
-def _structure(model: nn.Module) -> Iterator[str]:
-    """Yield a line for each part, with its class and its settings, for code of one's own, and for the configuration."""
+def kept_fingerprint_of(model: nn.Module) -> str:
+    """Return the fingerprint as it was worked out before, unless a weight was replaced or written to since.
+
+    For who asks with every picture. What torch does not count goes unnoticed: settings, and what is written through
+    ``weight.data``.
+    """
+    weights = (*model.parameters(), *model.buffers())
+    state = tuple((weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights)  # noqa: SLF001
+    known = _KNOWN.get(model)
+    if known is None or known[0] != state:
+        known = _KNOWN[model] = (state, fingerprint_of(model))
+    return known[1]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    # Reading the bytes as integers works for every type, bfloat16 included.
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _code(model: nn.Module) -> list[str]:
+    """Return a line for each file with code of one's own."""
     kinds = {type(part) for part in model.modules()}
-    yield from sorted({source_hash(kind) for kind in kinds if kind.__module__.partition(".")[0] not in _LIBRARIES})
+    return sorted({source_hash(kind) for kind in kinds if kind.__module__.partition(".")[0] not in _LIBRARIES})
+
+
+def _structure(model: nn.Module) -> Iterator[str]:
+    """Yield a line for each part, with its class and its settings, and for the configuration."""
     for name, part in model.named_modules():
         kind = type(part)
         yield f"{name}|{kind.__module__}.{kind.__qualname__}|{json.dumps(_settings(vars(part)), sort_keys=True)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitreous.errors import MissingDependencyError, ModelError
 from vitreous.models import hub
 from vitreous.models.loaded import LoadedModel
-from vitreous.models.preprocessing import Preprocessing, as_image_size, from_processor
+from vitreous.models.preprocessing import Preprocessing, as_image_size, check_patches, from_processor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,8 +44,10 @@ def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
         raise ModelError(f"{name}: the model cannot be loaded ({one_line(error)})") from error
     native = _image_size(config)
     preprocessing = _preprocessing(transformers, name, place, native, options)
-    if image_size and image_size != native and config.model_type not in _ANY_SIZE:
-        raise ModelError(f"{name}: this model takes images of {native[0]} x {native[1]} pixels only")
+    if image_size and image_size != native:
+        if config.model_type not in _ANY_SIZE:
+            raise ModelError(f"{name}: this model takes images of {native[0]} x {native[1]} pixels only")
+        check_patches(name, image_size, as_image_size(config.patch_size))
     return LoadedModel(name, model.eval(), preprocessing.override(image_size=image_size), class_names_of(model))
 
 

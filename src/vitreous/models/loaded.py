@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
-from vitreous.models.fingerprint import fingerprint_of
+from vitreous.models.fingerprint import kept_fingerprint_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +29,7 @@ class LoadedModel:
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """The sha256 of its parts, their settings and all weights."""
-        return fingerprint_of(self.model)
+        """The sha256 of its parts, their settings and all weights; worked out again when a weight was written to."""
+        return kept_fingerprint_of(self.model)

@@ -52,6 +52,8 @@ def load_model(
         ModelError: The name is not understood, or the model cannot be found or loaded.
         MissingDependencyError: The model needs an extra that is not installed.
     """
+    if not isinstance(name, str):  # a path neither: it would lose the second of two slashes in hf//FOLDER
+        raise ModelError(f"a model is named by a text such as demo or hf/FOLDER, not by {type(name).__name__}")
     size = None if image_size is None else as_image_size(image_size)
     with torch.random.fork_rng(devices=[]):  # building a network draws its first weights from the caller's generator
         loaded = _load(name, size, mean, std)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import numpy as np
 import torch
@@ -12,14 +14,16 @@ from PIL import Image
 
 from vitreous.errors import InputError, ModelError
 from vitreous.frame import Frame
+from vitreous.images import MAX_PIXELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
 Resize = Literal["shorter", "squash"]
+CropRounding = Literal["nearest", "down"]
 Triple = tuple[float, float, float]
 
 # Image processors with one of these do something to the pixels that is not described here.
@@ -48,7 +52,7 @@ class Preprocessing:
     resize: Resize = "shorter"
     resize_size: tuple[int, int] | None = None
     rescale: float = 1 / 255
-    crop_rounding: Literal["nearest", "down"] = "nearest"
+    crop_rounding: CropRounding = "nearest"
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """Return the model's input for these photos: float32, (batch, 3, height, width)."""
@@ -56,7 +60,7 @@ class Preprocessing:
             raise InputError("no images were given")
         pixels = np.stack([np.asarray(self.displayed(image)) for image in images])
         channels_first = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
-        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (self.mean, self.std))
+        mean, std = (torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1) for values in (self.mean, self.std))
         return ((channels_first * self.rescale - mean) / std).contiguous()
 
     def displayed(self, image: Image.Image) -> Image.Image:
@@ -80,6 +84,10 @@ class Preprocessing:
     def _fitted(self, image: Image.Image, resampling: Image.Resampling) -> Image.Image:
         """Return an image of any mode, resized and cropped."""
         height, width = self._resized(image.height, image.width)
+        if height * width > MAX_PIXELS:  # a strip, whose short side is made as long as the model's
+            raise InputError(
+                f"an image of {image.width} x {image.height} pixels would be {width} x {height} for this model, refused"
+            )
         resized = image.resize((width, height), resampling)
         top, left = self._corner(height, width)
         return resized.crop((left, top, left + self.image_size[1], top + self.image_size[0]))
@@ -190,12 +198,29 @@ def from_processor(settings: Mapping[str, Any], fallback_size: tuple[int, int]) 
     )
 
 
-def as_image_size(value: int | Iterable[int]) -> tuple[int, int]:
-    """Return (height, width) of one number or two."""
-    edges = (value, value) if isinstance(value, int) else tuple(value)
+def as_image_size(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int]:
+    """Return (height, width) of one whole number or two, of any library's kind."""
+    try:
+        edges = [operator.index(edge) for edge in (value if isinstance(value, Iterable) else (value, value))]
+    except TypeError:
+        edges = []
     if len(edges) != 2 or min(edges) < 1:
         raise ModelError(f"an image size is one positive number or height and width, not {value!r}")
-    return int(edges[0]), int(edges[1])
+    return edges[0], edges[1]
+
+
+def check_patches(name: str, size: tuple[int, int], patch: tuple[int, int]) -> None:
+    """Raise unless patches of ``patch`` pixels fill an image of ``size`` pixels; the message names the nearest sizes.
+
+    Raises:
+        ModelError: They do not.
+    """
+    edges = list(zip(size, patch, strict=True))
+    if not any(edge % side for edge, side in edges):
+        return
+    below, above = ([max(1, round_(edge / side)) * side for edge, side in edges] for round_ in (math.floor, math.ceil))
+    nearest = " or ".join(dict.fromkeys(f"{height} x {width}" for height, width in (below, above)))
+    raise ModelError(f"{name}: an image size must be a multiple of the patch size {patch[0]}, such as {nearest}")
 
 
 def _processor_resize(size: Mapping[str, int]) -> tuple[Resize, tuple[int, int]]:
@@ -211,9 +236,12 @@ def _edges(size: Mapping[str, int]) -> tuple[int, int]:
     return as_image_size((size["height"], size["width"]))
 
 
-def _triple(name: str, value: float | Iterable[float]) -> Triple:
-    """Return one number three times, or three numbers as they are."""
-    values = [float(value)] if isinstance(value, int | float) else [float(number) for number in value]
+def _triple(name: str, value: float | Sequence[float]) -> Triple:
+    """Return one number three times, or three numbers as they are, of any library's kind."""
+    try:
+        values = np.asarray(value, dtype=np.float64).reshape(-1).tolist()
+    except (TypeError, ValueError):
+        values = []
     if len(values) == 1:
         values *= 3
     if len(values) != 3 or not all(map(math.isfinite, values)):
@@ -221,7 +249,7 @@ def _triple(name: str, value: float | Iterable[float]) -> Triple:
     return values[0], values[1], values[2]
 
 
-def _positive_triple(name: str, value: float | Iterable[float]) -> Triple:
+def _positive_triple(name: str, value: float | Sequence[float]) -> Triple:
     values = _triple(name, value)
     if min(values) <= 0:
         raise ModelError(f"{name} must be positive, not {value!r}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import ModelError
 from vitreous.models import hub
-from vitreous.models.fingerprint import fingerprint_of
+from vitreous.models.fingerprint import kept_fingerprint_of
 from vitreous.models.hf_models import architecture_of, class_names_of, one_line, place_of, transformers_library
 from vitreous.texts import Reader, knows_no_words
 
@@ -34,10 +34,10 @@ class LoadedTextModel:
     tokenizer: Any
     class_names: tuple[str, ...] | None
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """The sha256 of its parts, their settings and all weights."""
-        return fingerprint_of(self.model)
+        """The sha256 of its parts, their settings and all weights; worked out again when a weight was written to."""
+        return kept_fingerprint_of(self.model)
 
     @cached_property
     def reader(self) -> Reader:
@@ -57,7 +57,7 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
         ModelError: the name is not understood, or model or tokenizer cannot be found or loaded.
         MissingDependencyError: the transformers library is not installed.
     """
-    family, _, identifier = name.partition("/")
+    family, _, identifier = name.partition("/") if isinstance(name, str) else ("", "", "")
     if family != "hf" or not identifier:
         raise ModelError(f"text models are named hf/ID or hf/FOLDER, not {name!r}")
     transformers = transformers_library()

@@ -13,9 +13,9 @@ from timm.models import model_entrypoint, split_model_name_tag
 
 from vitreous.errors import ModelError
 from vitreous.models import hub
-from vitreous.models.checkpoints import load_strictly, read_checkpoint
+from vitreous.models.checkpoints import load_strictly, read_checkpoint, without_prefixes
 from vitreous.models.loaded import LoadedModel
-from vitreous.models.preprocessing import from_timm
+from vitreous.models.preprocessing import check_patches, from_timm
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,8 +82,8 @@ def _create(architecture: str, image_size: tuple[int, int] | None, **options: An
             raise ModelError(f"timm/{architecture}: this model cannot be built for another image size") from error
         raise
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
-    if image_size and patch and any(edge % side for edge, side in zip(image_size, patch, strict=True)):
-        raise ModelError(f"timm/{architecture}: an image size must be a multiple of the patch size {patch[0]}")
+    if image_size and patch:
+        check_patches(f"timm/{architecture}", image_size, patch)
     return model
 
 
@@ -94,7 +94,7 @@ def _random(architecture: str, image_size: tuple[int, int] | None) -> nn.Module:
 
 
 def _from_file(architecture: str, file: Path, image_size: tuple[int, int] | None) -> nn.Module:
-    state = read_checkpoint(file)
+    state = without_prefixes(read_checkpoint(file))
     options = {} if (classes := _classes_in(state, architecture)) is None else {"num_classes": classes}
     model = _create(architecture, image_size, **options)
     creator = model_entrypoint(split_model_name_tag(architecture)[0])

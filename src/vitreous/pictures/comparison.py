@@ -36,6 +36,8 @@ def comparison(
 ) -> Image.Image:
     """Draw the photo and every method's overlay in a row, one row for each explained class.
 
+    A map with NaN or infinity in it is left out, and its place says why.
+
     Args:
         explanation: What to draw.
         index: Which image of the batch.
@@ -111,12 +113,25 @@ def _row(
     strip = _blank(len(methods), photo.width, photo.height + 6 + line_height(style) + _GAP)
     strip.paste(photo, (_left(0, photo.width), 0))
     for column, method in enumerate(methods, start=1):
-        picture = explanation.overlay(method, index, target_index, image=photo, smooth=smooth, opacity=opacity)
+        if explanation.shows(method, index, target_index):
+            picture = explanation.overlay(method, index, target_index, image=photo, smooth=smooth, opacity=opacity)
+        else:
+            picture = _left_out(photo.size)
         strip.paste(picture, (_left(column, photo.width), 0))
     width = strip.width - 2 * _MARGIN
     lines = wrap(caption, style, width, lines=1)
     draw_lines(ImageDraw.Draw(strip), (_MARGIN, photo.height + 6), lines, style, _INK)
     return strip
+
+
+def _left_out(size: tuple[int, int]) -> Image.Image:
+    """Give what stands in the place of a map that cannot be shown."""
+    place = Image.new("RGB", size, "#f0f0f0")
+    style = font(12)
+    room = max(1, (size[1] - 8) // line_height(style))
+    lines = wrap("not shown: the scores contain NaN or infinity", style, max(1, size[0] - 8), lines=room)
+    draw_lines(ImageDraw.Draw(place), (4, 4), lines, style, _INK)
+    return place
 
 
 def _legend(explanation: Explanation, methods: Sequence[str], tile_width: int) -> Image.Image:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import secrets
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from PIL import Image
 from vitreous.errors import InputError
 from vitreous.pictures.captions import font, line_height, wrap
 from vitreous.pictures.overlay import colour
-from vitreous.storage import StorageError
+from vitreous.storage import complete_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -128,17 +127,8 @@ class Sheet:
         """
         path = Path(file)
         kind = check_format(path)
-        draft = path.with_name(f".{secrets.token_hex(4)}-{path.name}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with draft.open("xb") as stream:
-                    self._print(stream, kind, self.scale)
-                draft.replace(path)
-            finally:
-                draft.unlink(missing_ok=True)
-        except OSError as error:
-            raise StorageError(f"{path} cannot be written: {error.strerror or error}") from error
+        with complete_file(path) as draft, draft.open("wb") as stream:
+            self._print(stream, kind, self.scale)
         return path
 
     def _repr_png_(self) -> bytes:

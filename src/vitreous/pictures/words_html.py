@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Protocol
 
+from vitreous.html.page import document
 from vitreous.pictures.word_colours import background, spans_of
 
 if TYPE_CHECKING:
@@ -20,20 +21,11 @@ class Paint(Protocol):
 
 
 _STYLE = "font-family: sans-serif; color: #1a1a1a; background: #ffffff; padding: 0.6em; line-height: 1.7"
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Vitreous: words that made the model say this</title></head>
-<body>
-{body}
-</body>
-</html>
-"""
 
 
 def page(explanation: TextExplanation, *, by: By) -> str:
     """Give a whole page."""
-    return _PAGE.format(body=body(explanation, by=by))
+    return document("Vitreous: words that made the model say this", body(explanation, by=by))
 
 
 def body(explanation: TextExplanation, *, by: By) -> str:

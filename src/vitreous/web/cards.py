@@ -9,7 +9,7 @@ from PIL import Image
 
 from vitreous.errors import InputError
 from vitreous.html import page
-from vitreous.html.report import Measured, curve_cards, legend, meaning
+from vitreous.html.report import Measured, curve_cards, legend, meaning, no_curves
 from vitreous.methods import list_methods
 from vitreous.methods.papers import paper_link
 from vitreous.methods.registry import FAMILIES, MethodInfo
@@ -80,7 +80,9 @@ def patch_rows(record: Record, rows: BlockRows, patch: tuple[int, int]) -> str:
 
 
 def curves(record: Record, wanted: Wanted, found: Sequence[Sequence[Curves]]) -> str:
-    """Give the charts of deletion and insertion for every class."""
+    """Give the charts of deletion and insertion for every class, or say why there are none."""
+    if not record.has_curves:
+        return no_curves()
     parts = [
         f"<h3>{page.escape(record.caption(class_index))}</h3>{curve_cards(Measured(tuple(lines), record.by))}"
         for class_index, lines in zip(classes_of(wanted, record), found, strict=True)

@@ -53,11 +53,11 @@ def save_report(record: Record, visit: Visit, wanted: Wanted, found: Sequence[Se
     """Write a page that holds everything about the photo."""
     methods = _shown(record, wanted)
     explanation = record.explanation(methods, classes_of(wanted, record))
-    measured = [report.Measured(tuple(curves), record.by) for curves in found]
+    measured = [report.Measured(tuple(curves), record.by) for curves in found] if record.has_curves else []
     command = f"vitreous serve: {visit.model}, {', '.join(methods)}"
     body = (
         report.photo_section(record.photo.name, record.photo.picture, explanation, measured)
-        + report.methods_section(methods)
+        + report.methods_section(methods, curves=record.has_curves)
         + report.making_section(explanation.provenance, command)
     )
     place = folder / _name(record, "html")

@@ -92,16 +92,17 @@ class Worker:
         """
         job = Job()
         with self._lock:
-            if len(self._waiting) >= MOST_WAITING:
+            if sum(not other.cancelled for other in self._waiting) >= MOST_WAITING:
                 raise BusyError("Too many visitors are waiting; please try again in a minute.")
             self._waiting.append(job)
         job.future = self._thread.submit(self._run, work, job)
         return job
 
     def before(self, job: Job) -> int:
-        """How many pieces of work are done before this one, the running one included."""
+        """How many pieces of work are done before this one, the running one included; cancelled ones take no time."""
         with self._lock:
-            return self._waiting.index(job) if job in self._waiting else 0
+            earlier = self._waiting[: self._waiting.index(job)] if job in self._waiting else []
+            return sum(not other.cancelled for other in earlier)
 
     def close(self) -> None:
         """Stop all work and the thread."""

@@ -34,6 +34,11 @@ class Record(Findings[Explanation]):
     by: str = "patches"
 
     @property
+    def has_curves(self) -> bool:
+        """Whether the model's outputs are probabilities, which curves follow, and not values."""
+        return self.sample is None or self.sample.scale != "value"
+
+    @property
     def nbytes(self) -> int:
         """The memory that it takes."""
         maps = sum(scores.nbytes for scores in list(self.scores.values()))

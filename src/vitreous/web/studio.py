@@ -98,10 +98,10 @@ class Studio:
         return None if record is None else record.rows.get(block)
 
     def curves(self, visit: Visit, wanted: Wanted, job: Job) -> tuple[Record, list[list[Curves]]]:
-        """Measure deletion and insertion by the maps that are shown, for every class."""
+        """Measure deletion and insertion by the maps that are shown, for every class; none where outputs are values."""
         record = self.explain(visit, wanted, job)
         model = self.shelf.take(visit.model)
-        methods = shown_methods(record, wanted)
+        methods = shown_methods(record, wanted) if record.has_curves else []
         classes = classes_of(wanted, record)
         todo = {one: [method for method in methods if (method, one) not in record.curves] for one in classes}
         with self._keeping(visit, record), self._watching(model, job):

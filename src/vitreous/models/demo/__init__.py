@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from vitreous.errors import MissingDependencyError, ModelError
 from vitreous.models.loaded import LoadedModel
-from vitreous.models.preprocessing import from_timm
+from vitreous.models.preprocessing import check_patches, from_timm
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -34,8 +34,7 @@ _BACKBONE_SHA256 = "cb9c162889a9d9e51af7dc7f3627a82cf9851566bea5ad8a45fbdf0e5fce
 def load_demo(image_size: tuple[int, int] | None = None) -> LoadedModel:
     """Return the demo model: verified backbone, our head, the preprocessing of both."""
     size = image_size or (IMAGE_SIZE, IMAGE_SIZE)
-    if any(edge % PATCH_SIZE for edge in size):
-        raise ModelError(f"demo: an image size must be a multiple of the patch size {PATCH_SIZE}")
+    check_patches("demo", size, (PATCH_SIZE, PATCH_SIZE))
     weights, class_names = read_head(HEAD_FILE)
     model = build_backbone(size, num_classes=len(class_names))
     model.get_submodule("head").load_state_dict(weights)

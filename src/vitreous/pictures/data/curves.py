@@ -22,6 +22,8 @@ from vitreous.subject import Subject
 
 By = Literal["patches", "pixels"]
 
+NO_CURVES = "there are no curves: they follow a probability, and the outputs of this model are values (regression)"
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -74,13 +76,18 @@ def perturbation_curves(
 
     Returns:
         Curves with steps + 1 points. A point is NaN where the model cannot be asked, which is the case without any
-        patch in models that read nothing but patches.
+        patch in models that read nothing but patches; all are where the map holds NaN or infinity and so has no order.
+
+    Raises:
+        InputError: the outputs of the model are values, which have no probability to follow.
     """
     if by not in {"patches", "pixels"}:
         raise InputError(f"curves go by patches or by pixels, not by {by!r}")
     if steps < 1:
         raise InputError(f"a curve needs at least one step, not {steps}")
     subject = open_subject(model, image)
+    if subject.scale == "value":
+        raise InputError(NO_CURVES)
     if len(subject.images) != 1:
         raise InputError(f"curves are drawn of one photo at a time, not of {len(subject.images)}")
     target = explanation.class_index(index, target_index)
@@ -89,6 +96,8 @@ def perturbation_curves(
     counts = [orders.shape[1] * step // steps for step in range(steps + 1)]
     deletion = np.stack([ask(orders[:, count:]) for count in counts], axis=1)
     insertion = np.stack([ask(orders[:, :count]) for count in counts], axis=1)
+    unordered = [not explanation.shows(method, index, target_index) for method in explanation.methods]
+    deletion[unordered] = insertion[unordered] = np.nan
     fractions = np.linspace(0, 1, steps + 1)
     return tuple(
         Curves(method, fractions, deletion[row], insertion[row]) for row, method in enumerate(explanation.methods)

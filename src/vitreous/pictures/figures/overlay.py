@@ -39,7 +39,8 @@ def overlay_figure(
     pixels = max(width, min(backdrop.photo.width, _MOST_PIXELS))
     if pixels != backdrop.photo.width:
         backdrop = backdrop.fitted(pixels, 3 * pixels)
-    width = round(width * min(1, 1.2 * backdrop.photo.width / backdrop.photo.height))  # tall photos fit on a screen too
+    slimmer = min(1, 1.2 * backdrop.photo.width / backdrop.photo.height)  # tall photos fit on a screen too
+    width = max(1, round(width * slimmer))
     height = width * backdrop.photo.height / backdrop.photo.width
     title_lines = max(len(wrap(method, font(15, bold=True), width, lines=3)) for method in shown)
     titles = title_lines * line_height(font(15, bold=True)) + 4
