@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,15 +43,21 @@ class Embedding:
         return self.grid[0] * self.grid[1]
 
     def check_border(self, name: str, picture: Size) -> None:
-        """Refuse a picture at the far edges of which pixels are left over that are in no patch.
+        """Refuse a picture whose far edges are in no patch, or so much padded that its grid does not tell the patches.
 
         Raises:
-            InputError: the patches do not cover the picture.
+            InputError: the patches do not cover the picture, or most of the last ones is padding.
         """
-        if self.patch is None or self.given != picture:
+        if self.patch is None or any(mine < theirs for mine, theirs in zip(self.given, picture, strict=True)):
             return
         covered = tuple(count * side for count, side in zip(self.grid, self.patch, strict=True))
-        if covered != picture:
+        told = tuple(math.ceil(length / count) for length, count in zip(picture, self.grid, strict=True))
+        if self.given != picture and told != self.patch and _less_than_a_patch(self.given, picture, self.patch):
+            raise InputError(
+                f"{name} pads images of {picture[0]} x {picture[1]} pixels to {self.given[0]} x {self.given[1]}, so "
+                "that the last patches are mostly padding and no map fits them; cut or scale them"
+            )
+        if self.given == picture and covered != picture:
             raise InputError(
                 f"of images of {picture[0]} x {picture[1]} pixels {name} sees {covered[0]} x {covered[1]} only, whole "
                 f"patches of {self.patch[0]} x {self.patch[1]} pixels, so that no map fits them; cut or scale them"
@@ -72,6 +79,11 @@ def embedding_of(  # the signature of conv2d
     kernel, steps = _size(weight), _pair(stride)
     side_by_side = kernel == steps and padding in (0, (0, 0), [0, 0], "valid") and _pair(dilation) == (1, 1)
     return Embedding(_size(input), _size(output), kernel if side_by_side else None)
+
+
+def _less_than_a_patch(given: Size, picture: Size, patch: Size) -> bool:
+    """Whether a picture was padded, not enlarged."""
+    return all(mine - theirs < side for mine, theirs, side in zip(given, picture, patch, strict=True))
 
 
 def _size(picture: Tensor) -> Size:
