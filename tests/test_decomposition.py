@@ -363,6 +363,17 @@ def test_the_ways_to_add_up_a_block_are_known_in_every_precision(how, dtype):
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_layer_scale_that_half_precision_nearly_loses_is_still_known(dtype):
+    model, pictures = small_vit(seed=17), random_images()
+    for block in model.blocks:
+        block.ls1.gamma.data.mul_(1e-5)
+    whole = vitreous.explain(model, pictures, "attin").scores["attin"]
+    rounded = vitreous.explain(model.to(dtype), pictures.to(dtype), "attin").scores["attin"]
+    # Half precision: some per cent of the largest score. LayerScale times weight in float16 would lose half of them.
+    assert largest_difference(rounded, whole) < 0.1
+
+
 def test_pictures_of_one_colour_have_tokens_that_differ_by_rounding_alone():
     """No position embedding: all patches are the same token, and no difference of two of them says anything."""
     model = small_vit(class_token=False, global_pool="avg", seed=16)
