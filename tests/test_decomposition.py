@@ -264,6 +264,125 @@ def test_values_that_are_no_linear_map_are_seen_and_refused():
     assert all(torch.isfinite(maps).all() for maps in scores.values())
 
 
+# Every read-out that takes W_O from the weights.
+BY_PROJECTION = ("tokentm", "bi_token", "attin", "attin_residual", "globenc", "alti", "alti:setting=original")
+
+
+class OwnBlock(nn.Module):
+    """A pre-norm block by the usual names that has its own way ``how`` to add up the parts."""
+
+    def __init__(self, block, how):
+        super().__init__()
+        self.norm1, self.attn, self.norm2, self.mlp = block.norm1, block.attn, block.norm2, block.mlp
+        self.how = how
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.how(self, tokens)
+
+
+def sequential(scale=None):
+    """x + scale f(x) under no name that is known, as ReZero and LayerScale have it."""
+
+    def forward(block, tokens):
+        attended = block.attn(block.norm1(tokens))
+        tokens = tokens + (attended if scale is None else scale * attended)
+        return tokens + block.mlp(block.norm2(tokens))
+
+    return forward
+
+
+def in_place(block, tokens):
+    tokens = tokens.clone()
+    tokens += block.attn(block.norm1(tokens))
+    return tokens + block.mlp(block.norm2(tokens))
+
+
+PARALLEL = {
+    "left to right": lambda block, tokens: tokens + block.attn(block.norm1(tokens)) + block.mlp(block.norm1(tokens)),
+    "parts first": lambda block, tokens: tokens + (block.mlp(block.norm1(tokens)) + block.attn(block.norm1(tokens))),
+    "attention last": lambda block, tokens: tokens + block.mlp(block.norm1(tokens)) + block.attn(block.norm1(tokens)),
+}
+
+
+def own_blocks(how, **options):
+    model = small_vit(init_values=None, seed=15, **options)
+    model.blocks = nn.Sequential(*(OwnBlock(block, how) for block in model.blocks))
+    return model
+
+
+@pytest.mark.parametrize("spelling", BY_PROJECTION)
+def test_a_factor_under_an_unknown_name_is_seen_and_refused(spelling):
+    """The same logits as with the factor folded into W_O, whose maps are other ones: nothing may be read of W_O."""
+    scale = torch.rand(24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for factor in (scale, torch.tensor(0.9, dtype=torch.float64)):
+        with pytest.raises(UnsupportedModelError, match=r"no linear projection leads.*changed before it is added"):
+            vitreous.explain(own_blocks(sequential(factor)), random_images(), spelling)
+        folded = own_blocks(sequential())
+        for block in folded.blocks:
+            block.attn.proj.weight.data *= factor.expand(24)[:, None]
+            block.attn.proj.bias.data *= factor
+        images = random_images()
+        # Float64: the same sums in another order.
+        torch.testing.assert_close(folded(images), own_blocks(sequential(factor))(images), rtol=1e-11, atol=1e-12)
+        assert vitreous.explain(folded, images, spelling).scores[spelling].isfinite().all()
+
+
+class LowRankAdapted(nn.Linear):
+    """A linear layer that gives a few per cent more than its weight says."""
+
+    def __init__(self, linear):
+        super().__init__(linear.in_features, linear.out_features, dtype=torch.float64)
+        self.load_state_dict(linear.state_dict())
+        generator = torch.Generator().manual_seed(1)
+        self.update = 0.1 * torch.randn(2, 24, generator=generator, dtype=torch.float64)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens) + tokens @ self.update.T @ self.update.flip(0)
+
+
+@pytest.mark.parametrize("spelling", BY_PROJECTION)
+@pytest.mark.parametrize("how", [sequential(), PARALLEL["parts first"]])
+def test_a_projection_with_a_forward_of_its_own_is_seen_and_refused(spelling, how):
+    model = own_blocks(how)
+    for block in model.blocks:
+        block.attn.proj = LowRankAdapted(block.attn.proj)
+    with pytest.raises(UnsupportedModelError, match="no linear projection leads") as refusal:
+        vitreous.explain(model, random_images(), spelling)
+    assert "gae" in str(refusal.value)
+
+
+@pytest.mark.parametrize("how", [*PARALLEL.values(), in_place, sequential()], ids=[*PARALLEL, "in place", "sequential"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_ways_to_add_up_a_block_are_known_in_every_precision(how, dtype):
+    model, pictures = own_blocks(how).to(dtype), random_images(dtype=dtype)
+    for spelling in ("attin.rollout", "attin_residual"):
+        assert vitreous.explain(model, pictures, spelling).scores[spelling].isfinite().all()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (
+            vitreous.explain(model.float(), pictures.float(), "attin.rollout").scores["attin.rollout"].isfinite().all()
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_layer_scale_that_half_precision_nearly_loses_is_still_known(dtype):
+    model, pictures = small_vit(seed=17), random_images()
+    for block in model.blocks:
+        block.ls1.gamma.data.mul_(1e-5)
+    whole = vitreous.explain(model, pictures, "attin").scores["attin"]
+    rounded = vitreous.explain(model.to(dtype), pictures.to(dtype), "attin").scores["attin"]
+    # Half precision: some per cent of the largest score. LayerScale times weight in float16 would lose half of them.
+    assert largest_difference(rounded, whole) < 0.1
+
+
+def test_pictures_of_one_colour_have_tokens_that_differ_by_rounding_alone():
+    """No position embedding: all patches are the same token, and no difference of two of them says anything."""
+    model = small_vit(class_token=False, global_pool="avg", seed=16)
+    model.pos_embed.data.zero_()
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        grey = torch.full((2, 3, 32, 32), 0.3, dtype=dtype)
+        assert vitreous.explain(model.to(dtype), grey, "attin.rollout").scores["attin.rollout"].isfinite().all()
+
+
 class TanhNorm(nn.Module):
     """A norm that is no linear map even with its deviation held fixed."""
 

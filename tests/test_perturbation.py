@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import vitreous
-from small_models import PATCHES, golden_model, random_images, small_vit
+from small_models import PATCHES, golden_model, largest_difference, random_images, small_vit
 from vitreous.anatomy import find_anatomy
-from vitreous.errors import MethodError, UnsupportedModelError
+from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.methods import View
 from vitreous.methods.asking import Questioning
 from vitreous.methods.hsic import Hsic
@@ -633,3 +633,28 @@ def test_a_class_of_a_model_with_one_output_is_its_sigmoid():
     logits, _ = ask(procedure, model, images, torch.zeros(2, 1, dtype=torch.int64))
     whole = model(images).detach()
     torch.testing.assert_close(found, whole.sigmoid() - (whole - logits[:, 0]).sigmoid(), **SAME)
+
+
+def test_of_padded_pictures_the_patches_of_the_model_are_painted_and_summed():
+    """Patches of 8 pixels, the last of which stand over the edge of 30 x 29 pixels by 2 and 3."""
+    model = small_vit(dynamic_img_size=True, dynamic_img_pad=True)
+    pictures = random_images(1)[..., :30, :29]
+    methods = ["occlusion:of=logit", "integrated_gradients:steps=2", "integrated_gradients:steps=2,resolution=pixel"]
+    found = vitreous.explain(model, pictures, methods, 1).scores
+    lines = [slice(start, start + 8) for start in range(0, 32, 8)]
+    patches = [(rows, columns) for rows in lines for columns in lines]
+    lost = []
+    for rows, columns in patches:
+        painted = pictures.clone()
+        painted[..., rows, columns] = 0
+        lost.append(model(pictures)[0, 1] - model(painted)[0, 1])
+    assert largest_difference(found[methods[0]][0], torch.stack(lost)) < 1e-12  # float64, batched otherwise
+    pixels = found[methods[2]].view(30, 29)
+    assert largest_difference(found[methods[1]][0], torch.stack([pixels[place].sum() for place in patches])) < 1e-12
+
+
+def test_pictures_that_are_mostly_padding_at_their_edge_are_refused():
+    """25 pixels in 4 patches of 8: of the grid alone they would be taken for patches of 7."""
+    model = small_vit(dynamic_img_size=True, dynamic_img_pad=True)
+    with pytest.raises(InputError, match="pads images of 25 x 32 pixels to 32 x 32"):
+        vitreous.explain(model, random_images(1)[..., :25, :], "occlusion")

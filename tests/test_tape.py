@@ -634,3 +634,45 @@ def test_a_head_without_gradient_is_refused():
 
     with pytest.raises(VitreousError, match="no gradient"):
         vitreous.explain(Sealed(), random_images(), ["gae"])
+
+
+class LowerBlocksFrozen(nn.Module):
+    """Runs its patch embedding and first two blocks without a gradient, as some fine-tuning code does."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = small_vit()
+
+    def forward(self, images):
+        model = self.model
+        with torch.no_grad():
+            tokens = model.blocks[:2](model._pos_embed(model.patch_embed(images)))
+        return model.forward_head(model.norm(model.blocks[2:](tokens)))
+
+
+@pytest.mark.parametrize("method", ["ixg", "gae", "tokentm", "legrad", "fullgrad", "attnlrp", "decompx"])
+def test_blocks_without_gradient_are_refused_where_it_is_needed(method):
+    with pytest.raises(UnsupportedModelError, match="a block of LowerBlocksFrozen has no gradient"):
+        vitreous.explain(LowerBlocksFrozen(), random_images(), [method])
+
+
+def test_the_blocks_above_them_are_explained(expected):
+    methods = ["decompx.skipplus", "raw_attention", "rollout", "attcam", "gradtoken"]
+    check(vitreous.explain(LowerBlocksFrozen(), random_images(), methods).scores, expected)
+
+
+# What is read of each image -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"global_pool": "max"}, {"global_pool": "max", "class_token": False}])
+def test_a_head_that_reads_other_tokens_of_each_image_is_explained_as_of_single_images(options):
+    """A maximum over tokens: rows of matrices that the other image's maxima stand in say nothing of this one."""
+    model, images = small_vit(**options), random_images()
+    methods = [*FEW, "rollout", "attcam", "gae:rule=libra", "rise:budget=4"]
+    together = vitreous.explain(model, images, methods, topk=2)
+    assert torch.equal(together.target, model(images).topk(2).indices)
+    for index, image in enumerate(images):
+        alone = vitreous.explain(model, image[None], methods, together.target[index : index + 1])
+        assert largest_difference(alone.logits[0], together.logits[index]) < SAME
+        for method in methods:
+            assert largest_difference(together.scores[method][index], alone.scores[method][0]) < SAME, method

@@ -26,7 +26,7 @@ from vitreous.spelling import Recipe, parse
 from vitreous.subject import Subject
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
 from vitreous.tape.attention_listener import NEED_NO_SCORES
-from vitreous.tape.inputs import Inputs
+from vitreous.tape.inputs import Inputs, Rows
 from vitreous.targets import Target, Targets, find_targets
 
 Found = TypeVar("Found")
@@ -159,10 +159,38 @@ def answer_with(
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = choose(tape.logits)
-        subject = Subject(network, anatomy, inputs, targets.classes, black, _layout=tape.layout, _bare=bare)
-        scores = _scores(tape, subject, recipes, needs, targets.classes)
-        shaped = {name: maps if targets.several else maps[:, 0] for name, maps in scores.items()}
-        return Answer(tape.logits, targets, tape.layout, shaped, anatomy.name)
+        if tape.layout.alike or len(inputs) == 1:
+            subject = Subject(network, anatomy, inputs, targets.classes, black, _layout=tape.layout, _bare=bare)
+            scores = _scores(tape, subject, recipes, needs, targets.classes)
+            shaped = {name: maps if targets.several else maps[:, 0] for name, maps in scores.items()}
+            return Answer(tape.logits, targets, tape.layout, shaped, anatomy.name)
+    # The head reads other tokens of each image, so that no row of a matrix is every image's.
+    one_by_one = [slice(image, image + 1) for image in range(len(inputs))]
+    return answer_in_portions(network, inputs, recipes, targets, one_by_one, black, bare)
+
+
+def answer_in_portions(
+    network: nn.Module,
+    inputs: Inputs,
+    recipes: list[Recipe],
+    targets: Targets,
+    portions: Sequence[Rows],
+    black: Tensor | None = None,
+    bare: Callable[..., Any] | None = None,
+) -> Answer:
+    """Ask all methods of some of the pictures or texts after the others, and put together what they say."""
+    classes, several = targets
+
+    def answer(rows: Rows) -> Answer:
+        some = Targets(classes[rows], several)
+        return answer_with(network, inputs[rows], recipes, lambda _logits: some, black, bare)
+
+    answers = [answer(rows) for rows in portions]
+    return answers[0]._replace(
+        logits=torch.cat([part.logits for part in answers]),
+        targets=targets,
+        scores={name: torch.cat([part.scores[name] for part in answers]) for name in answers[0].scores},
+    )
 
 
 def find_recipes(methods: str | Sequence[str]) -> list[Recipe]:

@@ -23,6 +23,7 @@ from vitreous.tape.inputs import Inputs, Rows, Texts, ask
 from vitreous.tape.interception import Interception
 from vitreous.tape.output import class_scores
 from vitreous.tape.score_editing import ScoreEditing
+from vitreous.tape.token_axis import with_token_axis
 
 # Bare evaluations are run this many pixels at a time. Measured on ViT-Ti: 8 to 32 pictures of 224 x 224 at once cost
 # the same per picture, one alone 1.6 times as much, and 64 leave the processor's caches.
@@ -63,6 +64,7 @@ class Subject:
         # Methods read a tape outside the caller's autocast; when they ask the model again, it runs as the caller wants.
         kind = self.inputs.device.type
         self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        self._anatomy = with_token_axis(self._anatomy, self._model, self.inputs)
 
     @property
     def layout(self) -> Layout:

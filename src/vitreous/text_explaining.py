@@ -13,7 +13,7 @@ from vitreous.anatomy import find_anatomy
 from vitreous.cautions import warn_caller
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError
-from vitreous.explaining import Answer, answer_with, ask_allowed, find_recipes
+from vitreous.explaining import Answer, answer_in_portions, answer_with, ask_allowed, find_recipes
 from vitreous.models.hf_models import class_names_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.outputs import scale_of
@@ -176,19 +176,8 @@ def _answer(
     if len(portions) == 1:
         return answer_with(network, reader.inputs(batch.rows), recipes, choose)
     windows = reader.inputs(batch.rows)
-    classes, several = choose(Subject(network, find_anatomy(network), windows).logits(windows))
-    answers = [
-        answer_with(network, windows[rows], recipes, _always(Targets(classes[rows], several))) for rows in portions
-    ]
-    return answers[0]._replace(
-        logits=torch.cat([answer.logits for answer in answers]),
-        targets=Targets(classes, several),
-        scores={name: torch.cat([answer.scores[name] for answer in answers]) for name in answers[0].scores},
-    )
-
-
-def _always(targets: Targets) -> Callable[[Tensor], Targets]:
-    return lambda _logits: targets
+    targets = choose(Subject(network, find_anatomy(network), windows).logits(windows))
+    return answer_in_portions(network, windows, recipes, targets, portions)
 
 
 def _batches(reader: Reader, read: Sequence[ReadText]) -> Iterator[_Batch]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checks import CLASSES, DEPTH, Family, FamilyChecks
+from checks import AGREES, CLASSES, DEPTH, Family, FamilyChecks, randomised
 from torch import Tensor, nn
 
 import vitreous
@@ -187,3 +187,37 @@ class TestCifar:
 
 
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+
+
+class OwnBlock(nn.Module):
+    """A block around nn.MultiheadAttention, which may want tokens first where the stream has images first."""
+
+    def __init__(self, *, turned: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attn = nn.MultiheadAttention(WIDTH, 4, batch_first=not turned)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 96), nn.GELU(), nn.Linear(96, WIDTH))
+        self.turned = turned
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        normed = self.norm1(tokens).transpose(0, 1) if self.turned else self.norm1(tokens)
+        attended, _ = self.attn(normed, normed, normed, need_weights=False)
+        tokens = tokens + (attended.transpose(0, 1) if self.turned else attended)
+        return tokens + self.mlp(self.norm2(tokens))
+
+
+def own_blocks(*, turned: bool) -> nn.Module:
+    model = EncoderViT(tokens=4)
+    model.encoder = nn.Sequential(*(OwnBlock(turned=turned) for _ in range(DEPTH)))
+    return randomised(model)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])  # 5 is the number of tokens too: no shape tells them apart
+def test_attention_that_is_turned_around_inside_its_block_gives_the_same_maps(batch: int) -> None:
+    images = torch.randn(batch, 3, 2 * PATCH, 2 * PATCH, dtype=torch.float64)
+    methods = ["gae", "tokentm", "gradtoken", "decompx.skipplus", "attnlrp", "fullgrad:rule=libra", "globenc"]
+    methods += ["legrad", "lrp", "atman", "occlusion:by=drop", "integrated_gradients:steps=2"]
+    plain = vitreous.explain(own_blocks(turned=False), images, methods).scores
+    turned = vitreous.explain(own_blocks(turned=True), images, methods).scores
+    for method in methods:
+        torch.testing.assert_close(turned[method], plain[method], **AGREES)

@@ -93,6 +93,37 @@ class NormsBehind(Block):
         return self.norm2(tokens + self.mlp(tokens))
 
 
+class PartsInLists(nn.Module):
+    """The parts of each block in a list: nothing is called with a block's tokens."""
+
+    def __init__(self, container: type[nn.Module]) -> None:
+        super().__init__()
+        self.vit, pairs = vit(), []
+        for block in self.vit.blocks:
+            parts = {"attn": nn.Sequential(block.norm1, block.attn), "mlp": nn.Sequential(block.norm2, block.mlp)}
+            pairs.append(container(parts.values() if container is nn.ModuleList else parts))
+        self.vit.blocks = nn.ModuleList(pairs)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.vit._pos_embed(self.vit.patch_embed(images))
+        for attention, feed_forward in (pair.children() for pair in self.vit.blocks):
+            tokens = attention(tokens) + tokens
+            tokens = feed_forward(tokens) + tokens
+        return self.vit.forward_head(self.vit.norm(tokens))
+
+
+class LeavesEarly(nn.Module):
+    """Does not run its last block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = vit()
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.vit.blocks[:3](self.vit._pos_embed(self.vit.patch_embed(images)))
+        return self.vit.forward_head(self.vit.norm(tokens))
+
+
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 2)}
 CAIT = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4, "num_classes": CLASSES}
 CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASSES}
@@ -120,6 +151,9 @@ CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASS
         pytest.param(lambda: vit(block_fn=ParallelThingsBlock), "separate stacks", id="parallel_things"),
         pytest.param(lambda: vit(attn_layer=BetweenChannels), "between.*channels", id="between_channels"),
         pytest.param(ClassTokenLast, "reads token 16 of 17.*behind the patches", id="class_token_last"),
+        pytest.param(lambda: PartsInLists(nn.ModuleList), "parts of its blocks in lists", id="parts_in_lists"),
+        pytest.param(lambda: PartsInLists(nn.ModuleDict), "parts of its blocks in lists", id="parts_in_dicts"),
+        pytest.param(LeavesEarly, "ran 3 of its 4 blocks", id="leaves_early"),
         pytest.param(Unattended, "does not depend on its last block|has no gradient", id="unattended"),
     ],
 )
@@ -288,3 +322,89 @@ def test_a_post_norm_block_in_disguise_is_read_rightly_or_refused() -> None:
 def test_every_refusal_is_an_error_of_this_package() -> None:
     assert issubclass(UnsupportedModelError, VitreousError)
     assert issubclass(InputError, VitreousError)
+
+
+class Pruned(nn.Module):
+    """Leaves out the last patches in front of one of its blocks."""
+
+    def __init__(self, before: int) -> None:
+        super().__init__()
+        self.vit, self.before = vit(), before
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.vit._pos_embed(self.vit.patch_embed(images))
+        for layer, block in enumerate(self.vit.blocks):
+            tokens = block(tokens[:, :11] if layer == self.before else tokens)
+        return self.vit.forward_head(self.vit.norm(tokens[:, :11]))
+
+
+@pytest.mark.parametrize(
+    ("before", "reason"),
+    [
+        (0, r"makes 4 x 4 patches of a picture, but its blocks have 11 tokens"),
+        (2, r"17 tokens in front of block 1 and 11 behind it"),
+    ],
+)
+def test_tokens_that_are_dropped_on_the_way_have_no_place_in_a_map(before: int, reason: str) -> None:
+    model = randomised(Pruned(before))
+    for method in METHODS:
+        with pytest.raises(UnsupportedModelError, match=reason):
+            vitreous.explain(model, torch.randn(1, 3, 32, 32, dtype=torch.float64), method)
+        assert_nothing_listens()
+
+
+class LooksTwice(nn.Module):
+    """A second convolution over the picture, which makes no tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit, self.glance = vit(), nn.Conv2d(3, VIT["embed_dim"], 16, 16)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.vit._pos_embed(self.vit.patch_embed(images))
+        seen = self.glance(images).mean(dim=(2, 3))
+        return self.vit.forward_head(self.vit.norm(self.vit.blocks(tokens)) + seen[:, None])
+
+
+class PooledStem(nn.Module):
+    """A stem that filters the picture, convolves it with a stride and pools what it found to the grid of patches."""
+
+    def __init__(self, pooling: nn.Module) -> None:
+        super().__init__()
+        self.filter, self.conv = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, VIT["embed_dim"], 3, stride=4, padding=1)
+        self.pooling = pooling
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.pooling(self.conv(self.filter(images))).flatten(2).mT
+
+
+@pytest.mark.parametrize("pooling", [nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d((4, 4))])
+def test_the_grid_is_the_one_that_the_tokens_come_from(pooling: nn.Module) -> None:
+    images, target = torch.randn(2, 3, 32, 32, dtype=torch.float64), torch.tensor([0, 4])
+    stem = vit()
+    stem.patch_embed = PooledStem(pooling)
+    for model in (LooksTwice(), stem):
+        explanation = vitreous.explain(randomised(model), images, ["ixg", "gae", "attnlrp"], target)
+        assert explanation.grid == (4, 4)
+        expected = block_inputs_times_gradients(model, "vit.blocks" if model is not stem else "blocks", images, target)
+        # Float64, the same operations through autograd.
+        torch.testing.assert_close(explanation.scores["ixg"], expected[0][:, 1:], rtol=1e-10, atol=1e-12)
+
+
+def test_pictures_whose_border_is_in_no_patch_are_refused() -> None:
+    """Painted patches and enlarged maps would lie over other pixels than the model's patches do."""
+
+    class AnySize(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.vit, self.embed = vit(class_token=False, global_pool="avg"), nn.Conv2d(3, VIT["embed_dim"], 14, 14)
+
+        def forward(self, images: Tensor) -> Tensor:
+            tokens = self.vit.blocks(self.embed(images).flatten(2).mT)
+            return self.vit.forward_head(self.vit.norm(tokens))
+
+    model = randomised(AnySize())
+    for method in METHODS:
+        with pytest.raises(InputError, match=r"52 x 56 pixels AnySize sees 42 x 56 only, whole patches of 14 x 14"):
+            vitreous.explain(model, torch.randn(1, 3, 52, 56, dtype=torch.float64), method)
+    assert vitreous.explain(model, torch.randn(1, 3, 42, 56, dtype=torch.float64), "occlusion").grid == (3, 4)

@@ -23,6 +23,7 @@ class Block:
         attention: the module inside which the attention call happens; ``None`` for blocks that have none.
         heads_to_stream: gives W_O with rows for the stream and columns for the heads' channels, LayerScale included;
             ``None`` where values do not reach the stream by a linear map (a norm or gate in between).
+        projection: the module that holds W_O.
         value_weight: gives W_V with rows for the heads' channels and columns for what the attention module is given;
             ``None`` where it was not found.
         first_norm: the norm that belongs to the attention branch.
@@ -33,6 +34,7 @@ class Block:
     module: nn.Module
     attention: nn.Module | None
     heads_to_stream: Callable[[], Tensor] | None
+    projection: nn.Module | None
     value_weight: Callable[[], Tensor] | None
     first_norm: nn.Module | None
     second_norm: nn.Module | None
@@ -49,7 +51,7 @@ class Anatomy:
     Attributes:
         name: the model's class.
         blocks: its blocks.
-        batch_first: whether the stream is (batch, token, channel).
+        batch_first: whether the stream is (batch, token, channel); where it is not, by its names, a run tells.
         scale: what its outputs are, where its configuration says so.
     """
 

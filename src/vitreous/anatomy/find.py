@@ -11,6 +11,7 @@ from vitreous.anatomy.parts import ATTENTION, describe_block, first_of
 from vitreous.errors import UnsupportedModelError
 from vitreous.outputs import scale_of
 
+_LISTS = (nn.ModuleList, nn.ModuleDict)  # hold modules and are never called themselves
 _ATTENTION_FREE_STACK = 4  # fewer alike modules in a row are an accident, not a stack of blocks
 
 
@@ -30,6 +31,11 @@ def find_anatomy(model: nn.Module) -> Anatomy:
             "method here serves it; of a model with several towers, give the image tower alone"
         )
     blocks = stacks[0][1] if stacks else _longest_alike(model)
+    if not blocks and _holds_lists(model):
+        raise UnsupportedModelError(
+            f"{name} keeps the parts of its blocks in lists (nn.ModuleList inside nn.ModuleList), so that no module is "
+            "called with the tokens of a block; make a module of each pair of attention and feed-forward part"
+        )
     if not blocks:
         raise UnsupportedModelError(
             f"{name} has no stack of transformer blocks (no nn.ModuleList or nn.Sequential of alike modules with an "
@@ -43,8 +49,12 @@ def _attending_stacks(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]
     for path, module in model.named_modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
             blocks = list(module)
-            if blocks and all(isinstance(first_of(block, ATTENTION), nn.Module) for block in blocks):
+            if blocks and all(_attends(block) for block in blocks):
                 yield path, blocks
+
+
+def _attends(block: nn.Module) -> bool:
+    return not isinstance(block, _LISTS) and isinstance(first_of(block, ATTENTION), nn.Module)
 
 
 def _longest_alike(model: nn.Module) -> list[nn.Module]:
@@ -54,9 +64,15 @@ def _longest_alike(model: nn.Module) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList | nn.Sequential):
             blocks = list(module)
             alike = len({type(block) for block in blocks}) == 1 and any(True for _ in blocks[0].children())
+            alike = alike and not isinstance(blocks[0], _LISTS)
             if alike and len(blocks) >= _ATTENTION_FREE_STACK and len(blocks) > len(longest):
                 longest = blocks
     return longest
+
+
+def _holds_lists(model: nn.Module) -> bool:
+    lists = (module for module in model.modules() if isinstance(module, _LISTS))
+    return any(isinstance(part, _LISTS) for module in lists for part in module.children())
 
 
 def _batch_first(attention: nn.Module | None) -> bool:

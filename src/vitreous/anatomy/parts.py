@@ -55,13 +55,15 @@ def describe_block(module: nn.Module) -> Block:
         assert isinstance(projection, nn.Module)
         weight = projection.weight
         assert isinstance(weight, Tensor)
-        weight = weight.detach()
+        # In float32 at least: a LayerScale of 1e-5 times a weight is next to nothing in half precision.
+        weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
         return weight * scale.detach()[:, None] if isinstance(scale, Tensor) else weight
 
     return Block(
         module=module,
         attention=attention,
         heads_to_stream=heads_to_stream if linear and isinstance(projection, nn.Linear) else None,
+        projection=projection if isinstance(projection, nn.Module) else None,
         value_weight=_value_weight(attention),
         first_norm=_module(module, FIRST_NORM),
         second_norm=_module(module, SECOND_NORM),

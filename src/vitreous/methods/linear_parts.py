@@ -36,7 +36,10 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
     blocks = tape.anatomy.blocks
     for layer in sorted(needs.projections):
         if not _leads_to_stream(tape, layer):
-            return f"in block {layer} no linear projection leads from the attention heads to the residual stream"
+            return (
+                f"in block {layer} no linear projection leads from the attention heads to the residual stream, or what "
+                "it gives is changed before it is added"
+            )
     for layer in sorted(needs.linear_norms):
         for norm in (blocks[layer].first_norm, blocks[layer].second_norm):
             if norm is not None and linear_norm(norm) is None:
@@ -51,14 +54,13 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
 
 
 def _leads_to_stream(tape: Tape, layer: int) -> bool:
-    """W_O was found by its name, and it takes what the heads give and gives what the stream is made of."""
+    """W_O was found by its name, and in the run what it makes of the heads is what the stream gets."""
     heads_to_stream, recorded = tape.anatomy.blocks[layer].heads_to_stream, tape.needs
     if heads_to_stream is None or layer not in recorded.projections:
         return heads_to_stream is not None  # recorded for other methods: the name is all there is
-    channels, heads_channels = heads_to_stream().shape
-    attention = tape.attention(layer)
-    fits = layer not in recorded.tokens or channels == tape.tokens(layer).shape[-1]
-    return fits and heads_channels == attention.heads * attention.value.shape[-1]
+    weight, attention = heads_to_stream(), tape.attention(layer)
+    fits = weight.shape[1] == attention.heads * attention.value.shape[-1]
+    return fits and tape.adds_projected_heads(layer, weight)
 
 
 def _has_linear_values(tape: Tape, layer: int) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.methods.pixel_maps import cell_of_pixel
 from vitreous.tape import Layout
 
 Size = tuple[int, int]
@@ -101,10 +102,7 @@ class CellMasks(Masks):
 
 def patch_of_pixel(grid: tuple[int, int], size: Size) -> Tensor:
     """The patch that each pixel belongs to, (height x width,). The last patches may stand over the edge (padding)."""
-    rows, columns = (
-        torch.arange(length).div(math.ceil(length / count), rounding_mode="floor").clamp(max=count - 1)
-        for length, count in zip(size, grid, strict=True)
-    )
+    rows, columns = (cell_of_pixel(length, count) for length, count in zip(size, grid, strict=True))
     return (rows[:, None] * grid[1] + columns).flatten()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import torch
@@ -32,7 +33,7 @@ def at_resolution(pixels: Tensor, grid: tuple[int, int], resolution: Resolution)
 
 
 def patch_sums(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Sums over (batch, height, width) of the pixels that fall into each cell of the grid: (batch, rows, columns).
+    """Sums over (batch, height, width) of the pixels that fall into each patch of the grid: (batch, rows, columns).
 
     Every pixel counts once, also where the grid does not divide the picture, so the sum of the map stays the same.
     """
@@ -47,7 +48,16 @@ def patch_means(maps: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> T
     return sums.reshape(*maps.shape[:-1], -1)
 
 
+def cell_of_pixel(length: int, cells: int) -> Tensor:
+    """Which of so many patches in a line each of ``length`` pixels belongs to, (length,).
+
+    Where they are no divisor, a model pads the picture behind its end, so the last patch stands over the edge. Cells
+    that would then lie behind it altogether are of no patch embedding: such a line is cut into equal stretches.
+    """
+    side, pixels = math.ceil(length / cells), torch.arange(length)
+    return pixels // side if side * (cells - 1) < length else pixels * cells // length
+
+
 def _cells(length: int, cells: int, like: Tensor) -> Tensor:
-    """Which of ``cells`` equal stretches each of ``length`` pixels falls into: a matrix (cells, length) of 0 and 1."""
-    cell = torch.arange(length, device=like.device) * cells // length
-    return torch.nn.functional.one_hot(cell, cells).T.to(like.dtype)
+    """``cell_of_pixel`` as a matrix (cells, length) of 0 and 1."""
+    return torch.nn.functional.one_hot(cell_of_pixel(length, cells), cells).T.to(like)

@@ -143,6 +143,7 @@ ADDITION_IN_PLACE = (Tensor.add_, Tensor.__iadd__)
 POOLING = (Tensor.__getitem__, torch.mean, Tensor.mean)
 SCORE_STEPS = (torch.div, Tensor.div, Tensor.__truediv__, torch.masked_fill, Tensor.masked_fill)
 CONVOLUTION = (F.conv2d, torch.conv2d)
+GRID_POOLING = (F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.pixel_unshuffle)
 # Activations f with f(0) = 0, so that f(u)/u is a gate, and their slope at 0 (for f(u)/u at u = 0).
 ACTIVATIONS: Mapping[Callable[..., Any], float] = {
     F.gelu: 0.5,

@@ -28,6 +28,8 @@ class Layout:
         grid: (rows, columns) of patches; the tokens of a text behind its class token are one row of them.
         prefix: how many tokens (class, distillation, registers) come before the patches.
         read: the tokens that the head reads, each with equal weight: the class token, or all pooled tokens.
+        alike: whether the head reads these tokens of every image, padding of texts aside; a maximum over tokens reads
+            others in each.
         pooling_queries: where attention behind the last block pools the tokens, those of its queries that the head
             reads; ``None`` elsewhere.
     """
@@ -35,6 +37,7 @@ class Layout:
     grid: tuple[int, int]
     prefix: int
     read: Tensor
+    alike: bool = True
     pooling_queries: Tensor | None = None
 
     @property
@@ -62,25 +65,42 @@ def find_layout(recorder: Recorder, head_gradient: Tensor, pooling_gradient: Ten
     tokens = head_gradient.shape[1]
     grid = (1, tokens - 1) if isinstance(inputs, Texts) else _patch_grid(recorder, tokens, inputs.shape[-2:])
     prefix = tokens - grid[0] * grid[1]
-    read = _tokens_read(head_gradient, prefix)
+    real = _real_tokens(inputs, head_gradient)
+    read_of_each = _tokens_read(head_gradient, prefix, real)
+    read, alike = _of_all(read_of_each, real)
     if pooling_gradient is None:
         _check_order(recorder.anatomy.name, read, prefix, tokens)
-        return Layout(grid, prefix, read)
+        return Layout(grid, prefix, read, alike)
     pooled = recorder.attention.records[recorder.anatomy.depth].key.shape[2]
     if pooled not in (tokens, tokens - prefix):
         raise UnsupportedModelError(
             f"{recorder.anatomy.name}: attention behind the last block pools {pooled} tokens where there are {tokens}, "
             f"{prefix} of them before the patches: it is not known which ones they are"
         )
-    return Layout(grid, prefix, read, _queries_read(pooling_gradient))
+    queries_of_each = _queries_read(pooling_gradient)
+    queries, queries_alike = _of_all(queries_of_each, torch.ones_like(queries_of_each))
+    return Layout(grid, prefix, read, alike and queries_alike, queries)
 
 
 def _patch_grid(recorder: Recorder, tokens: int, image_size: torch.Size) -> tuple[int, int]:
-    """The patch embedding's own output if it was a convolution, else the finest grid of square patches that fits."""
-    convolved = recorder.grid
-    if convolved is not None and convolved[0] * convolved[1] <= tokens:
-        return convolved
+    """The patch embedding's own output if it was a convolution, else the finest grid of square patches that fits.
+
+    A model may look at the picture in other ways besides, so of several convolutions that one counts whose patches are
+    all but a few of the tokens.
+    """
     height, width = image_size
+    embeddings = [embedding for embedding in recorder.embeddings if embedding.makes_patches]
+    fitting = [embedding for embedding in embeddings if embedding.patches <= tokens]
+    if fitting:
+        chosen = max(fitting, key=lambda embedding: embedding.patches)
+        chosen.check_border(recorder.anatomy.name, (height, width))
+        return chosen.grid
+    if embeddings:
+        rows, columns = embeddings[-1].grid
+        raise UnsupportedModelError(
+            f"{recorder.anatomy.name} makes {rows} x {columns} patches of a picture, but its blocks have {tokens} "
+            "tokens: patches are dropped or joined in front of them, so no map can be laid out"
+        )
     for patch in range(1, min(height, width) + 1):
         if height % patch == 0 and width % patch == 0 and (height // patch) * (width // patch) <= tokens:
             return height // patch, width // patch
@@ -90,22 +110,39 @@ def _patch_grid(recorder: Recorder, tokens: int, image_size: torch.Size) -> tupl
     )
 
 
-def _tokens_read(head_gradient: Tensor, prefix: int) -> Tensor:
-    """The tokens in which the head's gradient lands.
+def _real_tokens(inputs: Inputs, head_gradient: Tensor) -> Tensor:
+    """Which tokens are no padding, (batch, tokens)."""
+    places = torch.arange(head_gradient.shape[1], device=head_gradient.device).expand(head_gradient.shape[:2])
+    # A run with other streams in the place of the texts' own has as many rows as there are of these.
+    if isinstance(inputs, Texts) and len(inputs) == len(head_gradient):
+        return places < inputs.lengths[:, None].to(places.device)
+    return torch.ones_like(places, dtype=torch.bool)
+
+
+def _of_all(read_of_each: Tensor, real: Tensor) -> tuple[Tensor, bool]:
+    """The tokens that are read of any image, and whether each image's are these; both (batch, tokens)."""
+    read = read_of_each.any(dim=0)
+    (indices,) = torch.where(read)
+    return indices, bool(((read_of_each == read) | ~real).all())
+
+
+def _tokens_read(head_gradient: Tensor, prefix: int, real: Tensor) -> Tensor:
+    """The tokens of each image in which the head's gradient lands, (batch, tokens).
 
     A head that reads the class token and, besides, the average of the patches (DINOv2's linear classifier) counts as
     reading the class token: each single patch weighs far less there. An average over all tokens weighs them alike.
     """
-    size = head_gradient.double().norm(dim=-1).amax(dim=0)
-    if not size.any():  # a head of zeros, as torchvision initialises it
-        return torch.arange(1 if prefix else len(size), device=size.device)
-    read = size > _NOTHING * size.max()
-    in_prefix = read[:prefix]
-    patches = size[prefix:]
-    if in_prefix.any() and (not read[prefix:].any() or size[:prefix].max() > 2 * patches.mean()):
-        read = torch.cat([in_prefix, torch.zeros_like(read[prefix:])])
-    (indices,) = torch.where(read)
-    return indices
+    size = head_gradient.double().norm(dim=-1)
+    read: Tensor = size > _NOTHING * size.amax(dim=1, keepdim=True)
+    if prefix:
+        mean = size[:, prefix:].sum(dim=1) / real[:, prefix:].sum(dim=1).clamp_(min=1)
+        class_token = read[:, :prefix].any(dim=1) & (size[:, :prefix].amax(dim=1) > 2 * mean)
+        read[class_token, prefix:] = False
+    unknown = ~size.any(dim=1)  # a head of zeros, as torchvision initialises it
+    read[unknown] = real[unknown]
+    if prefix:
+        read[unknown, 1:] = False
+    return read
 
 
 def _check_order(name: str, read: Tensor, prefix: int, tokens: int) -> None:
@@ -118,7 +155,8 @@ def _check_order(name: str, read: Tensor, prefix: int, tokens: int) -> None:
 
 
 def _queries_read(pooling_gradient: Tensor) -> Tensor:
-    """The queries of a pooling attention in which the head's gradient lands; (batch, head, query, channel)."""
-    size = pooling_gradient.double().norm(dim=-1).amax(dim=(0, 1))
-    (indices,) = torch.where((size > _NOTHING * size.max()) | (size.max() == 0))
-    return indices
+    """The queries of a pooling attention in which the gradient (batch, head, query, channel) lands, (batch, query)."""
+    size = pooling_gradient.double().norm(dim=-1).amax(dim=1)
+    most = size.amax(dim=1, keepdim=True)
+    read: Tensor = (size > _NOTHING * most) | (most == 0)
+    return read

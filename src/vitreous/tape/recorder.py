@@ -13,11 +13,13 @@ from vitreous.anatomy.description import NormPlace
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape.attention_listener import AttentionListener
+from vitreous.tape.embedding import Embedding, embedding_of
 from vitreous.tape.functions import InForce
 from vitreous.tape.interception import Handler, Interception
 from vitreous.tape.plan import PIXELS, Plan
 from vitreous.tape.progress import Progress
 from vitreous.tape.relevance_listener import RelevanceListener
+from vitreous.tape.residual_sums import ResidualSums
 from vitreous.tape.rule_listener import RuleListener
 from vitreous.tape.rulebook import RULES
 
@@ -35,8 +37,9 @@ class Recorder:
         ends: what the feed-forward part's contribution was added up to.
         attention: the attention calls.
         relevance: what rules that carry relevance could follow.
+        sums: what is added to the stream in blocks whose W_O is read.
         misplaced_norms: pre-norm blocks, by their names, whose first norm got something else than the block's input.
-        grid: (rows, columns) of the last convolution before the first block: the patch embedding.
+        embeddings: the convolutions and poolings before the first block, among them the patch embedding.
     """
 
     def __init__(self, anatomy: Anatomy, plan: Plan, batch: int, *, reads_text: bool = False) -> None:
@@ -49,7 +52,7 @@ class Recorder:
         self.middles: dict[int, Tensor] = {}
         self.ends: dict[int, Tensor] = {}
         self.misplaced_norms: set[int] = set()
-        self.grid: tuple[int, int] | None = None
+        self.embeddings: list[Embedding] = []
         self._block_input: Tensor | None = None
         self._block_output: Tensor | None = None
         self._rules = RuleListener(plan, self.progress, self.in_force, batch_first=anatomy.batch_first)
@@ -58,12 +61,17 @@ class Recorder:
         self.attention = AttentionListener(
             *(anatomy, plan, self.progress, self.in_force), lambda *given: linear(F.linear, given, {})
         )
+        self.sums = ResidualSums(plan.needs.projections, batch_first=anatomy.batch_first, reads_text=reads_text)
         self._places = self._where_things_are()
 
     def listening(self) -> Interception:
         """The context in which the model has to run."""
-        otherwise = self.relevance.on_unknown if self.relevance.follows else None
+        otherwise = self._otherwise if self.relevance.follows else None
         return Interception(self, self._handlers(), frozenset(self._places), otherwise)
+
+    def _otherwise(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that nobody waits for."""
+        return self.relevance.on_unknown(func, args, kwargs) if self.relevance.follows else func(*args, **kwargs)
 
     def _where_things_are(self) -> dict[nn.Module, tuple[str, int]]:
         places: dict[nn.Module, tuple[str, int]] = {}
@@ -71,6 +79,8 @@ class Recorder:
             places[block.module] = ("block", layer)
             if block.attention is not None:
                 places[block.attention] = ("attention", layer)
+            if layer in self.plan.needs.projections and block.projection:
+                places[block.projection] = ("projection", layer)
             if layer in self.plan.needs.halves | self.plan.norms and block.first_norm:
                 places[block.first_norm] = ("first_norm", layer)
             if layer in self.plan.needs.halves and block.second_norm:
@@ -85,6 +95,7 @@ class Recorder:
             handlers.update(dict.fromkeys(functions, handler))
 
         hear(heard.CONVOLUTION, relevance.over(self._on_convolution, relevance.on_embedding))
+        hear(heard.GRID_POOLING, self._on_pooling)
         in_blocks = lambda: self.progress.layer is not None  # noqa: E731
         hear(heard.ATTENTION, relevance.noting(attention.on_fused, unless=in_blocks))
         hear(heard.MULTI_HEAD_ATTENTION, attention.on_multi_head)
@@ -112,6 +123,9 @@ class Recorder:
             hear(heard.LINEAR, relevance.over(rules.on_linear, relevance.on_linear))
         if relevance.follows:
             hear(heard.POOLING, relevance.on_pool)
+        if self.plan.needs.projections:
+            for function in (*heard.ADDITION, *heard.ADDITION_IN_PLACE):
+                handlers[function] = self.sums.over(handlers.get(function, self._otherwise))
         return handlers
 
     def _or_score_step(self, otherwise: Handler) -> Handler:
@@ -131,6 +145,8 @@ class Recorder:
         if role == "attention":
             self.progress.attending = layer
             self.attention.forget()
+        elif role == "projection":
+            self.sums.project(running=True)
         elif role == "first_norm" and layer in self.plan.needs.linear_norms and self._place(layer) == "post":
             self.attended[layer] = arguments[0]
         elif role == "first_norm" and self._place(layer) == "pre":
@@ -150,6 +166,8 @@ class Recorder:
             return self._leave_block(layer, output)
         if role == "attention":
             self.progress.attending = None
+        elif role == "projection":
+            self.sums.project(running=False)
         elif role == "first_norm":
             self.norms[layer] = output
             if self._place(layer) == "post":
@@ -172,7 +190,7 @@ class Recorder:
                 "there is no token stream to read, so no method here serves it"
             )
         self.progress.inside_block = True
-        self.progress.tokens = tokens.shape[1] if self.anatomy.batch_first else tokens.shape[0]
+        self._count_tokens(layer, tokens)
         if self._reads_text and layer > 0 and arguments[0] is not self._block_output:
             raise UnsupportedModelError(
                 f"{name} does something with its tokens between blocks {layer - 1} and {layer}, a convolution over "
@@ -187,7 +205,18 @@ class Recorder:
         if layer in self.plan.tokens:
             self.tokens[layer] = tokens
         self._block_input = tokens
+        self.sums.enter_block(layer, tokens)
         return (tokens, *arguments[1:])
+
+    def _count_tokens(self, layer: int, tokens: Tensor) -> None:
+        """A map has a place for every token, so that none may be dropped, joined or added between blocks."""
+        count = tokens.shape[1] if self.anatomy.batch_first else tokens.shape[0]
+        if layer > 0 and count != self.progress.tokens:
+            raise UnsupportedModelError(
+                f"{self.anatomy.name} has {self.progress.tokens} tokens in front of block {layer - 1} and {count} "
+                "behind it: tokens that are dropped or joined on the way have no place in a map"
+            )
+        self.progress.tokens = count
 
     def _replaced(self, layer: int, tokens: Tensor) -> Tensor:
         stream = self.plan.intervention.replacement(layer)
@@ -202,11 +231,13 @@ class Recorder:
         self._block_output = tokens
         self.attention.forget()
         self._rules.forget()
+        self.sums.leave_block()
         last = layer + 1 == self.anatomy.depth
         tokens = self._replaced(layer + 1, tokens) if last else tokens
         if last and not tokens.requires_grad:
             tokens = tokens.detach().requires_grad_()
         if last:
+            self._count_tokens(layer + 1, tokens)
             self.tokens[layer + 1] = tokens
             self.relevance.leave_last_block()
         if layer in self.plan.needs.halves and self._place(layer) == "pre":
@@ -216,5 +247,11 @@ class Recorder:
     def _on_convolution(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
         if not self.progress.reached_blocks:
-            self.grid = (output.shape[-2], output.shape[-1])
+            self.embeddings.append(embedding_of(output, *args, **kwargs))
+        return output
+
+    def _on_pooling(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        output = self._otherwise(func, args, kwargs)
+        if not self.progress.reached_blocks and isinstance(output, Tensor):
+            self.embeddings.append(Embedding.without_patch(output, args[0]))
         return output

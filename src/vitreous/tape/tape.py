@@ -17,7 +17,7 @@ from vitreous.outputs import Scale
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.evaluation_mode import evaluation_mode
-from vitreous.tape.half import HALF
+from vitreous.tape.half import HALF, exact
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
@@ -25,6 +25,7 @@ from vitreous.tape.output import class_scores, explained
 from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
+from vitreous.tape.token_axis import with_token_axis
 
 
 @dataclass
@@ -160,6 +161,13 @@ class Tape:
             self._attention[layer] = record.cut(*self._part)
         return self._attention[layer]
 
+    def adds_projected_heads(self, layer: int, heads_to_stream: Tensor) -> bool:
+        """Whether the heads' mix through W_O is what a block whose W_O was asked for adds to the stream."""
+        sums = self._recorder.sums
+        mix = sums.mix_of_heads(self._recorder.attention.outputs[layer])
+        projected = exact(mix) @ exact(heads_to_stream).T
+        return sums.carry(layer, projected.to(mix.dtype))
+
     def backward(self, backward: Pass, target: Tensor, needs: GradientNeeds) -> Gradients:
         """Gradients of the pass's objective, one class per image, under its rule."""
         if backward.objective == "intermediate":
@@ -205,7 +213,7 @@ class Tape:
         for layer, slope in zip(layers, slopes.chunk(len(layers)), strict=True):
             stream, output = recorder.tokens[layer + 1], recorder.attention.outputs[layer]
             slope = self._batch_first(slope).to(stream.dtype)  # noqa: PLW2901
-            (found.outputs[layer],) = torch.autograd.grad(stream, output, slope, retain_graph=True)
+            (found.outputs[layer],) = self._gradients(slope, [output], of=stream)
         return found
 
     def _bias_scores(self, noted: dict[int, list[Tensor]], size: Tensor | None) -> dict[int, Tensor]:
@@ -226,10 +234,7 @@ class Tape:
         behind = [(call, output) for call, output in self._recorder.attention.behind if output.requires_grad]
         stream = self._recorder.tokens[self.anatomy.depth]
         if not self._logits.requires_grad:
-            raise UnsupportedModelError(
-                f"the output of {self.anatomy.name} has no gradient: something inside the model cuts it off "
-                "(torch.no_grad, detach, or reentrant gradient checkpointing)"
-            )
+            raise self._cut_off("the output")
         self._recorder.in_force.rule = RULES["plain"]
         # Alternating signs, so that outputs which always sum to the same value do not cancel.
         signs = torch.ones_like(self._logits)
@@ -245,11 +250,23 @@ class Tape:
                 return self._batch_first(gradient), pooling_gradient
         return self._batch_first(gradient), None
 
-    def _gradients(self, slope: Tensor, sources: list[Tensor], *, allow_unused: bool = False) -> tuple[Tensor, ...]:
-        """What ``slope`` at the logits becomes at the sources."""
+    def _cut_off(self, what: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{what} of {self.anatomy.name} has no gradient: something inside the model cuts it off "
+            "(torch.no_grad, detach, or reentrant gradient checkpointing)"
+        )
+
+    def _gradients(
+        self, slope: Tensor, sources: list[Tensor], *, of: Tensor | None = None, allow_unused: bool = False
+    ) -> tuple[Tensor, ...]:
+        """What ``slope`` at the logits, or at another tensor, becomes at the sources."""
+        start = self._logits if of is None else of
         try:
-            return torch.autograd.grad(self._logits, sources, slope, retain_graph=True, allow_unused=allow_unused)
+            return torch.autograd.grad(start, sources, slope, retain_graph=True, allow_unused=allow_unused)
         except RuntimeError as error:
+            # A tensor without a gradient, or a source that the output was not made from.
+            if "does not require grad" in str(error) or "not have been used in the graph" in str(error):
+                raise self._cut_off("a block") from None
             if "checkpoint" not in str(error).lower():
                 raise
             raise UnsupportedModelError(
@@ -280,12 +297,18 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
     """
     with torch.inference_mode(mode=False), torch.enable_grad():
         given = outside_inference(inputs)
+        anatomy = with_token_axis(anatomy, model, inputs)
         recorder = Recorder(anatomy, plan, len(inputs), reads_text=isinstance(inputs, Texts))
         if plan.graph_start == PIXELS and isinstance(given, Tensor):
             given = given.clone().requires_grad_()
             recorder.tokens[PIXELS] = given
         with evaluation_mode(model), recorder.listening():
             output = _run(model, given, recorder)
+        if not recorder.progress.behind:
+            raise UnsupportedModelError(
+                f"{anatomy.name} ran {recorder.progress.next_block} of its {anatomy.depth} blocks; a model that leaves "
+                "blocks out is not supported: take those away that it does not use"
+            )
         logits = class_scores(output, anatomy.name, recorder.progress.batch)
 
         def again(needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:

@@ -1,0 +1,94 @@
+"""How a picture becomes patches: the convolutions and poolings in front of the first block, one of which makes them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from vitreous.errors import InputError
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A call that may have made the patches.
+
+    Attributes:
+        given: height and width of what it was given.
+        grid: rows and columns of what it made.
+        patch: height and width of the squares that it cut its input into, side by side; ``None`` where it did not.
+    """
+
+    given: Size
+    grid: Size
+    patch: Size | None
+
+    @classmethod
+    def without_patch(cls, output: Tensor, given: Tensor) -> Embedding:
+        """A pooling, or a convolution of overlapping or padded squares."""
+        return cls(_size(given), _size(output), None)
+
+    @property
+    def makes_patches(self) -> bool:
+        """Whether it makes the picture coarser; one that does not only filters it."""
+        return self.grid != self.given
+
+    @property
+    def patches(self) -> int:
+        """How many patches it would have made."""
+        return self.grid[0] * self.grid[1]
+
+    def check_border(self, name: str, picture: Size) -> None:
+        """Refuse a picture whose far edges are in no patch, or so much padded that its grid does not tell the patches.
+
+        Raises:
+            InputError: the patches do not cover the picture, or most of the last ones is padding.
+        """
+        if self.patch is None or any(mine < theirs for mine, theirs in zip(self.given, picture, strict=True)):
+            return
+        covered = tuple(count * side for count, side in zip(self.grid, self.patch, strict=True))
+        told = tuple(math.ceil(length / count) for length, count in zip(picture, self.grid, strict=True))
+        if self.given != picture and told != self.patch and _less_than_a_patch(self.given, picture, self.patch):
+            raise InputError(
+                f"{name} pads images of {picture[0]} x {picture[1]} pixels to {self.given[0]} x {self.given[1]}, so "
+                "that the last patches are mostly padding and no map fits them; cut or scale them"
+            )
+        if self.given == picture and covered != picture:
+            raise InputError(
+                f"of images of {picture[0]} x {picture[1]} pixels {name} sees {covered[0]} x {covered[1]} only, whole "
+                f"patches of {self.patch[0]} x {self.patch[1]} pixels, so that no map fits them; cut or scale them"
+            )
+
+
+def embedding_of(  # the signature of conv2d
+    output: Tensor,
+    input: Tensor,  # noqa: A002
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Embedding:
+    """The convolution as what may have made the patches."""
+    del bias, groups
+    kernel, steps = _size(weight), _pair(stride)
+    side_by_side = kernel == steps and padding in (0, (0, 0), [0, 0], "valid") and _pair(dilation) == (1, 1)
+    return Embedding(_size(input), _size(output), kernel if side_by_side else None)
+
+
+def _less_than_a_patch(given: Size, picture: Size, patch: Size) -> bool:
+    """Whether a picture was padded, not enlarged."""
+    return all(mine - theirs < side for mine, theirs, side in zip(given, picture, patch, strict=True))
+
+
+def _size(picture: Tensor) -> Size:
+    return picture.shape[-2], picture.shape[-1]
+
+
+def _pair(value: Any) -> tuple[int, ...]:
+    return (value, value) if isinstance(value, int) else tuple(value)
