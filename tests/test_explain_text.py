@@ -549,7 +549,7 @@ class TestLookingAndKeeping:
             assert "<script" not in page
             assert "&lt;script&gt;alert(&#x27;film&#x27;)&lt;/script&gt;" in page
             assert "&lt;b&gt;none&lt;/b&gt;" in page  # class names come from elsewhere too
-            assert "http" not in page
+            assert "://" not in page
             assert page.count('<p dir="auto" style="margin: 0; white-space: pre-wrap"') == 2 * 3  # methods and classes
 
     def test_colours_have_a_sign(self, pair):
