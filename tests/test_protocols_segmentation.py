@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from small_data import as_tensor, finite, loaded, samples
+from vitreous.anatomy import Anatomy
 from vitreous.benchmark.measuring import columns_of, measure
 from vitreous.benchmark.tasks.batch import Batch, Case, Picture, enlarged
 from vitreous.benchmark.tasks.segmentation import AveragePrecision, Segmentation
@@ -23,7 +24,9 @@ def batch_of(maps: torch.Tensor, masks: np.ndarray, **known) -> tuple[Batch, lis
     size = masks.shape[-1]
     pictures = tuple(Picture(f"{number}", 0, 1000, mask=mask, **known) for number, mask in enumerate(masks))
     cases = [Case(number, "given") for number in range(len(maps))]
-    subject = Subject(torch.nn.Identity(), None, torch.zeros(len(maps), 3, size, size))
+    subject = Subject(
+        torch.nn.Identity(), Anatomy("Identity", (), batch_first=True), torch.zeros(len(maps), 3, size, size)
+    )
     every_class = [dict.fromkeys(range(10), map_) for map_ in maps]
     return Batch(
         None, subject, pictures, torch.zeros(len(maps), 1000), dict(zip(cases, every_class, strict=True))

@@ -199,7 +199,7 @@ def test_the_page_that_is_taken_home(studio, model, tmp_path):
     file = downloads.save_words(do(studio, TextVisit(TEXT, model), wanted), wanted, "max", tmp_path)
     content = file.read_text(encoding="utf-8")
     assert content.startswith("<!DOCTYPE html>")
-    assert content.count("white-space: pre-wrap") == 4
+    assert content.count("margin: 0; white-space: pre-wrap") == 4
     failed = Wanted(("gae:start=40", "decompx"))
     record = do(studio, TextVisit(TEXT, model), failed)
     with pytest.raises(InputError, match="no explanation"):
