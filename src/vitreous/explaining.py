@@ -17,7 +17,7 @@ from vitreous.explanation import Explanation
 from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel, load_model
-from vitreous.outputs import scale_of
+from vitreous.outputs import Scale
 from vitreous.parts import Part, parts_of, scores_of
 from vitreous.pixels import Images, find_pixels
 from vitreous.precision import running_in
@@ -41,6 +41,7 @@ class Answer(NamedTuple):
         layout: patch grid and prefix tokens.
         scores: by spelling, (batch, k, patches), or (batch, patches) where one class per image was asked for.
         family: the model's class.
+        scale: what its outputs are, where its configuration says so.
     """
 
     logits: Tensor
@@ -48,6 +49,7 @@ class Answer(NamedTuple):
     layout: Layout
     scores: dict[str, Tensor]
     family: str
+    scale: Scale | None
 
     @property
     def target(self) -> Tensor:
@@ -109,7 +111,7 @@ def explain(
         images=pictures,
         preprocessing=loaded.preprocessing if isinstance(loaded, LoadedModel) else None,
         provenance=_provenance(loaded, network, recipes, answer.family),
-        scale=scale_of(network),
+        scale=answer.scale,
     )
 
 
@@ -163,7 +165,7 @@ def answer_with(
             subject = Subject(network, anatomy, inputs, targets.classes, black, _layout=tape.layout, _bare=bare)
             scores = _scores(tape, subject, recipes, needs, targets.classes)
             shaped = {name: maps if targets.several else maps[:, 0] for name, maps in scores.items()}
-            return Answer(tape.logits, targets, tape.layout, shaped, anatomy.name)
+            return Answer(tape.logits, targets, tape.layout, shaped, anatomy.name, anatomy.scale)
     # The head reads other tokens of each image, so that no row of a matrix is every image's.
     one_by_one = [slice(image, image + 1) for image in range(len(inputs))]
     return answer_in_portions(network, inputs, recipes, targets, one_by_one, black, bare)

@@ -63,6 +63,11 @@ def say_error(text: str, console: Console | None = None) -> None:
     say(console or messages(), f"error: {text}", "bold red")
 
 
+def say_warning(text: str, console: Console | None = None) -> None:
+    """Print one yellow line on standard error."""
+    say(console or messages(), f"warning: {text}", "yellow")
+
+
 @contextmanager
 def plain_warnings(console: Console) -> Iterator[None]:
     """Print warnings as lines, without a place in the program, which is not for those who read our output."""
@@ -73,7 +78,7 @@ def plain_warnings(console: Console) -> Iterator[None]:
         finally:
             for warning in caught:
                 if issubclass(warning.category, UserWarning):
-                    say(console, f"warning: {warning.message}", "yellow")
+                    say_warning(str(warning.message), console)
 
 
 def print_json(value: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vitreous.benchmark.evaluation import evaluate
-from vitreous.cli.console import say, say_error
+from vitreous.cli.console import say, say_error, say_warning
 from vitreous.cli.evaluating_progress import EvaluationProgress
 
 if TYPE_CHECKING:
@@ -40,16 +40,16 @@ def run(
 def _tell_failures(results: Results, console: Console) -> None:
     for method in results.methods:
         if results.measured_methods and method not in results.measured_methods:
-            say(console, f"warning: {method} could not be measured on any of the {results.run.things}", "yellow")
+            say_warning(f"{method} could not be measured on any of the {results.run.things}", console)
     broken = int((~results.counted).sum())
     if not broken:
         return
     failures = results.failures()
     for failure in failures[:_SHOWN_FAILURES]:
         by = "" if failure.method is None else f" ({failure.method})"
-        say(console, f"warning: {failure.image}{by}: {failure.error}", "yellow")
+        say_warning(f"{failure.image}{by}: {failure.error}", console)
     if len(failures) > _SHOWN_FAILURES:
-        say(console, f"warning: and {len(failures) - _SHOWN_FAILURES} more", "yellow")
+        say_warning(f"and {len(failures) - _SHOWN_FAILURES} more", console)
     if not results.measured_methods:
         say_error(f"none of the {len(results.images)} {results.run.things} could be measured", console)
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from vitreous.cli.console import say
+from vitreous.cli.console import say, say_warning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,7 @@ class EvaluationProgress:
 
     def notice(self, text: str) -> None:
         """Print a warning."""
-        say(self._console, f"warning: {text}", "yellow")
+        say_warning(text, self._console)
 
     def _rate(self) -> str:
         assert self._store is not None

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.console import messages, results, say
+from vitreous.cli.console import results, say, say_warning
 from vitreous.cli.guard import DebugOption
 
 
@@ -46,10 +46,7 @@ def report(
     from vitreous.benchmark.report.gathering import gather  # noqa: PLC0415
     from vitreous.storage import write_text  # noqa: PLC0415
 
-    def warn(text: str) -> None:
-        say(messages(), f"warning: {text}", "yellow")
-
-    text = write_document(gather(folder, warn), form.value, pictures=pictures)
+    text = write_document(gather(folder, say_warning), form.value, pictures=pictures)
     if out is None and form is not Format.HTML:
         sys.stdout.write(text)
         return

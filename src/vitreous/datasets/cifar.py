@@ -39,7 +39,7 @@ class _Cifar(DataSet):
         try:
             pixels, labels = self._read()
         except OSError as error:
-            raise self._error(f"{error.filename or self.path} cannot be read ({error.strerror or error})") from error
+            raise self._unreadable(error) from error
         if not 0 < len(labels) <= _MOST_SAMPLES or pixels.shape != (len(labels), _EDGE, _EDGE, 3):
             raise self._error(f"it holds {len(labels)} labels and photos of shape {pixels.shape}, which do not fit")
         if labels.min() < 0 or labels.max() >= self.classes:

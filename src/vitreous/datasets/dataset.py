@@ -79,6 +79,10 @@ class DataSet(ABC):
         """Return the error for a set that cannot be opened."""
         return DataError(f"{self.path}: {problem}; {self.origin}")
 
+    def _unreadable(self, error: OSError) -> DataError:
+        """Return the error for a set of which a file cannot be read."""
+        return self._error(f"{error.filename or self.path} cannot be read ({error.strerror or error})")
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path.absolute(),)
 

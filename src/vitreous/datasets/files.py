@@ -43,7 +43,7 @@ class FileDataSet(DataSet):
         except ListError as error:
             raise self._error(str(error)) from error
         except OSError as error:
-            raise self._error(f"{error.filename or self.path} cannot be read ({error.strerror or error})") from error
+            raise self._unreadable(error) from error
         self._check_names()
 
     def __len__(self) -> int:
