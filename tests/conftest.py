@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitreous.methods.registry import _methods
+
 
 @pytest.fixture
 def shared() -> Path:
@@ -14,6 +16,15 @@ def shared() -> Path:
     if not (folder / "data").is_dir():
         pytest.skip(f"the development data is not at {folder}")
     return folder
+
+
+@pytest.fixture
+def registry():
+    """What a test registers is forgotten again."""
+    before = dict(_methods)
+    yield
+    _methods.clear()
+    _methods.update(before)
 
 
 @pytest.fixture

@@ -22,17 +22,7 @@ from vitreous.benchmark.starting import Options, start
 from vitreous.benchmark.workbench import Workbench, open_workbench
 from vitreous.datasets import Shuffled, open_dataset
 from vitreous.errors import ModelError, ProtocolError
-from vitreous.methods.registry import _methods
 from vitreous.protocols import find_protocol, list_protocols
-
-
-@pytest.fixture
-def registry():
-    """What a test registers is forgotten again."""
-    before = dict(_methods)
-    yield
-    _methods.clear()
-    _methods.update(before)
 
 
 @pytest.fixture(scope="module")

@@ -128,6 +128,23 @@ class TestEvaluate:
         assert result.exit_code == 1
         assert "none of the 3 images could be measured" in result.stderr
         assert json.loads(result.stdout) == []
+        report = run("report", folder / "none", "--out", folder / "none.html")
+        assert report.exit_code == 0, report.output
+        assert "of which 3 do not count" in (folder / "none.html").read_text(encoding="utf-8")
+
+    def test_why_a_method_could_not_be_measured_is_said(self, folder, photos):
+        options = ("--data", photos, "--methods", "gae,raw_attention:layer=70", "--limit", "2", "--out", folder / "d")
+        result = run("evaluate", *SMALL, *options)
+        assert result.exit_code == 0, result.output
+        said = "raw_attention:layer=70 could not be measured on any of the images: .*layer=70 does not exist"
+        assert re.search(said, " ".join(result.stderr.split()))
+
+    def test_going_on_with_a_run_leaves_its_manifest_as_it_was(self, folder, photos):
+        place, seen = folder / "again", []
+        for _ in range(2):
+            run("evaluate", *SMALL, "--data", photos, "--methods", "rollout", "--limit", "2", "--out", place)
+            seen.append(next(place.glob("*/manifest.json")).read_text(encoding="utf-8"))
+        assert seen[0] == seen[1]
 
     @pytest.mark.parametrize(
         ("options", "message"),

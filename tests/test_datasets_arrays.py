@@ -8,7 +8,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from vitreous.datasets import DataError, open_dataset, read_movies
+from vitreous.datasets import DataError, Shuffled, open_dataset, read_movies
 from vitreous.datasets.plain_pickle import read_plain_pickle
 
 HEIGHT, WIDTH = 5, 8
@@ -311,6 +311,8 @@ def test_movies_as_a_data_set(tmp_path):
             open_dataset(f"eraser-movies:{place}/test.jsonl").fingerprint,
         }
         held_out = open_dataset(f"eraser-movies:{place}/val.jsonl")
+        shuffled = Shuffled(held_out, seed=3)
+        assert (shuffled.path, shuffled.origin, shuffled.name(0)) == (held_out.path, held_out.origin, held_out.name(0))
         assert [held_out.name(index) for index in range(len(held_out))] == ["posR_1.txt"]
         assert held_out.fingerprint not in fingerprints
         assert len(open_dataset(f"eraser-movies:{place}/train.jsonl")) == 2

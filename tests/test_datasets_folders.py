@@ -57,6 +57,13 @@ def test_labelled_takes_the_usual_column_names(tmp_path, header):
     assert names_and_labels(open_dataset(f"labelled:{tmp_path}")) == [("b.jpg", 7), ("a.jpg", 0)]
 
 
+def test_labelled_does_not_take_the_number_of_a_row_for_a_class(tmp_path):
+    for name in ("a.jpg", "b.jpg"):
+        photo(tmp_path / name)
+    text(tmp_path / "labels.csv", "index,file,label\n0,a.jpg,4\n1,b.jpg,3\n")
+    assert names_and_labels(open_dataset(f"labelled:{tmp_path}")) == [("a.jpg", 4), ("b.jpg", 3)]
+
+
 def test_labelled_finds_the_table_above_and_names_of_classes(tmp_path):
     photo(tmp_path / "images" / "x.jpg")
     text(tmp_path / "labels.csv", "file,label\nx.jpg,dog\n")

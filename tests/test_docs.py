@@ -16,7 +16,6 @@ import vitreous
 from small_models import golden_model
 from vitreous.cli.app import app
 from vitreous.methods import list_methods
-from vitreous.methods.registry import _methods
 from vitreous.plugin import load_plugin
 
 ROOT = Path(__file__).parents[1]
@@ -86,20 +85,15 @@ def test_commands_in_the_pages_exist_with_their_options():
     assert seen >= {"explain", "explain-text", "figure", "evaluate", "report", "methods", "models"}
 
 
-def test_the_example_of_a_method_is_the_file_and_runs():
+def test_the_example_of_a_method_is_the_file_and_runs(registry):
     file = ROOT / "examples" / "my_method.py"
     page = (ROOT / "docs" / "own-method.md").read_text(encoding="utf-8")
     assert file.read_text(encoding="utf-8") in [code for language, code in BLOCK.findall(page) if language == "python"]
-    before = dict(_methods)
-    try:
-        load_plugin(file)
-        model, images = golden_model()
-        methods = ["value_length", "value_length:layer=1", "agreement", "agreement.propagate"]
-        scores = vitreous.explain(model, images, methods, topk=2).scores
-        infos = {info.name: info for info in list_methods()}
-    finally:
-        _methods.clear()
-        _methods.update(before)
+    load_plugin(file)
+    model, images = golden_model()
+    methods = ["value_length", "value_length:layer=1", "agreement", "agreement.propagate"]
+    scores = vitreous.explain(model, images, methods, topk=2).scores
+    infos = {info.name: info for info in list_methods()}
     assert all(maps.isfinite().all() and maps.std() > 0 for maps in scores.values())
     assert not torch.equal(scores["value_length"], scores["value_length:layer=1"])
     # Values know nothing of the class, gradients do.

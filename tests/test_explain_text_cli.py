@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import vitreous
 from small_text_models import build, save_classifier, small_tokenizer
 from vitreous.cli.app import app
-from vitreous.methods.registry import _methods
 from vitreous.speed.timing import one_thread
 
 TEXT = "not a good film, unbelievably bad"
@@ -77,11 +76,10 @@ def nanny(view, layer):
 """
 
 
-def test_json_is_valid_where_a_method_gives_no_numbers(model, tmp_path):
+def test_json_is_valid_where_a_method_gives_no_numbers(model, tmp_path, registry):
     (tmp_path / "nanny.py").write_text(NAN)
     arguments = ("--model", model, "--method", "nanny", "--json", "--plugin", str(tmp_path / "nanny.py"))
     result = run(TEXT, *arguments)
-    _methods.pop("nanny")
 
     def refuse(constant):
         raise AssertionError(constant)

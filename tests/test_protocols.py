@@ -24,6 +24,7 @@ from vitreous.errors import MethodError, ProtocolError
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import MetricError
 from vitreous.models import Preprocessing
+from vitreous.plugin import method
 from vitreous.protocols import PROTOCOLS, find_protocol, list_protocols
 from vitreous.spelling import parse
 
@@ -184,6 +185,37 @@ class TestRunsThatGoOn:
         by_method = {row["method"]: row["error"] for row in rows}
         assert by_method["gae"] is None
         assert "layer=7 does not exist" in by_method["raw_attention:layer=7"]
+
+    def test_scores_that_overflow_are_errors_of_their_photo(self):
+        model, photos, protocol = loaded(), samples(4), find_protocol("libra-mif")
+        whole = measure(model, photos, protocol, ["gae"])
+        dark = replace(photos[2], image=Image.new("RGB", (40, 40)))
+
+        def overflow(_, inputs, logits):
+            return torch.where((inputs[0] == -1).flatten(1).all(dim=1)[:, None], torch.inf, logits)
+
+        model.model.register_forward_hook(overflow)
+        rows = measure(model, [*photos[:2], dark, photos[3]], protocol, ["gae"])
+        assert "NaN or infinite class scores" in rows[2]["error"]
+        for number in (0, 1, 3):
+            assert rows[number]["error"] is None
+            for column in columns_of(protocol):
+                assert rows[number][column] == pytest.approx(whole[number][column], abs=1e-9)  # float64, other batches
+
+    def test_a_method_that_fails_on_one_photo_spoils_no_other(self, registry):
+        @method("fails_on_the_dark", values=("tokens",))
+        def fails_on_the_dark(view, layer):
+            scores = view.tokens(layer).sum(-1)
+            if bool((view.subject.images == -1).flatten(1).all(dim=1).any()):
+                raise MethodError("too dark")
+            return scores
+
+        photos = samples(3)
+        photos[1] = replace(photos[1], image=Image.new("RGB", (40, 40)))
+        rows = measure(loaded(), photos, find_protocol("libra-mif"), ["gae", "fails_on_the_dark"])
+        errors = {(row["image"], row["method"]): row["error"] for row in rows}
+        assert errors.pop(("photo-1", "fails_on_the_dark")) == "too dark"
+        assert set(errors.values()) == {None}
 
     def test_maps_that_are_not_finite_are_errors_of_their_method(self, monkeypatch):
         original = photo_material.explain

@@ -79,21 +79,15 @@ def _rows(
             prepared[number] = material.prepare(sample)
         except VitreousError as error:
             problems[number] = str(error)
-    usable = list(prepared)
-    measurement = _Measurement(material, protocol, methods)
-    measurement.measure([samples[number] for number in usable], list(prepared.values()))
-    rows: list[Row] = []
+    asked = _Asked(material, protocol, methods)
+    usable = [samples[number] for number in prepared]
+    found = dict(zip(prepared, _measured(asked, usable, list(prepared.values())), strict=True))
     columns = columns_of(protocol)
-    for number, sample in enumerate(samples):
-        for method in methods:
-            if number in problems:
-                rows.append(_row(columns, sample.name, method, {}, problems[number]))
-            else:
-                case = Case(usable.index(number), method)
-                rows.append(
-                    _row(columns, sample.name, method, measurement.values.get(case, {}), measurement.errors.get(case))
-                )
-    return rows
+    return [
+        _row(columns, sample.name, method, *(found[number][method] if number in found else ({}, problems[number])))
+        for number, sample in enumerate(samples)
+        for method in methods
+    ]
 
 
 def _row(columns: Sequence[str], image: str, method: str, values: Values, error: str | None) -> Row:
@@ -102,40 +96,67 @@ def _row(columns: Sequence[str], image: str, method: str, values: Values, error:
     return row | {column: known.get(column) for column in columns}
 
 
-@dataclass
-class _Measurement:
-    """A few photos or texts on their way from samples to rows."""
+@dataclass(frozen=True)
+class _Asked:
+    """What is measured on all photos or texts."""
 
     material: Material
     protocol: Protocol
     methods: Sequence[str]
+
+
+# What is known of a photo: for each method its numbers, and why there are none.
+_Found = dict[str, tuple[Values, str | None]]
+
+
+def _measured(asked: _Asked, samples: Sequence[Sample | Review], prepared: Sequence[Any]) -> list[_Found]:
+    """Measure photos together; if the model fails on them, one by one, so that none spoils another."""
+    if not samples:
+        return []
+    measurement = _Measurement(asked)
+    try:
+        measurement.measure(asked.material.open(samples, prepared))
+    except VitreousError as error:
+        if len(samples) == 1:
+            return [{method: ({}, str(error)) for method in asked.methods}]
+        return [
+            found
+            for sample, ready in zip(samples, prepared, strict=True)
+            for found in _measured(asked, [sample], [ready])
+        ]
+    return [measurement.found(image) for image in range(len(samples))]
+
+
+@dataclass
+class _Measurement:
+    """A few photos or texts on their way from samples to rows."""
+
+    asked: _Asked
     values: dict[Case, Values] = field(default_factory=dict)
     errors: dict[Case, str] = field(default_factory=dict)
 
-    def measure(self, samples: Sequence[Sample | Review], prepared: Sequence[Any]) -> None:
-        """Fill ``values`` and ``errors``."""
-        try:
-            if samples:
-                self._measure(self.material.open(samples, prepared))
-        except VitreousError as error:
-            self._fail(range(len(samples)), str(error))
+    def found(self, image: int) -> _Found:
+        """Give what was measured of a photo."""
+        cases = {method: Case(image, method) for method in self.asked.methods}
+        return {method: (self.values.get(case, {}), self.errors.get(case)) for method, case in cases.items()}
 
-    def _measure(self, opened: Batch[Any, Any]) -> None:
+    def measure(self, opened: Batch[Any, Any]) -> None:
+        """Fill ``values`` and ``errors``."""
         wanted = [self._targets(image, picture) for image, picture in enumerate(opened.pictures)]
         classes = [sorted(set().union(*targets.values())) for targets in wanted]
         maps: Maps = {}
         for images in _alike([len(each) for each in classes]):
-            maps |= self._maps(opened, images, [classes[image] for image in images])
+            maps |= self._maps(opened, images, [classes[image] for image in images], self.asked.methods)
         batch = replace(opened, maps=maps)
-        for task in self.protocol.tasks:
+        for task in self.asked.protocol.tasks:
             cases = [case for case in maps if task in wanted[case.image] and case not in self.errors]
-            self._ask(task, batch, sorted(cases, key=lambda case: (case.image, self.methods.index(case.method))))
+            self._ask(task, batch, sorted(cases, key=lambda case: (case.image, self.asked.methods.index(case.method))))
 
     def _targets(self, image: int, picture: Seen) -> dict[Task[Any, Any], frozenset[int]]:
         """The classes that each task wants to see explained; tasks that lack an annotation are left out."""
         wanted: dict[Task[Any, Any], frozenset[int]] = {}
         reasons: list[str] = []
-        for task in self.protocol.tasks:
+        for task in self.asked.protocol.tasks:
             try:
                 wanted[task] = frozenset(task.targets(picture))
             except MissingAnnotationError as error:
@@ -144,24 +165,30 @@ class _Measurement:
             self._fail([image], "; ".join(dict.fromkeys(reasons)))
         return wanted
 
-    def _maps(self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[int]]) -> Maps:
-        """Maps of all methods for a few photos, each for equally many classes."""
+    def _maps(
+        self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[int]], methods: Sequence[str]
+    ) -> Maps:
+        """Maps for a few photos, each for equally many classes; where that fails, method by method, photo by photo."""
+        parts: list[tuple[Sequence[int], list[list[int]], Sequence[str]]]
         try:
-            return self._explained(batch, images, targets, self.methods)
-        except VitreousError:
-            pass  # one method cannot do it: find out which, and go on with the others
+            return self._explained(batch, images, targets, methods)
+        except VitreousError as error:
+            if len(methods) > 1:
+                parts = [(images, targets, [method]) for method in methods]
+            elif len(images) > 1:
+                parts = [([image], [classes], methods) for image, classes in zip(images, targets, strict=True)]
+            else:
+                self.errors[Case(images[0], methods[0])] = str(error)
+                parts = []
         maps: Maps = {}
-        for method in self.methods:
-            try:
-                maps |= self._explained(batch, images, targets, [method])
-            except VitreousError as error:
-                self.errors |= {Case(image, method): str(error) for image in images}
+        for part in parts:
+            maps |= self._maps(batch, *part)
         return maps
 
     def _explained(
         self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[int]], methods: Sequence[str]
     ) -> Maps:
-        maps = self.material.maps(batch, images, targets, methods)
+        maps = self.asked.material.maps(batch, images, targets, methods)
         for case, by_class in maps.items():
             if not all(bool(map_.isfinite().all()) for map_ in by_class.values()):
                 self.errors[case] = f"{case.method} gave a map with NaN or infinite scores"
@@ -182,7 +209,7 @@ class _Measurement:
             self.values.setdefault(case, {}).update(values)
 
     def _fail(self, images: Sequence[int], reason: str) -> None:
-        self.errors |= {Case(image, method): reason for image in images for method in self.methods}
+        self.errors |= {Case(image, method): reason for image in images for method in self.asked.methods}
 
 
 def _alike(counts: Sequence[int]) -> Iterator[list[int]]:

@@ -148,8 +148,9 @@ class Run:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Give the run as JSON values."""
-        return asdict(self)
+        """Give the run as JSON values, the same before it is written and after it is read."""
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # tuples become lists, as they would in a file
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Run:

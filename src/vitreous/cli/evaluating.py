@@ -38,18 +38,22 @@ def run(
 
 
 def _tell_failures(results: Results, console: Console) -> None:
-    for method in results.methods:
-        if results.measured_methods and method not in results.measured_methods:
-            say_warning(f"{method} could not be measured on any of the {results.run.things}", console)
+    never = set(results.methods) - set(results.measured_methods) if results.measured_methods else set()
     broken = int((~results.counted).sum())
-    if not broken:
+    if not never and not broken:
         return
     failures = results.failures()
-    for failure in failures[:_SHOWN_FAILURES]:
+    for method in [method for method in results.methods if method in never]:
+        reason = next(failure.error for failure in failures if failure.method == method)
+        say_warning(f"{method} could not be measured on any of the {results.run.things}: {reason}", console)
+    if not broken:
+        return
+    others = [failure for failure in failures if failure.method not in never]
+    for failure in others[:_SHOWN_FAILURES]:
         by = "" if failure.method is None else f" ({failure.method})"
         say_warning(f"{failure.image}{by}: {failure.error}", console)
-    if len(failures) > _SHOWN_FAILURES:
-        say_warning(f"and {len(failures) - _SHOWN_FAILURES} more", console)
+    if len(others) > _SHOWN_FAILURES:
+        say_warning(f"and {len(others) - _SHOWN_FAILURES} more", console)
     if not results.measured_methods:
         say_error(f"none of the {len(results.images)} {results.run.things} could be measured", console)
     else:

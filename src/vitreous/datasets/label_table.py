@@ -16,18 +16,19 @@ NAMES = "class_names.json"
 IMAGENET_COLUMN = "imagenet_index"
 
 _FILE_COLUMNS = ("file", "filename", "file_name", "image", "image_path", "path", "name", "id", "image_id")
-# Indices before names; the index of the model's output before one of the set's own.
+# Indices before names; the index of the model's output before one of the set's own. A bare "index" comes last: it is
+# also what programs call the number of a row.
 _LABEL_COLUMNS = (
     IMAGENET_COLUMN,
     "class_index",
     "label_index",
-    "index",
     "class_id",
     "label_id",
     "label",
     "class",
     "target",
     "breed_index",
+    "index",
 )
 
 

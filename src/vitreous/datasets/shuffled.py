@@ -20,7 +20,7 @@ class Shuffled(DataSet):
     """
 
     def __init__(self, listed: DataSet, seed: int) -> None:
-        super().__init__(listed.path)
+        self.path = listed.path  # it was opened there, be it a part of an archive that no folder lists
         self._listed, self._seed = listed, seed
         self._order = np.random.Generator(np.random.PCG64(seed)).permutation(len(listed))
 
@@ -28,6 +28,16 @@ class Shuffled(DataSet):
     def kind(self) -> str:  # type: ignore[override]
         """The kind of the set that is shuffled."""
         return self._listed.kind
+
+    @property
+    def summary(self) -> str:  # type: ignore[override]
+        """What the set that is shuffled expects at its path."""
+        return self._listed.summary
+
+    @property
+    def origin(self) -> str:  # type: ignore[override]
+        """Where the set that is shuffled comes from."""
+        return self._listed.origin
 
     @property
     def holds(self) -> Things:  # type: ignore[override]

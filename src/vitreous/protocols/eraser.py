@@ -8,7 +8,7 @@ from vitreous.protocols.protocol import Protocol
 
 _RATIONALES = (
     "A text is cut where the model ends, and its rationale with it: what nobody showed the model cannot be found.",
-    "A text without a word of its rationale in that part is listed with the reason and does not count for token-F1.",
+    "A text without a word of its rationale in that part does not count for token-F1; n says how many do.",
     "A word is what stands between white space; words that the tokenizer has no piece for take no part.",
     "k is a number of words, not a share, so the best possible token-F1 depends on the length of the rationale.",
     "Scores below 0 are taken as 0, so a method with fewer than k words for the class is filled up from the beginning.",

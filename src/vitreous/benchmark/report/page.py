@@ -190,7 +190,7 @@ def radar_of(table: ResultTable, methods: Sequence[str]) -> tuple[list[str], dic
         means = {
             one.method: one.mean for one in table.estimates if one.metric == metric.name and math.isfinite(one.mean)
         }
-        if metric.direction is None or any(method not in means for method in methods):
+        if metric.direction is None or not means or any(method not in means for method in methods):
             continue
         low, high = min(means.values()), max(means.values())
         shares = {method: (means[method] - low) / ((high - low) or 1.0) for method in methods}

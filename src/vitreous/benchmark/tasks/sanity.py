@@ -16,6 +16,7 @@ from vitreous.benchmark.tasks.keeping import patch_scores
 from vitreous.benchmark.tasks.randomising import STAGES, randomised_models
 from vitreous.benchmark.tasks.task import PhotoTask, Values, explained_class
 from vitreous.explaining import explain
+from vitreous.methods.masks import patch_of_pixel
 from vitreous.metrics.complexity import complexity, mean_complexity, mean_sparseness, sparseness
 from vitreous.metrics.correlation import faithfulness_correlation, mean_faithfulness_correlation, random_subsets
 from vitreous.metrics.metric import Floats, Metric
@@ -191,7 +192,7 @@ class Faithfulness(MapTask):
         """By how much the logit of the explained class falls without each set."""
         subject = batch.subject
         target = explained_class(batch.pictures[image], self.explained)
-        patch_of = _patch_of_pixels(subject.size, subject.layout.grid).to(subject.images.device)
+        patch_of = patch_of_pixel(subject.layout.grid, subject.size).view(subject.size).to(subject.images.device)
         chosen = torch.zeros(len(subsets), subject.layout.patches, dtype=torch.bool)
         chosen.scatter_(1, torch.from_numpy(subsets), value=True)
         fill = fill_of(subject, self.filling)
@@ -201,12 +202,6 @@ class Faithfulness(MapTask):
             falls.append(batch.logits[image, target].double() - subject.logits(pictures)[:, target].double())
         found: Floats = torch.cat(falls).cpu().numpy()
         return found
-
-
-def _patch_of_pixels(size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
-    """The number of the patch that every pixel belongs to, (height, width)."""
-    rows, columns = (torch.arange(length) * cells // length for length, cells in zip(size, grid, strict=True))
-    return rows[:, None] * grid[1] + columns
 
 
 def _prefix(stage: str) -> str:
