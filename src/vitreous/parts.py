@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from vitreous.methods import View
@@ -46,11 +45,7 @@ def parts_of(tape: Tape, subject: Subject) -> list[Part]:
     texts = subject.inputs
     if not isinstance(texts, Texts) or bool((texts.lengths == texts.tokens).all()):
         return [Part(None, tape, subject)]
-    parts = []
-    for length in sorted(set(texts.lengths.tolist())):
-        (rows,) = torch.where(texts.lengths == length)
-        parts.append(Part(rows, tape.cut(rows, length), subject.cut(rows, length)))
-    return parts
+    return [Part(rows, tape.cut(rows, length), subject.cut(rows, length)) for length, rows in texts.by_length()]
 
 
 def scores_of(recipe: Recipe, views: Iterable[tuple[Part, View]], batch: int, patches: int) -> Tensor:

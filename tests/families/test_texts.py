@@ -25,6 +25,7 @@ from whole_maps import all_token_scores, opened
 FUSED = ("bert", "roberta", "electra", "distilbert")
 POST_NORM = (*FUSED, "deberta", "mpnet")
 KINDS = (*POST_NORM, "modernbert")
+MEAN_POOLED = "modernbert, mean pooled"  # over the tokens of each text that are no padding
 LENGTHS = (9, 5, 9, 7)
 TARGET = (0, 1, 2, 1)
 NEED_KEYS = ("gradtoken",)
@@ -34,7 +35,8 @@ OF_PICTURES = ("scorecam", "vitcx", "rise", "occlusion", "pami", "hsic", "lime",
 OF_NORMS = ("gradcam", "gradcampp", "xgradcam", "xgradcam_abs", "hirescam", "layercam", "gradcam_elementwise")
 DROPPING = ("occlusion:by=drop", "rise:by=drop,budget=20", "lime:by=drop,budget=40", "kernel_shap:by=drop,budget=40")
 VARIANTS = (
-    *("decompx.skipplus", "decompx:bias=token", "fullgrad:rule=libra", "ixg:rule=attnlrp", "gae:rule=libra"),
+    *("decompx.skipplus", "decompx:bias=token", "decompx:bias=equal", "fullgrad:rule=libra", "ixg:rule=attnlrp"),
+    "gae:rule=libra",
     *("gradtoken:propagation=rollout_matrix", "alti:setting=original", "attin_residual:norm=following"),
     *("gradcam:convention=skipplus", "decompx.skipplus.propagate", "integrated_gradients:baseline=pad"),
 )
@@ -42,7 +44,7 @@ VARIANTS = (
 
 @functools.cache
 def model_of(kind: str) -> nn.Module:
-    return build(kind)
+    return build("modernbert", classifier_pooling="mean") if kind == MEAN_POOLED else build(kind)
 
 
 def paths(model: nn.Module) -> list[str]:
@@ -55,7 +57,11 @@ def methods_of(kind: str) -> list[str]:
     names = [info.name for info in list_methods() if info.name not in (*OF_PICTURES, *OF_NORMS)]
     wanted = [*names, *VARIANTS, *DROPPING]
     # Relative positions or rotations, for which relevance has no rule, and scores that are made of more than q and k.
-    refused = {"deberta": (*NEED_KEYS, *NEED_SCORES, "ixg:rule=attnlrp"), "mpnet": RELEVANCE, "modernbert": RELEVANCE}
+    refused = {
+        "deberta": (*NEED_KEYS, *NEED_SCORES, "ixg:rule=attnlrp"),
+        **dict.fromkeys(("mpnet", "modernbert"), RELEVANCE),
+        MEAN_POOLED: (*RELEVANCE, *DROPPING[-1:]),  # of a text without tokens there is no mean
+    }
     return [name for name in wanted if not {name, name.split(":")[0]} & set(refused.get(kind, ()))]
 
 
@@ -107,21 +113,6 @@ class TestEveryFamily:
         found = ask(model, given, method, 0).scores[method]
         torch.testing.assert_close(found, reference.rollout(method, (0,))[:, 1:], **AGREES)
 
-    def test_padding_and_company_change_nothing(self, kind: str) -> None:
-        model, methods = model_of(kind), methods_of(kind)
-        together = ask(model, texts(LENGTHS, tokens=max(LENGTHS) + 2), methods, TARGET)
-        whole = texts(LENGTHS)
-        for row, (length, target) in enumerate(zip(LENGTHS, TARGET, strict=True)):
-            alone = ask(model, whole.cut(torch.tensor([row]), length), methods, target)
-            torch.testing.assert_close(together.logits[row], alone.logits[0], rtol=1e-11, atol=1e-12)
-            for method in methods:
-                found, expected = together.scores[method][row], alone.scores[method][0]
-                assert torch.isfinite(expected).all(), method
-                assert not found[length - 1 :].any(), method  # padding has no score
-                # Rounding of sums in another order; LRP's quotients by small sums make it a thousand times larger.
-                tolerance = 1e-9 * float(expected.abs().max()) + 1e-300
-                assert float((found[: length - 1] - expected).abs().max()) <= tolerance, method
-
     def test_decompx_with_biases_adds_up_to_the_logit(self, kind: str) -> None:
         """All tokens and biases, the pooler's tanh or GELU as a linear share: nothing is left unexplained."""
         model, given, target = model_of(kind), texts((8, 8)), torch.tensor([1, 2])
@@ -136,6 +127,23 @@ class TestEveryFamily:
     def test_methods_of_pixels_are_refused_with_the_reason(self, kind: str, method: str) -> None:
         with pytest.raises(UnsupportedModelError, match=r"no pixels.*Methods that work on it: .*gae"):
             ask(model_of(kind), texts((6,)), method, 0)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, MEAN_POOLED])
+def test_padding_and_company_change_nothing(kind: str) -> None:
+    model, methods = model_of(kind), methods_of(kind)
+    together = ask(model, texts(LENGTHS, tokens=max(LENGTHS) + 2), methods, TARGET)
+    whole = texts(LENGTHS)
+    for row, (length, target) in enumerate(zip(LENGTHS, TARGET, strict=True)):
+        alone = ask(model, whole.cut(torch.tensor([row]), length), methods, target)
+        torch.testing.assert_close(together.logits[row], alone.logits[0], rtol=1e-11, atol=1e-12)
+        for method in methods:
+            found, expected = together.scores[method][row], alone.scores[method][0]
+            assert torch.isfinite(expected).all(), method
+            assert not found[length - 1 :].any(), method  # padding has no score
+            # Rounding of sums in another order; LRP's quotients by small sums make it a thousand times larger.
+            tolerance = 1e-9 * float(expected.abs().max()) + 1e-300
+            assert float((found[: length - 1] - expected).abs().max()) <= tolerance, method
 
 
 @pytest.mark.parametrize("kind", POST_NORM)

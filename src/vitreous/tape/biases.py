@@ -103,14 +103,16 @@ class BiasNotes:
         self._in_force.add_bias(layer, found.transpose(0, 1) if tokens_first and found.dim() > 1 else found)
 
 
-def bias_scores(contributions: Iterable[Tensor], layout: Layout, batch: int, *, behind: bool) -> Tensor:
+def bias_scores(
+    contributions: Iterable[Tensor], layout: Layout, batch: int, *, behind: bool, lengths: Tensor | None = None
+) -> Tensor:
     """The sum of bias x gradient, already summed over channels, by token: (batch, tokens).
 
     A bias belongs to the token that it was added to. Behind the pooling it belongs to the tokens that the head reads,
-    in equal parts: to the class token, where there is one.
+    in equal parts: to the class token, where there is one. ``lengths`` (batch,) is how many tokens of each text are no
+    padding, which the head never reads.
     """
-    read = torch.zeros(layout.tokens, dtype=torch.float64)
-    read[layout.read.cpu()] = 1 / len(layout.read)
+    shares = _shares_of_read(layout, batch, lengths)
     placed = []
     for contribution in contributions:
         by_token = _by_token(contribution, layout, batch)
@@ -120,9 +122,18 @@ def bias_scores(contributions: Iterable[Tensor], layout: Layout, batch: int, *, 
                 f"where there are {layout.tokens} tokens: it is not known which token it belongs to"
             )
         if by_token is None:
-            by_token = contribution.reshape(batch, -1).sum(dim=1, keepdim=True) * read.to(contribution)
+            by_token = contribution.reshape(batch, -1).sum(dim=1, keepdim=True) * shares.to(contribution)
         placed.append(by_token)
     return torch.stack(placed).sum(dim=0)
+
+
+def _shares_of_read(layout: Layout, batch: int, lengths: Tensor | None) -> Tensor:
+    """Equal parts of 1 for the tokens that the head reads of each image or text, (batch, tokens)."""
+    read = torch.zeros(batch, layout.tokens, dtype=torch.float64)  # on the processor: Apple's GPUs have no float64
+    read[:, layout.read.cpu()] = 1
+    if lengths is not None:
+        read *= torch.arange(layout.tokens) < lengths.cpu()[:, None]
+    return read / read.sum(dim=1, keepdim=True)
 
 
 def _by_token(contribution: Tensor, layout: Layout, batch: int) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +46,11 @@ class Texts:
     def tokens(self) -> int:
         """How many tokens every text has with its padding."""
         return self.content.shape[1]
+
+    def by_length(self) -> Iterator[tuple[int, Tensor]]:
+        """Every length that some texts have without padding, and which texts these are."""
+        for length in sorted(set(self.lengths.tolist())):
+            yield length, torch.where(self.lengths == length)[0]
 
     def cut(self, rows: Rows, count: int) -> Texts:
         """Some of the texts, and of them the first ``count`` tokens."""

@@ -57,7 +57,7 @@ class Gradients:
 class Tape:
     """One recorded forward pass. Made by ``record``; holds the graph until that context ends.
 
-    ``again`` runs the model once more, on one image, with an intervention.
+    ``again`` runs the model once more, on some of the images, with an intervention.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Tape:
         recorder: Recorder,
         logits: Tensor,
         inputs: Inputs,
-        again: Callable[[Needs, Intervention], AbstractContextManager[Tape]],
+        again: Callable[[Rows, Needs, Intervention], AbstractContextManager[Tape]],
     ) -> None:
         self._recorder, self._again = recorder, again
         self._logits = logits
@@ -74,6 +74,8 @@ class Tape:
         head_gradient, pooling_gradient = self._head_gradients()
         self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs)
         self.reads_text = isinstance(inputs, Texts)
+        # A run with other streams in the place of the texts' own has as many rows as there are of these.
+        self._texts = inputs if isinstance(inputs, Texts) and len(inputs) == len(logits) else None
         self._part: tuple[Rows, int] | None = None
         self._attention: dict[int, Any] = {}
 
@@ -199,28 +201,48 @@ class Tape:
         return found
 
     def _intermediate_gradients(self, rule: str, target: Tensor, layers: frozenset[int]) -> Gradients:
-        """dy_l/dO_l with y_l the logit that the head gives to the output of block l; blocks above have no part in it.
-
-        All outputs are read by the head at once, stacked along the batch, in one further run on a single image.
-        """
-        streams = torch.cat([self.tokens(layer + 1) for layer in layers])
-        logit, behind = Pass(rule, "logit"), GradientNeeds(tokens=frozenset({self.depth}))
-        with self._again(Needs(gradients={logit: behind}), Intervention(self.depth, streams)) as head:
-            slopes = head.backward(logit, target.repeat(len(layers)), behind).tokens[self.depth]
+        """dy_l/dO_l with y_l the logit that the head gives to block l's output; blocks above have no part in it."""
+        slopes = self._head_slopes(rule, target, layers)
         recorder = self._recorder
         recorder.in_force.rule = RULES[rule]
         found = Gradients()
-        for layer, slope in zip(layers, slopes.chunk(len(layers)), strict=True):
+        for layer, slope in zip(layers, slopes, strict=True):
             stream, output = recorder.tokens[layer + 1], recorder.attention.outputs[layer]
             slope = self._batch_first(slope).to(stream.dtype)  # noqa: PLW2901
             (found.outputs[layer],) = self._gradients(slope, [output], of=stream)
         return found
 
+    def _head_slopes(self, rule: str, target: Tensor, layers: frozenset[int]) -> Tensor:
+        """dy_l/dx_{l+1} with y_l the logit that the head gives to the output of block l, (layer, batch, tokens, ...).
+
+        All outputs are read by the head at once, stacked along the batch, in one further run on a single image. A head
+        that pools texts leaves out their padding, so texts of every other length have a run of their own.
+        """
+        logit, behind = Pass(rule, "logit"), GradientNeeds(tokens=frozenset({self.depth}))
+        streams = torch.stack([self.tokens(layer + 1) for layer in layers])
+
+        def slopes_of(rows: Rows) -> Tensor:
+            some = streams[:, rows]
+            one = slice(1) if isinstance(rows, slice) else rows[:1]
+            with self._again(
+                one, Needs(gradients={logit: behind}), Intervention(self.depth, some.flatten(0, 1))
+            ) as head:
+                found = head.backward(logit, target[rows].repeat(len(layers)), behind).tokens[self.depth]
+            return found.reshape(some.shape)
+
+        groups = [] if self._texts is None else [rows for _, rows in self._texts.by_length()]
+        if len(groups) < 2:
+            return slopes_of(slice(None))
+        return torch.cat([slopes_of(rows) for rows in groups], dim=1)[:, torch.cat(groups).argsort()]
+
     def _bias_scores(self, noted: dict[int, list[Tensor]], size: Tensor | None) -> dict[int, Tensor]:
         """What biases contribute, per token."""
         batch, nothing = len(self.logits), self.logits.new_zeros(len(self.logits), self.layout.tokens)
+        lengths = None if self._texts is None else self._texts.lengths
         scores = {
-            layer: bias_scores(contributions or [nothing], self.layout, batch, behind=layer == self.depth)
+            layer: bias_scores(
+                contributions or [nothing], self.layout, batch, behind=layer == self.depth, lengths=lengths
+            )
             for layer, contributions in noted.items()
         }
         return scores if size is None else {layer: sums * size[:, None] for layer, sums in scores.items()}
@@ -311,8 +333,8 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
             )
         logits = class_scores(output, anatomy.name, recorder.progress.batch)
 
-        def again(needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
-            return record(model, anatomy, inputs[:1], Plan(anatomy.depth, needs, intervention))
+        def again(rows: Rows, needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
+            return record(model, anatomy, inputs[rows], Plan(anatomy.depth, needs, intervention))
 
         yield Tape(recorder, logits, inputs, again)
 
