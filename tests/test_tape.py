@@ -351,6 +351,24 @@ def test_float32_agrees_with_float64(expected):
         check({name: maps}, expected, {"gradcampp": 1e-3, "lrp": 1e-2}.get(name, 1e-4))
 
 
+@pytest.mark.parametrize("gap", [8, 15, 25])
+@pytest.mark.parametrize("classes", [1, 2, 6])
+def test_the_gradient_of_a_probability_survives_a_sure_model(classes, gap):
+    """1e-3 of the largest score, as scores of float32 are some 1e-5 off and e to the gap makes ``gap`` times that.
+
+    1 - p, of which that gradient is made, is 3e-7 with a gap of 15 between the likeliest class and the next: five units
+    of what float32 can tell from 1. With 25 it takes p for 1. A single class is a yes-or-no model, sure of its yes.
+    """
+    model, images = small_vit(num_classes=classes), random_images(1)
+    with torch.no_grad():
+        likeliest, *following = model(images)[0].sort(descending=True).values.tolist()
+    scale_head(model, gap / (likeliest - following[0] if following else likeliest))
+    expected = vitreous.explain(model, images, "tokentm").scores["tokentm"]
+    found = vitreous.explain(model.float(), images.float(), "tokentm").scores["tokentm"]
+    assert float(expected.abs().max()) > 0
+    assert largest_difference(found.double(), expected) < 1e-3
+
+
 def test_images_are_taken_to_the_models_precision(expected):
     check(vitreous.explain(small_vit(), random_images().float().double(), FEW).scores, expected, 1e-4)
     single = vitreous.explain(small_vit(), random_images(dtype=torch.float32), FEW).scores

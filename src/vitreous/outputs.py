@@ -42,3 +42,19 @@ def likelihoods(logits: Tensor, scale: Scale | None, *, log: bool = False) -> Te
     if scale == "sigmoid" or logits.shape[-1] == 1:
         return torch.nn.functional.logsigmoid(logits) if log else torch.sigmoid(logits)
     return torch.log_softmax(logits, dim=-1) if log else torch.softmax(logits, dim=-1)
+
+
+def likelihood_slope(logits: Tensor, target: Tensor, scale: Scale | None) -> Tensor:
+    """dp_c/dy of the class ``target`` (images,) of every image, (images, classes); a value's is that of the value.
+
+    p_c (1{j=c} - p_j) of a softmax, p_c (1 - p_c) at c of a sigmoid, where 1 - p_c is what the others have or
+    sigmoid(-y_c): from p_c itself nothing would be left of it where a model is sure, for float32 takes 1 - 3e-8 for 1.
+    """
+    chosen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, target[:, None], value=True)
+    if scale == "value":
+        return chosen.to(logits.dtype)
+    likely = likelihoods(logits, scale)
+    if scale == "sigmoid" or logits.shape[-1] == 1:
+        return torch.where(chosen, likely * torch.sigmoid(-logits), 0)
+    others = likely.masked_fill(chosen, 0)
+    return likely.gather(1, target[:, None]) * torch.where(chosen, others.sum(dim=1, keepdim=True), -others)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
-from vitreous.outputs import Scale
+from vitreous.outputs import Scale, likelihood_slope
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.evaluation_mode import evaluation_mode
@@ -358,7 +358,10 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
 
 def _slope(logits: Tensor, target: Tensor, objective: str, scale: Scale | None) -> Tensor:
     """The explained quantity's gradient at the logits, in float32 at least: bfloat16 takes 0.999 for 1."""
-    leaf = (logits.float() if logits.dtype in HALF else logits.detach()).requires_grad_()
+    logits = exact(logits)
+    if objective == "probability":
+        return likelihood_slope(logits, target, scale)
+    leaf = logits.detach().requires_grad_()
     (slope,) = torch.autograd.grad(_objective(leaf, target, objective, scale), leaf)
     return slope
 
