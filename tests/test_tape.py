@@ -16,16 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from timm.models.vision_transformer import Block
 from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
 
 import vitreous
 from small_models import golden_model, largest_difference, random_images, small_vit
+from vitreous.anatomy import find_anatomy
 from vitreous.cost import cost_of
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.methods import View
 from vitreous.speed.timing import one_thread
+from vitreous.tape import Needs, Plan, record
 from vitreous.tape.evaluation_mode import evaluation_mode
 
 SAME = 1e-12
@@ -680,6 +683,50 @@ def test_the_blocks_above_them_are_explained(expected):
 
 
 # What is read of each image -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.3, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_an_average_over_all_tokens_is_seen_however_long_the_class_token_is(norm_first, norm, factor):
+    """A norm in front of the average divides each token, and so multiplies its gradient, by its length."""
+    options = {"global_pool": "avg", "pool_include_prefix": True, "fc_norm": not norm_first, "norm_layer": norm}
+    model = small_vit(depth=1, block_fn=block_with_class_token(factor), **options)
+    assert recorded_layout(model).read.tolist() == list(range(17))
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 3.0])
+def test_a_class_token_beside_an_average_of_patches_is_what_the_head_reads(factor):
+    """As DINOv2's linear classifier: each of 16 patches has a sixteenth of the weight that the class token has."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = small_vit(depth=1, block_fn=block_with_class_token(factor))
+            self.head = nn.Linear(48, 5, dtype=torch.float64)
+
+        def forward(self, images):
+            tokens = self.model.forward_features(images)
+            return self.head(torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1))
+
+    assert recorded_layout(Both()).read.tolist() == [0]
+
+
+def block_with_class_token(factor):
+    class LongerOrShorter(Block):
+        """Its class token comes out so many times as long."""
+
+        def forward(self, tokens, **options):
+            tokens = super().forward(tokens, **options)
+            return torch.cat([factor * tokens[:, :1], tokens[:, 1:]], dim=1)
+
+    return LongerOrShorter
+
+
+def recorded_layout(model):
+    anatomy = find_anatomy(model)
+    with record(model, anatomy, random_images(3), Plan(anatomy.depth, Needs())) as tape:
+        return tape.layout
 
 
 @pytest.mark.parametrize("options", [{"global_pool": "max"}, {"global_pool": "max", "class_token": False}])

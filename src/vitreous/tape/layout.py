@@ -66,7 +66,9 @@ def find_layout(recorder: Recorder, head_gradient: Tensor, pooling_gradient: Ten
     grid = (1, tokens - 1) if isinstance(inputs, Texts) else _patch_grid(recorder, tokens, inputs.shape[-2:])
     prefix = tokens - grid[0] * grid[1]
     real = _real_tokens(inputs, head_gradient)
-    read_of_each = _tokens_read(head_gradient, prefix, real)
+    stream = recorder.tokens[recorder.anatomy.depth].detach()
+    stream = stream if recorder.anatomy.batch_first else stream.transpose(0, 1)
+    read_of_each = _tokens_read(head_gradient, stream, prefix, real)
     read, alike = _of_all(read_of_each, real)
     if pooling_gradient is None:
         _check_order(recorder.anatomy.name, read, prefix, tokens)
@@ -126,17 +128,22 @@ def _of_all(read_of_each: Tensor, real: Tensor) -> tuple[Tensor, bool]:
     return indices, bool(((read_of_each == read) | ~real).all())
 
 
-def _tokens_read(head_gradient: Tensor, prefix: int, real: Tensor) -> Tensor:
+def _tokens_read(head_gradient: Tensor, stream: Tensor, prefix: int, real: Tensor) -> Tensor:
     """The tokens of each image in which the head's gradient lands, (batch, tokens).
 
     A head that reads the class token and, besides, the average of the patches (DINOv2's linear classifier) counts as
     reading the class token: each single patch weighs far less there. An average over all tokens weighs them alike.
+    Their gradients are alike then where nothing stands in front of the average; behind a norm they are, times how long
+    each token of the ``stream`` is, which the norm divides by. A class token has to weigh more by every measure.
     """
     size = head_gradient.double().norm(dim=-1)
     read: Tensor = size > _NOTHING * size.amax(dim=1, keepdim=True)
     if prefix:
-        mean = size[:, prefix:].sum(dim=1) / real[:, prefix:].sum(dim=1).clamp_(min=1)
-        class_token = read[:, :prefix].any(dim=1) & (size[:, :prefix].amax(dim=1) > 2 * mean)
+        class_token = read[:, :prefix].any(dim=1)
+        patches = real[:, prefix:].sum(dim=1).clamp_(min=1)
+        for length in (1, stream.double().std(dim=-1), stream.double().norm(dim=-1)):
+            weight = size * length
+            class_token &= weight[:, :prefix].amax(dim=1) > 2 * weight[:, prefix:].sum(dim=1) / patches
         read[class_token, prefix:] = False
     unknown = ~size.any(dim=1)  # a head of zeros, as torchvision initialises it
     read[unknown] = real[unknown]
