@@ -79,6 +79,9 @@ EQUAL = [
     ("tokentm:gradient=probability,components=af_l_necc,necc=paper,variant=paper", "tokentm"),
     ("tokentm:depth=5", "tokentm"),
     ("tokentm:start=0,residual=default", "tokentm"),
+    ("tokentm:residual=add", "tokentm"),
+    ("tokentm:components=baseline,start=0,residual=none", "tokentm:components=baseline"),
+    ("tam.rollout:start=0,steps=20", "tam"),
     ("gradtoken:propagation=average_matrix,heads=relu_average", "gradtoken"),
     ("gradtoken:depth=4", "gradtoken"),
     ("gradtoken:depth=0", "gradtoken:propagation=none"),
@@ -291,6 +294,18 @@ REFUSED = {
     "tokentm:components=af,necc=rescaled": "has no effect",
     "tokentm:variant=third_party,necc=rescaled": "has no effect",
     "tokentm:variant=third_party,components=af": "no ablations",
+    "tokentm:residual=none": "residual=none has no effect: the identity is part of both updates",
+    "tokentm.rollout:residual=half": "residual=half has no effect",
+    "tokentm:variant=third_party,residual=none": "residual=none has no effect",
+    "tokentm:components=baseline,start=1": "start=1 has no effect: the baseline is the first block's attention alone",
+    "tokentm:components=baseline,depth=2": "depth=2 has no effect",
+    "tokentm:components=baseline,residual=add": "residual=add has no effect",
+    **{
+        f"{name}.{added}": f"{name} cannot be followed by .{added}: what it does at the end of its product"
+        for name in ("tam", "bi_token", "bi_head")
+        for added in ("plus", "skipplus")
+    },
+    "tam:layer=1": "unknown option 'layer'; it takes steps, start, depth, residual",
     "gradtoken:propagation=rollout": "not one of none, rollout_elementwise",
     "gradtoken:heads=max": "not one of relu_average, average",
 }

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.aggregate import AGGREGATIONS, Aggregation, OneLayer, Propagate
+from vitreous.aggregate import AGGREGATIONS, Aggregation, OneLayer, Propagate, Rollout
 from vitreous.errors import MethodError
-from vitreous.methods import MethodInfo, Procedure, Readout, View, method_info
+from vitreous.methods import MatrixReadout, MethodInfo, Procedure, Readout, View, method_info
 from vitreous.methods.options import OptionInfo, close_match, options_of
 from vitreous.tape import Needs
 
@@ -75,12 +75,15 @@ def _parse(spelling: str) -> Recipe:
     chosen = combining[0] if combining else info.default_aggregation
     texts = _texts(tail) if colon else {}
     # One layer may be asked of a method that combines layers by default, unless the spelling combines them itself.
-    make = OneLayer if chosen is None or (not combining and "layer" in texts) else AGGREGATIONS[chosen]
+    one_layer = "layer" in texts and not combining and info.layers_stand_alone
+    make = OneLayer if chosen is None or one_layer else AGGREGATIONS[chosen]
     combining_options = options_of(make) if info.has_layers else {}
     _check_options(texts, {**info.options, **combining_options})
     values = _values(texts, combining_options)
     aggregation = make(**({"layer": info.default_layer} if make is OneLayer else {}) | values)
     readout = info.make(**_values(texts, info.options))
+    if isinstance(readout, MatrixReadout) and make is Rollout:
+        _check_effect(readout, values, combining_options)
     if propagate and isinstance(readout, Procedure) and readout.resolution == "pixel":
         raise MethodError("propagate spreads a map of patches by attention: leave out resolution=pixel")
     return Recipe(spelling, info, readout, aggregation, Propagate() if propagate else None)
@@ -93,6 +96,14 @@ def _check_options(texts: Mapping[str, str], allowed: Mapping[str, OptionInfo]) 
         raise MethodError(f"unknown option {unknown!r}; {known}{close_match(unknown, allowed)}")
 
 
+def _check_effect(readout: MatrixReadout, values: Mapping[str, Any], options: Mapping[str, OptionInfo]) -> None:
+    """Refuse options of a rollout that this one would not heed."""
+    for option, value in values.items():
+        as_it_is = value == options[option].default or (option == "residual" and value == readout.residual)
+        if option in readout.unmoved_by and not as_it_is:
+            raise MethodError(f"{option}={value} has no effect: {readout.unmoved_by[option]}")
+
+
 def _check(info: MethodInfo, aggregations: list[str]) -> None:
     """Refuse aggregations that do not exist or do not go together, with the reason."""
     known = (*AGGREGATIONS, "propagate")
@@ -103,6 +114,9 @@ def _check(info: MethodInfo, aggregations: list[str]) -> None:
             reasons = {
                 "rollout": "a rollout multiplies matrices between tokens, and it gives one score per token",
                 "propagate": "it propagates already",
+                **dict.fromkeys(
+                    ("plus", "skipplus"), "what it does at the end of its product of blocks has no place in a sum"
+                ),
             }
             reason = reasons.get(aggregation) if info.has_layers else None
             raise MethodError(f"{info.name} cannot be followed by .{aggregation}: {reason or 'it has no layers'}")

@@ -98,6 +98,7 @@ class Feedback(MeanAttention):
     """A product of matrices whose class token row is weighed, at its end, by the integrated gradient of the last A."""
 
     residual: Residual = "add"
+    only_as_product = True
     runs_again = True
 
     def __init__(self, steps: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -92,9 +92,14 @@ class MatrixReadout(Readout):
     Attributes:
         residual: how the residual connection enters a rollout unless asked otherwise: ``add`` I + M,
             ``half`` (I + M)/2, ``none`` M.
+        unmoved_by: the options of a rollout that would change nothing of it, each with the reason.
+        only_as_product: whether it is a product of blocks with something done at its end, so that no block has a map of
+            its own and none can be summed.
     """
 
     residual: Residual = "add"
+    unmoved_by: ClassVar[Mapping[str, str]] = {}
+    only_as_product: ClassVar[bool] = False
 
     @abstractmethod
     def row_times(self, view: View, layer: int, row: Row) -> Tensor:

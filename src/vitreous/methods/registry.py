@@ -48,6 +48,11 @@ class MethodInfo:
     @property
     def has_layers(self) -> bool:
         """Whether it can be read at one layer or combined over several."""
+        return self.layers_stand_alone or "rollout" in self.aggregations
+
+    @property
+    def layers_stand_alone(self) -> bool:
+        """Whether a single layer of it is a map, and so is a sum of layers."""
         return "plus" in self.aggregations
 
 
@@ -90,7 +95,8 @@ def register(
             raise MethodError(f"there is a method {name!r} already")
         readout = make()
         aggregations = ["rollout"] if isinstance(readout, MatrixReadout) else []
-        aggregations += [] if isinstance(readout, Procedure) else ["plus", "skipplus"]
+        whole = isinstance(readout, Procedure) or (isinstance(readout, MatrixReadout) and readout.only_as_product)
+        aggregations += [] if whole else ["plus", "skipplus"]
         aggregations += [] if propagates else ["propagate"]
         _methods[name] = MethodInfo(
             name=name,

@@ -9,7 +9,8 @@ starting from C_0 = diag ||x_0|| (eqs. 14-20). Only the class token's row of the
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class TokenTransformation(MatrixReadout):
 
     values = ("tokens", "halves", "attention", "projections")
     slopes = ("attention",)
+    unmoved_by: ClassVar[Mapping[str, str]] = {"residual": "the identity is part of both updates of a block"}
 
     def __init__(self, objective: Objective, components: Components, necc: Necc) -> None:
         self.backward = Pass("plain", objective)
@@ -116,6 +118,11 @@ class TokenTransformation(MatrixReadout):
 
 class InputAttention(GradientAttention):
     """Table 6's baseline: eq. 8, mean_h[(dp_c/dA)^+ * A], on the input tokens alone, i.e. in the first block."""
+
+    residual: Residual = "none"
+    unmoved_by: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("start", "depth", "residual"), "the baseline is the first block's attention alone"
+    )
 
     def __init__(self, objective: Objective) -> None:
         self.backward = Pass("plain", objective)

@@ -32,7 +32,7 @@ def start_layer_spellings(method: str, depth: int) -> dict[int, str]:
     A rollout stays one; everything else is summed over blocks (PLUS).
     """
     recipe = parse(method)
-    if "plus" not in recipe.info.aggregations:
+    if not recipe.info.has_layers:
         raise MethodError(f"{method!r} has no layers to start at")
     if isinstance(recipe.aggregation, Rollout):
         return {start: with_options(method, drop=("depth",), start=start) for start in range(depth)}
