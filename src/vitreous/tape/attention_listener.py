@@ -158,9 +158,12 @@ class AttentionListener:
         if self._weights is not None and args[0] is self._weights and self._operands is not None:
             return self._attend_by_hand(layer, args[1], output)
         if self._weights is None:
-            self._operands, self._scores, self._factor = (args[0], args[1]), output, 1.0
             # A product with a weight matrix is a projection, not a part of the scores.
-            self._products += min(args[0].dim(), args[1].dim()) > 2
+            projects = min(args[0].dim(), args[1].dim()) <= 2
+            if not projects:
+                self._products, self._scores, self._factor = self._products + 1, output, 1.0
+            if not projects or not self._products:
+                self._operands = args[0], args[1]
         return output
 
     def follows(self, args: tuple[Any, ...]) -> bool:

@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+# Attributes that are calls in all but name: x @ W.T multiplies by a constant as F.linear(x, W) does.
+_TRANSPOSED = (Tensor.T.__get__, Tensor.mT.__get__, Tensor.H.__get__, Tensor.mH.__get__)  # type: ignore[attr-defined]
 
 
 class Listener(Protocol):
@@ -71,7 +73,7 @@ class Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         # Parameters as constants: the graph starts where the tape starts it, weights' inputs need not be saved, and
         # models with requires_grad on, off or made under inference_mode behave alike. Without a graph they are anyway.
-        if torch.is_grad_enabled() and func.__name__ not in {"__get__", "__set__"}:
+        if torch.is_grad_enabled() and (func.__name__ not in {"__get__", "__set__"} or func in _TRANSPOSED):
             args = tuple(_as_constant(value) for value in args)
             kwargs = {name: _as_constant(value) for name, value in kwargs.items()}
         handler = self._handlers.get(func, self._otherwise)
