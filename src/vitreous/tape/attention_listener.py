@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from vitreous.anatomy import Anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import multihead
-from vitreous.tape.attention import AttentionRecord, additive_bias, attend_fused
+from vitreous.tape.attention import AttentionRecord, additive_bias, attend_fused, score_rows
 from vitreous.tape.functions import Attend, Elementwise, InForce
 from vitreous.tape.interception import in_graph, of_first
 from vitreous.tape.plan import Plan
@@ -85,11 +86,14 @@ class AttentionListener:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
     ) -> Tensor:
         self._check(layer, query.shape[0], query.shape[2], key.shape[2])
-        record = AttentionRecord(query.detach(), key.detach(), value.detach(), scale, bias)
+        constant_bias = None if bias is None else bias.detach()
+        record = AttentionRecord(query.detach(), key.detach(), value.detach(), scale, constant_bias)
         if bias is not None:
-            self.biases[layer] = bias
+            self.biases[layer] = constant_bias
         if layer in self._plan.intervention.attention_scale:
             return self._attend_scaled(layer, record, value)
+        if in_graph(bias):
+            return self._attend_by_scores(layer, record, value, score_rows(query, key, scale, bias))
         followed = query.requires_grad or key.requires_grad or value.requires_grad
         if self._worth_keeping(layer, record):
             record.matrix = record.rows(slice(None))
@@ -109,6 +113,22 @@ class AttentionListener:
             output = forward_call()
         self._keep(layer, record, output)
         return output
+
+    def _attend_by_scores(self, layer: int, record: AttentionRecord, value: Tensor, scores: Tensor) -> Tensor:
+        """With a mask that depends on the tokens, which has a gradient of its own where A has one."""
+        self.mixed.add(layer)
+        weights = self._softmax(partial(torch.softmax, dim=-1), scores)
+        record.matrix = weights.detach()
+        output = weights.to(value.dtype) @ value
+        self._keep(layer, record, output)
+        return output
+
+    def _softmax(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+        """A, under the rule in force."""
+        if not (self._rules_differ and scores.requires_grad):
+            return function(scores)
+        weights: Tensor = Elementwise.apply(scores, function, 0.0, "softmax", self._in_force)
+        return weights
 
     def _attend_scaled(self, layer: int, record: AttentionRecord, value: Tensor) -> Tensor:
         """With another attention matrix than the model's: a multiple of it, and a constant."""
@@ -191,11 +211,7 @@ class AttentionListener:
         if self._progress.layer is None or not isinstance(scores, Tensor) or scores.dim() != 4:
             return func(*args, **kwargs)
         self._followed, self._entering = scores is self._scores, scores
-        if self._rules_differ and scores.requires_grad:
-            function = of_first(func, args, kwargs)
-            self._weights = Elementwise.apply(scores, function, 0.0, "softmax", self._in_force)
-        else:
-            self._weights = func(*args, **kwargs)
+        self._weights = self._softmax(of_first(func, args, kwargs), scores)
         return self._weights
 
     def on_same_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
