@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import vitreous
@@ -114,3 +115,67 @@ def test_a_projection_between_scores_and_softmax_does_not_hide_the_keys():
         for block in model.blocks:
             block.attn = Attention(block.attn, projects=projects)
     assert_same_maps(*models, ["gradtoken", "attnlrp", "gae", "ixg"])
+
+
+# Norms ----------------------------------------------------------------------------------------------------------------
+
+
+def centred(tokens: Tensor) -> Tensor:
+    return tokens - tokens.mean(-1, keepdim=True)
+
+
+def divided_by_both(tokens: Tensor) -> Tensor:
+    deviation, mean = torch.std_mean(tokens, -1, correction=0, keepdim=True)
+    return (tokens - mean) / deviation
+
+
+LAYER_NORMS = {
+    "deviation": lambda tokens: centred(tokens) / tokens.std(-1, unbiased=False, keepdim=True),
+    "deviation and mean": divided_by_both,
+    "times 1/deviation": lambda tokens: centred(tokens) * (1 / torch.std(tokens, -1, correction=0, keepdim=True)),
+    "times 1/root": lambda tokens: centred(tokens) * (1 / tokens.var(-1, correction=0, keepdim=True).add(0).sqrt()),
+    "kept from 0": lambda tokens: centred(tokens) * tokens.std(-1, False, True).clamp(min=1e-9).add(0).reciprocal(),  # noqa: FBT003
+    "normalize": lambda tokens: F.normalize(centred(tokens), dim=-1) * tokens.shape[-1] ** 0.5,
+}
+RMS_NORMS = {
+    "normalize": lambda tokens: F.normalize(tokens, dim=-1) * tokens.shape[-1] ** 0.5,
+    "norm": lambda tokens: tokens / (tokens.norm(dim=-1, keepdim=True) * tokens.shape[-1] ** -0.5),
+    "vector_norm": lambda tokens: (
+        tokens * (tokens.shape[-1] ** 0.5 / torch.linalg.vector_norm(tokens, dim=-1, keepdim=True))
+    ),
+}
+
+
+class WrittenNorm(nn.Module):
+    def __init__(self, width: int, function: Callable[[Tensor], Tensor], **_) -> None:
+        super().__init__()
+        self.weight, self.bias, self.function = (
+            nn.Parameter(torch.ones(width)),
+            nn.Parameter(torch.ones(width)),
+            function,
+        )
+
+    def forward(self, tokens):
+        return self.function(tokens) * self.weight + self.bias
+
+
+def root_mean_square(tokens: Tensor) -> Tensor:
+    return F.rms_norm(tokens, tokens.shape[-1:], eps=0.0)
+
+
+NORMED = ["decompx", "ixg:rule=libra", "attnlrp", "conservative_lrp", "ixg", "fullgrad:rule=libra", "fullgrad"]
+
+
+@pytest.mark.parametrize("form", LAYER_NORMS)
+def test_a_written_out_layer_norm_counts_as_the_called_one(form):
+    by_hand = small_vit(depth=2, norm_layer=partial(WrittenNorm, function=LAYER_NORMS[form]))
+    assert_same_maps(by_hand, small_vit(depth=2, norm_layer=partial(nn.LayerNorm, eps=0.0)), NORMED)
+
+
+@pytest.mark.parametrize("form", RMS_NORMS)
+def test_a_written_out_rms_norm_counts_as_the_called_one(form):
+    models = (
+        small_vit(depth=2, norm_layer=partial(WrittenNorm, function=each))
+        for each in (RMS_NORMS[form], root_mean_square)
+    )
+    assert_same_maps(*models, NORMED)

@@ -134,6 +134,12 @@ GATES = (
 )
 INVERSE_ROOT = (torch.rsqrt, Tensor.rsqrt)
 ROOT = (torch.sqrt, Tensor.sqrt)
+DEVIATION = (torch.std, Tensor.std)
+DEVIATION_AND_MEAN = (torch.std_mean,)
+DEVIATION_STEPS = (
+    *(torch.reciprocal, Tensor.reciprocal, Tensor.__rtruediv__),
+    *(torch.clamp, Tensor.clamp, torch.clamp_min, Tensor.clamp_min),
+)
 POWER = (torch.pow, Tensor.pow, Tensor.__pow__)
 LENGTHS = (torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm)
 NORMALIZE = (F.normalize,)

@@ -106,8 +106,11 @@ class Recorder:
             hear(heard.RESHAPE, attention.on_reshape)
         if rules.rules_differ:
             hear(heard.RMS_NORM, rules.on_rms_norm)
-            hear(heard.INVERSE_ROOT, rules.on_inverse_root)
-            hear(heard.ROOT, rules.on_root)
+            hear(heard.INVERSE_ROOT, rules.on_deviation)
+            hear(heard.DEVIATION, relevance.noting(rules.on_deviation))
+            hear(heard.DEVIATION_AND_MEAN, relevance.noting(rules.on_deviation_and_mean))
+            hear(heard.DEVIATION_STEPS, relevance.noting(rules.on_deviation_step))
+            hear(heard.ROOT, rules.on_length)
             hear(heard.POWER, rules.on_power)
             hear(heard.LENGTHS, relevance.noting(rules.on_length))
             hear(heard.NORMALIZE, relevance.noting(rules.on_normalize))

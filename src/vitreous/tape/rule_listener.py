@@ -77,46 +77,49 @@ class RuleListener:
         self._gates.append(gate)
         return gate
 
-    def on_inverse_root(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """1/deviation of a hand-written normalisation."""
+    def on_deviation(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The deviation of a hand-written normalisation, or 1/deviation."""
         if self._progress.layer is None:
             return func(*args, **kwargs)
-        inverse = self._elementwise(func, args, kwargs, 0.0, "deviation")
-        self._deviations.append(inverse)
-        return inverse
+        deviation = self._elementwise(func, args, kwargs, 0.0, "deviation")
+        self._deviations.append(deviation)
+        return deviation
 
-    def on_root(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The deviation of tokens; of the pooled feature behind the blocks, its length."""
-        if self._progress.layer is None:
-            return func(*args, **kwargs)
-        pooled = self._progress.behind and args[0].dim() == 2
-        return self._elementwise(func, args, kwargs, 0.0, "length" if pooled else "deviation")
+    def on_deviation_and_mean(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``torch.std_mean``."""
+        _, mean = func(*args, **kwargs)
+        return self.on_deviation(torch.std, args, kwargs), mean
+
+    def on_deviation_step(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is made of a deviation alone is one: 1/deviation, or one that is kept from 0."""
+        output = func(*args, **kwargs)
+        self._pass_on_deviation(args, output)
+        return output
+
+    def on_length(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A root or a norm: the deviation of tokens; of the pooled feature behind the blocks, its length."""
+        if self._progress.behind and args[0].dim() == 2:
+            return self._elementwise(func, args, kwargs, 0.0, "length")
+        return self.on_deviation(func, args, kwargs)
 
     def on_power(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A root may be written as a power."""
         exponent = _argument(args, kwargs, 1, "exponent", None)
         if not isinstance(exponent, float):
             return func(*args, **kwargs)
-        chosen = {0.5: self.on_root, -0.5: self.on_inverse_root}.get(exponent)
+        chosen = {0.5: self.on_length, -0.5: self.on_deviation}.get(exponent)
         return func(*args, **kwargs) if chosen is None else chosen(func, args, kwargs)
-
-    def on_length(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Behind the blocks a feature may be divided by its length."""
-        if not self._progress.behind:
-            return func(*args, **kwargs)
-        return self._elementwise(func, args, kwargs, 0.0, "length")
 
     def on_normalize(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``F.normalize``, which is a division by the length."""
-        if not self._progress.behind or not in_graph(args[0]):
+        if self._progress.layer is None or not in_graph(args[0]):
             return func(*args, **kwargs)
         power, axis, eps = (
             _argument(args, kwargs, place, name, default)
             for place, name, default in ((1, "p", 2.0), (2, "dim", 1), (3, "eps", 1e-12))
         )
-        length = self._elementwise(
-            torch.linalg.vector_norm, (args[0],), {"ord": power, "dim": axis, "keepdim": True}, 0.0, "length"
-        )
+        options = {"ord": power, "dim": axis, "keepdim": True}
+        length = self.on_length(torch.linalg.vector_norm, (args[0],), options)
         return args[0] / length.clamp_min(eps)
 
     def on_multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -131,6 +134,7 @@ class RuleListener:
             self._biases.note_gated(output)
         else:
             self._pass_on_gate(args, output)
+            self._pass_on_deviation(args, output)
         return output
 
     def on_add(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -138,18 +142,18 @@ class RuleListener:
         output = func(*args, **kwargs)
         if self._pass_on_gate(args, output):
             self._biases.note_shifted(output)
-        else:
+        elif not self._pass_on_deviation(args, output):
             constant = next((value for value in args[:2] if isinstance(value, Tensor) and not in_graph(value)), None)
             self._biases.note(output, constant)
         return output
 
     def _pass_on_gate(self, args: tuple[Any, ...], output: Any) -> bool:
         """Whether the output is a gate because one operand is and the other has no gradient."""
-        gates = [self.is_gate(value) for value in args[:2]]
-        if not any(gates) or any(in_graph(value) and not gate for gate, value in zip(gates, args[:2], strict=True)):
-            return False
-        self._gates.append(output)
-        return True
+        return _pass_on(self._gates, args, output)
+
+    def _pass_on_deviation(self, args: tuple[Any, ...], output: Any) -> bool:
+        """Whether the output is a deviation, or one plus what keeps it from 0, in the same way."""
+        return _pass_on(self._deviations, args, output)
 
     def on_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A linear layer; its bias counts."""
@@ -182,6 +186,15 @@ class RuleListener:
         if note is None and not (self.rules_differ and in_graph(args[0])):
             return func(*args, **kwargs)
         return Elementwise.apply(args[0], of_first(func, args, kwargs), slope_at_zero, kind, self._in_force, note)
+
+
+def _pass_on(tensors: list[Tensor], args: tuple[Any, ...], output: Any) -> bool:
+    """Put the output among some tensors if one operand is and the other has no gradient."""
+    known = [_among(tensors, value) for value in args[:2]]
+    if not any(known) or any(in_graph(value) and not one for one, value in zip(known, args[:2], strict=True)):
+        return False
+    tensors.append(output)
+    return True
 
 
 def _among(tensors: list[Tensor], value: Any) -> bool:
