@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import vitreous
 from small_models import largest_difference, random_images, small_vit
+from vitreous.errors import UnsupportedModelError
 from vitreous.speed.timing import one_thread
 
 # Float64: the same arithmetic in another order, 1e-15 per step; a part that is not heard shows far above 1e-10.
@@ -34,9 +35,28 @@ def assert_same_maps(one: nn.Module, other: nn.Module, spellings: list[str]) -> 
 
 # Linear layers --------------------------------------------------------------------------------------------------------
 
+
+def added_to(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    output = bias.expand(*tokens.shape[:-1], -1).clone()
+    output += F.linear(tokens, weight)
+    return output
+
+
+def in_one_row(tokens: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.addmm(bias, tokens.reshape(-1, tokens.shape[-1]), weight.T).view(*tokens.shape[:-1], -1)
+
+
 LINEAR = {
     "as a product": lambda tokens, weight, bias: tokens @ weight.T + bias,
     "added": lambda tokens, weight, bias: F.linear(tokens, weight) + bias,
+    "added in place": lambda tokens, weight, bias: F.linear(tokens, weight).add_(bias),
+    "added to it": added_to,
+    "added by name": lambda tokens, weight, bias: F.linear(tokens, weight).add(other=bias),
+    "everything by name": lambda tokens, weight, bias: torch.add(input=F.linear(tokens, weight), other=bias),
+    "added half": lambda tokens, weight, bias: torch.add(F.linear(tokens, weight), 2 * bias, alpha=0.5),
+    "taken away": lambda tokens, weight, bias: F.linear(tokens, weight) - (-bias),
+    "taken from": lambda tokens, weight, bias: bias - F.linear(tokens, -weight),
+    "all tokens in one row": in_one_row,
 }
 
 
@@ -81,15 +101,108 @@ class Gated(nn.Module):
 
     def forward(self, tokens):
         gate = F.silu(self.gate(tokens))
-        if self.form == "of a product":
-            return self.output((tokens @ self.value.weight.T) * gate)
-        return self.output(self.value(tokens) * gate)
+        return self.output(PRODUCTS[self.form](tokens, self.value.weight, gate))
 
 
-@pytest.mark.parametrize("form", ["of a product"])
+def in_place(tokens: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
+    product = F.linear(tokens, weight)
+    product *= gate
+    return product
+
+
+def into_the_gate(tokens: Tensor, weight: Tensor, gate: Tensor) -> Tensor:
+    gate.mul_(F.linear(tokens, weight))
+    return gate
+
+
+PRODUCTS = {
+    "called": lambda tokens, weight, gate: F.linear(tokens, weight) * gate,
+    "of a product": lambda tokens, weight, gate: (tokens @ weight.T) * gate,
+    "in place": in_place,
+    "into the gate": into_the_gate,
+    "by name": lambda tokens, weight, gate: torch.mul(gate, other=F.linear(tokens, weight)),
+    "multiply": lambda tokens, weight, gate: torch.multiply(gate, F.linear(tokens, weight)),
+}
+
+
+@pytest.mark.parametrize("form", PRODUCTS)
 def test_a_gated_product_is_halved_however_it_is_written(form):
     models = (small_vit(depth=2, mlp_layer=partial(Gated, form=each)) for each in (form, "called"))
     assert_same_maps(*models, ["ixg:rule=libra", "attnlrp", "fullgrad:rule=libra", "ixg"])
+
+
+class SigmoidGated(nn.Module):
+    """A feed-forward part in which the sigmoid only weighs."""
+
+    def __init__(self, in_features: int, hidden_features: int, form: str = "called", **_) -> None:
+        super().__init__()
+        self.form = form
+        self.input, self.output = nn.Linear(in_features, 2 * hidden_features), nn.Linear(hidden_features, in_features)
+
+    def forward(self, tokens):
+        both = self.input(tokens)
+        stream, gate = both.chunk(2, dim=-1)
+        gate = torch.sigmoid(gate)
+        if self.form == "glu":
+            return self.output(F.glu(both))
+        if self.form == "in place":
+            stream = stream.clone()
+            stream *= gate
+            return self.output(stream)
+        if self.form == "into the gate":
+            gate *= stream
+            return self.output(gate)
+        return self.output(stream * gate)
+
+
+@pytest.mark.parametrize("form", ["glu", "in place", "into the gate"])
+def test_a_sigmoid_weighs_however_the_product_is_written(form):
+    models = (small_vit(depth=2, mlp_layer=partial(SigmoidGated, form=each)) for each in (form, "called"))
+    assert_same_maps(*models, ["ixg:rule=libra", "attnlrp", "fullgrad:rule=libra", "decompx", "fullgrad"])
+
+
+class WrittenScores(nn.Module):
+    """timm's attention with its scores written out."""
+
+    def __init__(self, inner: nn.Module, form: str) -> None:
+        super().__init__()
+        self.inner, self.form = inner, form
+
+    def forward(self, tokens, **_):
+        batch, count, width = tokens.shape
+        query, key, value = self.inner.qkv(tokens).reshape(batch, count, 3, 3, -1).permute(2, 0, 3, 1, 4)
+        scores = query @ key.transpose(-2, -1)
+        if self.form == "times":
+            scores *= self.inner.scale
+        else:
+            scores.div_(1 / self.inner.scale)
+            scores += torch.zeros(count, dtype=scores.dtype)
+        if self.form == "by head":
+            scores *= torch.ones(3, 1, 1, dtype=scores.dtype)
+        return self.inner.proj((scores.softmax(dim=-1) @ value).transpose(1, 2).reshape(batch, count, width))
+
+
+def with_scores(form: str) -> nn.Module:
+    model = small_vit(depth=2)
+    for block in model.blocks:
+        block.attn = WrittenScores(block.attn, form)
+    return model
+
+
+@pytest.mark.parametrize("form", ["times", "divided"])
+def test_scores_may_be_scaled_in_place(form):
+    methods = ["attnlrp", "gae:rule=attnlrp", "agcam", "ixg"]
+    found, expected = (
+        vitreous.explain(model, random_images(), methods, 1).scores for model in (with_scores(form), small_vit(depth=2))
+    )
+    for method in methods:
+        assert largest_difference(found[method], expected[method]) < EXACT, method
+
+
+def test_scores_that_something_else_was_done_to_in_place_are_not_followed():
+    """As where the same is not done in place: a factor by head is not one number."""
+    with pytest.raises(UnsupportedModelError, match="in a way that the rules attnlrp cannot follow"):
+        vitreous.explain(with_scores("by head"), random_images(1), "attnlrp")
 
 
 def test_a_projection_between_scores_and_softmax_does_not_hide_the_keys():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
 from vitreous.errors import UnsupportedModelError
+from vitreous.tape import interception as heard
 from vitreous.tape import multihead
 from vitreous.tape.attention import AttentionRecord, additive_bias, attend_fused, score_rows
 from vitreous.tape.functions import Attend, Elementwise, InForce
@@ -24,6 +25,9 @@ from vitreous.tape.rulebook import RULES
 _EXACT = (torch.float32, torch.float64)
 # Rules to which a hand-written A is a constant or an ordinary softmax, so that its steps need not be followed.
 NEED_NO_SCORES = {"plain", "frozen", "libra", "conservative"}
+_MULTIPLICATION = (*heard.MULTIPLICATION, *heard.MULTIPLICATION_IN_PLACE)
+_DIVISION = (*heard.DIVISION, *heard.DIVISION_IN_PLACE)
+_ADDITION = (*heard.ADDITION, *heard.ADDITION_IN_PLACE)
 _HIDDEN = -9e3  # masks are written as -1e4 or less: a score lower by this much has no share of the softmax
 _EMPTY = AttentionRecord(None, torch.empty(0), torch.empty(0), 1.0)
 
@@ -191,17 +195,18 @@ class AttentionListener:
         return self._scores is not None and bool(args) and args[0] is self._scores
 
     def on_score_step(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Scores are scaled by a number, or something constant is added to them."""
+        """Scores are scaled by a number, or something constant is added to them; perhaps in place."""
         output = func(*args, **kwargs)
         other = args[1] if len(args) > 1 else None
-        if func.__name__ in {"mul", "__mul__", "__rmul__"} and isinstance(other, int | float):
+        if func in _MULTIPLICATION and isinstance(other, int | float):
             self._factor *= other
-        elif func.__name__ in {"div", "__truediv__"} and isinstance(other, int | float):
+        elif func in _DIVISION and isinstance(other, int | float):
             self._factor /= other
-        elif func.__name__ not in {"add", "__add__", "__radd__", "masked_fill"} or in_graph(other):
+        elif func not in (*_ADDITION, *heard.MASKED_FILL) or in_graph(other):
+            self._scores = None if output is self._scores else self._scores  # changed in place into something else
             return output
         elif self._progress.layer is not None:
-            self.biases[self._progress.layer] = other if func.__name__ != "masked_fill" else _hidden(args, output)
+            self.biases[self._progress.layer] = other if func in _ADDITION else _hidden(args, output)
         self._scores = output
         return output
 

@@ -100,6 +100,9 @@ class BiasNotes:
         return layer if layer in self._plan.biases and output.requires_grad else None
 
     def _add(self, layer: int, found: Tensor, tokens_first: bool) -> None:  # noqa: FBT001
+        batch, tokens = self._progress.batch, self._progress.tokens
+        if layer < self._plan.depth and found.dim() == 1 and len(found) == batch * tokens:  # all tokens in one row
+            found = found.view((tokens, batch) if tokens_first else (batch, tokens))
         self._in_force.add_bias(layer, found.transpose(0, 1) if tokens_first and found.dim() > 1 else found)
 
 

@@ -76,8 +76,10 @@ class Interception(TorchFunctionMode):
         if torch.is_grad_enabled() and (func.__name__ not in {"__get__", "__set__"} or func in _TRANSPOSED):
             args = tuple(_as_constant(value) for value in args)
             kwargs = {name: _as_constant(value) for name, value in kwargs.items()}
-        handler = self._handlers.get(func, self._otherwise)
-        return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
+        handler = self._handlers.get(func)
+        if handler is not None:
+            return handler(func, *_by_position(args, kwargs))
+        return func(*args, **kwargs) if self._otherwise is None else self._otherwise(func, args, kwargs)
 
     def _enter_module(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if module not in self._modules or threading.get_ident() != self._thread:
@@ -99,6 +101,15 @@ def _as_constant(value: Any) -> Any:
     if type(value) in (list, tuple) and any(isinstance(item, Tensor) for item in value):
         return type(value)(_as_constant(item) for item in value)
     return value
+
+
+def _by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The operands of a call in their places, also where they were named."""
+    for place, names in enumerate((("input", "x", "A"), ("other",))):
+        name = next((name for name in names if name in kwargs), None) if len(args) == place else None
+        if name is not None:
+            args, kwargs = (*args, kwargs[name]), {other: value for other, value in kwargs.items() if other != name}
+    return args, kwargs
 
 
 def in_graph(value: Any) -> bool:
@@ -132,6 +143,7 @@ GATES = (
     *TANH,
     *(torch.erf, Tensor.erf),
 )
+GATED = (F.glu,)
 INVERSE_ROOT = (torch.rsqrt, Tensor.rsqrt)
 ROOT = (torch.sqrt, Tensor.sqrt)
 DEVIATION = (torch.std, Tensor.std)
@@ -144,12 +156,17 @@ POWER = (torch.pow, Tensor.pow, Tensor.__pow__)
 LENGTHS = (torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm)
 NORMALIZE = (F.normalize,)
 LINEAR = (F.linear,)
-MULTIPLICATION = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+ADDMM = (torch.addmm, Tensor.addmm)
+MULTIPLICATION = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply)
 MULTIPLICATION_IN_PLACE = (Tensor.mul_, Tensor.__imul__)
 ADDITION = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 ADDITION_IN_PLACE = (Tensor.add_, Tensor.__iadd__)
+SUBTRACTION = (torch.sub, Tensor.sub, Tensor.__sub__, torch.subtract, Tensor.subtract, Tensor.sub_, Tensor.__isub__)
+SUBTRACTION_FROM = (torch.rsub, Tensor.__rsub__)
+DIVISION = (torch.div, Tensor.div, Tensor.__truediv__)
+DIVISION_IN_PLACE = (Tensor.div_, Tensor.__itruediv__)
+MASKED_FILL = (torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_)
 POOLING = (Tensor.__getitem__, torch.mean, Tensor.mean)
-SCORE_STEPS = (torch.div, Tensor.div, Tensor.__truediv__, torch.masked_fill, Tensor.masked_fill)
 CONVOLUTION = (F.conv2d, torch.conv2d)
 GRID_POOLING = (F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.pixel_unshuffle)
 # Activations f with f(0) = 0, so that f(u)/u is a gate, and their slope at 0 (for f(u)/u at u = 0).

@@ -114,7 +114,8 @@ class Recorder:
             hear(heard.POWER, rules.on_power)
             hear(heard.LENGTHS, relevance.noting(rules.on_length))
             hear(heard.NORMALIZE, relevance.noting(rules.on_normalize))
-            hear(heard.SCORE_STEPS, self._or_score_step(relevance.on_divide))
+            hear((*heard.DIVISION, *heard.MASKED_FILL), self._or_score_step(relevance.on_divide))
+            hear(heard.DIVISION_IN_PLACE, self._or_score_step(relevance.on_divide))
         if rules.rules_differ or self.plan.biases:
             hear(heard.LAYER_NORM, rules.on_layer_norm)
             hear(tuple(heard.ACTIVATIONS), rules.on_activation)
@@ -122,8 +123,14 @@ class Recorder:
             hear(heard.TANH, relevance.noting(rules.on_gate, unless=lambda: self.progress.layer is not None))
             hear(heard.MULTIPLICATION, self._or_score_step(relevance.over(rules.on_multiply, relevance.on_multiply)))
             hear(heard.ADDITION, self._or_score_step(relevance.over(rules.on_add, relevance.on_add)))
+            hear(heard.MULTIPLICATION_IN_PLACE, self._or_score_step(relevance.noting(rules.on_multiply_in_place)))
+            hear(heard.ADDITION_IN_PLACE, self._or_score_step(relevance.noting(rules.on_add)))
+            hear(heard.SUBTRACTION, relevance.noting(rules.on_subtract))
+            hear(heard.SUBTRACTION_FROM, relevance.noting(rules.on_subtract_from))
+            hear(heard.GATED, relevance.noting(rules.on_gated))
         if self.plan.biases or relevance.follows:
             hear(heard.LINEAR, relevance.over(rules.on_linear, relevance.on_linear))
+            hear(heard.ADDMM, relevance.noting(rules.on_addmm))
         if relevance.follows:
             hear(heard.POOLING, relevance.on_pool)
         if self.plan.needs.projections:

@@ -124,27 +124,68 @@ class RuleListener:
 
     def on_multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A product of two streams inside a block, unless one of them is only a gate."""
-        two_streams = len(args) > 1 and in_graph(args[0]) and in_graph(args[1]) and self._progress.inside_block
-        gates = [self.is_gate(value) for value in args[:2]]
-        weighs = any(gates) or any(_among(self._deviations, value) for value in args[:2])
-        if self.products_matter and two_streams and not weighs:
+        if self._halves(args):
             return Product.apply(args[0], args[1], self._in_force)
+        return self._multiply(func, args, kwargs)
+
+    def on_multiply_in_place(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A product that takes the place of its first factor, which the way back needs as it was."""
+        if self._halves(args):
+            return args[0].copy_(Product.apply(args[0].clone(), args[1], self._in_force))
+        return self._multiply(func, args, kwargs)
+
+    def _halves(self, args: tuple[Any, ...]) -> bool:
+        """Whether a rule may give half to each factor."""
+        weighs = any(self.is_gate(value) or _among(self._deviations, value) for value in args[:2])
+        return self.products_matter and self._are_streams(args) and not weighs
+
+    def _are_streams(self, args: tuple[Any, ...]) -> bool:
+        return len(args) > 1 and in_graph(args[0]) and in_graph(args[1]) and self._progress.inside_block
+
+    def _multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        gates, streams = [self.is_gate(value) for value in args[:2]], self._are_streams(args)
         output = func(*args, **kwargs)
-        if two_streams and any(gates) and not all(gates):
+        if streams and any(gates) and not all(gates):
             self._biases.note_gated(output)
-        else:
-            self._pass_on_gate(args, output)
-            self._pass_on_deviation(args, output)
+        self._pass_on_gate(args, output)
+        self._pass_on_deviation(args, output)
         return output
+
+    def on_gated(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``F.glu``: the first half times a sigmoid of the second."""
+        if not self._progress.inside_block or not in_graph(args[0]):
+            return func(*args, **kwargs)
+        stream, gate = args[0].chunk(2, dim=_argument(args, kwargs, 1, "dim", -1))
+        return self.on_multiply(torch.mul, (stream, self.on_gate(torch.sigmoid, (gate,), {})), {})
 
     def on_add(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A gate plus a constant is a gate: 1 + tanh(...) of a hand-written GELU. Other constants are biases."""
+        return self._sum(func, args, kwargs, (1, kwargs.get("alpha", 1)))
+
+    def on_subtract(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A difference."""
+        return self._sum(func, args, kwargs, (1, -kwargs.get("alpha", 1)))
+
+    def on_subtract_from(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The second minus the first."""
+        return self._sum(func, args, kwargs, (-kwargs.get("alpha", 1), 1))
+
+    def on_addmm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A bias plus a product."""
+        return self._sum(func, args, kwargs, (kwargs.get("beta", 1),))
+
+    def _sum(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], factors: tuple[float, ...]
+    ) -> Any:
+        constants = zip(args, factors, strict=False) if any(map(in_graph, args)) else ()
+        # As they are before the call, which may change its first operand.
+        biases = [value * factor for value, factor in constants if isinstance(value, Tensor) and not in_graph(value)]
         output = func(*args, **kwargs)
         if self._pass_on_gate(args, output):
             self._biases.note_shifted(output)
         elif not self._pass_on_deviation(args, output):
-            constant = next((value for value in args[:2] if isinstance(value, Tensor) and not in_graph(value)), None)
-            self._biases.note(output, constant)
+            for bias in biases:
+                self._biases.note(output, bias)
         return output
 
     def _pass_on_gate(self, args: tuple[Any, ...], output: Any) -> bool:
@@ -191,6 +232,7 @@ class RuleListener:
 def _pass_on(tensors: list[Tensor], args: tuple[Any, ...], output: Any) -> bool:
     """Put the output among some tensors if one operand is and the other has no gradient."""
     known = [_among(tensors, value) for value in args[:2]]
+    tensors[:] = [tensor for tensor in tensors if tensor is not output]  # one that was changed in place
     if not any(known) or any(in_graph(value) and not one for one, value in zip(known, args[:2], strict=True)):
         return False
     tensors.append(output)
