@@ -7,6 +7,7 @@ are registered globally, not on the model, say in which block a call happens. Bo
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -138,11 +139,13 @@ RESHAPE = (Tensor.view, Tensor.reshape)
 LAYER_NORM = (F.layer_norm, torch.layer_norm)
 RMS_NORM = (F.rms_norm, torch.rms_norm)
 TANH = (torch.tanh, Tensor.tanh, F.tanh)
-GATES = (
-    *(torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit, F.hardsigmoid),
-    *TANH,
-    *(torch.erf, Tensor.erf),
-)
+# Functions that weigh something where they are multiplied with it, and their slope at 0.
+GATES: Mapping[Callable[..., Any], float] = {
+    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit), 0.25),
+    F.hardsigmoid: 1 / 6,
+    **dict.fromkeys(TANH, 1.0),
+    **dict.fromkeys((torch.erf, Tensor.erf), 2 / math.pi**0.5),
+}
 GATED = (F.glu,)
 INVERSE_ROOT = (torch.rsqrt, Tensor.rsqrt)
 ROOT = (torch.sqrt, Tensor.sqrt)
@@ -152,6 +155,7 @@ DEVIATION_STEPS = (
     *(torch.reciprocal, Tensor.reciprocal, Tensor.__rtruediv__),
     *(torch.clamp, Tensor.clamp, torch.clamp_min, Tensor.clamp_min),
 )
+SQUARE = (torch.square, Tensor.square)
 POWER = (torch.pow, Tensor.pow, Tensor.__pow__)
 LENGTHS = (torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm)
 NORMALIZE = (F.normalize,)
@@ -169,7 +173,7 @@ MASKED_FILL = (torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_)
 POOLING = (Tensor.__getitem__, torch.mean, Tensor.mean)
 CONVOLUTION = (F.conv2d, torch.conv2d)
 GRID_POOLING = (F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.pixel_unshuffle)
-# Activations f with f(0) = 0, so that f(u)/u is a gate, and their slope at 0 (for f(u)/u at u = 0).
+# Activations f, and their slope at 0 (for f(u)/u at u = 0, which is a gate; f(0) counts as a bias where it is not 0).
 ACTIVATIONS: Mapping[Callable[..., Any], float] = {
     F.gelu: 0.5,
     **dict.fromkeys((F.relu, torch.relu, Tensor.relu), 0.0),
@@ -180,4 +184,10 @@ ACTIVATIONS: Mapping[Callable[..., Any], float] = {
     F.selu: 1.0507009873554805,  # its scale
     F.leaky_relu: 1.0,
     **dict.fromkeys((F.relu6, F.hardtanh), 0.0),
+    F.softsign: 1.0,
+    **dict.fromkeys((F.tanhshrink, F.hardshrink, F.softshrink), 0.0),
+    **dict.fromkeys((F.softplus, F.logsigmoid), 0.5),
 }
+NOT_0_AT_0 = frozenset(
+    {torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit, F.hardsigmoid, F.softplus, F.logsigmoid}
+)

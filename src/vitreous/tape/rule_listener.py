@@ -10,8 +10,17 @@ from torch import Tensor
 
 from vitreous.tape import interception as heard
 from vitreous.tape.biases import BiasNotes
-from vitreous.tape.functions import Elementwise, InForce, Kind, Normalise, NoteResidue, Product
-from vitreous.tape.interception import in_graph, of_first
+from vitreous.tape.functions import (
+    Elementwise,
+    InForce,
+    Kind,
+    Normalise,
+    NoteResidue,
+    Product,
+    kind_of,
+    take_for_activation,
+)
+from vitreous.tape.interception import Handler, in_graph, of_first
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
 from vitreous.tape.rulebook import RULES
@@ -57,6 +66,7 @@ class RuleListener:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, eps: float, centred: bool
     ) -> Any:
         tokens = args[0]
+        take_for_activation(tokens)
         if not tokens.requires_grad or not self.rules_differ:
             return func(*args, **kwargs)
         shape = tuple(_argument(args, kwargs, 1, "normalized_shape", None))
@@ -73,7 +83,7 @@ class RuleListener:
             return self._weigh(func, args, kwargs, 1.0, "activation")
         if not self._progress.inside_block:
             return func(*args, **kwargs)
-        gate = self._weigh(func, args, kwargs, 0.0, "gate")
+        gate = self._weigh(func, args, kwargs, heard.GATES[func], "gate")
         self._gates.append(gate)
         return gate
 
@@ -103,12 +113,20 @@ class RuleListener:
         return self.on_deviation(func, args, kwargs)
 
     def on_power(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A root may be written as a power."""
+        """A root may be written as a power; a power of an activation is one: squared ReLU."""
         exponent = _argument(args, kwargs, 1, "exponent", None)
-        if not isinstance(exponent, float):
+        if not isinstance(exponent, int | float):
             return func(*args, **kwargs)
+        if exponent > 1:
+            return self.on_square(func, args, kwargs)
         chosen = {0.5: self.on_length, -0.5: self.on_deviation}.get(exponent)
         return func(*args, **kwargs) if chosen is None else chosen(func, args, kwargs)
+
+    def on_square(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of an activation, an activation; in a norm or in a written-out GELU, nothing by itself."""
+        if kind_of(args[0]) != "activation":
+            return func(*args, **kwargs)
+        return self._weigh(func, args, kwargs, 0.0, "activation")
 
     def on_normalize(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``F.normalize``, which is a division by the length."""
@@ -172,7 +190,22 @@ class RuleListener:
 
     def on_addmm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A bias plus a product."""
+        self._enter_product(args[1:])
         return self._sum(func, args, kwargs, (kwargs.get("beta", 1),))
+
+    def before_product(self, inner: Handler) -> Handler:
+        """``inner``, which multiplies matrices: with a constant one it is a linear layer."""
+
+        def handler(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self._enter_product(args)
+            return inner(func, args, kwargs)
+
+        return handler
+
+    @staticmethod
+    def _enter_product(args: tuple[Any, ...]) -> None:
+        if len(args) > 1 and not in_graph(args[1]):
+            take_for_activation(args[0])
 
     def _sum(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], factors: tuple[float, ...]
@@ -180,12 +213,15 @@ class RuleListener:
         constants = zip(args, factors, strict=False) if any(map(in_graph, args)) else ()
         # As they are before the call, which may change its first operand.
         biases = [value * factor for value, factor in constants if isinstance(value, Tensor) and not in_graph(value)]
+        operands = [value for value in args[:2] if in_graph(value)]
         output = func(*args, **kwargs)
         if self._pass_on_gate(args, output):
             self._biases.note_shifted(output)
         elif not self._pass_on_deviation(args, output):
             for bias in biases:
                 self._biases.note(output, bias)
+            for value in operands:
+                take_for_activation(value)
         return output
 
     def _pass_on_gate(self, args: tuple[Any, ...], output: Any) -> bool:
@@ -198,6 +234,7 @@ class RuleListener:
 
     def on_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A linear layer; its bias counts."""
+        take_for_activation(args[0])
         output = func(*args, **kwargs)
         self._biases.note(output, _argument(args, kwargs, 2, "bias", None))
         return output
@@ -213,7 +250,12 @@ class RuleListener:
     ) -> Any:
         """An activation or gate; what a rule's slope leaves unexplained of it counts as a bias."""
         note = self._biases.residue_note(args[0])
-        return self._elementwise(func, args, kwargs, slope_at_zero, kind, note)
+        value = (
+            float(of_first(func, args, kwargs)(torch.zeros((), dtype=torch.float64)))
+            if func in heard.NOT_0_AT_0
+            else 0.0
+        )
+        return self._elementwise(func, args, kwargs, slope_at_zero, kind, note, value)
 
     def _elementwise(
         self,
@@ -223,10 +265,12 @@ class RuleListener:
         slope_at_zero: float,
         kind: Kind,
         note: NoteResidue | None = None,
+        value_at_zero: float = 0.0,
     ) -> Any:
         if note is None and not (self.rules_differ and in_graph(args[0])):
             return func(*args, **kwargs)
-        return Elementwise.apply(args[0], of_first(func, args, kwargs), slope_at_zero, kind, self._in_force, note)
+        function = of_first(func, args, kwargs)
+        return Elementwise.apply(args[0], function, slope_at_zero, kind, self._in_force, note, value_at_zero)
 
 
 def _pass_on(tensors: list[Tensor], args: tuple[Any, ...], output: Any) -> bool:
