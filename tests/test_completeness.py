@@ -11,6 +11,7 @@ import pytest
 import torch
 from timm.layers import GELUTanh, GluMlp, RmsNorm, SwiGLU
 from timm.models.eva import Eva
+from timm.models.metaformer import SquaredReLU, StarReLU
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -44,6 +45,26 @@ class WrittenOut(nn.Module):
             inner = 0.79788456 * (values + 0.044715 * torch.pow(values, 3.0))
             return 0.5 * values * (1.0 + torch.tanh(inner))
         return values * 0.5 * (1.0 + torch.erf(values / 2**0.5))
+
+
+class Softened(nn.Module):
+    """A feed-forward part whose activation reaches its second layer by a detour."""
+
+    def __init__(self, in_features: int, hidden_features: int, form: str, **_) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(in_features, hidden_features), nn.Linear(hidden_features, in_features)
+        self.norm, self.form = nn.LayerNorm(hidden_features), form
+
+    def forward(self, tokens):
+        hidden = torch.sigmoid(self.first(tokens))
+        if self.form == "norm":
+            return self.second(self.norm(hidden))
+        if self.form == "product":
+            return hidden @ self.second.weight.T
+        if self.form == "row":
+            product = torch.addmm(self.second.bias, hidden.view(-1, hidden.shape[-1]), self.second.weight.T)
+            return product.view_as(tokens)
+        return self.second(hidden) + torch.tanh(tokens)
 
 
 class HandNorm(nn.Module):
@@ -118,6 +139,19 @@ PLAIN_MODELS = {
     "biases added by hand": with_added_biases,
     "a gate that is only a gate": partial(small_vit, mlp_layer=GluMlp, act_layer=nn.Sigmoid),
     "ReLU": partial(small_vit, act_layer=nn.ReLU),
+    "tanh": partial(small_vit, act_layer=nn.Tanh),
+    "sigmoid": partial(small_vit, act_layer=nn.Sigmoid),
+    "hard sigmoid": partial(small_vit, act_layer=nn.Hardsigmoid),
+    "softplus": partial(small_vit, act_layer=partial(nn.Softplus, beta=2)),
+    "softsign": partial(small_vit, act_layer=nn.Softsign),
+    "log of sigmoid": partial(small_vit, act_layer=nn.LogSigmoid),
+    "tanhshrink": partial(small_vit, act_layer=nn.Tanhshrink),
+    "squared ReLU": partial(small_vit, act_layer=SquaredReLU),
+    "StarReLU": partial(small_vit, act_layer=StarReLU),
+    **{
+        f"sigmoid, then {form}": partial(small_vit, mlp_layer=partial(Softened, form=form))
+        for form in ("norm", "product", "row", "sum")
+    },
     "tanh GELU": partial(small_vit, act_layer=GELUTanh),
     "QuickGELU": partial(small_vit, act_layer=partial(WrittenOut, "quick")),
     "written-out tanh GELU": partial(small_vit, act_layer=partial(WrittenOut, "tanh")),

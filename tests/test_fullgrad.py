@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from timm.models.metaformer import SquaredReLU
 from torch import nn
 
 import vitreous
@@ -156,8 +157,12 @@ def test_as_many_images_as_tokens_are_not_mixed_up():
     assert largest_difference(together[:3], alone) < 1e-12
 
 
-def test_many_methods_share_the_noted_biases():
+@pytest.mark.parametrize("squared", [False, True])
+def test_many_methods_share_the_noted_biases(squared):
     model, images = golden_model()
+    if squared:
+        for block in model.blocks:
+            block.mlp.act = SquaredReLU()
     spellings = ["fullgrad", "fullgrad:layer=2", "fullgrad_plus:rule=libra", "fullgrad.skipplus", "ixg", "gae"]
     together = vitreous.explain(model, images, spellings).scores
     for spelling in spellings:

@@ -20,9 +20,11 @@ from vitreous.errors import MethodError
 from vitreous.methods import method_info
 from vitreous.speed.peers.lxt import LXT
 from vitreous.speed.timing import one_thread
+from vitreous.tape import interception as heard
 from vitreous.tape.attention import AttentionRecord, attend_fused, plain_gradients
 from vitreous.tape.functions import InForce, Product
 from vitreous.tape.rulebook import RULES
+from vitreous.tape.rules import ElementwiseCall
 from whole_maps import all_token_scores
 
 EXACT = 1e-10
@@ -155,6 +157,25 @@ def test_factors_of_a_product_get_their_share(rule, share):
     expected = torch.autograd.grad(left * right, (left, right), slope)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, share * other)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (F.gelu, lambda values: 0.5 * (1 + torch.erf(values / 2**0.5))),
+        (torch.tanh, lambda values: (values.tanh() / values).nan_to_num(1.0)),
+        (torch.sigmoid, lambda values: ((values.sigmoid() - 0.5) / values).nan_to_num(0.25)),
+        (F.softplus, lambda values: (torch.log((1 + values.exp()) / 2) / values).nan_to_num(0.5)),
+    ],
+)
+def test_an_activation_held_constant_is_its_slope_from_zero(function, expected):
+    """Also at 0 and next to it, where f(u)/u of a function that is not 0 at 0 has no bound."""
+    values = torch.tensor([-3.0, -0.4, 0.0, 1e-12, 0.7, 5.0], dtype=torch.float64)
+    slope = heard.ACTIVATIONS.get(function, heard.GATES.get(function))
+    call = ElementwiseCall(values, function, slope, float(function(torch.zeros((), dtype=torch.float64))))
+    found = RULES["libra"].activation(call, torch.full_like(values, 2.0))
+    # The expected value itself is a difference that is rounded at 1e-16, and divided by 1e-12.
+    torch.testing.assert_close(found, 2 * expected(values), rtol=1e-3, atol=1e-12)
 
 
 # Goldens and peers ----------------------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def additive_bias(mask: Tensor | None, query: Tensor, keys: int, *, causal: bool
     if mask.dtype == torch.bool:
         hidden = torch.zeros(mask.shape, dtype=query.dtype, device=query.device)
         return hidden.masked_fill_(~mask, float("-inf"))
-    return mask.detach()
+    return mask
 
 
 def value_gradient(record: AttentionRecord, output_gradient: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
 from vitreous.errors import UnsupportedModelError
+from vitreous.tape import interception as heard
 from vitreous.tape import multihead
-from vitreous.tape.attention import AttentionRecord, additive_bias, attend_fused
+from vitreous.tape.attention import AttentionRecord, additive_bias, attend_fused, score_rows
 from vitreous.tape.functions import Attend, Elementwise, InForce
 from vitreous.tape.interception import in_graph, of_first
 from vitreous.tape.plan import Plan
@@ -23,6 +25,9 @@ from vitreous.tape.rulebook import RULES
 _EXACT = (torch.float32, torch.float64)
 # Rules to which a hand-written A is a constant or an ordinary softmax, so that its steps need not be followed.
 NEED_NO_SCORES = {"plain", "frozen", "libra", "conservative"}
+_MULTIPLICATION = (*heard.MULTIPLICATION, *heard.MULTIPLICATION_IN_PLACE)
+_DIVISION = (*heard.DIVISION, *heard.DIVISION_IN_PLACE)
+_ADDITION = (*heard.ADDITION, *heard.ADDITION_IN_PLACE)
 _HIDDEN = -9e3  # masks are written as -1e4 or less: a score lower by this much has no share of the softmax
 _EMPTY = AttentionRecord(None, torch.empty(0), torch.empty(0), 1.0)
 
@@ -85,11 +90,14 @@ class AttentionListener:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
     ) -> Tensor:
         self._check(layer, query.shape[0], query.shape[2], key.shape[2])
-        record = AttentionRecord(query.detach(), key.detach(), value.detach(), scale, bias)
+        constant_bias = None if bias is None else bias.detach()
+        record = AttentionRecord(query.detach(), key.detach(), value.detach(), scale, constant_bias)
         if bias is not None:
-            self.biases[layer] = bias
+            self.biases[layer] = constant_bias
         if layer in self._plan.intervention.attention_scale:
             return self._attend_scaled(layer, record, value)
+        if in_graph(bias):
+            return self._attend_by_scores(layer, record, value, score_rows(query, key, scale, bias))
         followed = query.requires_grad or key.requires_grad or value.requires_grad
         if self._worth_keeping(layer, record):
             record.matrix = record.rows(slice(None))
@@ -109,6 +117,22 @@ class AttentionListener:
             output = forward_call()
         self._keep(layer, record, output)
         return output
+
+    def _attend_by_scores(self, layer: int, record: AttentionRecord, value: Tensor, scores: Tensor) -> Tensor:
+        """With a mask that depends on the tokens, which has a gradient of its own where A has one."""
+        self.mixed.add(layer)
+        weights = self._softmax(partial(torch.softmax, dim=-1), scores)
+        record.matrix = weights.detach()
+        output = weights.to(value.dtype) @ value
+        self._keep(layer, record, output)
+        return output
+
+    def _softmax(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+        """A, under the rule in force."""
+        if not (self._rules_differ and scores.requires_grad):
+            return function(scores)
+        weights: Tensor = Elementwise.apply(scores, function, 0.0, "softmax", self._in_force)
+        return weights
 
     def _attend_scaled(self, layer: int, record: AttentionRecord, value: Tensor) -> Tensor:
         """With another attention matrix than the model's: a multiple of it, and a constant."""
@@ -158,9 +182,12 @@ class AttentionListener:
         if self._weights is not None and args[0] is self._weights and self._operands is not None:
             return self._attend_by_hand(layer, args[1], output)
         if self._weights is None:
-            self._operands, self._scores, self._factor = (args[0], args[1]), output, 1.0
             # A product with a weight matrix is a projection, not a part of the scores.
-            self._products += min(args[0].dim(), args[1].dim()) > 2
+            projects = min(args[0].dim(), args[1].dim()) <= 2
+            if not projects:
+                self._products, self._scores, self._factor = self._products + 1, output, 1.0
+            if not projects or not self._products:
+                self._operands = args[0], args[1]
         return output
 
     def follows(self, args: tuple[Any, ...]) -> bool:
@@ -168,17 +195,18 @@ class AttentionListener:
         return self._scores is not None and bool(args) and args[0] is self._scores
 
     def on_score_step(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Scores are scaled by a number, or something constant is added to them."""
+        """Scores are scaled by a number, or something constant is added to them; perhaps in place."""
         output = func(*args, **kwargs)
         other = args[1] if len(args) > 1 else None
-        if func.__name__ in {"mul", "__mul__", "__rmul__"} and isinstance(other, int | float):
+        if func in _MULTIPLICATION and isinstance(other, int | float):
             self._factor *= other
-        elif func.__name__ in {"div", "__truediv__"} and isinstance(other, int | float):
+        elif func in _DIVISION and isinstance(other, int | float):
             self._factor /= other
-        elif func.__name__ not in {"add", "__add__", "__radd__", "masked_fill"} or in_graph(other):
+        elif func not in (*_ADDITION, *heard.MASKED_FILL) or in_graph(other):
+            self._scores = None if output is self._scores else self._scores  # changed in place into something else
             return output
         elif self._progress.layer is not None:
-            self.biases[self._progress.layer] = other if func.__name__ != "masked_fill" else _hidden(args, output)
+            self.biases[self._progress.layer] = other if func in _ADDITION else _hidden(args, output)
         self._scores = output
         return output
 
@@ -188,11 +216,7 @@ class AttentionListener:
         if self._progress.layer is None or not isinstance(scores, Tensor) or scores.dim() != 4:
             return func(*args, **kwargs)
         self._followed, self._entering = scores is self._scores, scores
-        if self._rules_differ and scores.requires_grad:
-            function = of_first(func, args, kwargs)
-            self._weights = Elementwise.apply(scores, function, 0.0, "softmax", self._in_force)
-        else:
-            self._weights = func(*args, **kwargs)
+        self._weights = self._softmax(of_first(func, args, kwargs), scores)
         return self._weights
 
     def on_same_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

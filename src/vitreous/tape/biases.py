@@ -40,7 +40,8 @@ class BiasNotes:
     def residue_note(self, tokens: Tensor) -> NoteResidue | None:
         """Who is to be told of an activation's gradients: what its slope leaves unexplained counts as a bias.
 
-        That is gradient x (f(u) - f'(u) u), and gradient x f'(u) is what goes on to u.
+        That is gradient x (f(u) - f'(u) u), and gradient x f'(u) is what goes on to u; of a gate that is held constant
+        it is gradient x f(0).
         """
         layer, in_force = self._layer_of(tokens), self._in_force
         if layer is None:
@@ -48,7 +49,8 @@ class BiasNotes:
         tokens_first = self._tokens_first and self._progress.inside_block
 
         def note(call: ElementwiseCall, gradient: Tensor, passed_on: Tensor) -> None:
-            if not in_force.rule.constant_gates and in_force.wants_biases_of(layer):
+            left_over = call.value_at_zero or not in_force.rule.constant_gates
+            if left_over and in_force.wants_biases_of(layer):
                 left = exact(gradient) * call.output
                 self._add(layer, left.addcmul_(exact(passed_on), exact(call.input), value=-1).sum(dim=-1), tokens_first)
 
@@ -100,6 +102,9 @@ class BiasNotes:
         return layer if layer in self._plan.biases and output.requires_grad else None
 
     def _add(self, layer: int, found: Tensor, tokens_first: bool) -> None:  # noqa: FBT001
+        batch, tokens = self._progress.batch, self._progress.tokens
+        if layer < self._plan.depth and found.dim() == 1 and len(found) == batch * tokens:  # all tokens in one row
+            found = found.view((tokens, batch) if tokens_first else (batch, tokens))
         self._in_force.add_bias(layer, found.transpose(0, 1) if tokens_first and found.dim() > 1 else found)
 
 

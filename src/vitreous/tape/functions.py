@@ -21,6 +21,9 @@ from vitreous.tape.rules import ElementwiseCall, NormCall, Rule, statistics
 # mypy: disable-error-code="no-untyped-call,override"
 
 
+_SAME_NUMBERS = {
+    *("ViewBackward0", "UnsafeViewBackward0", "TransposeBackward0", "PermuteBackward0", "CloneBackward0"),
+}
 Kind = Literal["activation", "softmax", "gate", "deviation", "length"]
 NoteResidue = Callable[[ElementwiseCall, Tensor, Tensor], None]  # is told the gradients at output and input
 
@@ -126,21 +129,42 @@ class Elementwise(torch.autograd.Function):
         kind: Kind,
         in_force: InForce,
         note_residue: NoteResidue | None = None,
+        value_at_zero: float = 0.0,
     ) -> Tensor:
         # Only the input is kept; a rule that wants the output runs the function again, which is cheaper than memory.
         ctx.save_for_backward(tokens)
         ctx.function, ctx.slope_at_zero, ctx.kind, ctx.in_force = function, slope_at_zero, kind, in_force
-        ctx.note_residue = note_residue
+        ctx.note_residue, ctx.value_at_zero = note_residue, value_at_zero
         return function(tokens)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,) = ctx.saved_tensors
-        call = ElementwiseCall(tokens, ctx.function, ctx.slope_at_zero)
+        call = ElementwiseCall(tokens, ctx.function, ctx.slope_at_zero, ctx.value_at_zero)
         result: Tensor | None = getattr(ctx.in_force.rule, ctx.kind)(call, gradient)
         if ctx.note_residue is not None and result is not None:
             ctx.note_residue(call, gradient, result)
-        return (result, None, None, None, None, None)
+        return (result, *[None] * 6)
+
+
+def kind_of(tensor: Any) -> Kind | None:
+    """What kind of function a tensor came out of, if it was put under a rule; views of it count as itself."""
+    kind: Kind | None = getattr(_made_by(tensor), "kind", None)
+    return kind
+
+
+def take_for_activation(tensor: Any) -> None:
+    """A sigmoid or tanh whose output is used as it is, and not to weigh something, was an activation."""
+    if kind_of(tensor) == "gate":
+        _made_by(tensor).kind = "activation"
+
+
+def _made_by(tensor: Any) -> Any:
+    """The step of the way back that leads to a tensor, or to what it is a view of."""
+    node = tensor.grad_fn if isinstance(tensor, Tensor) else None
+    while node is not None and node.name() in _SAME_NUMBERS:
+        node = node.next_functions[0][0]
+    return node
 
 
 class Product(torch.autograd.Function):

@@ -7,6 +7,7 @@ are registered globally, not on the model, say in which block a call happens. Bo
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -20,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+# Attributes that are calls in all but name: x @ W.T multiplies by a constant as F.linear(x, W) does.
+_TRANSPOSED = (Tensor.T.__get__, Tensor.mT.__get__, Tensor.H.__get__, Tensor.mH.__get__)  # type: ignore[attr-defined]
 
 
 class Listener(Protocol):
@@ -71,11 +74,13 @@ class Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         # Parameters as constants: the graph starts where the tape starts it, weights' inputs need not be saved, and
         # models with requires_grad on, off or made under inference_mode behave alike. Without a graph they are anyway.
-        if torch.is_grad_enabled() and func.__name__ not in {"__get__", "__set__"}:
+        if torch.is_grad_enabled() and (func.__name__ not in {"__get__", "__set__"} or func in _TRANSPOSED):
             args = tuple(_as_constant(value) for value in args)
             kwargs = {name: _as_constant(value) for name, value in kwargs.items()}
-        handler = self._handlers.get(func, self._otherwise)
-        return func(*args, **kwargs) if handler is None else handler(func, args, kwargs)
+        handler = self._handlers.get(func)
+        if handler is not None:
+            return handler(func, *_by_position(args, kwargs))
+        return func(*args, **kwargs) if self._otherwise is None else self._otherwise(func, args, kwargs)
 
     def _enter_module(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if module not in self._modules or threading.get_ident() != self._thread:
@@ -97,6 +102,15 @@ def _as_constant(value: Any) -> Any:
     if type(value) in (list, tuple) and any(isinstance(item, Tensor) for item in value):
         return type(value)(_as_constant(item) for item in value)
     return value
+
+
+def _by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The operands of a call in their places, also where they were named."""
+    for place, names in enumerate((("input", "x", "A"), ("other",))):
+        name = next((name for name in names if name in kwargs), None) if len(args) == place else None
+        if name is not None:
+            args, kwargs = (*args, kwargs[name]), {other: value for other, value in kwargs.items() if other != name}
+    return args, kwargs
 
 
 def in_graph(value: Any) -> bool:
@@ -125,26 +139,41 @@ RESHAPE = (Tensor.view, Tensor.reshape)
 LAYER_NORM = (F.layer_norm, torch.layer_norm)
 RMS_NORM = (F.rms_norm, torch.rms_norm)
 TANH = (torch.tanh, Tensor.tanh, F.tanh)
-GATES = (
-    *(torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit, F.hardsigmoid),
-    *TANH,
-    *(torch.erf, Tensor.erf),
-)
+# Functions that weigh something where they are multiplied with it, and their slope at 0.
+GATES: Mapping[Callable[..., Any], float] = {
+    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit), 0.25),
+    F.hardsigmoid: 1 / 6,
+    **dict.fromkeys(TANH, 1.0),
+    **dict.fromkeys((torch.erf, Tensor.erf), 2 / math.pi**0.5),
+}
+GATED = (F.glu,)
 INVERSE_ROOT = (torch.rsqrt, Tensor.rsqrt)
 ROOT = (torch.sqrt, Tensor.sqrt)
+DEVIATION = (torch.std, Tensor.std)
+DEVIATION_AND_MEAN = (torch.std_mean,)
+DEVIATION_STEPS = (
+    *(torch.reciprocal, Tensor.reciprocal, Tensor.__rtruediv__),
+    *(torch.clamp, Tensor.clamp, torch.clamp_min, Tensor.clamp_min),
+)
+SQUARE = (torch.square, Tensor.square)
 POWER = (torch.pow, Tensor.pow, Tensor.__pow__)
 LENGTHS = (torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm)
 NORMALIZE = (F.normalize,)
 LINEAR = (F.linear,)
-MULTIPLICATION = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
+ADDMM = (torch.addmm, Tensor.addmm)
+MULTIPLICATION = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply)
 MULTIPLICATION_IN_PLACE = (Tensor.mul_, Tensor.__imul__)
 ADDITION = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 ADDITION_IN_PLACE = (Tensor.add_, Tensor.__iadd__)
+SUBTRACTION = (torch.sub, Tensor.sub, Tensor.__sub__, torch.subtract, Tensor.subtract, Tensor.sub_, Tensor.__isub__)
+SUBTRACTION_FROM = (torch.rsub, Tensor.__rsub__)
+DIVISION = (torch.div, Tensor.div, Tensor.__truediv__)
+DIVISION_IN_PLACE = (Tensor.div_, Tensor.__itruediv__)
+MASKED_FILL = (torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_)
 POOLING = (Tensor.__getitem__, torch.mean, Tensor.mean)
-SCORE_STEPS = (torch.div, Tensor.div, Tensor.__truediv__, torch.masked_fill, Tensor.masked_fill)
 CONVOLUTION = (F.conv2d, torch.conv2d)
 GRID_POOLING = (F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.pixel_unshuffle)
-# Activations f with f(0) = 0, so that f(u)/u is a gate, and their slope at 0 (for f(u)/u at u = 0).
+# Activations f, and their slope at 0 (for f(u)/u at u = 0, which is a gate; f(0) counts as a bias where it is not 0).
 ACTIVATIONS: Mapping[Callable[..., Any], float] = {
     F.gelu: 0.5,
     **dict.fromkeys((F.relu, torch.relu, Tensor.relu), 0.0),
@@ -155,4 +184,10 @@ ACTIVATIONS: Mapping[Callable[..., Any], float] = {
     F.selu: 1.0507009873554805,  # its scale
     F.leaky_relu: 1.0,
     **dict.fromkeys((F.relu6, F.hardtanh), 0.0),
+    F.softsign: 1.0,
+    **dict.fromkeys((F.tanhshrink, F.hardshrink, F.softshrink), 0.0),
+    **dict.fromkeys((F.softplus, F.logsigmoid), 0.5),
 }
+NOT_0_AT_0 = frozenset(
+    {torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit, F.hardsigmoid, F.softplus, F.logsigmoid}
+)

@@ -45,6 +45,7 @@ def open_up(
     output = linear(output, given["out_proj_weight"], given["out_proj_bias"]).transpose(0, 1)
     if not given["need_weights"]:
         return output, None
+    bias = None if bias is None else bias.detach()
     weights = attention_rows(query.detach(), key.detach(), query.shape[-1] ** -0.5, bias)
     return output, weights.mean(dim=1) if given["average_attn_weights"] else weights
 

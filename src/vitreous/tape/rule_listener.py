@@ -10,8 +10,17 @@ from torch import Tensor
 
 from vitreous.tape import interception as heard
 from vitreous.tape.biases import BiasNotes
-from vitreous.tape.functions import Elementwise, InForce, Kind, Normalise, NoteResidue, Product
-from vitreous.tape.interception import in_graph, of_first
+from vitreous.tape.functions import (
+    Elementwise,
+    InForce,
+    Kind,
+    Normalise,
+    NoteResidue,
+    Product,
+    kind_of,
+    take_for_activation,
+)
+from vitreous.tape.interception import Handler, in_graph, of_first
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
 from vitreous.tape.rulebook import RULES
@@ -57,6 +66,7 @@ class RuleListener:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, eps: float, centred: bool
     ) -> Any:
         tokens = args[0]
+        take_for_activation(tokens)
         if not tokens.requires_grad or not self.rules_differ:
             return func(*args, **kwargs)
         shape = tuple(_argument(args, kwargs, 1, "normalized_shape", None))
@@ -73,86 +83,158 @@ class RuleListener:
             return self._weigh(func, args, kwargs, 1.0, "activation")
         if not self._progress.inside_block:
             return func(*args, **kwargs)
-        gate = self._weigh(func, args, kwargs, 0.0, "gate")
+        gate = self._weigh(func, args, kwargs, heard.GATES[func], "gate")
         self._gates.append(gate)
         return gate
 
-    def on_inverse_root(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """1/deviation of a hand-written normalisation."""
+    def on_deviation(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The deviation of a hand-written normalisation, or 1/deviation."""
         if self._progress.layer is None:
             return func(*args, **kwargs)
-        inverse = self._elementwise(func, args, kwargs, 0.0, "deviation")
-        self._deviations.append(inverse)
-        return inverse
+        deviation = self._elementwise(func, args, kwargs, 0.0, "deviation")
+        self._deviations.append(deviation)
+        return deviation
 
-    def on_root(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The deviation of tokens; of the pooled feature behind the blocks, its length."""
-        if self._progress.layer is None:
-            return func(*args, **kwargs)
-        pooled = self._progress.behind and args[0].dim() == 2
-        return self._elementwise(func, args, kwargs, 0.0, "length" if pooled else "deviation")
+    def on_deviation_and_mean(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``torch.std_mean``."""
+        _, mean = func(*args, **kwargs)
+        return self.on_deviation(torch.std, args, kwargs), mean
 
-    def on_power(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A root may be written as a power."""
-        exponent = _argument(args, kwargs, 1, "exponent", None)
-        if not isinstance(exponent, float):
-            return func(*args, **kwargs)
-        chosen = {0.5: self.on_root, -0.5: self.on_inverse_root}.get(exponent)
-        return func(*args, **kwargs) if chosen is None else chosen(func, args, kwargs)
+    def on_deviation_step(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is made of a deviation alone is one: 1/deviation, or one that is kept from 0."""
+        output = func(*args, **kwargs)
+        self._pass_on_deviation(args, output)
+        return output
 
     def on_length(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Behind the blocks a feature may be divided by its length."""
-        if not self._progress.behind:
+        """A root or a norm: the deviation of tokens; of the pooled feature behind the blocks, its length."""
+        if self._progress.behind and args[0].dim() == 2:
+            return self._elementwise(func, args, kwargs, 0.0, "length")
+        return self.on_deviation(func, args, kwargs)
+
+    def on_power(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A root may be written as a power; a power of an activation is one: squared ReLU."""
+        exponent = _argument(args, kwargs, 1, "exponent", None)
+        if not isinstance(exponent, int | float):
             return func(*args, **kwargs)
-        return self._elementwise(func, args, kwargs, 0.0, "length")
+        if exponent > 1:
+            return self.on_square(func, args, kwargs)
+        chosen = {0.5: self.on_length, -0.5: self.on_deviation}.get(exponent)
+        return func(*args, **kwargs) if chosen is None else chosen(func, args, kwargs)
+
+    def on_square(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of an activation, an activation; in a norm or in a written-out GELU, nothing by itself."""
+        if kind_of(args[0]) != "activation":
+            return func(*args, **kwargs)
+        return self._weigh(func, args, kwargs, 0.0, "activation")
 
     def on_normalize(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``F.normalize``, which is a division by the length."""
-        if not self._progress.behind or not in_graph(args[0]):
+        if self._progress.layer is None or not in_graph(args[0]):
             return func(*args, **kwargs)
         power, axis, eps = (
             _argument(args, kwargs, place, name, default)
             for place, name, default in ((1, "p", 2.0), (2, "dim", 1), (3, "eps", 1e-12))
         )
-        length = self._elementwise(
-            torch.linalg.vector_norm, (args[0],), {"ord": power, "dim": axis, "keepdim": True}, 0.0, "length"
-        )
+        options = {"ord": power, "dim": axis, "keepdim": True}
+        length = self.on_length(torch.linalg.vector_norm, (args[0],), options)
         return args[0] / length.clamp_min(eps)
 
     def on_multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A product of two streams inside a block, unless one of them is only a gate."""
-        two_streams = len(args) > 1 and in_graph(args[0]) and in_graph(args[1]) and self._progress.inside_block
-        gates = [self.is_gate(value) for value in args[:2]]
-        weighs = any(gates) or any(_among(self._deviations, value) for value in args[:2])
-        if self.products_matter and two_streams and not weighs:
+        if self._halves(args):
             return Product.apply(args[0], args[1], self._in_force)
+        return self._multiply(func, args, kwargs)
+
+    def on_multiply_in_place(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A product that takes the place of its first factor, which the way back needs as it was."""
+        if self._halves(args):
+            return args[0].copy_(Product.apply(args[0].clone(), args[1], self._in_force))
+        return self._multiply(func, args, kwargs)
+
+    def _halves(self, args: tuple[Any, ...]) -> bool:
+        """Whether a rule may give half to each factor."""
+        weighs = any(self.is_gate(value) or _among(self._deviations, value) for value in args[:2])
+        return self.products_matter and self._are_streams(args) and not weighs
+
+    def _are_streams(self, args: tuple[Any, ...]) -> bool:
+        return len(args) > 1 and in_graph(args[0]) and in_graph(args[1]) and self._progress.inside_block
+
+    def _multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        gates, streams = [self.is_gate(value) for value in args[:2]], self._are_streams(args)
         output = func(*args, **kwargs)
-        if two_streams and any(gates) and not all(gates):
+        if streams and any(gates) and not all(gates):
             self._biases.note_gated(output)
-        else:
-            self._pass_on_gate(args, output)
+        self._pass_on_gate(args, output)
+        self._pass_on_deviation(args, output)
         return output
+
+    def on_gated(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``F.glu``: the first half times a sigmoid of the second."""
+        if not self._progress.inside_block or not in_graph(args[0]):
+            return func(*args, **kwargs)
+        stream, gate = args[0].chunk(2, dim=_argument(args, kwargs, 1, "dim", -1))
+        return self.on_multiply(torch.mul, (stream, self.on_gate(torch.sigmoid, (gate,), {})), {})
 
     def on_add(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A gate plus a constant is a gate: 1 + tanh(...) of a hand-written GELU. Other constants are biases."""
+        return self._sum(func, args, kwargs, (1, kwargs.get("alpha", 1)))
+
+    def on_subtract(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A difference."""
+        return self._sum(func, args, kwargs, (1, -kwargs.get("alpha", 1)))
+
+    def on_subtract_from(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The second minus the first."""
+        return self._sum(func, args, kwargs, (-kwargs.get("alpha", 1), 1))
+
+    def on_addmm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A bias plus a product."""
+        self._enter_product(args[1:])
+        return self._sum(func, args, kwargs, (kwargs.get("beta", 1),))
+
+    def before_product(self, inner: Handler) -> Handler:
+        """``inner``, which multiplies matrices: with a constant one it is a linear layer."""
+
+        def handler(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self._enter_product(args)
+            return inner(func, args, kwargs)
+
+        return handler
+
+    @staticmethod
+    def _enter_product(args: tuple[Any, ...]) -> None:
+        if len(args) > 1 and not in_graph(args[1]):
+            take_for_activation(args[0])
+
+    def _sum(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], factors: tuple[float, ...]
+    ) -> Any:
+        constants = zip(args, factors, strict=False) if any(map(in_graph, args)) else ()
+        # As they are before the call, which may change its first operand.
+        biases = [value * factor for value, factor in constants if isinstance(value, Tensor) and not in_graph(value)]
+        operands = [value for value in args[:2] if in_graph(value)]
         output = func(*args, **kwargs)
         if self._pass_on_gate(args, output):
             self._biases.note_shifted(output)
-        else:
-            constant = next((value for value in args[:2] if isinstance(value, Tensor) and not in_graph(value)), None)
-            self._biases.note(output, constant)
+        elif not self._pass_on_deviation(args, output):
+            for bias in biases:
+                self._biases.note(output, bias)
+            for value in operands:
+                take_for_activation(value)
         return output
 
     def _pass_on_gate(self, args: tuple[Any, ...], output: Any) -> bool:
         """Whether the output is a gate because one operand is and the other has no gradient."""
-        gates = [self.is_gate(value) for value in args[:2]]
-        if not any(gates) or any(in_graph(value) and not gate for gate, value in zip(gates, args[:2], strict=True)):
-            return False
-        self._gates.append(output)
-        return True
+        return _pass_on(self._gates, args, output)
+
+    def _pass_on_deviation(self, args: tuple[Any, ...], output: Any) -> bool:
+        """Whether the output is a deviation, or one plus what keeps it from 0, in the same way."""
+        return _pass_on(self._deviations, args, output)
 
     def on_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A linear layer; its bias counts."""
+        take_for_activation(args[0])
         output = func(*args, **kwargs)
         self._biases.note(output, _argument(args, kwargs, 2, "bias", None))
         return output
@@ -168,7 +250,12 @@ class RuleListener:
     ) -> Any:
         """An activation or gate; what a rule's slope leaves unexplained of it counts as a bias."""
         note = self._biases.residue_note(args[0])
-        return self._elementwise(func, args, kwargs, slope_at_zero, kind, note)
+        value = (
+            float(of_first(func, args, kwargs)(torch.zeros((), dtype=torch.float64)))
+            if func in heard.NOT_0_AT_0
+            else 0.0
+        )
+        return self._elementwise(func, args, kwargs, slope_at_zero, kind, note, value)
 
     def _elementwise(
         self,
@@ -178,10 +265,22 @@ class RuleListener:
         slope_at_zero: float,
         kind: Kind,
         note: NoteResidue | None = None,
+        value_at_zero: float = 0.0,
     ) -> Any:
         if note is None and not (self.rules_differ and in_graph(args[0])):
             return func(*args, **kwargs)
-        return Elementwise.apply(args[0], of_first(func, args, kwargs), slope_at_zero, kind, self._in_force, note)
+        function = of_first(func, args, kwargs)
+        return Elementwise.apply(args[0], function, slope_at_zero, kind, self._in_force, note, value_at_zero)
+
+
+def _pass_on(tensors: list[Tensor], args: tuple[Any, ...], output: Any) -> bool:
+    """Put the output among some tensors if one operand is and the other has no gradient."""
+    known = [_among(tensors, value) for value in args[:2]]
+    tensors[:] = [tensor for tensor in tensors if tensor is not output]  # one that was changed in place
+    if not any(known) or any(in_graph(value) and not one for one, value in zip(known, args[:2], strict=True)):
+        return False
+    tensors.append(output)
+    return True
 
 
 def _among(tensors: list[Tensor], value: Any) -> bool:

@@ -45,6 +45,7 @@ class ElementwiseCall:
     input: Tensor
     function: Callable[[Tensor], Tensor]
     slope_at_zero: float
+    value_at_zero: float = 0.0
 
     @cached_property
     def _run(self) -> tuple[Tensor, Tensor]:
@@ -144,7 +145,12 @@ class FrozenRule(Rule):
         return scaled
 
     def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
-        """Times f(u)/u, which is f'(0) where u is 0 (real images reach it), not 0/0."""
+        """Times f(u)/u, which is f'(0) where u is 0 (real images reach it), not 0/0.
+
+        Where f(0) is not 0, f(u)/u has no bound: then f(0) is a bias, and the rest is (f(u) - f(0))/u.
+        """
+        if call.value_at_zero:
+            return gradient * _slope_from_zero(call)
         gate = call.function(call.input).div_(call.input)
         # A comparison with 0 and a masked fill would take longer than the function itself.
         torch.nan_to_num(gate, nan=call.slope_at_zero, posinf=math.inf, neginf=-math.inf, out=gate)
@@ -218,6 +224,12 @@ class ResidualRule(Rule):
         """Nothing reaches q, k or v."""
         del call, gradient
         return None, None, None
+
+
+def _slope_from_zero(call: ElementwiseCall) -> Tensor:
+    """(f(u) - f(0))/u, which is f'(0) where u is so small that the difference is mostly rounding."""
+    small = call.input.abs() < torch.finfo(call.input.dtype).eps ** 0.5
+    return torch.where(small, call.slope_at_zero, (call.function(call.input) - call.value_at_zero) / call.input)
 
 
 def vector_jacobian(function: Callable[[Tensor], Tensor], point: Tensor, gradient: Tensor) -> Tensor:
