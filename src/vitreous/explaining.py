@@ -274,8 +274,8 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
         )
     if tape.unknown_keys and (needs.keys & tape.unknown_keys or needs.rules - NEED_NO_SCORES):
         return (
-            "the scores of its attention are made of more than q and k (relative positions that depend on the tokens), "
-            "so that q and k by themselves say only a part"
+            "the scores of its attention are made of more than q and k (relative positions that depend on the tokens, "
+            "or a step in front of the softmax that is not known), so that q and k by themselves say only a part"
         )
     return _missing_norm(tape, needs) or missing_linear_part(tape, needs)
 

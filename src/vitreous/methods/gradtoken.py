@@ -91,7 +91,8 @@ def query_gradient(view: View, backward: Pass, layer: int) -> Tensor:
         for rows in ([view.layout.read] if only_read else attention.pieces())
     )
     key = exact(attention.key)
-    return torch.einsum("bhn,bhnk->bhk", scores.to(key.dtype), key) * attention.scale
+    gradient = torch.einsum("bhn,bhnk->bhk", scores.to(key.dtype), key) * attention.scale
+    return gradient if attention.head_scale is None else gradient * attention.head_scale[..., 0]
 
 
 def _only_prefix_is_read(view: View) -> bool:

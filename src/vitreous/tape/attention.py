@@ -62,6 +62,7 @@ class AttentionRecord:
         matrix: A itself where it was worth keeping.
         scores: what entered the softmax, where the model itself computed it and it was asked for.
         fused: the same call by a fused kernel, where that can be asked for its gradients.
+        head_scale: further factors in front of q kᵀ, one for every head (head, 1, 1), where a model has such.
     """
 
     query: Tensor | None
@@ -72,6 +73,7 @@ class AttentionRecord:
     matrix: Tensor | None = None
     scores: Tensor | None = None
     fused: FusedCall | None = None
+    head_scale: Tensor | None = None
 
     @property
     def heads(self) -> int:
@@ -114,6 +116,7 @@ class AttentionRecord:
             bias=None if self.bias is None else _unless_zero(_cut_scores(self.bias, batch, count)),
             matrix=None if self.matrix is None else _cut_scores(self.matrix, batch, count),
             scores=None if self.scores is None else _cut_scores(self.scores, batch, count),
+            head_scale=self.head_scale,
         )
 
     def heads_apart(self) -> Iterator[AttentionRecord]:
@@ -128,6 +131,7 @@ class AttentionRecord:
                 bias=None if self.bias is None else _of_head(self.bias, head),
                 matrix=None if self.matrix is None else self.matrix[:, one],
                 scores=None if self.scores is None else self.scores[:, one],
+                head_scale=None if self.head_scale is None else self.head_scale[one],
             )
 
     def pieces(self, rows: int | None = None) -> Iterator[slice]:

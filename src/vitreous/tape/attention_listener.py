@@ -15,6 +15,7 @@ from vitreous.tape import interception as heard
 from vitreous.tape import multihead
 from vitreous.tape.attention import AttentionRecord, additive_bias, attend_fused, score_rows
 from vitreous.tape.functions import Attend, Elementwise, InForce
+from vitreous.tape.half import exact
 from vitreous.tape.interception import in_graph, of_first
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
@@ -63,7 +64,9 @@ class AttentionListener:
         self._products = 0
         self._scores: Tensor | None = None
         self._factor = 1.0
-        self._followed = False
+        self._head_factor: Tensor | None = None
+        self._known = False  # whether all steps from q kᵀ to the softmax were followed
+        self._followed = False  # whether rules can follow them, too
         self._entering: Tensor | None = None
         self._weights: Tensor | None = None
 
@@ -185,23 +188,28 @@ class AttentionListener:
             # A product with a weight matrix is a projection, not a part of the scores.
             projects = min(args[0].dim(), args[1].dim()) <= 2
             if not projects:
-                self._products, self._scores, self._factor = self._products + 1, output, 1.0
+                self._products, self._scores = self._products + 1, output
+                self._factor, self._head_factor, self._followed = 1.0, None, True
             if not projects or not self._products:
                 self._operands = args[0], args[1]
         return output
 
     def follows(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call works on q kᵀ on its way to the softmax."""
-        return self._scores is not None and bool(args) and args[0] is self._scores
+        """Whether a call works on q kᵀ on its way to the softmax, perhaps with a constant in front of it."""
+        if self._scores is None or not args:
+            return False
+        return args[0] is self._scores or (len(args) > 1 and args[1] is self._scores and not in_graph(args[0]))
 
     def on_score_step(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Scores are scaled by a number, or something constant is added to them; perhaps in place."""
+        """Scores are scaled by a number or head by head, or something constant is added to them; perhaps in place."""
+        first = args[0] is self._scores
         output = func(*args, **kwargs)
-        other = args[1] if len(args) > 1 else None
-        if func in _MULTIPLICATION and isinstance(other, int | float):
-            self._factor *= other
-        elif func in _DIVISION and isinstance(other, int | float):
-            self._factor /= other
+        other = (args[1] if len(args) > 1 else None) if first else args[0]
+        factor = _factor_of(other)
+        if func in _MULTIPLICATION and factor is not None:
+            self._multiply(factor)
+        elif func in _DIVISION and factor is not None and first:
+            self._multiply(1 / factor)
         elif func not in (*_ADDITION, *heard.MASKED_FILL) or in_graph(other):
             self._scores = None if output is self._scores else self._scores  # changed in place into something else
             return output
@@ -210,18 +218,29 @@ class AttentionListener:
         self._scores = output
         return output
 
+    def _multiply(self, factor: float | Tensor) -> None:
+        if not isinstance(factor, Tensor):
+            self._factor *= factor
+            return
+        self._head_factor = factor if self._head_factor is None else self._head_factor * factor
+        self._followed = False
+
     def on_softmax(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What enters is the scores, what comes out is A."""
         scores = args[0]
         if self._progress.layer is None or not isinstance(scores, Tensor) or scores.dim() != 4:
             return func(*args, **kwargs)
-        self._followed, self._entering = scores is self._scores, scores
+        self._known, self._entering = scores is self._scores, scores
+        self._followed = self._followed and self._known
         self._weights = self._softmax(of_first(func, args, kwargs), scores)
         return self._weights
 
     def on_same_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Dropout that does nothing, or another dtype, between softmax and A v."""
+        """Dropout that does nothing, or another dtype, between softmax and A v or between q kᵀ and softmax."""
         output = func(*args, **kwargs)
+        if self._weights is None and self._scores is not None and args and args[0] is self._scores:
+            self._followed = self._followed and output is self._scores
+            self._scores = output
         if self._weights is not None and args and args[0] is self._weights:
             self._weights = output
         return output
@@ -248,8 +267,14 @@ class AttentionListener:
         if self._products > 1:  # relative positions that depend on q or k; what nobody knows must not be read
             self.mixed.add(layer)
             key = value.new_full((), float("nan")).expand_as(value)
+        elif not self._known:
+            self.mixed.add(layer)
         self._check(layer, matrix.shape[0], *matrix.shape[-2:])
-        record = AttentionRecord(None, key.detach(), value.detach(), self._scale(layer, key), matrix=matrix)
+        record = AttentionRecord(
+            *(None, key.detach(), value.detach(), self._scale(layer, key)),
+            matrix=matrix,
+            head_scale=self._head_factor,
+        )
         if self._plan.needs.scores & {layer, layer - 1}:  # behind the last block as in it
             assert self._entering is not None
             record.scores = self._entering.detach()
@@ -270,12 +295,27 @@ class AttentionListener:
         return output
 
     def _scale(self, layer: int, key: Tensor) -> float:
+        """The number in front of q kᵀ: what scores were multiplied with, or else what q is likely to have been."""
+        if self._factor != 1:
+            return self._factor
         module = self._anatomy.blocks[layer].attention if layer < self._anatomy.depth else None
         for name in ("scale", "scaling"):
             scale = getattr(module, name, None)
             if isinstance(scale, float):
                 return scale
-        return float(key.shape[-1] ** -0.5)
+        return float(key.shape[-1] ** -0.5) if self._head_factor is None else 1.0
+
+
+def _factor_of(other: Any) -> float | Tensor | None:
+    """A constant that scores are multiplied with: a number, or one for every head (head, 1, 1); ``None`` for others."""
+    if isinstance(other, int | float):
+        return other
+    if not isinstance(other, Tensor) or in_graph(other) or other.dtype == torch.bool:
+        return None
+    if other.numel() == 1:
+        return float(other)
+    by_head = other.dim() in (3, 4) and other.numel() == other.shape[-3]
+    return exact(other.detach()).reshape(-1, 1, 1) if by_head else None
 
 
 def only_hides(bias: Tensor | None) -> bool:

@@ -170,6 +170,10 @@ SUBTRACTION_FROM = (torch.rsub, Tensor.__rsub__)
 DIVISION = (torch.div, Tensor.div, Tensor.__truediv__)
 DIVISION_IN_PLACE = (Tensor.div_, Tensor.__itruediv__)
 MASKED_FILL = (torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_)
+SCORE_STEPS = (
+    *(*MULTIPLICATION, *MULTIPLICATION_IN_PLACE, *DIVISION, *DIVISION_IN_PLACE),
+    *(*ADDITION, *ADDITION_IN_PLACE, *MASKED_FILL),
+)
 POOLING = (Tensor.__getitem__, torch.mean, Tensor.mean)
 CONVOLUTION = (F.conv2d, torch.conv2d)
 GRID_POOLING = (F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.pixel_unshuffle)

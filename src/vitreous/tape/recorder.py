@@ -135,6 +135,9 @@ class Recorder:
             hear(heard.ADDMM, relevance.noting(rules.on_addmm))
         if relevance.follows:
             hear(heard.POOLING, relevance.on_pool)
+        # What hand-written scores are multiplied with has to be known under every rule.
+        for function in heard.SCORE_STEPS:
+            handlers.setdefault(function, self._or_score_step(self._otherwise))
         if self.plan.needs.projections:
             for function in (*heard.ADDITION, *heard.ADDITION_IN_PLACE):
                 handlers[function] = self.sums.over(handlers.get(function, self._otherwise))
