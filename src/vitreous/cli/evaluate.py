@@ -47,7 +47,8 @@ def evaluate(
     out: Annotated[Path, typer.Option(file_okay=False, help="Where the runs are kept, one folder per run.")] = Path(
         "vitreous-runs"
     ),
-    engine: Annotated[EngineName, typer.Option(help="Who computes; ray needs the extra vitreous[ray].")] = (
+    # The backslash keeps [ray] from being read as markup, which would not be shown.
+    engine: Annotated[EngineName, typer.Option(help="Who computes; ray needs the extra vitreous\\[ray].")] = (
         EngineName.LOCAL
     ),
     workers: Annotated[
