@@ -263,6 +263,11 @@ class TestLists:
         for written in (command.help, *(parameter.help for parameter in command.params)):
             assert " ".join((written or "").split()).replace("\\[", "[") in shown
 
+    @pytest.mark.parametrize("name", typer.main.get_command(app).commands)
+    def test_a_change_is_judged_by_a_real_run_of_every_command(self, name):
+        steps = (Path(__file__).parents[1] / ".ci" / "run").read_text().splitlines()
+        assert any(step.strip().startswith(f"$vitreous {name} ") for step in steps)
+
 
 class TestProcess:
     def test_help_does_not_import_anything_heavy(self):
