@@ -67,6 +67,14 @@ class TestEvaluate:
         assert "0007.png" in result.stderr
         assert "1 of 10 images could not be measured" in result.stderr
 
+    def test_failed_shards_are_computed_again_on_request(self, out, photos):
+        asked = ("evaluate", *SMALL, "--data", photos, "--methods", "gae,rollout", "--out", out, "--json")
+        before, after = run(*asked), run(*asked, "--retry-failed")
+        assert "resumed: 2 of 3 shards" in after.stderr
+        assert "1 of 3 shards have failures in them and are computed again" in after.stderr
+        assert "1 of 10 images could not be measured" in after.stderr  # a broken photo stays broken
+        assert json.loads(after.stdout) == json.loads(before.stdout)
+
     def test_the_table_shows_published_numbers_apart(self, out, photos):
         result = run("evaluate", *SMALL, "--data", photos, "--methods", "gae,rollout", "--out", out)
         own, published = result.stdout.split("Published by others, not measured here")
