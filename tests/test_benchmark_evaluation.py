@@ -46,6 +46,20 @@ def test_what_is_in_memory_gives_what_is_asked_for_by_name(data, tmp_path):
     assert [row["n"] for row in by_name.rows()] == [6] * 6
 
 
+def test_two_methods_of_ones_choice_are_compared_on_the_same_images(data, tmp_path):
+    results = evaluate(MODEL, data, tmp_path)
+    means = {(row["method"], row["metric"]): row["mean"] for row in results.rows()}
+    compared = results.compare("gae", "rollout")
+    assert [one.metric for one in compared] == ["pixel accuracy", "mAP", "mIoU"]
+    for one, turned in zip(compared, results.compare("rollout", "gae"), strict=True):
+        assert one.difference == pytest.approx(means["gae", one.metric] - means["rollout", one.metric], abs=1e-12)
+        assert (turned.difference, turned.p) == (-one.difference, one.p)
+        assert one.low <= one.difference <= one.high
+        assert one.n == 6
+    with pytest.raises(RunError, match="tokentm was not measured here; what was: gae, rollout"):
+        results.compare("gae", "tokentm")
+
+
 def test_a_network_of_timm_brings_its_preprocessing(data, tmp_path):
     torch.manual_seed(0)
     network = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
