@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +50,13 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
+
+
+def wait_for(condition: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
+    """Wait until something is so, a process has ended, or two minutes have passed; the caller checks which."""
+    deadline = time.monotonic() + 120
+    while all(each.poll() is None for each in processes) and time.monotonic() < deadline and not condition():
+        time.sleep(0.0005)
 
 
 def only_run(out: Path) -> Store:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from evaluations import METHODS, MODEL, PROTOCOL, command, everything, only_run, start, write_photos
+from evaluations import METHODS, MODEL, PROTOCOL, command, everything, only_run, start, wait_for, write_photos
 from vitreous.benchmark.evaluation import evaluate
 from vitreous.cli.evaluating_report import as_json
 
@@ -47,12 +47,6 @@ def unbroken(photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("unbroken")
     results = evaluate(MODEL, photos, PROTOCOL, METHODS, out=out, threads=1, shard_size=2)
     return as_json(results), everything(only_run(out))
-
-
-def wait_for(condition, process):
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline and not condition():
-        time.sleep(0.0005)
 
 
 def test_killed_again_and_again_it_resumes_to_the_same_results(photos, unbroken, tmp_path):

@@ -61,6 +61,41 @@ class TestKey:
             some_run(limit=0)
 
 
+class TestContext:
+    """What two runs must have in common to stand in one table."""
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"protocol": "q"},
+            {"settings": {"version": 2}},
+            {"weights": "other"},
+            {"preprocessing": {"mean": (0.4, 0.5, 0.5)}},
+            {"data": "pets:/somewhere"},
+            {"data_fingerprint": "other"},
+            {"model": ModelChoice("timm/some", device="cuda")},
+            {"seed": 1},
+        ],
+    )
+    def test_other_weights_data_or_settings_change_it(self, change):
+        assert some_run(**change).context != some_run().context
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"methods": ("c",)},
+            {"plugins": {"/a.py": "hash"}},
+            {"model": ModelChoice("timm/some@elsewhere")},  # the same weights by another name
+            {"data": "masks:/moved"},
+            {"shard_size": 5},
+            {"limit": 3},
+            {"threads": 2},
+        ],
+    )
+    def test_other_methods_and_places_leave_it(self, change):
+        assert some_run(**change).context == some_run().context
+
+
 class TestPlan:
     @steady
     @given(images=st.integers(1, 200), size=st.integers(1, 30), limit=st.none() | st.integers(1, 250))
@@ -70,6 +105,7 @@ class TestPlan:
         assert planned == list(range(min(images, limit or images)))
         assert all(1 <= len(shard) <= size for shard in run.shards())
 
+    @steady
     @given(
         images=st.integers(1, 200), size=st.integers(1, 30), limits=st.tuples(st.integers(1, 200), st.integers(1, 200))
     )

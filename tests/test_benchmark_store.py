@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evaluations import some_run
+from evaluations import some_run, wait_for
 from vitreous.benchmark import locks
 from vitreous.benchmark.engines.watching import Silent
 from vitreous.benchmark.engines.working import work
@@ -266,21 +266,48 @@ class TestLocks:
         work(store, compute, Silent())
         assert computed == [Shard(0, 3), Shard(8, 9), Shard(4, 7)]
 
+    def test_a_shard_that_another_process_has_finished_meanwhile_is_not_computed_again(self, tmp_path):
+        """It was missing when this process began, and is there when its turn comes."""
+        store, other = create(tmp_path), create(tmp_path)
+        computed, theirs = [], store.folder / f"{Shard(4, 7).name}.parquet"
+
+        def compute(shard):
+            computed.append(shard)
+            if shard == Shard(0, 3):
+                other.write(Shard(4, 7), table(Shard(4, 7)))
+                os.utime(theirs, ns=(0, 0))
+            return table(shard)
+
+        work(store, compute, Silent())
+        assert computed == [Shard(0, 3), Shard(8, 9)]
+        assert theirs.stat().st_mtime_ns == 0  # it is the file of the other process
+        assert store.missing(nothing) == []
+
 
 WRITER = textwrap.dedent("""
-    import sys
+    import sys, time
     from pathlib import Path
     sys.path[:0] = [{tests!r}]
     from test_benchmark_store import create, table, RUN, Silent, replace, work
     store = create(Path(sys.argv[1]), replace(RUN, images=3000, shard_size=10))
+    left = iter(range({most}))
+
+    def compute(shard):
+        if next(left, None) is None:
+            time.sleep(600)  # to be killed, however late, before everything is done
+        return table(shard)
+
     print("ready", flush=True)
-    work(store, table, Silent())
+    input()
+    work(store, compute, Silent())
 """)
 
 
-def writer(folder):
-    script = WRITER.format(tests=os.path.dirname(__file__))  # noqa: PTH120
-    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], stdout=subprocess.PIPE, text=True)
+def writer(folder, most):
+    """A process that computes up to so many shards, as soon as it is told a line."""
+    script = WRITER.format(tests=os.path.dirname(__file__), most=most)  # noqa: PTH120
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], **pipes)
     assert process.stdout.readline() == "ready\n"
     return process
 
@@ -290,14 +317,15 @@ class TestDeath:
         """300 shards by processes that are killed with SIGKILL at random moments, two of them side by side."""
         pauses = random.Random(0)
         for target in (30, 80, 130):
-            processes = [writer(tmp_path / "killed") for _ in range(2)]
-            while len(list(tmp_path.glob("killed/*/*.parquet"))) < target:
-                time.sleep(0.001)
+            processes = [writer(tmp_path / "killed", most=45) for _ in range(2)]
+            for process in processes:  # now that both are there: one alone might be done before the other begins
+                print("go", file=process.stdin, flush=True)
+            wait_for(lambda target=target: len(list(tmp_path.glob("killed/*/*.parquet"))) >= target, *processes)
             time.sleep(pauses.uniform(0.0, 0.01))
             for process in processes:
                 process.send_signal(signal.SIGKILL)
-                process.wait()
-                process.stdout.close()
+                process.communicate()
+                assert process.returncode == -signal.SIGKILL
         run = replace(RUN, images=3000, shard_size=10)
         killed, whole = create(tmp_path / "killed", run), create(tmp_path / "whole", run)
         assert 130 <= sum(killed.is_there(shard) for shard in run.shards()) < 300

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -16,7 +15,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from typer.testing import CliRunner
 
 import vitreous
-from evaluations import everything, only_run, start
+from evaluations import everything, only_run, start, wait_for
 from small_reviews import reviews, save_text_model, write_movies
 from vitreous.benchmark.engines.ray import compute_by_name
 from vitreous.benchmark.run import RunError
@@ -53,9 +52,7 @@ def unbroken(model, data, tmp_path_factory):
 
 def test_killed_it_resumes_to_the_same_results(model, data, unbroken, tmp_path):
     process = start(options(model, data, tmp_path))
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline and len(list(tmp_path.glob("*/*.parquet"))) < 2:
-        time.sleep(0.0005)
+    wait_for(lambda: len(list(tmp_path.glob("*/*.parquet"))) >= 2, process)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL

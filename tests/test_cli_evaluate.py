@@ -9,13 +9,17 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from evaluations import MODEL, PROTOCOL, everything, only_run, write_photos
-from vitreous.cli import app
+from evaluations import MODEL, PROTOCOL, everything, only_run, some_run, write_photos
+from vitreous.benchmark.store import Store
+from vitreous.cli import app, evaluating_progress
+from vitreous.cli.evaluating_progress import EvaluationProgress
 from vitreous.speed.timing import one_thread
 
 SMALL = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--shard-size", "4", "--protocol", PROTOCOL)
@@ -52,6 +56,15 @@ def out(folder, photos):
         result = run("evaluate", *SMALL, "--data", photos, "--methods", methods, "--out", folder / "runs")
         assert result.exit_code == 0, result.output
     return folder / "runs"
+
+
+NOWHERE = """
+from vitreous.plugin import method
+
+@method("nowhere", values=("tokens",))
+def nowhere(view, layer):
+    return view.tokens(layer).sum(-1) * float("nan")
+"""
 
 
 class TestEvaluate:
@@ -140,12 +153,14 @@ class TestEvaluate:
         assert report.exit_code == 0, report.output
         assert "of which 3 do not count" in (folder / "none.html").read_text(encoding="utf-8")
 
-    def test_why_a_method_could_not_be_measured_is_said(self, folder, photos):
-        options = ("--data", photos, "--methods", "gae,raw_attention:layer=70", "--limit", "2", "--out", folder / "d")
-        result = run("evaluate", *SMALL, *options)
+    def test_why_a_method_could_not_be_measured_is_said(self, folder, photos, registry):
+        (folder / "nowhere.py").write_text(NOWHERE)
+        options = ("--data", photos, "--methods", "gae,nowhere", "--plugin", folder / "nowhere.py", "--limit", "2")
+        result = run("evaluate", *SMALL, *options, "--out", folder / "nowhere")
         assert result.exit_code == 0, result.output
-        said = "raw_attention:layer=70 could not be measured on any of the images: .*layer=70 does not exist"
-        assert re.search(said, " ".join(result.stderr.split()))
+        said = "nowhere could not be measured on any of the images: nowhere gave a map with NaN or infinite scores"
+        assert said in " ".join(result.stderr.split())
+        assert "0000.png" not in result.stderr  # said once for the method, not for every image
 
     def test_going_on_with_a_run_leaves_its_manifest_as_it_was(self, folder, photos):
         place, seen = folder / "again", []
@@ -182,6 +197,25 @@ class TestEvaluate:
         result = run("evaluate", *SMALL, "--data", photos, "--methods", "rollout", "--out", folder / "file" / "runs")
         assert result.exit_code == 2
         assert "cannot be written" in result.stderr
+
+
+class TestProgress:
+    """Elsewhere than on a terminal: a line of how far it is, every half a minute."""
+
+    def test_rate_and_time_left_are_of_what_was_done_since_the_start(self, tmp_path, monkeypatch):
+        clock, console = SimpleNamespace(now=100.0), Console(file=io.StringIO(), width=200)
+        monkeypatch.setattr(evaluating_progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+        with EvaluationProgress(console) as progress:
+            progress.begin(Store.create(tmp_path, some_run(), {}), 4)  # of ten images
+            # Two in 40 seconds, so that the four that are left take 80; the four of an earlier start say nothing.
+            # Soon after, there is no line; then five in 80 seconds, and one is left.
+            for now, images in ((140.0, 2), (150.0, 2), (180.0, 1)):
+                clock.now = now
+                progress.advance(images)
+        first, resumed, *lines = console.file.getvalue().splitlines()
+        assert "(2 methods, 10 images)" in first
+        assert resumed.endswith("4 images")
+        assert lines == ["6 of 10 images, 0.05 images/s, 0:01:20 left", "9 of 10 images, 0.06 images/s, 0:00:16 left"]
 
 
 class Page(HTMLParser):
@@ -476,8 +510,6 @@ def test_metrics_of_the_table_are_those_of_the_stored_numbers(out):
     """The table's mIoU is that of intersections and unions summed over the images that count."""
     (merged,) = json.loads(run("report", out, "--format", "json").stdout)
     shown = {row["method"]: row["mean"] for row in merged["rows"] if row["metric"] == "mIoU"}
-    from vitreous.benchmark.store import Store
-
     for folder in out.iterdir():
         if not folder.is_dir():
             continue

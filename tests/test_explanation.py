@@ -143,6 +143,14 @@ class TestFields:
         assert "model='demo'" in text
         assert "\n" not in text
 
+    def test_what_does_not_exist_is_an_error_of_one_sentence(self):
+        explanation = make()
+        for class_index in (-1, 7):
+            with pytest.raises(ExplanationError, match="does not exist: the model has 7"):
+                explanation.probability(class_index)
+        with pytest.raises(MethodError, match="nope"):
+            explanation.grid_of("nope")
+
     def test_probabilities_are_at_least_float32_and_sum_to_one(self):
         for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
             probabilities = make(dtype=dtype).probabilities

@@ -222,7 +222,7 @@ def test_impossible_file_name():
 
 
 def test_folder(tmp_path):
-    assert "folder" in error_of(tmp_path, tmp_path)
+    assert error_of(tmp_path, tmp_path) == f"{tmp_path}: this is a folder, not an image"
 
 
 def test_pipe_is_refused_instead_of_waited_for(tmp_path):

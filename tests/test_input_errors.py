@@ -113,6 +113,14 @@ def test_pictures_that_a_loaded_model_cannot_take(loaded, case):
     refused(InputError, pattern, loaded, images, ["ixg"])
 
 
+def test_an_open_file_is_one_picture(loaded, tmp_path):
+    picture = Image.new("RGB", (50, 40), (200, 30, 90))
+    picture.save(tmp_path / "photo.png")
+    expected = vitreous.explain(loaded, picture, "rollout").scores["rollout"]
+    with (tmp_path / "photo.png").open("rb") as file:
+        assert torch.equal(vitreous.explain(loaded, file, "rollout").scores["rollout"], expected)
+
+
 def test_pixels_beyond_the_models_precision():
     refused(InputError, "NaN or infinite", small_vit(depth=2, dtype=torch.float16), GOOD * 1e6, ["gae"])
 

@@ -332,3 +332,7 @@ def test_list_of_models_is_json():
     listed = json.loads(json.dumps(list_models()))
     assert {"demo", "timm/NAME@FILE", "hf/FOLDER"} <= {entry["name"] for entry in listed["names"]}
     assert listed["timm_vision_transformers"] > 100
+
+
+def test_a_backbone_of_timm_without_classes_is_refused():
+    assert "a backbone without a classifier" in error_of("timm/vit_small_patch14_dinov2@random", image_size=56)

@@ -217,6 +217,52 @@ def test_the_right_map_lets_the_probability_fall_first_and_stay_longest():
         assert steps == sorted(steps, reverse=True)
 
 
+class TestOneMapPerClass:
+    """A white photo that is told class 1 and is class 0, with one map of each: the left half, and the right one.
+
+    With a share f of the left half erased, which turns 1 to -3, class 1 has the logit 2 - 4f and class 0 has 0: the
+    answer is right from more than half on. Steps of the map of class 1 erase 0.2, 0.4, 0.6, ... of the left half; those
+    of the map of class 0 begin with it behind 50%.
+    """
+
+    @pytest.fixture
+    def batch(self):
+        images = torch.ones(1, 3, 32, 32, dtype=torch.float64)
+        left = torch.zeros(32, 32, dtype=torch.float64)
+        left[:, :16] = 1
+        batch = batch_of(Bright(), images, {"x": left[None]}, [0], black=torch.full((3,), -3.0, dtype=torch.float64))
+        assert batch.pictures[0].predicted == 1
+        return replace(batch, maps={Case(0, "x"): {1: left, 0: 1 - left}})
+
+    def test_accuracy_follows_the_map_of_the_explained_class(self, batch):
+        (row,) = ErasingAccuracy().measure(batch, list(batch.maps))
+        soon, late = [0.0] * 3 + [1.0] * 7, [0.0] * 8 + [1.0] * 2
+        expected = {"predicted_positive": soon, "predicted_negative": late}
+        expected |= {"label_positive": late, "label_negative": soon}
+        for curve, hits in expected.items():
+            assert [row[f"{curve}_hit_{percent}"] for percent in range(0, 100, 10)] == hits, curve
+        metrics = {
+            metric.name: float(metric.combine(np.array([row[name] for name in metric.columns])))
+            for metric in ErasingAccuracy().metrics
+        }
+        assert metrics["AUC positive"] == pytest.approx(65)  # 0 up to 20%, 1 from 30% to 90%, and half a step
+        assert metrics["AUC positive, true class"] == pytest.approx(15)
+        assert metrics["AUC negative"] == pytest.approx(15)
+        assert metrics["AUC negative, true class"] == pytest.approx(65)
+
+    def test_probability_is_that_of_the_explained_class_under_its_own_map(self, batch):
+        (row,) = ErasingProbability(explained=("predicted", "label")).measure(batch, list(batch.maps))
+        counts = [percent * 1024 // 100 for percent in range(10, 100, 10)]
+
+        def right(erased):
+            """The probability of class 0 with so many of the left half's 512 pixels erased."""
+            return 1 / (1 + np.exp(2 - 4 * np.minimum(erased, 512) / 512))
+
+        of_left, of_right = right(np.array(counts)), right(np.maximum(np.array(counts) - 512, 0))
+        assert row["predicted_positive_aopc"] == pytest.approx(np.mean(of_left - right(0)))  # 1 - p falls as p rises
+        assert row["label_positive_aopc"] == pytest.approx(np.mean(right(0) - of_right))
+
+
 def test_random_maps_have_no_direction():
     """Over many random maps the two curves agree: their difference is within four standard errors of zero."""
     generator = torch.Generator().manual_seed(0)

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+import vitreous
 from small_data import finite, loaded, samples
 from small_models import random_images, small_vit
 from test_protocols_perturbation import batch_of
 from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.benchmark.tasks.batch import Case
-from vitreous.benchmark.tasks.randomising import STAGES, randomised_models
+from vitreous.benchmark.tasks.batch import Case, seed_of
+from vitreous.benchmark.tasks.randomising import STAGES, randomise, randomised_models
 from vitreous.benchmark.tasks.sanity import Concentration, Faithfulness, Randomisation, Sensitivity
+from vitreous.metrics.correlation import random_subsets
 from vitreous.protocols import find_protocol
 from vitreous.protocols.protocol import Protocol
 
@@ -69,6 +71,61 @@ class TestRandomisation:
         assert first != measure(loaded(), samples(2), only(Randomisation(seed=1)), ["gae"])
 
 
+@pytest.mark.parametrize(("mean", "spread"), [(0.0, 0.02), (3.0, 2.0), (-1.0, 0.5)])
+def test_random_weights_keep_the_mean_and_the_spread_of_each_parameter(mean, spread):
+    before = mean + spread * torch.randn(100, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    after = before.clone()
+    randomise(after, "seed")
+    error = spread / 100  # of the mean of 10,000 numbers; that of their spread is smaller
+    assert float(after.mean()) == pytest.approx(float(before.mean()), abs=4 * error)
+    assert float(after.std()) == pytest.approx(float(before.std()), abs=4 * error)
+    correlation = torch.corrcoef(torch.stack([before.flatten(), after.flatten()]))[0, 1]
+    assert abs(float(correlation)) < 4 / 100  # nothing of the old numbers is left
+
+
+class TestSensitivity:
+    """What the network is shown, and the largest change that comes of it."""
+
+    RADIUS, DRAWS = 0.3, 3
+
+    @pytest.fixture
+    def found(self):
+        network, images = small_vit(depth=1), random_images(1)
+        whole = vitreous.explain(network, images, "gae")
+        batch = batch_of(network, images, {"gae": whole.scores["gae"].view(1, 4, 4)})
+        shown = []
+        hook = network.register_forward_pre_hook(lambda _, given: shown.append(given[0].detach().clone()))
+        task = Sensitivity(radius=self.RADIUS, draws=self.DRAWS)
+        (row,) = task.measure(replace(batch, model=loaded(network)), list(batch.maps))
+        hook.remove()
+        assert len(shown) == self.DRAWS
+        return network, batch, shown, row["max_sensitivity"]
+
+    def test_noise_is_uniform_to_both_sides_and_new_in_every_draw(self, found):
+        _, batch, shown, _ = found
+        noise = torch.stack(shown) - batch.images
+        assert len(noise.flatten().unique()) == noise.numel()
+        for draw in noise:
+            assert float(draw.abs().max()) <= self.RADIUS
+            # Of 3072 numbers the outermost hundredth is all but never empty, and the mean has this standard error.
+            assert float(draw.min()) < -0.99 * self.RADIUS
+            assert float(draw.max()) > 0.99 * self.RADIUS
+            error = self.RADIUS / 3**0.5 / draw.numel() ** 0.5
+            assert abs(float(draw.mean())) < 4 * error
+            assert float(draw.std()) == pytest.approx(self.RADIUS / 3**0.5, abs=4 * error)
+
+    def test_the_largest_change_of_all_draws_is_what_counts(self, found):
+        network, batch, shown, largest = found
+        target = batch.pictures[0].predicted
+        map_ = batch.map_of(Case(0, "gae"), target).flatten()
+        changes = []
+        for images in shown:
+            other = vitreous.explain(network, images, "gae", target=target).scores["gae"][0]
+            changes.append(float((other - map_).norm() / map_.norm()))
+        assert largest == pytest.approx(max(changes), rel=1e-9)  # float64
+        assert max(changes) > 1.1 * changes[0]  # only so does it show that later draws count
+
+
 def test_max_sensitivity_grows_with_the_noise_and_is_nothing_without():
     found = [
         measure(loaded(), samples(1), only(Sensitivity(radius=radius, draws=3)), ["gae"])[0]["max_sensitivity"]
@@ -111,6 +168,24 @@ class TestFaithfulness:
         for number in range(2):
             found = [rows[Case(number, name)]["faithfulness_correlation"] for name in ("true", "opposite", "empty")]
             assert found == pytest.approx([1.0, -1.0, 0.0], abs=1e-9)
+
+    def test_sets_of_patches_have_the_sum_of_their_scores(self):
+        """Against a plain loop, with a map that knows nothing of the model: 30% of 16 patches are sets of four."""
+        images = random_images(1)
+        scores = torch.rand(1, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        batch = batch_of(small_vit(depth=1), images, {"x": scores})
+        ((case, _),) = batch.maps.items()
+        (row,) = Faithfulness(percent=30, subsets=20).measure(batch, [case])
+        target, sums, falls = batch.pictures[0].predicted, [], []
+        for drawn in random_subsets(16, 4, 20, seed_of("0", "subsets")):
+            erased = images.clone()
+            for patch in drawn:
+                y, x = (8 * place for place in divmod(int(patch), 4))
+                erased[..., y : y + 8, x : x + 8] = -1.0
+            sums.append(sum(float(scores[0].flatten()[patch]) for patch in drawn))
+            falls.append(float(batch.logits[0, target] - batch.subject.logits(erased)[0, target]))
+        expected = np.corrcoef(sums, falls)[0, 1]
+        assert row["faithfulness_correlation"] == pytest.approx(expected, abs=1e-9)  # float64, other batches
 
     def test_the_model_is_asked_once_for_all_methods(self):
         batch = self.batch()

@@ -1,4 +1,4 @@
-"""Segmentation tasks: the golden numbers of Chefer's program, maps with known scores, and whole runs."""
+"""Segmentation and localisation: the golden numbers of Chefer's program, maps with known scores, and whole runs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from small_data import as_tensor, finite, loaded, samples
 from vitreous.anatomy import Anatomy
 from vitreous.benchmark.measuring import columns_of, measure
 from vitreous.benchmark.tasks.batch import Batch, Case, Picture, enlarged
+from vitreous.benchmark.tasks.localisation import Localisation
 from vitreous.benchmark.tasks.segmentation import AveragePrecision, Segmentation
 from vitreous.protocols import find_protocol
 from vitreous.subject import Subject
@@ -72,6 +73,24 @@ def test_maps_are_enlarged_as_torch_does_but_equal_neighbours_stay_equal(grid, s
     torch.testing.assert_close(enlarged(maps, size, "bilinear"), expected, rtol=0, atol=1e-14)  # float64, scale 1
     even = enlarged(torch.full((1, *grid), 0.1, dtype=torch.float32), size, "bilinear")
     assert (even == even[0, 0, 0]).all()
+
+
+def test_nearest_repeats_every_patch():
+    maps = torch.rand(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = maps.repeat_interleave(5, dim=1).repeat_interleave(2, dim=2)
+    assert torch.equal(enlarged(maps, (15, 8), "nearest"), expected)
+
+
+def test_localisation_of_a_known_map():
+    """The object is the upper row of 4 x 4 pixels; the four highest pixels are 5 and 1 on it, 3 and 2 beside it."""
+    mask = np.zeros((2, 4, 4), np.int16)
+    mask[:, 0] = 1
+    map_ = np.array([[5.0, 1.0, -1.0, -2.0], [3.0, 2.0, 0.0, 0.0], [0.0] * 4, [-9.0] * 4])
+    batch, cases = batch_of(as_tensor(np.stack([map_, map_[[1, 0, 2, 3]]])), mask)
+    on, beside = Localisation().measure(batch, cases)
+    assert on == {"pointing_game": 1.0, "energy_in_mask": pytest.approx(6 / 11), "rank_accuracy": 0.5}
+    # The first two rows swapped: 3 and 2 are on the object, the maximum is not.
+    assert beside == {"pointing_game": 0.0, "energy_in_mask": pytest.approx(5 / 11), "rank_accuracy": 0.5}
 
 
 def test_a_perfect_map_has_the_best_scores():

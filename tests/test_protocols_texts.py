@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import torch
+from tokenizers import normalizers
 
 import vitreous
 from small_data import finite, loaded, samples
@@ -82,6 +83,18 @@ class TestTokenF1:
         (passage,) = batch_of(text_model(), [Review("x", words, 0, rationale)], [np.arange(22.0)]).pictures
         assert len(passage.read.pieces) == 22
         assert np.flatnonzero(passage.rationale).tolist() == [4]
+
+    def test_a_word_without_a_piece_leaves_the_marks_at_their_words(self):
+        """BERT's normalizer drops control characters, of which reviews have some: that word is not read at all."""
+        model = text_model()
+        model.tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer()
+        text = Review("x", ("good", "\x12", "bad", "film", "story"), 0, np.array([False, False, True, False, False]))
+        batch = batch_of(model, [text], [[0.0, 1.0, 0.0, 0.0]])
+        (passage,) = batch.pictures
+        assert [word.text for word in passage.read.words] == ["good", "bad", "film", "story"]
+        assert passage.rationale.tolist() == [False, True, False, False]
+        (values,) = Rationales(tops=(1,), older_tops=()).measure(batch, [Case(0, "made up")])
+        assert values == {"token_f1_1": 1.0}
 
     def test_a_text_whose_rationale_is_cut_off_has_no_token_f1(self):
         cut = Review("x", ("good", "film") * 15, 0, np.arange(30) > 25)

@@ -27,6 +27,7 @@ from vitreous.subject import Subject
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
 from vitreous.tape.attention_listener import NEED_NO_SCORES
 from vitreous.tape.inputs import Inputs, Rows
+from vitreous.tape.relevance_listener import NOT_FOLLOWED
 from vitreous.targets import Target, Targets, find_targets
 
 Found = TypeVar("Found")
@@ -244,9 +245,13 @@ def _check_parts(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> 
     reasons = {spelling: reason for spelling, reason in missing.items() if reason is not None}
     if reasons:
         refused = next(iter(reasons))
-        serving = [info.name for info in list_methods() if not _missing_part(tape, parse(info.name).needs(tape.depth))]
+        found = {info.name: _missing_part(tape, parse(info.name).needs(tape.depth)) for info in list_methods()}
+        serving = [name for name, reason in found.items() if reason is None]
+        # Relevance is followed only in a run that asks for it: about these methods this one says nothing.
+        open_ones = [name for name, reason in found.items() if reason == NOT_FOLLOWED]
+        untried = f"Methods that were not tried: {', '.join(open_ones)}. " if open_ones else ""
         raise RefusedMethodsError(
-            f"{refused} cannot explain {tape.anatomy.name}: {reasons[refused]}. "
+            f"{refused} cannot explain {tape.anatomy.name}: {reasons[refused]}. {untried}"
             f"Methods that work on it: {', '.join(serving) or 'none'}",
             reasons,
         )

@@ -173,6 +173,8 @@ def _content(source: str | Path | IO[bytes], name: str) -> bytes:
         raise ImageError(f"{name}: there is no such file") from error
     except PermissionError as error:
         raise ImageError(f"{name}: no permission to read this file") from error
+    except ImageError:
+        raise
     except (OSError, ValueError) as error:
         raise ImageError(f"{name}: the file cannot be read ({_first_line(error)})") from error
     if not isinstance(content, bytes):

@@ -28,6 +28,7 @@ def find_pixels(
         _check(images)
         return _placed(images, network), None
     one = isinstance(images, Image.Image | str | Path) or (isinstance(images, np.ndarray) and images.ndim < 4)
+    one = one or hasattr(images, "read")  # an open file, which could be taken for its lines
     given: Any = [images] if one else images
     if not isinstance(given, Iterable):
         raise InputError(f"images must be a tensor, pictures or paths, not {type(images).__name__}")

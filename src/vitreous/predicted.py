@@ -70,6 +70,9 @@ class Predicted:
     def probability(self, class_index: int, index: int = 0) -> float | None:
         """Give how likely the model finds a class of an image; ``None`` where its outputs are values."""
         index, _ = self._position(index, 0)
+        classes = self.logits.shape[1]
+        if not 0 <= class_index < classes:
+            raise ExplanationError(f"class {class_index} does not exist: the model has {classes}")
         return None if self.scale == "value" else float(self.probabilities[index, class_index])
 
     @property

@@ -154,7 +154,7 @@ CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASS
         pytest.param(lambda: PartsInLists(nn.ModuleList), "parts of its blocks in lists", id="parts_in_lists"),
         pytest.param(lambda: PartsInLists(nn.ModuleDict), "parts of its blocks in lists", id="parts_in_dicts"),
         pytest.param(LeavesEarly, "ran 3 of its 4 blocks", id="leaves_early"),
-        pytest.param(Unattended, "does not depend on its last block|has no gradient", id="unattended"),
+        pytest.param(Unattended, "does not depend on that block|has no gradient", id="unattended"),
     ],
 )
 def test_no_method_serves_models_without_attention_between_all_patches(build, reason: str) -> None:
@@ -191,6 +191,14 @@ ASKING = ("occlusion", "pami", "rise", "hsic", "lime", "kernel_shap", "vitcx")
 
 def mixer() -> nn.Module:
     return MlpMixer(img_size=32, patch_size=8, embed_dim=48, num_blocks=4, num_classes=CLASSES)
+
+
+def test_relevance_that_was_not_followed_is_not_denied() -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        vitreous.explain(mixer(), torch.randn(1, 3, 32, 32, dtype=torch.float64), "gae")
+    untried = str(caught.value).split("Methods that were not tried: ")[1].split(". ")[0].split(", ")
+    assert "lrp" in untried
+    assert "transattr" not in untried  # it reads attention, of which there is none
 
 
 @pytest.mark.parametrize("method", METHODS)

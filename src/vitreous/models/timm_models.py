@@ -60,6 +60,11 @@ def _suggestion(word: str, known: list[str]) -> str:
 
 
 def _loaded(name: str, model: nn.Module, image_size: tuple[int, int] | None, *, named: bool = True) -> LoadedModel:
+    if getattr(model, "num_classes", None) == 0:
+        raise ModelError(
+            f"{name}: this is a backbone without a classifier, whose outputs are features and no classes; train a head "
+            "on it, or use the weights of one that has it"
+        )
     class_names = _class_names(model) if named else None
     return LoadedModel(name, model.eval(), from_timm(model, image_size or _built_for(model)), class_names)
 

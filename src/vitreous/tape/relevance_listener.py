@@ -42,6 +42,7 @@ _READING = {
     "data_ptr",
 }
 _ABSOLUTE = {"abslrp", "abslrp_share"}
+NOT_FOLLOWED = "relevance was not followed so far in this run"
 _EXACT = (torch.float32, torch.float64)
 
 
@@ -69,7 +70,7 @@ class RelevanceListener:
         """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
         wanted = {name for name in needs.rules if RULES[name].carries_relevance}
         if not wanted <= self.rules or _lowest(needs, wanted) < self._lowest:
-            return "relevance was not followed so far in this run"
+            return NOT_FOLLOWED
         return next((self.gaps[name] for name in sorted(wanted) if name in self.gaps), None)
 
     def noting(self, outer: Handler, unless: Callable[[], bool] = lambda: False) -> Handler:

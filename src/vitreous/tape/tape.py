@@ -242,7 +242,10 @@ class Tape:
         sources = [stream, *(output for _, output in behind)]
         gradient, *pooling_gradients = self._gradients(signs, sources, allow_unused=True)
         if gradient is None:
-            raise UnsupportedModelError(f"the output of {self.anatomy.name} does not depend on its last block")
+            raise UnsupportedModelError(
+                f"no gradient reaches the last block of {self.anatomy.name}: its output does not depend on that block, "
+                "or layers that have no gradient (quantised ones) stand in between"
+            )
         for (call, output), pooling_gradient in zip(behind, pooling_gradients, strict=True):
             if pooling_gradient is not None:
                 listener = self._recorder.attention
