@@ -11,12 +11,10 @@ it does not depend on what else the machine does.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 
 import timm
 import torch
+from rows import bare, ratio_in_turn
 from torch import Tensor, nn
 
 import vitreous
@@ -42,26 +40,6 @@ def evaluations(model: nn.Module, images: Tensor, spelling: str) -> int:
     return sum(asked) - len(images)
 
 
-def bare(model: nn.Module, pictures: Tensor, count: int) -> None:
-    """The plain model, ``count`` pictures."""
-    with torch.no_grad():
-        while count > 0:
-            model(pictures[: min(count, AT_ONCE)])
-            count -= AT_ONCE
-
-
-def seconds(job: Callable[[], object]) -> float:
-    """Processor time of this thread."""
-    start = time.thread_time()
-    job()
-    return time.thread_time() - start
-
-
-def median_ratio(job: Callable[[], object], yardstick: Callable[[], object], repeats: int) -> float:
-    """Taken in turn, so that a processor that slows down slows both."""
-    return statistics.median(seconds(job) / seconds(yardstick) for _ in range(repeats))
-
-
 def main() -> None:
     """Print one ratio for each method, for plain evaluations and for a deletion curve."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -75,21 +53,20 @@ def main() -> None:
     pictures = torch.randn(AT_ONCE, 3, *model.pretrained_cfg["input_size"][1:])
     subject = Subject(model, find_anatomy(model), pictures)
     patches = subject.layout.patches
-    bare(model, pictures, AT_ONCE)
 
     def deletion_curve() -> None:
         for percent in range(0, 100, 10):
             kept = torch.stack([torch.randperm(patches)[: patches - percent * patches // 100] for _ in pictures])
             subject.logits_of_kept(pictures, kept)
 
-    ratio = median_ratio(lambda: subject.logits(pictures), lambda: bare(model, pictures, AT_ONCE), 2 * options.repeats)
+    ratio = ratio_in_turn(lambda: subject.logits(pictures), lambda: bare(model, pictures, AT_ONCE), 2 * options.repeats)
     print(f"{'Subject.logits':42} {ratio:.2f}")
-    ratio = median_ratio(deletion_curve, lambda: bare(model, pictures, 10 * AT_ONCE), options.repeats)
+    ratio = ratio_in_turn(deletion_curve, lambda: bare(model, pictures, 10 * AT_ONCE), options.repeats)
     print(f"{'deletion curve, tokens dropped':42} {ratio:.2f}")
     image = pictures[:1]
     for spelling in spellings(options.budget):
         count = evaluations(model, image, spelling)
-        ratio = median_ratio(
+        ratio = ratio_in_turn(
             lambda spelling=spelling: vitreous.explain(model, image, spelling),
             lambda count=count: bare(model, pictures, count + 1),  # the recorded run is one more
             options.repeats,

@@ -1,70 +1,60 @@
 """Perturbation curves against the bare forward passes that they need, and against quantus, in one interleaved run.
 
-    python benchmarks/perturbation_curves.py [--model vit_tiny_patch16_224] [--photos 8] [--repeats 5]
+    python benchmarks/perturbation_curves.py [--model vit_tiny_patch16_224] [--photos 8] [--repeats 5] [--json FILE]
 
 (a) Curves over erased pixels, both directions and nine steps, against as many pictures through the bare model.
 (b) The same curve by quantus' PixelFlipping, on a model with one channel, since quantus erases single values: first
     the two must agree, then they are timed.
 (c) Which part of a whole run of chefer-2021-perturbation, from JPEG files to rows, is spent inside the model's forward
     and backward passes.
-(d) A deletion curve at 0%, 10%, ... 90% by dropped tokens, against ten passes of whole pictures.
+(d) A deletion curve at 0%, 10%, ... 90% by dropped tokens, from photos and maps to logits, the whole photos included,
+    against ten passes of whole pictures.
 
-Processor time of one thread is counted, since it does not depend on what else the machine does; (c) also gives the
-share of the time on the clock.
+Processor time is counted, since it does not depend on what else the machine does; (c) also gives the share of the time
+on the clock.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import timm
 import torch
 from PIL import Image
+from rows import bare, ratio_in_turn, write_rows
+from token_dropping import PERCENT, Curves
 from torch import Tensor, nn
 
 from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.measuring import measure
 from vitreous.benchmark.tasks.batch import Batch, Case, Picture
 from vitreous.benchmark.tasks.erasing import erased_logits, find_orders
-from vitreous.benchmark.tasks.keeping import Kept, kept_logits
 from vitreous.datasets import open_dataset
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.protocols import find_protocol
 from vitreous.subject import Subject
 
+Row = dict[str, Any]
+
 AT_ONCE = 16
 NINE = [percent * 224 * 224 // 100 for percent in range(10, 100, 10)]
 
 
-def seconds(job: Callable[[], object]) -> float:
-    """Processor time of this thread."""
-    start = time.thread_time()
-    job()
-    return time.thread_time() - start
-
-
-def median_ratio(job: Callable[[], object], yardstick: Callable[[], object], repeats: int) -> float:
-    """Taken in turn, so that a processor that slows down slows both."""
-    job()
-    yardstick()
-    return statistics.median(seconds(job) / seconds(yardstick) for _ in range(repeats))
-
-
-def bare(model: nn.Module, pictures: Tensor, count: int) -> None:
-    """The plain model on ``count`` pictures."""
-    with torch.no_grad():
-        while count > 0:
-            model(pictures[: min(count, AT_ONCE)])
-            count -= AT_ONCE
+def row_of(measured: str, against: str, ratio: float, wanted: str | None = None, **more: float) -> Row:
+    """A row of the table, which is also printed."""
+    print(
+        f"{measured} / {against}: {ratio:.3f}", *(f"({name} {number:.1e})" for name, number in more.items()), flush=True
+    )
+    return {"measured": measured, "against": against, "ratio": ratio, "wanted": wanted, **more}
 
 
 def batch_of(model: nn.Module, images: Tensor, maps: Tensor) -> Batch:
@@ -91,17 +81,18 @@ def pixel_curve(batch: Batch) -> Tensor:
     return erased_logits(batch, orders, NINE, ("positive", "negative"), filling="black before normalisation")
 
 
-def against_forwards(name: str, photos: int, repeats: int) -> None:
+def against_forwards(name: str, photos: int, repeats: int) -> list[Row]:
     """(a)."""
     model = timm.create_model(name).eval()
     images = torch.randn(photos, 3, 224, 224)
     batch = batch_of(model, images, torch.rand(photos, 14, 14))
     pictures = torch.randn(AT_ONCE, 3, 224, 224)
-    ratio = median_ratio(lambda: pixel_curve(batch), lambda: bare(model, pictures, photos * 18), repeats)
-    print(f"(a) pixel curves / {photos * 18} bare forward passes{'':17} {ratio:.3f}")
+    passes = 2 * len(NINE) * photos
+    ratio = ratio_in_turn(lambda: pixel_curve(batch), lambda: bare(model, pictures, passes), repeats)
+    return [row_of("curves over erased pixels", f"{passes} bare forward passes", ratio, "at most 1.1")]
 
 
-def against_quantus(name: str, photos: int, repeats: int) -> None:
+def against_quantus(name: str, photos: int, repeats: int) -> list[Row]:
     """(b)."""
     import quantus  # noqa: PLC0415  (only this part needs it)
 
@@ -133,11 +124,12 @@ def against_quantus(name: str, photos: int, repeats: int) -> None:
     assert difference < 1e-5, f"quantus gives other numbers, up to {difference}"
     passes = photos * len(counts)
     pictures = torch.randn(AT_ONCE, 1, 224, 224)
-    print(f"(b) ours / quantus on the same curve{'':27} {median_ratio(ours, theirs, repeats):.3f}")
-    for who, job in (("ours", ours), ("quantus", theirs)):
-        ratio = median_ratio(job, lambda: bare(model, pictures, passes), repeats)
-        print(f"    {who:7} / {passes} bare forward passes{'':28} {ratio:.3f}")
-    print(f"    largest difference of probabilities{'':24} {difference:.1e}")
+    ratio = ratio_in_turn(ours, theirs, repeats)
+    rows = [row_of("a curve of quantus, by vitreous", "the same by quantus", ratio, "at most 1", difference=difference)]
+    for who, job in (("vitreous", ours), ("quantus", theirs)):
+        ratio = ratio_in_turn(job, lambda: bare(model, pictures, passes), repeats)
+        rows.append(row_of(f"the same curve by {who}", f"{passes} bare forward passes", ratio))
+    return rows
 
 
 @dataclass
@@ -183,7 +175,7 @@ def write_photos(folder: Path, count: int) -> None:
             table.writerow([f"{number}.jpg", int(random.integers(1000))])
 
 
-def share_inside(name: str, photos: int, methods: list[str]) -> None:
+def share_inside(name: str, photos: int, methods: list[str]) -> list[Row]:
     """(c)."""
     inside, whole = Inside(), Inside()
     network = Timed(timm.create_model(name), inside).eval()
@@ -205,46 +197,46 @@ def share_inside(name: str, photos: int, methods: list[str]) -> None:
         finally:
             torch.autograd.grad = backward
     assert all(row["error"] is None for row in rows), rows[0]["error"]
-    print(f"(c) {', '.join(methods)} on {photos} photos, inside the model:")
-    print(f"    share of processor time {inside.processor / whole.processor:.3f}")
-    print(f"    share of time on the clock {inside.clock / whole.clock:.3f}")
+    measured = f"inside the model: {', '.join(methods)} on {photos} photos"
+    return [
+        row_of(measured, "chefer-2021-perturbation, on the clock", inside.clock / whole.clock, "at least 0.85"),
+        row_of(measured, "chefer-2021-perturbation, processor time", inside.processor / whole.processor),
+    ]
 
 
-def dropped_tokens(name: str, repeats: int) -> None:
+def dropped_tokens(name: str, repeats: int) -> list[Row]:
     """(d)."""
     model = timm.create_model(name).eval()
     images = torch.randn(AT_ONCE, 3, 224, 224)
-    batch = batch_of(model, images, torch.rand(AT_ONCE, 14, 14))
-    patches = batch.subject.layout.patches
-    kept = [Kept("bottom", patches - percent * patches // 100) for percent in range(0, 100, 10)]
-
-    def curve() -> Tensor:
-        batch.memory.clear()
-        return kept_logits(batch, orders_of(batch), kept)
-
-    ratio = median_ratio(curve, lambda: bare(model, images, 10 * AT_ONCE), repeats)
-    print(f"(d) deletion curve by dropped tokens / ten whole passes{'':8} {ratio:.3f}")
+    curves = Curves(model, images, torch.rand(AT_ONCE, 1, 14, 14))
+    passes = len(PERCENT) * AT_ONCE
+    ratio = ratio_in_turn(curves.dropped, lambda: bare(model, images, passes), repeats)
+    return [row_of("deletion curves by dropped tokens", f"{passes} bare forward passes", ratio, "at most 0.65")]
 
 
 def main() -> None:
-    """Print all ratios."""
+    """Print all ratios, and write them if a file was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="vit_tiny_patch16_224")
     parser.add_argument("--photos", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--methods", default="tokentm,gradtoken,decompx.skipplus,gae")
     parser.add_argument("--parts", default="abcd")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    rows: list[Row] = []
     if "a" in options.parts:
-        against_forwards(options.model, options.photos, options.repeats)
+        rows += against_forwards(options.model, options.photos, options.repeats)
     if "b" in options.parts:
-        against_quantus(options.model, options.photos, options.repeats)
+        rows += against_quantus(options.model, options.photos, options.repeats)
     if "c" in options.parts:
-        share_inside(options.model, options.photos, options.methods.split(","))
+        rows += share_inside(options.model, options.photos, options.methods.split(","))
     if "d" in options.parts:
-        dropped_tokens(options.model, options.repeats)
+        rows += dropped_tokens(options.model, options.repeats)
+    settings = {"model": options.model, "batch": AT_ONCE, "photos": options.photos, "repeats": options.repeats}
+    write_rows(options.json, rows, **settings, methods=options.methods)
 
 
 if __name__ == "__main__":

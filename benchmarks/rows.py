@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from vitreous.provenance import software_versions
 from vitreous.speed import timing
@@ -36,6 +37,20 @@ def time_in_turn(jobs: Mapping[str, Job], repeats: int) -> dict[str, list[float]
 def median_ratio(times: Sequence[float], yardstick: Sequence[float]) -> float:
     """The median of ratios that were measured side by side."""
     return statistics.median(ours / theirs for ours, theirs in zip(times, yardstick, strict=True))
+
+
+def ratio_in_turn(job: Job, yardstick: Job, repeats: int) -> float:
+    """The median ratio of a job to what it is measured by, both run in turn after one round that does not count."""
+    times = time_in_turn({"job": job, "yardstick": yardstick}, repeats)
+    return median_ratio(times["job"], times["yardstick"])
+
+
+@torch.no_grad()
+def bare(model: nn.Module, pictures: Tensor, count: int) -> None:
+    """The plain model on ``count`` pictures, which perturbations are measured by; as many at once as are given."""
+    while count > 0:
+        model(pictures[:count])
+        count -= len(pictures)
 
 
 def write_rows(file: Path | None, rows: Sequence[Mapping[str, Any]], **settings: Any) -> None:

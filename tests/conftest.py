@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nothing_skipped import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # pytest finds them here
 from vitreous.methods.registry import _methods
 
 

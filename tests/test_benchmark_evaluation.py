@@ -1,5 +1,6 @@
 """``vitreous.evaluate``: models and data sets in memory, and the same numbers by whatever name."""
 
+import errno
 import json
 import pickle
 import weakref
@@ -21,6 +22,7 @@ from vitreous.benchmark.run import ModelChoice, RunError
 from vitreous.benchmark.starting import Options, start
 from vitreous.benchmark.workbench import Workbench, open_workbench
 from vitreous.datasets import Shuffled, open_dataset
+from vitreous.datasets.masked_folder import MaskedFolder
 from vitreous.errors import ModelError, ProtocolError
 from vitreous.protocols import find_protocol, list_protocols
 
@@ -42,6 +44,20 @@ def test_what_is_in_memory_gives_what_is_asked_for_by_name(data, tmp_path):
     assert everything(by_name.stores[0]).equals(everything(in_memory.stores[0]))
     assert by_name.rows() == in_memory.rows()
     assert [row["n"] for row in by_name.rows()] == [6] * 6
+
+
+def test_two_methods_of_ones_choice_are_compared_on_the_same_images(data, tmp_path):
+    results = evaluate(MODEL, data, tmp_path)
+    means = {(row["method"], row["metric"]): row["mean"] for row in results.rows()}
+    compared = results.compare("gae", "rollout")
+    assert [one.metric for one in compared] == ["pixel accuracy", "mAP", "mIoU"]
+    for one, turned in zip(compared, results.compare("rollout", "gae"), strict=True):
+        assert one.difference == pytest.approx(means["gae", one.metric] - means["rollout", one.metric], abs=1e-12)
+        assert (turned.difference, turned.p) == (-one.difference, one.p)
+        assert one.low <= one.difference <= one.high
+        assert one.n == 6
+    with pytest.raises(RunError, match="tokentm was not measured here; what was: gae, rollout"):
+        results.compare("gae", "tokentm")
 
 
 def test_a_network_of_timm_brings_its_preprocessing(data, tmp_path):
@@ -90,6 +106,29 @@ def test_a_data_set_that_changes_between_two_runs_of_a_process_is_seen(tmp_path)
     assert len(list((tmp_path / "out").iterdir())) == 3
     fresh = evaluate(MODEL, data, tmp_path / "fresh", methods="rollout")
     assert fresh.rows() != before.rows()
+
+
+def test_an_error_of_the_moment_is_tried_again_where_it_is_asked_for(data, tmp_path, monkeypatch):
+    load = MaskedFolder.load
+    computed = []
+
+    def out_of_files(self, index):
+        computed.append(index)
+        if index == 5 and len(computed) <= 6:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return load(self, index)
+
+    monkeypatch.setattr(MaskedFolder, "load", out_of_files)
+    first = evaluate(MODEL, data, tmp_path / "out")
+    assert [failure.error for failure in first.failures()] == ["[Errno 24] Too many open files"]
+    assert len(evaluate(MODEL, data, tmp_path / "out").failures()) == 1
+    assert computed == [0, 1, 2, 3, 4, 5], "without being asked for it, nothing is tried again"
+    with pytest.warns(UserWarning, match="1 of 2 shards have failures in them and are computed again"):
+        again = evaluate(MODEL, data, tmp_path / "out", retry_failed=True)
+    assert computed[6:] == [4, 5], "a shard without failures is not computed again"
+    assert not again.failures()
+    fresh = evaluate(MODEL, data, tmp_path / "fresh")
+    assert everything(again.stores[0]).equals(everything(fresh.stores[0]))
 
 
 OWN = """

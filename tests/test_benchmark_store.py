@@ -87,6 +87,33 @@ class TestFiles:
             fill(store)
         assert file.read_bytes() == whole
 
+    def test_only_shards_of_the_plan_with_failures_are_forgotten(self, tmp_path):
+        store = create(tmp_path)
+        broken, whole, last = RUN.shards()
+        for shard in (broken, last):
+            store.write(shard, table(shard, error="too many open files"))
+        store.write(whole, table(whole))
+        notices = []
+        shorter = create(tmp_path, replace(RUN, limit=8))
+        shorter.forget_failed(notices.append)
+        assert notices == ["1 of 2 shards have failures in them and are computed again"]
+        assert [store.is_there(shard) for shard in RUN.shards()] == [False, True, True]
+        assert not list(store.folder.glob("*.lock"))
+        fill(shorter)
+        shorter.forget_failed(nothing)
+
+    def test_a_failed_shard_that_another_process_holds_is_left_to_it(self, tmp_path):
+        store = create(tmp_path)
+        shard = RUN.shards()[0]
+        store.write(shard, table(shard, error="too many open files"))
+        held = store.claim(shard)
+        store.forget_failed(nothing)
+        assert store.is_done(shard)
+        held.release()
+        notices = []
+        store.forget_failed(notices.append)
+        assert (store.is_there(shard), len(notices)) == (False, 1)
+
     def test_every_flipped_byte_is_noticed_or_harmless(self, tmp_path):
         store = create(tmp_path)
         fill(store)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -253,6 +254,19 @@ class TestLists:
 
     def test_version(self):
         assert run("--version").stdout.startswith("vitreous ")
+
+    @pytest.mark.parametrize("name", typer.main.get_command(app).commands)
+    def test_help_shows_every_word_that_was_written(self, name):
+        """What stands in brackets is markup to the terminal, and is swallowed unless it is escaped."""
+        command = typer.main.get_command(app).commands[name]
+        shown = " ".join(run(name, "--help", COLUMNS="1000").stdout.replace("│", " ").split())
+        for written in (command.help, *(parameter.help for parameter in command.params)):
+            assert " ".join((written or "").split()).replace("\\[", "[") in shown
+
+    @pytest.mark.parametrize("name", typer.main.get_command(app).commands)
+    def test_a_change_is_judged_by_a_real_run_of_every_command(self, name):
+        steps = (Path(__file__).parents[1] / ".ci" / "run").read_text().splitlines()
+        assert any(step.strip().startswith(f"$vitreous {name} ") for step in steps)
 
 
 class TestProcess:

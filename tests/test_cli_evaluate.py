@@ -80,6 +80,14 @@ class TestEvaluate:
         assert "0007.png" in result.stderr
         assert "1 of 10 images could not be measured" in result.stderr
 
+    def test_failed_shards_are_computed_again_on_request(self, out, photos):
+        asked = ("evaluate", *SMALL, "--data", photos, "--methods", "gae,rollout", "--out", out, "--json")
+        before, after = run(*asked), run(*asked, "--retry-failed")
+        assert "resumed: 2 of 3 shards" in after.stderr
+        assert "1 of 3 shards have failures in them and are computed again" in after.stderr
+        assert "1 of 10 images could not be measured" in after.stderr  # a broken photo stays broken
+        assert json.loads(after.stdout) == json.loads(before.stdout)
+
     def test_the_table_shows_published_numbers_apart(self, out, photos):
         result = run("evaluate", *SMALL, "--data", photos, "--methods", "gae,rollout", "--out", out)
         own, published = result.stdout.split("Published by others, not measured here")
@@ -435,6 +443,25 @@ class TestReport:
         assert text.count('class="shape') == 3
         charts = text.partition("<h3>Curves")[2].partition("<h3>Best")[0]
         assert "nan" not in charts.lower()
+
+    def test_every_method_is_tested_against_the_best(self, out):
+        (merged,) = json.loads(run("report", out, "--format", "json").stdout)
+        rows = {(row["method"], row["metric"]): row for row in merged["rows"]}
+        compared = [row for row in merged["rows"] if "p" in row]
+        assert len(compared) == len(rows) - 3  # three metrics, of which each has its best method
+        for row in compared:
+            best = rows[row["best"], row["metric"]]
+            assert "p" not in best
+            # All metrics here are better where they are larger, and the same images count for all methods.
+            assert row["difference"] == pytest.approx(row["mean"] - best["mean"], abs=1e-12)
+            assert row["difference_low"] <= row["difference"] <= min(0, row["difference_high"])
+            assert 2**-8 <= row["p"] <= 1  # nine images: never below 2^(1 - 9)
+        page = out.parent / "against.html"
+        assert run("report", out, "--out", page).exit_code == 0
+        text = Page(page.read_text()).text
+        assert "Against the best method" in text
+        for row in compared:
+            assert f"p = {row['p']:.2g}" in text
 
     def test_one_image_has_no_interval_and_no_order(self, folder, photos):
         """In every form the means stand alone: no "nan", and both methods share the first rank."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitreous.benchmark.statistics import Resamples, estimates, paired, ranking, two_sided
+from vitreous.benchmark.statistics import Resamples, estimates, paired, standings, two_sided
 from vitreous.metrics import MetricError
 from vitreous.metrics import segmentation as seg
 from vitreous.metrics.metric import mean_of
@@ -172,7 +172,11 @@ class TestPaired:
         assert np.isnan([found.low, found.high]).all() == (images == 1)
 
 
-class TestRanking:
+def ranking(values, metric=SCORE) -> dict[str, int]:
+    return {name: standing.rank for name, standing in standings(values, COLUMNS, metric).items()}
+
+
+class TestStandings:
     def values(self):
         random = np.random.default_rng(0)
         base = random.normal(size=200)
@@ -185,26 +189,47 @@ class TestRanking:
         }
 
     def test_methods_that_nothing_tells_apart_share_a_rank(self):
-        found = ranking(self.values(), COLUMNS, SCORE)
+        found = ranking(self.values())
         assert found == {"good": 1, "as good": 1, "middle": 3, "worst": 4}
         assert list(found)[2:] == ["middle", "worst"]
 
     def test_lower_may_be_better(self):
-        found = ranking(self.values(), COLUMNS, LOSS)
+        found = ranking(self.values(), LOSS)
         assert found == {"worst": 1, "middle": 2, "good": 3, "as good": 3}
 
     @pytest.mark.parametrize(("images", "ranks"), [(1, [1, 1]), (2, [1, 1]), (5, [1, 1]), (6, [1, 2])])
     def test_few_images_do_not_rank(self, images, ranks):
         """Of n paired images that all say the same, p is 2 / 2^n: below 0.05 from six images on."""
         base = np.linspace(0.0, 1.0, images)
-        found = ranking({"better": column(base + 0.01), "worse": column(base)}, COLUMNS, SCORE)
+        found = ranking({"better": column(base + 0.01), "worse": column(base)})
         assert list(found) == ["better", "worse"]
         assert list(found.values()) == ranks
 
     def test_a_method_without_numbers_is_not_ranked_alone(self):
-        assert ranking({"a": column([np.nan])}, COLUMNS, SCORE) == {}
+        assert ranking({"a": column([np.nan])}) == {}
 
     def test_a_metric_without_a_direction_does_not_rank(self):
         neutral = mean_of("score", "x", None, (0, 1), "Neither.")
         with pytest.raises(MetricError, match="no better direction"):
-            ranking(self.values(), COLUMNS, neutral)
+            ranking(self.values(), neutral)
+
+    @pytest.mark.parametrize("metric", [SCORE, LOSS])
+    def test_every_method_is_compared_with_the_best_by_the_paired_test(self, metric):
+        values = self.values()
+        found = standings(values, COLUMNS, metric)
+        best = next(name for name, standing in found.items() if standing.against_best is None)
+        means = {name: float(table.mean()) for name, table in values.items()}
+        assert best == (max if metric is SCORE else min)(means, key=means.get)
+        for name in values.keys() - {best}:
+            assert found[name].against_best == paired(values, COLUMNS, metric, name, best)
+            assert (found[name].rank > 1) == (found[name].against_best.p < 0.05)
+
+    @pytest.mark.parametrize("images", [2, 5, 6, 8])
+    def test_a_constant_difference_has_a_closed_form(self, images):
+        """Every image, so every resample, says the same: the interval is a point, and p that of n equal signs."""
+        base = np.arange(images) / 4  # exact, so that no rounding stands between the two
+        compared = standings({"a": column(base - 0.25), "b": column(base)}, COLUMNS, SCORE)["a"].against_best
+        assert (compared.first, compared.second, compared.n) == ("a", "b", images)
+        # Means over resamples are rounded where the number of images is no power of two.
+        assert (compared.difference, compared.low, compared.high) == pytest.approx([-0.25] * 3, abs=1e-12)
+        assert compared.p == pytest.approx(2 / 2**images)

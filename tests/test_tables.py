@@ -13,7 +13,7 @@ from rich.console import Console
 
 from vitreous.benchmark import tables
 from vitreous.benchmark.published import PUBLISHED, published_results
-from vitreous.benchmark.statistics import Estimate
+from vitreous.benchmark.statistics import Comparison, Estimate
 from vitreous.benchmark.terminal_table import as_terminal
 from vitreous.metrics import list_metrics
 from vitreous.metrics import perturbation as per
@@ -130,6 +130,20 @@ def test_ranks_are_shown_where_they_are_given(table):
     assert "60.00 [58.00, 62.00] #1" in tables.as_markdown(ranked)
     assert tables.as_rows(ranked)[0]["rank"] == 1
     assert "rank" not in tables.as_rows(ranked)[1]
+
+
+def test_the_test_against_the_best_is_in_the_rows(table):
+    compared = Comparison("tokentm:a_b=50%,c|d", "gae", "mIoU", -0.1, -0.12, -0.08, 0.001, 500)
+    given = dataclasses.replace(table, against_best={"mIoU": {compared.first: compared}})
+    rows = {(row["method"], row["metric"]): row for row in tables.as_rows(given)}
+    found = rows[compared.first, "mIoU"]
+    names = ("best", "difference", "difference_low", "difference_high", "p")
+    assert [found[name] for name in names] == ["gae", -0.1, -0.12, -0.08, 0.001]
+    assert not any(name in rows["gae", "mIoU"] for name in names)
+    lines = {(line["method"], line["metric"]): line for line in csv.DictReader(io.StringIO(tables.as_csv(given)))}
+    assert (lines[compared.first, "mIoU"]["p"], lines["gae", "mIoU"]["p"]) == ("0.001", "")
+    # A share is shown in percent, and so is a difference of shares.
+    assert tables.difference_parts(compared, seg.mean_iou()) == ("-10.00", ("-12.00", "-8.00"))
 
 
 @pytest.fixture

@@ -45,7 +45,8 @@ def evaluate(
         methods: spellings, families of methods, or ``white-box`` for all methods that look inside a model.
         out: the folder that holds the folders of runs.
         watcher: who is told about progress.
-        **options: the fields of ``Options``: limit, shuffle, engine, workers, threads, shard_size, seed, plugins.
+        **options: the fields of ``Options``: limit, shuffle, engine, workers, threads, shard_size, seed, plugins,
+            retry_failed.
 
     Raises:
         VitreousError: something that was asked for does not exist or does not go together.
@@ -60,6 +61,8 @@ def evaluate(
 
 def compute(store: Store, bench: Workbench, options: Options, watcher: Watcher) -> None:
     """Compute what a run still lacks on the engine that was asked for."""
+    if options.retry_failed:
+        store.forget_failed(watcher.notice)
     if options.engine == "ray":
         from vitreous.benchmark.engines.ray import run_on_ray  # noqa: PLC0415  # its package is an extra
 

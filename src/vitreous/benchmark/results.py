@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitreous.benchmark.run import Run, RunError, Shard
+from vitreous.benchmark.statistics import Comparison
 from vitreous.benchmark.store import Store
 from vitreous.protocols import Protocol
 
@@ -149,6 +150,12 @@ class Results:
         from vitreous.benchmark.tables import as_rows  # noqa: PLC0415
 
         return as_rows(summarise(self, ranks=False))
+
+    def compare(self, first: str, second: str) -> list[Comparison]:
+        """Compare two methods by a paired bootstrap: for every metric first - second, its 95% interval and p."""
+        from vitreous.benchmark.summary import compare  # noqa: PLC0415  # it is made of results
+
+        return compare(self, first, second)
 
     def image_names(self) -> list[str]:
         """The names of the images."""

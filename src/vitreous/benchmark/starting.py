@@ -57,6 +57,7 @@ class Options:
         shard_size: images that are computed and stored as one.
         seed: of everything that is drawn at random.
         plugins: files that register methods.
+        retry_failed: compute the shards again in which an earlier start could not measure something.
     """
 
     limit: int | None = None
@@ -67,6 +68,7 @@ class Options:
     shard_size: int = SHARD_SIZE
     seed: int = 0
     plugins: tuple[Path, ...] = ()
+    retry_failed: bool = False
 
 
 def start(

@@ -60,6 +60,19 @@ class Comparison:
     n: int
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Where a method stands among others by one metric.
+
+    Attributes:
+        rank: one more than the number of methods that are significantly better.
+        against_best: its difference from the method with the best mean; None for that method itself.
+    """
+
+    rank: int
+    against_best: Comparison | None
+
+
 class Resamples:
     """How often each image is drawn in each bootstrap resample; the same for the same seed and number of images.
 
@@ -140,14 +153,10 @@ def paired(
 ) -> Comparison:
     """Compare two methods by a paired bootstrap of their difference."""
     measured = _measured_on_common_images(values, columns, metric, [first, second], resamples, seed)
-    one, other = measured[first], measured[second]
-    differences = one.resampled - other.resampled
-    low, high = _interval(differences, one.n, level)
-    p = two_sided(differences, one.n)
-    return Comparison(first, second, metric.name, one.value - other.value, low, high, p, one.n)
+    return _compared(measured, first, second, metric, level)
 
 
-def ranking(
+def standings(
     values: Mapping[str, Floats],
     columns: Sequence[str],
     metric: Metric,
@@ -155,25 +164,32 @@ def ranking(
     resamples: int = RESAMPLES,
     seed: int = 0,
     level: float = LEVEL,
-) -> dict[str, int]:
-    """Rank methods, best first: one more than the number of methods that are significantly better.
+) -> dict[str, Standing]:
+    """Rank methods, best first, and compare each with the one that has the best mean.
 
-    So methods that nothing tells apart from the best share rank 1, and on five images or fewer all do. Tests are
-    paired, on the images that count for all methods, and not corrected for their number. A method whose metric has no
-    value is not ranked.
+    Methods that nothing tells apart from the best share rank 1, and on five images or fewer all do. Tests are those of
+    ``paired``, on the images that count for all methods, and not corrected for their number. A method whose metric has
+    no value is not ranked.
     """
     if metric.direction is None:
         raise MetricError(f"{metric.name} has no better direction, so methods cannot be ranked by it")
     sign = 1.0 if metric.direction == "higher" else -1.0
     measured = _measured_on_common_images(values, columns, metric, list(values), resamples, seed)
     ranked = {method: found for method, found in measured.items() if np.isfinite(found.value)}
+    if not ranked:
+        return {}
+    best = max(ranked, key=lambda name: sign * ranked[name].value)
 
     def better(one: _Measured, other: _Measured) -> bool:
         p = two_sided(one.resampled - other.resampled, one.n)
         return sign * (one.value - other.value) > 0 and p < 1 - level
 
     ranks = {name: 1 + sum(better(other, one) for other in ranked.values()) for name, one in ranked.items()}
-    return dict(sorted(ranks.items(), key=lambda item: (item[1], -sign * ranked[item[0]].value)))
+    order = sorted(ranks, key=lambda name: (ranks[name], -sign * ranked[name].value))
+    return {
+        name: Standing(ranks[name], None if name == best else _compared(ranked, name, best, metric, level))
+        for name in order
+    }
 
 
 def two_sided(differences: Floats, images: int) -> float:
@@ -194,6 +210,14 @@ def two_sided(differences: Floats, images: int) -> float:
     rarer = min((differences <= 0).sum(), (differences >= 0).sum())
     floor = 2.0 ** (1 - images)
     return float(min(1.0, max(floor, 2 * (rarer + 1) / (differences.size + 1))))
+
+
+def _compared(measured: Mapping[str, _Measured], first: str, second: str, metric: Metric, level: float) -> Comparison:
+    one, other = measured[first], measured[second]
+    differences = one.resampled - other.resampled
+    low, high = _interval(differences, one.n, level)
+    p = two_sided(differences, one.n)
+    return Comparison(first, second, metric.name, one.value - other.value, low, high, p, one.n)
 
 
 def _checked(table: Floats, columns: Sequence[str], method: str) -> Floats:

@@ -100,7 +100,7 @@ class Store:
 
     def is_there(self, shard: Shard) -> bool:
         """Whether a shard's file exists, without reading it."""
-        return (self.folder / f"{shard.name}{ENDING}").exists()
+        return self._place(shard).exists()
 
     def claim(self, shard: Shard) -> Claim | None:
         """Try to have a shard for this process alone; None where another process works on it."""
@@ -110,6 +110,37 @@ class Store:
         if lock.certain:
             remove_drafts(self.folder, shard.name)
         return Claim(lock, done=self.is_done(shard))
+
+    def forget_failed(self, notice: Notice) -> None:
+        """Forget the shards of the plan in which something could not be measured, so that they are computed again.
+
+        What went wrong may have been for the moment: too many open files, a disk that was away. Each shard is claimed
+        first, so one that another process computes now is left to it.
+        """
+        forgotten = sum(self._forget_if_failed(shard) for shard in self.run.shards() if self._has_failed(shard))
+        if forgotten:
+            notice(f"{forgotten} of {len(self.run.shards())} shards have failures in them and are computed again")
+
+    def _forget_if_failed(self, shard: Shard) -> bool:
+        claim = self.claim(shard)
+        if claim is None:
+            return False
+        try:
+            # Looked at once more: who held it before may have computed it again meanwhile.
+            if not self._has_failed(shard):
+                return False
+            self._place(shard).unlink()
+        except OSError as error:
+            raise StorageError(f"{self._place(shard)} cannot be removed: {error.strerror or error}") from error
+        finally:
+            claim.release()
+        return True
+
+    def _has_failed(self, shard: Shard) -> bool:
+        """Whether a row of a shard's file has an error; one that is missing or damaged is computed again anyway."""
+        if not self.is_done(shard):
+            return False
+        return bool(self._read_one(shard, ["error"])["error"].is_valid().to_numpy().any())
 
     def write(self, shard: Shard, table: pa.Table) -> None:
         """Store a shard's table."""
@@ -131,12 +162,15 @@ class Store:
         return pa.concat_tables(tables).replace_schema_metadata(None)
 
     def _read_one(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
-        place = self.folder / f"{shard.name}{ENDING}"
+        place = self._place(shard)
         try:
             with pq.ParquetFile(place) as file:
                 return file.read(columns=list(columns), use_threads=False).replace_schema_metadata(None)
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"{place} cannot be read: {str(error).splitlines()[0]}; evaluate again") from error
+
+    def _place(self, shard: Shard) -> Path:
+        return self.folder / f"{shard.name}{ENDING}"
 
 
 def read_run(folder: Path) -> Run:

@@ -10,7 +10,8 @@ import numpy as np
 
 from vitreous.benchmark.published import published_results
 from vitreous.benchmark.results import Floats, Results
-from vitreous.benchmark.statistics import Estimate, estimates, ranking
+from vitreous.benchmark.run import RunError
+from vitreous.benchmark.statistics import Comparison, Estimate, estimates, paired, standings
 from vitreous.benchmark.tables import ResultTable
 from vitreous.metrics.metric import Metric
 
@@ -20,11 +21,12 @@ def summarise(results: Results, *, ranks: bool = True) -> ResultTable:
 
     Args:
         results: what was measured.
-        ranks: whether methods are ranked by paired tests, which takes longer.
+        ranks: whether methods are ranked and compared with the best by paired tests, which takes longer.
     """
     metrics = results.protocol.metrics()
     found: list[Estimate] = []
     ranked: dict[str, dict[str, int]] = {}
+    against_best: dict[str, dict[str, Comparison]] = {}
     for columns, alike in groupby(metrics, key=lambda metric: metric.columns):
         # Columns of one kind after the other, so that no more are in memory; the resamples are the same for all.
         values = counted_values(results, columns)
@@ -34,14 +36,32 @@ def summarise(results: Results, *, ranks: bool = True) -> ResultTable:
         found += estimates(values, columns, together, seed=results.run.seed)
         for metric in together:
             if ranks and metric.direction is not None and len(values) > 1:
-                ranked[metric.name] = ranking(values, columns, metric, seed=results.run.seed)
+                found_by = standings(values, columns, metric, seed=results.run.seed)
+                ranked[metric.name] = {name: one.rank for name, one in found_by.items()}
+                against_best[metric.name] = {
+                    name: one.against_best for name, one in found_by.items() if one.against_best is not None
+                }
     return ResultTable(
         title_of(results),
         metrics,
         _by_method(found, results, metrics),
         ranked,
+        against_best,
         published_results(results.protocol.name),
     )
+
+
+def compare(results: Results, first: str, second: str) -> list[Comparison]:
+    """Compare two methods by every metric of the protocol, by the paired test that ranks are made of."""
+    for method in (first, second):
+        if method not in results.measured_methods:
+            known = ", ".join(results.measured_methods)
+            raise RunError(f"{method} was not measured here; what was: {known}")
+    found = []
+    for columns, alike in groupby(results.protocol.metrics(), key=lambda metric: metric.columns):
+        values = counted_values(results, columns)
+        found += [paired(values, columns, metric, first, second, seed=results.run.seed) for metric in alike]
+    return found
 
 
 def counted_values(results: Results, columns: Sequence[str]) -> dict[str, Floats]:

@@ -15,10 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitreous.benchmark.published import PublishedResult
-from vitreous.benchmark.statistics import Estimate
+from vitreous.benchmark.statistics import Comparison, Estimate
 from vitreous.metrics.metric import Metric
 
 PUBLISHED_TITLE = "Published by others, not measured here (percent)"
+COLUMNS = (
+    *("method", "metric", "mean", "low", "high", "n", "rank"),
+    *("best", "difference", "difference_low", "difference_high", "p"),
+)
 _ARROWS = {"higher": "↑", "lower": "↓", None: ""}
 _LATEX_ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
 _MISSING = "-"
@@ -42,6 +46,7 @@ class ResultTable:
         metrics: the columns, in order.
         estimates: own results, in any order; methods keep the order of their first one.
         ranks: per metric's name the rank of each method, where they are wanted.
+        against_best: per metric's name how each method compares with the one of the best mean, which is left out.
         published: others' results.
     """
 
@@ -49,6 +54,7 @@ class ResultTable:
     metrics: Sequence[Metric]
     estimates: Sequence[Estimate]
     ranks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    against_best: Mapping[str, Mapping[str, Comparison]] = field(default_factory=dict)
     published: Sequence[PublishedResult] = ()
 
     @property
@@ -113,7 +119,7 @@ def published_as_rows(table: ResultTable) -> list[dict[str, Any]]:
 
 def as_csv(table: ResultTable) -> str:
     """Write own results as CSV, one line per method and metric."""
-    return _csv(["method", "metric", "mean", "low", "high", "n", "rank"], as_rows(table))
+    return _csv(COLUMNS, as_rows(table))
 
 
 def published_as_csv(table: ResultTable) -> str:
@@ -135,11 +141,20 @@ def _of_method(table: ResultTable, method: str) -> list[Estimate]:
 
 
 def _own_row(table: ResultTable, estimate: Estimate) -> dict[str, Any]:
-    numbers = {name: getattr(estimate, name) for name in ("mean", "low", "high")}
-    finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-    row = {"method": estimate.method, "metric": estimate.metric, **finite, "n": estimate.n}
+    numbers = {name: _finite(getattr(estimate, name)) for name in ("mean", "low", "high")}
+    row: dict[str, Any] = {"method": estimate.method, "metric": estimate.metric, **numbers, "n": estimate.n}
     rank = table.ranks.get(estimate.metric, {}).get(estimate.method)
-    return row if rank is None else {**row, "rank": rank}
+    if rank is not None:
+        row["rank"] = rank
+    compared = table.against_best.get(estimate.metric, {}).get(estimate.method)
+    if compared is not None:
+        row |= {"best": compared.second, "difference": _finite(compared.difference)}
+        row |= {"difference_low": _finite(compared.low), "difference_high": _finite(compared.high), "p": compared.p}
+    return row
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _cells(table: ResultTable, method: str) -> list[tuple[str, bool]]:
@@ -171,6 +186,12 @@ def number_parts(estimate: Estimate, metric: Metric) -> tuple[str, tuple[str, st
     scale, digits = _scale(metric)
     mean, low, high = (f"{scale * value:.{digits}f}" for value in (estimate.mean, estimate.low, estimate.high))
     return mean, (low, high) if math.isfinite(estimate.low) and math.isfinite(estimate.high) else None
+
+
+def difference_parts(comparison: Comparison, metric: Metric) -> tuple[str, tuple[str, str] | None]:
+    """Write the difference of two methods like the numbers that it is of, and the bounds of its interval."""
+    difference = (comparison.difference, comparison.low, comparison.high)
+    return number_parts(Estimate(comparison.first, metric.name, *difference, comparison.n), metric)
 
 
 def _scale(metric: Metric) -> tuple[float, int]:

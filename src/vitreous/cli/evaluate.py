@@ -47,7 +47,8 @@ def evaluate(
     out: Annotated[Path, typer.Option(file_okay=False, help="Where the runs are kept, one folder per run.")] = Path(
         "vitreous-runs"
     ),
-    engine: Annotated[EngineName, typer.Option(help="Who computes; ray needs the extra vitreous[ray].")] = (
+    # The backslash keeps [ray] from being read as markup, which would not be shown.
+    engine: Annotated[EngineName, typer.Option(help="Who computes; ray needs the extra vitreous\\[ray].")] = (
         EngineName.LOCAL
     ),
     workers: Annotated[
@@ -59,6 +60,9 @@ def evaluate(
         typer.Option(min=1, help="Threads of each worker; a run keeps them.", show_default="processors / workers"),
     ] = None,
     shard_size: Annotated[int, typer.Option(min=1, help="Images that are computed and stored as one.")] = 16,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Compute shards again in which an image could not be measured.")
+    ] = False,
     mean: MeanOption = None,
     std: StdOption = None,
     image_size: ImageSizeOption = None,
@@ -92,6 +96,7 @@ def evaluate(
         shard_size=shard_size,
         seed=seed,
         plugins=tuple(plugin or ()),
+        retry_failed=retry_failed,
     )
     choice = ModelChoice(model, channel_mean, channel_std, size, device)
     found = evaluating.run(choice, data, protocol, spellings, out, options, messages())

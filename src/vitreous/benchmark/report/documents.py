@@ -11,7 +11,7 @@ from typing import Any
 from vitreous.benchmark.report.page import write_page
 from vitreous.benchmark.results import Results
 from vitreous.benchmark.summary import summarise
-from vitreous.benchmark.tables import as_latex, as_markdown, as_rows, published_as_rows
+from vitreous.benchmark.tables import COLUMNS, as_latex, as_markdown, as_rows, published_as_rows
 
 FORMATS = ("html", "markdown", "latex", "csv", "json")
 ENDINGS = {"html": ".html", "markdown": ".md", "latex": ".tex", "csv": ".csv", "json": ".json"}
@@ -49,8 +49,7 @@ def _about(results: Results) -> dict[str, Any]:
 def _csv(found: Sequence[Results]) -> str:
     """One table for all; in front of every row what it is of, and how many images are finished of those wanted."""
     text = io.StringIO()
-    names = ("method", "metric", "mean", "low", "high", "n", "rank")
-    writer = csv.DictWriter(text, ("protocol", "model", "data", "images", "wanted", *names), lineterminator="\n")
+    writer = csv.DictWriter(text, ("protocol", "model", "data", "images", "wanted", *COLUMNS), lineterminator="\n")
     writer.writeheader()
     for results in found:
         writer.writerows({**_about(results), **row} for row in as_rows(summarise(results)))

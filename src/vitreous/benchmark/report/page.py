@@ -16,7 +16,14 @@ from vitreous.benchmark.report.thumbnails import Thumbnails, thumbnails_of
 from vitreous.benchmark.results import Failure, Results
 from vitreous.benchmark.store import read_manifest
 from vitreous.benchmark.summary import summarise
-from vitreous.benchmark.tables import PUBLISHED_TITLE, ResultTable, number_parts, published_rows, table_heading
+from vitreous.benchmark.tables import (
+    PUBLISHED_TITLE,
+    ResultTable,
+    difference_parts,
+    number_parts,
+    published_rows,
+    table_heading,
+)
 from vitreous.html.page import document, escape
 from vitreous.metrics.metric import Metric
 from vitreous.provenance import vitreous_version
@@ -50,6 +57,7 @@ def _section(results: Results, pictures: int) -> str:
             f"<h2>{escape(results.run.protocol)}</h2>",
             _facts(results),
             _own_table(table, results.run.things),
+            _best_table(table, leading, results.run.things),
             _published_table(table),
             _charts("Curves", curves_of(results), styles),
             _charts("Metrics over a number in the spelling", sweeps_of(table.estimates), None),
@@ -138,6 +146,33 @@ def _cell(table: ResultTable, method: str, metric: Metric) -> str:
     interval = "" if bounds is None else f'<span class="interval">{bounds[0]} to {bounds[1]}</span>'
     best = ' class="best"' if table.is_best(estimate, metric) else ""
     return f'<td{best} title="n = {estimate.n}"><span class="mean">{mean}</span>{shown}{interval}</td>'
+
+
+def _best_table(table: ResultTable, methods: Sequence[str], things: str) -> str:
+    """What the ranks are made of: every method beside the best one."""
+    metrics = [metric for metric in table.metrics if table.against_best.get(metric.name)]
+    if not metrics:
+        return ""
+    heads = "".join(f"<th>{escape(table_heading(metric))}</th>" for metric in metrics)
+    rows = "".join(
+        f"<tr><td>{escape(method)}</td>{''.join(_difference(table, method, metric) for metric in metrics)}</tr>"
+        for method in methods
+    )
+    return (
+        '<details><summary>Against the best method</summary><p class="faint">Difference from the method with the best '
+        f"mean (★), its 95% interval, and p of a paired bootstrap over {things}, two-sided and not corrected for the "
+        "number of tests: below 0.05 the best method is better.</p>"
+        f'<div class="scroll"><table><tr><th>method</th>{heads}</tr>{rows}</table></div></details>'
+    )
+
+
+def _difference(table: ResultTable, method: str, metric: Metric) -> str:
+    compared = table.against_best[metric.name].get(method)
+    if compared is None:
+        return "<td>★</td>" if method in table.ranks.get(metric.name, {}) else "<td>–</td>"  # noqa: RUF001
+    difference, bounds = difference_parts(compared, metric)
+    interval = "" if bounds is None else f'<span class="interval">{bounds[0]} to {bounds[1]}</span>'
+    return f'<td><span class="mean">{difference}</span> <span class="rank">p = {compared.p:.2g}</span>{interval}</td>'
 
 
 def _published_table(table: ResultTable) -> str:
