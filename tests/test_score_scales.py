@@ -42,6 +42,12 @@ KNOWN: dict[str, Step] = {
     "made of a parameter": lambda scores, temperature: scores * temperature.exp(),
     "several": lambda scores, temperature: (scores * temperature).contiguous() / 2 * temperature + 0.3,
 }
+# What nobody follows, but what is the same as a factor in the end.
+MEASURED: dict[str, Step] = {
+    "without its largest": lambda scores, _: scores * 0.7 - (scores * 0.7).amax(dim=-1, keepdim=True),
+    "kept in bounds": lambda scores, temperature: (scores * temperature).clamp(-1e4, 1e4),
+    "in another shape": lambda scores, temperature: (scores * temperature).view(scores.shape),
+}
 UNKNOWN: dict[str, Step] = {
     "capped": lambda scores, _: torch.tanh(scores),
     "by the tokens": lambda scores, _: scores * scores.mean(dim=-1, keepdim=True),
@@ -83,12 +89,20 @@ def expected_map(model: nn.Module, images: Tensor, target: int) -> Tensor:
 
 
 @pytest.mark.parametrize("beside", [[], ["decompx"], ["fullgrad"]], ids=str)
-@pytest.mark.parametrize("form", KNOWN)
+@pytest.mark.parametrize("form", KNOWN | MEASURED)
 def test_heads_weigh_what_their_scores_are_multiplied_with(form, beside):
     """Also where other methods have other arithmetic heard."""
-    model, images = tempered(KNOWN[form]), random_images()
+    model, images = tempered((KNOWN | MEASURED)[form]), random_images()
     found = vitreous.explain(model, images, [METHOD, *beside], 1).scores[METHOD]
     assert largest_difference(found, expected_map(model, images, 1)) < EXACT
+
+
+def test_a_factor_that_is_measured_leaves_the_map_as_it_is_in_float32():
+    """By least squares over a row of rounded scores: 1e-4 of the largest is what is taken for the same."""
+    model, images = tempered(MEASURED["kept in bounds"]), random_images()
+    expected = expected_map(model, images, 1).detach()
+    found = vitreous.explain(model.float(), images.float(), METHOD, 1).scores[METHOD].double()
+    assert largest_difference(found, expected) < 1e-4 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("beside", [[], ["decompx"]], ids=str)

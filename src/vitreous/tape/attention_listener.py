@@ -29,6 +29,7 @@ NEED_NO_SCORES = {"plain", "frozen", "libra", "conservative"}
 _MULTIPLICATION = (*heard.MULTIPLICATION, *heard.MULTIPLICATION_IN_PLACE)
 _DIVISION = (*heard.DIVISION, *heard.DIVISION_IN_PLACE)
 _ADDITION = (*heard.ADDITION, *heard.ADDITION_IN_PLACE)
+_ROUNDING = 1e-4  # of the largest score: float32 sums a few hundred products; a capped score is off by far more
 _HIDDEN = -9e3  # masks are written as -1e4 or less: a score lower by this much has no share of the softmax
 _EMPTY = AttentionRecord(None, torch.empty(0), torch.empty(0), 1.0)
 
@@ -267,7 +268,7 @@ class AttentionListener:
         if self._products > 1:  # relative positions that depend on q or k; what nobody knows must not be read
             self.mixed.add(layer)
             key = value.new_full((), float("nan")).expand_as(value)
-        elif not self._known:
+        elif not self._known and not self._measure_factor(query.detach(), key.detach()):
             self.mixed.add(layer)
         self._check(layer, matrix.shape[0], *matrix.shape[-2:])
         record = AttentionRecord(
@@ -293,6 +294,26 @@ class AttentionListener:
         self._keep(layer, record, output)
         self.forget()
         return output
+
+    def _measure_factor(self, query: Tensor, key: Tensor) -> bool:
+        """Find out what q kᵀ was multiplied with on a way that was not followed; whether that is a number per head.
+
+        To a softmax it is the same what is added to a whole row (written-out ones take off the largest score), so rows
+        are compared without their means.
+        """
+        assert self._entering is not None
+        products, scores = (
+            rows - rows.mean(dim=-1, keepdim=True)
+            for rows in (exact(query @ key.transpose(-2, -1)), exact(self._entering.detach()))
+        )
+        factor = (products * scores).sum(dim=(0, 2, 3)) / products.square().sum(dim=(0, 2, 3))
+        factor = factor.view(-1, 1, 1)
+        if not bool((scores - factor * products).abs().amax() < _ROUNDING * scores.abs().amax()):
+            return False
+        one = float(factor.mean())
+        alike = bool((factor - one).abs().amax() < _ROUNDING * abs(one))
+        self._factor, self._head_factor = (1.0 if abs(one - 1) < _ROUNDING else one, None) if alike else (1.0, factor)
+        return True
 
     def _scale(self, layer: int, key: Tensor) -> float:
         """The number in front of q kᵀ: what scores were multiplied with, or else what q is likely to have been."""
