@@ -162,7 +162,8 @@ class _Measurement:
             except MissingAnnotationError as error:
                 reasons.append(str(error))
         if not wanted:
-            self._fail([image], "; ".join(dict.fromkeys(reasons)))
+            reason = "; ".join(dict.fromkeys(reasons))
+            self.errors |= {Case(image, method): reason for method in self.asked.methods}
         return wanted
 
     def _maps(
@@ -207,9 +208,6 @@ class _Measurement:
             return
         for case, values in zip(cases, found, strict=True):
             self.values.setdefault(case, {}).update(values)
-
-    def _fail(self, images: Sequence[int], reason: str) -> None:
-        self.errors |= {Case(image, method): reason for image in images for method in self.asked.methods}
 
 
 def _alike(counts: Sequence[int]) -> Iterator[list[int]]:

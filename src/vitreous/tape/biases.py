@@ -31,6 +31,11 @@ class BiasNotes:
         self._plan, self._progress, self._in_force = plan, progress, in_force
         self._tokens_first = not batch_first
 
+    @property
+    def listens(self) -> bool:
+        """Whether the biases of the block that the forward pass is in are wanted."""
+        return self._progress.layer in self._plan.biases
+
     def note(self, output: Tensor, bias: Tensor | None, *, tokens_first: bool | None = None) -> None:
         """A bias contributes bias x gradient."""
         if bias is not None:
@@ -98,8 +103,7 @@ class BiasNotes:
 
     def _layer_of(self, output: Tensor) -> int | None:
         """The block that the forward pass is in, if its biases are wanted and this has a gradient."""
-        layer = self._progress.layer
-        return layer if layer in self._plan.biases and output.requires_grad else None
+        return self._progress.layer if self.listens and output.requires_grad else None
 
     def _add(self, layer: int, found: Tensor, tokens_first: bool) -> None:  # noqa: FBT001
         batch, tokens = self._progress.batch, self._progress.tokens

@@ -67,6 +67,14 @@ class Texts:
 Inputs = Tensor | Texts
 
 
+def texts_of(inputs: Inputs, rows: int) -> Texts | None:
+    """The texts that a run of ``rows`` rows has read; none where they are pictures.
+
+    None as well where other streams were put in the place of the texts' own: then there is a row for each of these.
+    """
+    return inputs if isinstance(inputs, Texts) and len(inputs) == rows else None
+
+
 def ask(model: Callable[..., Any], inputs: Inputs) -> Any:
     """The model's own output, whatever that is."""
     return model(**inputs.parts) if isinstance(inputs, Texts) else model(inputs)

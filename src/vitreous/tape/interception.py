@@ -106,6 +106,8 @@ def _as_constant(value: Any) -> Any:
 
 def _by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The operands of a call in their places, also where they were named."""
+    if not kwargs:
+        return args, kwargs
     for place, names in enumerate((("input", "x", "A"), ("other",))):
         name = next((name for name in names if name in kwargs), None) if len(args) == place else None
         if name is not None:

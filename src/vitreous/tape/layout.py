@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape.inputs import Inputs, Texts
+from vitreous.tape.inputs import Inputs, Texts, texts_of
 
 if TYPE_CHECKING:
     from vitreous.tape.recorder import Recorder
@@ -115,10 +115,10 @@ def _patch_grid(recorder: Recorder, tokens: int, image_size: torch.Size) -> tupl
 def _real_tokens(inputs: Inputs, head_gradient: Tensor) -> Tensor:
     """Which tokens are no padding, (batch, tokens)."""
     places = torch.arange(head_gradient.shape[1], device=head_gradient.device).expand(head_gradient.shape[:2])
-    # A run with other streams in the place of the texts' own has as many rows as there are of these.
-    if isinstance(inputs, Texts) and len(inputs) == len(head_gradient):
-        return places < inputs.lengths[:, None].to(places.device)
-    return torch.ones_like(places, dtype=torch.bool)
+    texts = texts_of(inputs, len(head_gradient))
+    if texts is None:
+        return torch.ones_like(places, dtype=torch.bool)
+    return places < texts.lengths[:, None].to(places.device)
 
 
 def _of_all(read_of_each: Tensor, real: Tensor) -> tuple[Tensor, bool]:
@@ -138,7 +138,7 @@ def _tokens_read(head_gradient: Tensor, stream: Tensor, prefix: int, real: Tenso
     """
     size = head_gradient.double().norm(dim=-1)
     read: Tensor = size > _NOTHING * size.amax(dim=1, keepdim=True)
-    if prefix:
+    if prefix and bool(read[:, prefix:].any()):  # most heads read the class token and nothing else
         class_token = read[:, :prefix].any(dim=1)
         patches = real[:, prefix:].sum(dim=1).clamp_(min=1)
         for length in (1, stream.double().std(dim=-1), stream.double().norm(dim=-1)):

@@ -108,8 +108,8 @@ class Recorder:
         if rules.rules_differ:
             hear(heard.RMS_NORM, rules.on_rms_norm)
             hear(heard.NORMALIZE, relevance.noting(rules.on_normalize))
-            hear((*heard.DIVISION, *heard.MASKED_FILL), self._or_score_step(relevance.on_divide))
-            hear(heard.DIVISION_IN_PLACE, self._or_score_step(relevance.on_divide))
+            divided = (*heard.DIVISION, *heard.DIVISION_IN_PLACE, *heard.MASKED_FILL)
+            hear(divided, self._or_score_step(relevance.on_divide))
         if rules.rules_differ or self.plan.biases:
             hear(heard.LAYER_NORM, rules.on_layer_norm)
             hear(heard.INVERSE_ROOT, rules.on_deviation)
@@ -130,7 +130,6 @@ class Recorder:
             hear(heard.SUBTRACTION, relevance.noting(rules.on_subtract))
             hear(heard.SUBTRACTION_FROM, relevance.noting(rules.on_subtract_from))
             hear(heard.GATED, relevance.noting(rules.on_gated))
-        if rules.rules_differ or self.plan.biases:
             hear(heard.LINEAR, relevance.over(rules.on_linear, relevance.on_linear))
             hear(heard.ADDMM, relevance.noting(rules.on_addmm))
         if relevance.follows:
@@ -140,7 +139,7 @@ class Recorder:
             handlers.setdefault(function, self._or_score_step(self._otherwise))
         if self.plan.needs.projections:
             for function in (*heard.ADDITION, *heard.ADDITION_IN_PLACE):
-                handlers[function] = self.sums.over(handlers.get(function, self._otherwise))
+                handlers[function] = self.sums.over(handlers[function])
         return handlers
 
     def _or_score_step(self, otherwise: Handler) -> Handler:

@@ -210,7 +210,7 @@ class RuleListener:
     def _sum(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], factors: tuple[float, ...]
     ) -> Any:
-        constants = zip(args, factors, strict=False) if any(map(in_graph, args)) else ()
+        constants = zip(args, factors, strict=False) if self._biases.listens and any(map(in_graph, args)) else ()
         # As they are before the call, which may change its first operand.
         biases = [value * factor for value, factor in constants if isinstance(value, Tensor) and not in_graph(value)]
         operands = [value for value in args[:2] if in_graph(value)]

@@ -18,7 +18,7 @@ from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.half import HALF, exact
-from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference
+from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference, texts_of
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
 from vitreous.tape.output import class_scores, explained
@@ -74,8 +74,7 @@ class Tape:
         head_gradient, pooling_gradient = self._head_gradients()
         self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs)
         self.reads_text = isinstance(inputs, Texts)
-        # A run with other streams in the place of the texts' own has as many rows as there are of these.
-        self._texts = inputs if isinstance(inputs, Texts) and len(inputs) == len(logits) else None
+        self._texts = texts_of(inputs, len(logits))
         self._part: tuple[Rows, int] | None = None
         self._attention: dict[int, Any] = {}
 
