@@ -30,6 +30,7 @@ from vitreous.metrics.metric import Metric, mean_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+START_LAYER = re.compile(r"[:,]start=\d+")  # a sweep over start layers puts it into every spelling
 SHARED = re.compile(r"[\w./-]*/(?=shared/)")
 
 
@@ -81,8 +82,13 @@ def _command(run: dict[str, Any], images: int) -> str:
     parts = [f"vitreous evaluate --protocol {run['protocol']}", f"--model {model['name']}"]
     parts += [f"--{name} {','.join(map(str, model[name]))}" for name in ("mean", "std") if model[name]]
     parts.append(f"--data {run['data']}")
-    if not run["settings"]["methods"] and not run["settings"]["start_layers"]:
-        parts.append(f"--methods {','.join(run['methods'])}")
+    if not run["settings"]["methods"]:  # a protocol with rows of its own is not told which
+        asked = (
+            [START_LAYER.sub("", method) for method in run["methods"]]
+            if run["settings"]["start_layers"]
+            else run["methods"]
+        )
+        parts.append(f"--methods {','.join(dict.fromkeys(asked))}")
     parts += ["--shuffle"] if run["shuffled"] else []
     parts += [f"--limit {images}"] if images < run["images"] else []
     parts += [f"--shard-size {run['shard_size']}", f"--threads {run['threads']}"]

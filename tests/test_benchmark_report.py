@@ -126,6 +126,12 @@ class TestSweeps:
         (found,) = sweeps_of(estimates)
         assert found == Curves("precision", "start", (0, 2, 10), {"raw.plus:start=…": (0.5, 0.4, 0.6)})
 
+    def test_ablations_of_depth_are_drawn(self):
+        """GradToken's Fig. 11."""
+        estimates = [Estimate(f"gradtoken:depth={depth}", "mIoU", depth / 10, 0, 1, 3) for depth in range(3)]
+        (found,) = sweeps_of(estimates)
+        assert found == Curves("mIoU", "depth", (0, 1, 2), {"gradtoken:depth=…": (0.0, 0.1, 0.2)})
+
     def test_two_layers_are_no_line(self):
         estimates = [Estimate(f"raw.plus:start={layer}", "precision", 0.5, 0, 1, 3) for layer in (0, 1)]
         assert sweeps_of(estimates) == []

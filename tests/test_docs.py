@@ -15,10 +15,13 @@ import typer
 import vitreous
 from small_models import golden_model
 from vitreous.cli.app import app
+from vitreous.cli.spellings import split_spellings
 from vitreous.methods import list_methods
 from vitreous.plugin import load_plugin
+from vitreous.protocols import find_protocol
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -83,6 +86,18 @@ def test_commands_in_the_pages_exist_with_their_options():
             for option in re.findall(r"\s(--[a-z-]+)", rest.partition(" #")[0]):
                 assert option in options[command], f"{page.name}: vitreous {command} has no {option}"
     assert seen >= {"explain", "explain-text", "figure", "evaluate", "report", "methods", "models"}
+
+
+def test_commands_of_results_measure_the_methods_of_their_tables():
+    """What a command asks for, on twelve blocks like those of the models measured, is what a kept manifest has."""
+    kept = [json.loads(file.read_text(encoding="utf-8"))["manifest"]["run"] for file in RESULTS.glob("*.json")]
+    asked = set()
+    for line in re.findall(
+        r"^vitreous evaluate (.*../shared/.*)$", RESULTS.with_suffix(".md").read_text(), re.MULTILINE
+    ):
+        name, methods = (re.findall(rf"--{option} (\S+)", line) for option in ("protocol", "methods"))
+        asked.add((name[0], tuple(find_protocol(name[0]).spellings(split_spellings(methods), depth=12))))
+    assert asked == {(run["protocol"], tuple(run["methods"])) for run in kept}
 
 
 def test_the_example_of_a_method_is_the_file_and_runs(registry):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -90,6 +93,29 @@ class TestLocalisation:
         for measure in (loc.pointing_game, loc.energy_in_mask, loc.rank_accuracy):
             np.testing.assert_allclose(measure(*shuffled), measure(map_, mask), atol=ROUNDING)
 
+    @pytest.mark.parametrize("kind", [torch.as_tensor, np.ndarray.tolist, np.float32])
+    def test_masks_of_any_kind_say_the_same(self, kind):
+        """A mask of torch once gave other numbers: its comparison with numpy's was taken for positions."""
+        random = np.random.default_rng(1)
+        for _ in range(5):
+            map_, mask = random.normal(size=SHAPE), random.integers(-1, 2, SHAPE)
+            measures = [
+                loc.energy_in_mask,
+                loc.rank_accuracy,
+                *(partial(loc.pointing_game, tolerance=t) for t in (0, 1)),
+            ]
+            assert [each(kind(map_), kind(mask)) for each in measures] == [
+                each(np.asarray(kind(map_), dtype=float), mask) for each in measures
+            ]
+
+    def test_what_is_no_mask_or_tolerance_is_refused(self):
+        with pytest.raises(MetricError, match="not whole"):
+            loc.energy_in_mask(point(4, 4), SQUARE / 2)
+        with pytest.raises(MetricError, match="cannot be read as numbers"):
+            loc.energy_in_mask(point(4, 4), [["cat"]])
+        with pytest.raises(MetricError, match="tolerance"):
+            loc.pointing_game(point(4, 4), SQUARE, tolerance=-1)
+
     def test_a_map_that_is_not_finite_is_refused(self):
         with pytest.raises(MetricError, match="not finite"):
             loc.pointing_game(np.full((9, 9), np.nan), SQUARE)
@@ -104,6 +130,13 @@ class TestFaithfulnessCorrelation:
         drops = np.array([(weights * image)[subset].sum() for subset in subsets])
         assert cor.faithfulness_correlation(relevance[subsets].sum(axis=1), drops) == pytest.approx(1)
         assert cor.faithfulness_correlation(-relevance[subsets].sum(axis=1), drops) == pytest.approx(-1)
+
+    @pytest.mark.parametrize("scale", [1e200, 1e-200])
+    def test_scale_does_not_matter(self, scale):
+        first, second = np.random.default_rng(0).normal(size=(2, 9))
+        plain = cor.pearson(first, second)
+        assert cor.pearson(scale * first, second) == pytest.approx(plain, abs=ROUNDING)
+        assert cor.pearson(first, scale * second) == pytest.approx(plain, abs=ROUNDING)
 
     def test_a_batch_is_its_images(self):
         random = np.random.default_rng(0)
@@ -178,6 +211,10 @@ class TestRandomisation:
         expected = skimage.structural_similarity(min_max(first), min_max(second), data_range=1.0)
         assert ran.structural_similarity(first, second) == pytest.approx(expected, abs=1e-10)
         assert ran.structural_similarity(first, 3 * first + 1) == pytest.approx(1)
+
+    def test_ssim_needs_a_window(self):
+        with pytest.raises(MetricError, match="at least 2 x 2"):
+            ran.structural_similarity(point(1, 1), point(2, 2), window=1)
 
     def test_ssim_needs_room_for_its_window(self):
         with pytest.raises(MetricError, match="no room"):

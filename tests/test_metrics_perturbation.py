@@ -59,6 +59,15 @@ class TestAreas:
         with pytest.raises(MetricError, match="rising"):
             per.curve_area([0.0] * len(ratios), ratios)
 
+    @pytest.mark.parametrize("values", [[0.5], 0.5, np.ones((9, 1)), np.ones(10)])
+    def test_a_curve_has_a_value_for_every_ratio(self, values):
+        with pytest.raises(MetricError, match="one value for each of 9 ratios"):
+            per.curve_area(values, per.NINE)
+
+    def test_an_area_by_another_name_is_refused(self):
+        with pytest.raises(MetricError, match="trapezoid or mean, not as 'Mean'"):
+            per.curve_area(np.ones(9), per.NINE, "Mean")
+
     def test_columns_are_named_in_percent(self):
         assert per.curve_columns("a_", "probability", [0.025, 0.3, 1]) == (
             "a_probability_2.5",
@@ -122,6 +131,13 @@ class TestProbabilities:
     def test_the_class_is_taken_from_every_step(self):
         values = np.arange(24.0).reshape(2, 3, 4)
         np.testing.assert_array_equal(per.of_class(values, [0, 3, 1]), [[0, 7, 9], [12, 19, 21]])
+
+    @pytest.mark.parametrize("labels", [[-1, 0], [0, 3], [[0], [1]], [0, 1, 2], [0.5, 1]])
+    def test_labels_that_do_not_fit_are_refused(self, labels):
+        """Numpy would take the last class for -1, and compare every image with every label for a column of them."""
+        for measured in (per.hits, per.of_class):
+            with pytest.raises(MetricError, match="label"):
+                measured(np.zeros((5, 2, 3)), labels)
 
     def test_log_odds_have_both_signs(self):
         found = per.log_odds([0.8], [[0.4, 0.2]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -24,6 +25,18 @@ steady = settings(max_examples=60, deadline=None, derandomize=True)
 def map_and_mask(seed: int = 0, shape=(20, 30)):
     random = np.random.default_rng(seed)
     return random.normal(size=shape), random.integers(-1, 3, shape).astype(np.int16)
+
+
+@pytest.mark.parametrize("kind", [torch.as_tensor, np.ndarray.tolist])
+def test_masks_of_any_kind_say_the_same(kind):
+    map_, mask = map_and_mask()
+    assert np.array_equal(seg.count_pixels(kind(map_ > 0), kind(mask)), seg.count_pixels(map_ > 0, mask))
+    levels = thr.GRADTOKEN_THRESHOLDS
+    at_levels = seg.count_at_thresholds(kind(map_), kind(mask), levels)
+    assert np.array_equal(at_levels, seg.count_at_thresholds(map_, mask, levels))
+    assert np.array_equal(seg.count_classes(kind(abs(mask)), kind(mask), 3), seg.count_classes(abs(mask), mask, 3))
+    for precision in (seg.mask_average_precision, seg.two_class_average_precision):
+        assert precision(kind(map_), kind(mask)) == precision(map_, mask)
 
 
 class TestAveragePrecision:
@@ -137,6 +150,12 @@ class TestCounts:
 
 
 class TestDegenerate:
+    @pytest.mark.parametrize("value", [0.0, 0.1, -3.0])
+    def test_a_constant_map_ranks_nothing_for_chefers_precision(self, value):
+        """The authors' program divides by zero and sets both halves to 0: all 2HW scores are equal, half are right."""
+        _, mask = map_and_mask(shape=SHAPE)
+        assert seg.two_class_average_precision(np.full(SHAPE, value), mask) == 0.5
+
     @pytest.mark.parametrize("value", [0.0, 0.1, -3.0])
     def test_a_constant_map_has_no_foreground(self, value):
         constant = np.full(SHAPE, value)

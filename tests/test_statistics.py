@@ -13,6 +13,7 @@ from vitreous.benchmark.statistics import Resamples, estimates, paired, standing
 from vitreous.metrics import MetricError
 from vitreous.metrics import segmentation as seg
 from vitreous.metrics.metric import mean_of
+from vitreous.metrics.perturbation import NINE, accuracy_auc
 
 SCORE = mean_of("score", "score", "higher", (-np.inf, np.inf), "A score.")
 LOSS = mean_of("score", "loss", "lower", (-np.inf, np.inf), "A loss.")
@@ -156,6 +157,17 @@ class TestPaired:
         # 10% of 200 is 20, with a standard deviation of 4.2; three of those to either side.
         assert 8 <= small <= 33
 
+    def test_exact_ties_of_resamples_count_on_both_sides(self):
+        """Accuracies of nine steps lie on a lattice, on which integers tell ties exactly."""
+        random = np.random.default_rng(3)
+        columns = tuple(f"hit_{step}" for step in range(10, 100, 10))
+        one, other = random.integers(0, 2, (2, 40, 9)).astype(float)
+        area = accuracy_auc("", NINE, "mean", direction="higher")
+        exact = Resamples(40).sums((one.sum(axis=1) - other.sum(axis=1))[:, None])[:, 0]
+        assert (exact == 0).mean() > 0.01  # there are ties to lose
+        found = paired({"one": one, "other": other}, columns, area, "one", "other")
+        assert found.p == two_sided(exact, 40)
+
     def test_p_is_never_zero(self):
         assert two_sided(np.ones(999), 50_000) == pytest.approx(2 / 1000)
         assert two_sided(np.full(3, np.nan), 9) == 1
@@ -205,8 +217,9 @@ class TestStandings:
         assert list(found) == ["better", "worse"]
         assert list(found.values()) == ranks
 
-    def test_a_method_without_numbers_is_not_ranked_alone(self):
+    def test_a_method_without_numbers_is_not_ranked(self):
         assert ranking({"a": column([np.nan])}) == {}
+        assert ranking(self.values() | {"nothing": column([np.nan] * 200)}) == ranking(self.values())
 
     def test_a_metric_without_a_direction_does_not_rank(self):
         neutral = mean_of("score", "x", None, (0, 1), "Neither.")

@@ -8,6 +8,7 @@ import io
 import json
 import re
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -168,9 +169,12 @@ def test_an_interval_that_does_not_exist_is_null_and_empty(of_one_image):
     assert (line["mean"], line["low"], line["high"]) == ("0.6", "", "")
 
 
-def test_equal_values_are_all_best():
-    estimates = [Estimate(name, "mIoU", 0.5, 0.4, 0.6, 9) for name in ("a", "b")]
+@pytest.mark.parametrize("other", [0.5, np.nextafter(0.5, 0)])
+def test_equal_values_are_all_best(other):
+    """Also where their sums went another way: 0.1 + 0.2 is not 0.3."""
+    estimates = [Estimate(name, "mIoU", mean, 0.4, 0.6, 9) for name, mean in (("a", 0.5), ("b", other), ("c", 0.4999))]
     table = tables.ResultTable("tie", [seg.mean_iou()], estimates)
+    assert [table.is_best(estimate, seg.mean_iou()) for estimate in estimates] == [True, True, False]
     assert tables.as_markdown(table).count("**50.00") == 2
 
 

@@ -20,6 +20,8 @@ from vitreous.metrics.metric import Floats, Metric, MetricError
 
 RESAMPLES = 2000
 LEVEL = 0.95
+# Sums of the same numbers in another order differ by some 1e-16 of themselves; nothing that is measured is so fine.
+EQUAL = 1e-9
 
 # Numbers of resample times image that are turned to float64 at once: 32 MB.
 _AT_ONCE = 2**22
@@ -152,7 +154,8 @@ def paired(
     level: float = LEVEL,
 ) -> Comparison:
     """Compare two methods by a paired bootstrap of their difference."""
-    measured = _measured_on_common_images(values, columns, metric, [first, second], resamples, seed)
+    tables = _tables(values, columns, metric, [first, second])
+    measured = _measured_on_common_images(tables, metric, resamples, seed)
     return _compared(measured, first, second, metric, level)
 
 
@@ -174,14 +177,18 @@ def standings(
     if metric.direction is None:
         raise MetricError(f"{metric.name} has no better direction, so methods cannot be ranked by it")
     sign = 1.0 if metric.direction == "higher" else -1.0
-    measured = _measured_on_common_images(values, columns, metric, list(values), resamples, seed)
+    tables = _tables(values, columns, metric, list(values))
+    known = {method: table for method, table in tables.items() if np.isfinite(table).all(axis=1).any()}
+    if not known:
+        return {}
+    measured = _measured_on_common_images(known, metric, resamples, seed)
     ranked = {method: found for method, found in measured.items() if np.isfinite(found.value)}
     if not ranked:
         return {}
     best = max(ranked, key=lambda name: sign * ranked[name].value)
 
     def better(one: _Measured, other: _Measured) -> bool:
-        p = two_sided(one.resampled - other.resampled, one.n)
+        p = two_sided(_differences(one, other), one.n)
         return sign * (one.value - other.value) > 0 and p < 1 - level
 
     ranks = {name: 1 + sum(better(other, one) for other in ranked.values()) for name, one in ranked.items()}
@@ -212,9 +219,19 @@ def two_sided(differences: Floats, images: int) -> float:
     return float(min(1.0, max(floor, 2 * (rarer + 1) / (differences.size + 1))))
 
 
+def _differences(one: _Measured, other: _Measured) -> Floats:
+    """Subtract resample by resample; what only the order of a sum makes unequal is equal.
+
+    Means of 0 and 1 lie on a lattice, so two methods tie exactly in many resamples, and ties count on both sides.
+    """
+    differences = one.resampled - other.resampled
+    scale = np.fmax(np.abs(one.resampled), np.abs(other.resampled))
+    return np.where(np.abs(differences) <= EQUAL * scale, 0.0, differences)
+
+
 def _compared(measured: Mapping[str, _Measured], first: str, second: str, metric: Metric, level: float) -> Comparison:
     one, other = measured[first], measured[second]
-    differences = one.resampled - other.resampled
+    differences = _differences(one, other)
     low, high = _interval(differences, one.n, level)
     p = two_sided(differences, one.n)
     return Comparison(first, second, metric.name, one.value - other.value, low, high, p, one.n)
@@ -264,19 +281,18 @@ def _places(columns: Sequence[str], metric: Metric) -> list[int]:
     return [columns.index(name) for name in metric.columns]
 
 
+def _tables(
+    values: Mapping[str, Floats], columns: Sequence[str], metric: Metric, methods: Sequence[str]
+) -> dict[str, Floats]:
+    """Per method what a metric is made of, (images, columns of the metric)."""
+    places = _places(columns, metric)
+    return {method: _checked(values[method], columns, method)[:, places] for method in methods}
+
+
 def _measured_on_common_images(
-    values: Mapping[str, Floats],
-    columns: Sequence[str],
-    metric: Metric,
-    methods: Sequence[str],
-    resamples: int,
-    seed: int,
+    tables: Mapping[str, Floats], metric: Metric, resamples: int, seed: int
 ) -> dict[str, _Measured]:
     """Measure a metric of several methods on the images that count for all of them."""
-    places = _places(columns, metric)
-    tables = {method: _checked(values[method], columns, method)[:, places] for method in methods}
-    if not tables:
-        return {}
     if len({len(table) for table in tables.values()}) > 1:
         raise MetricError("methods that were measured on different numbers of images cannot be compared")
     common: NDArray[np.bool_] = np.all([np.isfinite(table).all(axis=1) for table in tables.values()], axis=0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitreous.benchmark.published import PublishedResult
-from vitreous.benchmark.statistics import Comparison, Estimate
+from vitreous.benchmark.statistics import EQUAL, Comparison, Estimate
 from vitreous.metrics.metric import Metric
 
 PUBLISHED_TITLE = "Published by others, not measured here (percent)"
@@ -74,8 +74,9 @@ class ResultTable:
         return max(means) if metric.direction == "higher" else min(means)
 
     def is_best(self, estimate: Estimate, metric: Metric) -> bool:
-        """Say whether a number is the best of its column; equal ones are."""
-        return estimate.mean == self.best(metric)
+        """Say whether a number is the best of its column; equal ones are, whatever order they were summed in."""
+        best = self.best(metric)
+        return best is not None and math.isclose(estimate.mean, best, rel_tol=EQUAL)
 
 
 def as_markdown(table: ResultTable) -> str:

@@ -12,12 +12,24 @@ IGNORED = -1
 
 def finite(values: ArrayLike, what: str = "a map") -> Floats:
     """Take ``values`` as float64, or raise if one of them is not a number: no metric can rank those."""
-    array = np.asarray(values, dtype=np.float64)
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last from a tensor that has a gradient
+        raise MetricError(f"{what} cannot be read as numbers: {str(error).splitlines()[0]}") from error
     if array.size == 0:
         raise MetricError(f"{what} is empty")
     if not np.isfinite(array).all():
         raise MetricError(f"{what} has values that are not finite")
     return array
+
+
+def whole(values: ArrayLike, what: str = "a mask") -> NDArray[np.int64]:
+    """Take ``values`` as integers, or raise if one of them is not whole: a mask names a class for every pixel."""
+    numbers = finite(values, what)
+    integers = numbers.astype(np.int64)
+    if (integers != numbers).any():
+        raise MetricError(f"{what} has values that are not whole numbers")
+    return integers
 
 
 def same_shape(first: NDArray[np.generic], second: NDArray[np.generic], what: str) -> None:

@@ -16,12 +16,20 @@ def pearson(first: ArrayLike, second: ArrayLike) -> Floats:
     """Correlate values (..., n) along the last axis; NaN where one of the two is constant."""
     one, other = finite(first, "a list of values"), finite(second, "a list of values")
     same_shape(one, other, "the two lists to correlate")
-    one_centred, other_centred = one - one.mean(-1, keepdims=True), other - other.mean(-1, keepdims=True)
     constant = is_constant(one) | is_constant(other)
-    norms = np.linalg.norm(one_centred, axis=-1) * np.linalg.norm(other_centred, axis=-1)
-    products = (one_centred * other_centred).sum(axis=-1)
-    result: Floats = np.where(constant, np.nan, products / np.where(constant, 1.0, norms))
+    products = (_directions(one) * _directions(other)).sum(axis=-1)
+    result: Floats = np.where(constant, np.nan, products)
     return result.clip(-1.0, 1.0)
+
+
+def _directions(values: Floats) -> Floats:
+    """Centre values (..., n) and bring them to length 1; largest first, since squares of 1e200 and 1e-200 are lost."""
+    largest = np.abs(values).max(axis=-1, keepdims=True)
+    scaled = values / np.where(largest > 0, largest, 1.0)
+    centred = scaled - scaled.mean(axis=-1, keepdims=True)
+    length = np.linalg.norm(centred, axis=-1, keepdims=True)
+    directions: Floats = centred / np.where(length > 0, length, 1.0)
+    return directions
 
 
 def is_constant(values: Floats) -> NDArray[np.bool_]:

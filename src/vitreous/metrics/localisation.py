@@ -11,11 +11,11 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitreous.metrics.arrays import IGNORED, finite, same_shape
-from vitreous.metrics.metric import Metric, mean_of
+from vitreous.metrics.arrays import IGNORED, finite, same_shape, whole
+from vitreous.metrics.metric import Metric, MetricError, mean_of
 
 
-def pointing_game(map_: ArrayLike, mask: NDArray[np.integer], tolerance: int = 0) -> float:
+def pointing_game(map_: ArrayLike, mask: ArrayLike, tolerance: int = 0) -> float:
     """Say whether the maximum of a map lies on the object: 1 or 0 (Zhang et al., 2016).
 
     Where several pixels share the maximum, it is the share of them that lies there, as if one of them were drawn: a
@@ -26,6 +26,8 @@ def pointing_game(map_: ArrayLike, mask: NDArray[np.integer], tolerance: int = 0
         mask: the truth, of the same shape.
         tolerance: how many pixels beside the object still count as on it; the paper takes 15.
     """
+    if tolerance < 0:
+        raise MetricError(f"a tolerance is a number of pixels from 0 on, not {tolerance}")
     scores, object_, counted = _prepared(map_, mask)
     if not object_.any():
         return float("nan")
@@ -33,7 +35,7 @@ def pointing_game(map_: ArrayLike, mask: NDArray[np.integer], tolerance: int = 0
     return float(_widened(object_, tolerance)[highest].mean())
 
 
-def energy_in_mask(map_: ArrayLike, mask: NDArray[np.integer]) -> float:
+def energy_in_mask(map_: ArrayLike, mask: ArrayLike) -> float:
     """Measure the share of the positive relevance that lies on the object ("relevance mass accuracy").
 
     A map without positive relevance has none on the object: 0, so that no method gains by saying nothing.
@@ -46,7 +48,7 @@ def energy_in_mask(map_: ArrayLike, mask: NDArray[np.integer]) -> float:
     return float(energy[object_].sum() / total) if total > 0 else 0.0
 
 
-def rank_accuracy(map_: ArrayLike, mask: NDArray[np.integer]) -> float:
+def rank_accuracy(map_: ArrayLike, mask: ArrayLike) -> float:
     """Measure the share of the K most relevant pixels that lie on the object, which has K pixels.
 
     Pixels that share the value at the cut enter with the share of them that still has room.
@@ -62,12 +64,10 @@ def rank_accuracy(map_: ArrayLike, mask: NDArray[np.integer]) -> float:
     return float(((above & inside).sum() + room * inside[at_cut].mean()) / size)
 
 
-def _prepared(
-    map_: ArrayLike, mask: NDArray[np.integer]
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-    scores = finite(map_)
-    same_shape(scores, mask, "a map and its mask")
-    return scores, mask > 0, mask != IGNORED
+def _prepared(map_: ArrayLike, mask: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
+    scores, classes = finite(map_), whole(mask)
+    same_shape(scores, classes, "a map and its mask")
+    return scores, classes > 0, classes != IGNORED
 
 
 def _widened(object_: NDArray[np.bool_], radius: int) -> NDArray[np.bool_]:

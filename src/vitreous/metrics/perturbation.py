@@ -6,12 +6,12 @@ Curves have one value per ratio; they start at the unperturbed image or end ther
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from vitreous.metrics.arrays import finite
+from vitreous.metrics.arrays import finite, whole
 from vitreous.metrics.metric import Direction, Floats, Metric, MetricError, Weighted, mean_of
 
 Convention = Literal["trapezoid", "mean"]
@@ -26,7 +26,7 @@ ELEVEN = (0.0, *NINE, 1.0)
 def hits(logits: ArrayLike, labels: ArrayLike) -> Floats:
     """Say of logits (..., batch, classes) where the highest is the label's (batch,): 1 or 0, (..., batch)."""
     scores = finite(logits, "logits")
-    right: Floats = (scores.argmax(axis=-1) == np.asarray(labels)).astype(np.float64)
+    right: Floats = (scores.argmax(axis=-1) == _labels(labels, scores)).astype(np.float64)
     return right
 
 
@@ -40,10 +40,21 @@ def probabilities(logits: ArrayLike) -> Floats:
 
 def of_class(values: ArrayLike, classes: ArrayLike) -> Floats:
     """Take the value of each image's class from values (..., batch, classes) -> (..., batch)."""
-    scores = np.asarray(values, dtype=np.float64)
-    index = np.broadcast_to(np.asarray(classes)[..., None], (*scores.shape[:-1], 1))
+    scores = finite(values, "scores of classes")
+    index = np.broadcast_to(_labels(classes, scores)[..., None], (*scores.shape[:-1], 1))
     taken: Floats = np.take_along_axis(scores, index, axis=-1)[..., 0]
     return taken
+
+
+def _labels(classes: ArrayLike, scores: Floats) -> NDArray[np.int64]:
+    """Take one class for every image that has scores (..., batch, classes), or one for all; raise for any other."""
+    labels = whole(classes, "labels")
+    images = scores.shape[:-1]
+    if labels.shape != images[len(images) - labels.ndim :]:
+        raise MetricError(f"labels of shape {labels.shape} do not go with scores of shape {scores.shape}")
+    if labels.min() < 0 or labels.max() >= scores.shape[-1]:
+        raise MetricError(f"a label lies outside 0..{scores.shape[-1] - 1}")
+    return labels
 
 
 def drops(original: ArrayLike, perturbed: ArrayLike) -> Floats:
@@ -91,12 +102,17 @@ def log_odds(original: ArrayLike, perturbed: ArrayLike, *, inverted: bool = Fals
 
 def curve_area(values: ArrayLike, ratios: Sequence[float], convention: Convention = "trapezoid") -> Floats:
     """Measure the area under curves (..., ratios), as a fraction: a curve of ones from 0 to 0.9 has 0.9, or mean 1."""
-    weighted: Floats = Weighted(area_weights(ratios, convention))(finite(values, "a curve"))
+    heights = finite(values, "a curve")
+    if heights.shape[-1:] != (len(ratios),):
+        raise MetricError(f"curves of shape {heights.shape} do not have one value for each of {len(ratios)} ratios")
+    weighted: Floats = Weighted(area_weights(ratios, convention))(heights)
     return weighted
 
 
 def area_weights(ratios: Sequence[float], convention: Convention) -> tuple[float, ...]:
     """Give the weight of every point of a curve in its area."""
+    if convention not in get_args(Convention):
+        raise MetricError(f"a curve's area is taken as {' or '.join(get_args(Convention))}, not as {convention!r}")
     if convention == "mean":
         return (1 / len(ratios),) * len(ratios)
     places = np.asarray(ratios, dtype=np.float64)

@@ -39,6 +39,8 @@ def structural_similarity(first: ArrayLike, second: ArrayLike, window: int = 7) 
     """
     one, other = min_max(first), min_max(second)
     same_shape(one, other, "two maps")
+    if window < 2:
+        raise MetricError(f"a window has at least 2 x 2 pixels, not {window} x {window}")
     if one.ndim != 2 or min(one.shape) < window:
         raise MetricError(f"maps of shape {one.shape} have no room for a window of {window} x {window}")
     of_sample = window**2 / (window**2 - 1)

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitreous.metrics.arrays import IGNORED, divided, finite, min_max, same_shape
+from vitreous.metrics.arrays import IGNORED, divided, finite, min_max, same_shape, whole
 from vitreous.metrics.metric import Floats, Metric, MetricError, mean_of, prefixed
 
 COUNTS = ("intersection_background", "intersection_foreground", "union_background", "union_foreground")
@@ -31,7 +31,7 @@ def above_threshold(maps: ArrayLike, threshold: float) -> NDArray[np.bool_]:
     return above
 
 
-def count_pixels(foreground: NDArray[np.bool_], mask: NDArray[np.integer]) -> Floats:
+def count_pixels(foreground: ArrayLike, mask: ArrayLike) -> Floats:
     """Count what pixel accuracy and IoU are made of.
 
     Args:
@@ -42,16 +42,17 @@ def count_pixels(foreground: NDArray[np.bool_], mask: NDArray[np.integer]) -> Fl
         The counts in the order of ``COUNTS``, (..., 4); NaN for an image of which no pixel counts. Correct pixels are
         the two intersections together, labelled ones the intersection of one class with the union of the other.
     """
-    same_shape(foreground, mask, "a segmentation and its mask")
-    true, counted = mask > 0, mask != IGNORED
-    both = (foreground & true).sum(axis=(-2, -1))
-    neither = (~foreground & ~true & counted).sum(axis=(-2, -1))
+    taken, classes = whole(foreground, "a segmentation") != 0, whole(mask)
+    same_shape(taken, classes, "a segmentation and its mask")
+    true, counted = classes > 0, classes != IGNORED
+    both = (taken & true).sum(axis=(-2, -1))
+    neither = (~taken & ~true & counted).sum(axis=(-2, -1))
     labelled = counted.sum(axis=(-2, -1))
     counts = np.stack([neither, both, labelled - both, labelled - neither], axis=-1).astype(np.float64)
     return np.where(labelled[..., None] > 0, counts, np.nan)
 
 
-def count_at_thresholds(map_: ArrayLike, mask: NDArray[np.integer], thresholds: Sequence[float]) -> Floats:
+def count_at_thresholds(map_: ArrayLike, mask: ArrayLike, thresholds: Sequence[float]) -> Floats:
     """Count the pixels of one image as ``count_pixels`` does of ``above_threshold``, at all thresholds at once.
 
     Args:
@@ -62,14 +63,15 @@ def count_at_thresholds(map_: ArrayLike, mask: NDArray[np.integer], thresholds: 
     Returns:
         The counts in the order of ``COUNTS``, (thresholds, 4).
     """
-    scaled, counted = min_max(map_), mask != IGNORED
-    same_shape(scaled, mask, "a map and its mask")
+    scaled, classes = min_max(map_), whole(mask)
+    same_shape(scaled, classes, "a map and its mask")
+    counted = classes != IGNORED
     if any(next_ <= one for one, next_ in pairwise(thresholds)):
         raise MetricError("thresholds must be in rising order")
     if not counted.any():
         return np.full((len(thresholds), len(COUNTS)), np.nan)
     exceeded = np.searchsorted(thresholds, scaled[counted], side="left")
-    true = mask[counted] > 0
+    true = classes[counted] > 0
     foreground_above, background_above = (
         np.bincount(exceeded[chosen], minlength=len(thresholds) + 1)[::-1].cumsum()[::-1][1:]
         for chosen in (true, ~true)
@@ -103,24 +105,29 @@ def _average_precision_of_sorted(relevant: Floats, others: Floats) -> float:
     return float((found / (found + wrong)).mean())
 
 
-def mask_average_precision(map_: ArrayLike, mask: NDArray[np.integer]) -> float:
+def mask_average_precision(map_: ArrayLike, mask: ArrayLike) -> float:
     """Measure the average precision of one map over the pixels that count; NaN without a foreground."""
-    scores, counted = finite(map_), mask != IGNORED
-    same_shape(scores, mask, "a map and its mask")
-    return average_precision(scores[counted], mask[counted] > 0) if counted.any() else float("nan")
+    scores, classes = finite(map_), whole(mask)
+    same_shape(scores, classes, "a map and its mask")
+    counted = classes != IGNORED
+    return average_precision(scores[counted], classes[counted] > 0) if counted.any() else float("nan")
 
 
-def two_class_average_precision(map_: ArrayLike, mask: NDArray[np.integer]) -> float:
+def two_class_average_precision(map_: ArrayLike, mask: ArrayLike) -> float:
     """Measure Chefer's form: of the concatenated [1 - R, R] against the one-hot mask, R scaled to 0..1.
 
-    Background counts as a class of its own, so the value is higher than a plain average precision. NaN where no pixel
-    counts.
+    Background counts as a class of its own, so the value is higher than a plain average precision. A constant map has
+    no R: as in the authors' program, where a division by zero is set to 0 in both halves, it ranks nothing and has the
+    share of the right among all, 1/2. NaN where no pixel counts.
     """
-    scaled, counted = min_max(map_), mask != IGNORED
-    same_shape(scaled, mask, "a map and its mask")
+    scaled, classes = min_max(map_), whole(mask)
+    same_shape(scaled, classes, "a map and its mask")
+    counted = classes != IGNORED
     if not counted.any():
         return float("nan")
-    inside, outside = np.sort(scaled[mask > 0]), np.sort(scaled[counted & (mask <= 0)])
+    if scaled.max() == 0:
+        return 0.5
+    inside, outside = np.sort(scaled[classes > 0]), np.sort(scaled[counted & (classes <= 0)])
     # 1 - R of a sorted R is sorted as well, so that only R has to be sorted and the rest is merged.
     right, wrong = _merged(inside, 1 - outside[::-1]), _merged(outside, 1 - inside[::-1])
     return _average_precision_of_sorted(right, wrong)
@@ -197,7 +204,7 @@ def class_columns(classes: int, prefix: str = "") -> tuple[str, ...]:
     return prefixed(prefix, [*names, "labelled"])
 
 
-def count_classes(predicted: NDArray[np.integer], truth: NDArray[np.integer], classes: int) -> Floats:
+def count_classes(predicted: ArrayLike, truth: ArrayLike, classes: int) -> Floats:
     """Count what accuracy and mIoU over several classes are made of.
 
     Args:
@@ -209,16 +216,17 @@ def count_classes(predicted: NDArray[np.integer], truth: NDArray[np.integer], cl
         Per class the intersection, then per class the union, then the labelled pixels, (2 classes + 1,); NaN for an
         image of which no pixel counts.
     """
-    same_shape(predicted, truth, "a segmentation and its mask")
-    counted = truth != IGNORED
-    predicted, truth = predicted[counted], truth[counted]
-    if truth.size == 0:
+    found, true = whole(predicted, "a segmentation"), whole(truth)
+    same_shape(found, true, "a segmentation and its mask")
+    counted = true != IGNORED
+    found, true = found[counted], true[counted]
+    if true.size == 0:
         return np.full(2 * classes + 1, np.nan)
-    if min(predicted.min(), truth.min()) < 0 or max(predicted.max(), truth.max()) >= classes:
+    if min(found.min(), true.min()) < 0 or max(found.max(), true.max()) >= classes:
         raise MetricError(f"a segmentation or its mask has a class outside 0..{classes - 1}")
-    intersection = np.bincount(truth[predicted == truth], minlength=classes)
-    union = np.bincount(truth, minlength=classes) + np.bincount(predicted, minlength=classes) - intersection
-    return np.concatenate([intersection, union, [truth.size]]).astype(np.float64)
+    intersection = np.bincount(true[found == true], minlength=classes)
+    union = np.bincount(true, minlength=classes) + np.bincount(found, minlength=classes) - intersection
+    return np.concatenate([intersection, union, [true.size]]).astype(np.float64)
 
 
 @dataclass(frozen=True)

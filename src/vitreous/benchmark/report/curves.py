@@ -14,7 +14,7 @@ from vitreous.benchmark.summary import counted_values
 
 _STEP = re.compile(r"(?P<what>\w*(?:hit|drop|probability|token_f1))_(?P<step>\d+)")
 _WORDS = {"hit": "accuracy", "drop": "fall of the probability", "mif": "MIF", "lif": "LIF", "label": "true class"}
-_SWEPT = re.compile(r"(?P<before>.*)\b(?P<option>start|layer)=(?P<value>\d+)(?P<after>.*)")
+_SWEPT = re.compile(r"(?P<before>.*)\b(?P<option>start|layer|depth)=(?P<value>\d+)(?P<after>.*)")
 _SHORTEST = 3
 F1_CURVE = "token-F1"
 
