@@ -258,9 +258,15 @@ def _check_parts(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> 
 
 
 def _missing_part(tape: Tape, needs: Needs) -> str | None:
-    anatomy, unseen = tape.anatomy, tape.unseen_attention
     if needs.picture and tape.reads_text:
         return "it reads texts, which have no pixels to paint or to scale"
+    if needs.reads_blocks_alone and tape.reads_several_blocks:
+        return "its head reads several blocks at once, so that what it says of one block's output alone is not defined"
+    return _missing_attention(tape, needs) or _missing_norm(tape, needs) or missing_linear_part(tape, needs)
+
+
+def _missing_attention(tape: Tape, needs: Needs) -> str | None:
+    anatomy, unseen = tape.anatomy, tape.unseen_attention
     if needs.uses_attention and not anatomy.has_attention:
         return "its blocks have no attention part"
     if needs.biases and unseen and not anatomy.has_attention:
@@ -277,7 +283,7 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             "the scores of its attention are made of more than q and k (relative positions that depend on the tokens, "
             "or a step in front of the softmax that is not known), so that q and k by themselves say only a part"
         )
-    return _missing_norm(tape, needs) or missing_linear_part(tape, needs)
+    return None
 
 
 def _missing_norm(tape: Tape, needs: Needs) -> str | None:

@@ -103,6 +103,11 @@ class Needs:
         return {backward.rule for backward in self.gradients}
 
     @property
+    def reads_blocks_alone(self) -> bool:
+        """Whether the head has to read the output of one block after the other."""
+        return any(backward.objective == "intermediate" for backward in self.gradients)
+
+    @property
     def by_rows(self) -> Needs:
         """The same where a few rows of each A are enough, which are cheaper rebuilt than kept."""
         return replace(self, attention=NONE, attention_rows=self.attention_rows | self.attention)

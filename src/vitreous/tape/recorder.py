@@ -40,6 +40,8 @@ class Recorder:
         sums: what is added to the stream in blocks whose W_O is read.
         misplaced_norms: pre-norm blocks, by their names, whose first norm got something else than the block's input.
         embeddings: the convolutions and poolings before the first block, among them the patch embedding.
+        embedded: in a run that puts other tokens in the place of a block's, those that the model itself made.
+        leaf: where the graph begins, if that is in front of a block or behind the last.
     """
 
     def __init__(self, anatomy: Anatomy, plan: Plan, batch: int, *, reads_text: bool = False) -> None:
@@ -53,6 +55,8 @@ class Recorder:
         self.ends: dict[int, Tensor] = {}
         self.misplaced_norms: set[int] = set()
         self.embeddings: list[Embedding] = []
+        self.embedded: Tensor | None = None
+        self.leaf: Tensor | None = None
         self._block_input: Tensor | None = None
         self._block_output: Tensor | None = None
         self._rules = RuleListener(plan, self.progress, self.in_force, batch_first=anatomy.batch_first)
@@ -197,7 +201,10 @@ class Recorder:
             raise UnsupportedModelError(f"{name} runs its blocks out of order or more than once; this is not supported")
         if not arguments or not isinstance(arguments[0], Tensor):
             raise UnsupportedModelError(f"{name} does not hand the tokens to its blocks as their first argument")
-        tokens = self._replaced(layer, arguments[0])
+        tokens = arguments[0]
+        if layer == 0 and self.plan.intervention.stream is not None:
+            tokens = self.embedded = _in_graph_from_here(tokens)
+        tokens = self._replaced(layer, tokens)
         if tokens.dim() != 3:
             raise UnsupportedModelError(
                 f"{name} hands its blocks a tensor of shape {tuple(tokens.shape)}, not (batch, tokens, channels): "
@@ -212,8 +219,10 @@ class Recorder:
             )
         # Numbers of tokens have no gradient, so what a text's model embeds them as is its input.
         input_is_wanted = self._reads_text and layer == 0 and self.plan.graph_start == PIXELS
-        if layer == self.plan.graph_start or input_is_wanted:
-            tokens = tokens.detach().requires_grad_()
+        # Behind the block before, the graph may have begun already, and the model may have gone on from there.
+        begun = layer > 0 and tokens.requires_grad
+        if (layer == self.plan.graph_start and not begun) or input_is_wanted:
+            tokens = self.leaf = _in_graph_from_here(tokens)
         if input_is_wanted:
             self.tokens[PIXELS] = tokens
         if layer in self.plan.tokens:
@@ -237,19 +246,25 @@ class Recorder:
         if stream is None:
             return tokens
         self.progress.batch = len(stream)
-        return stream if self.anatomy.batch_first else stream.transpose(0, 1)
+        return stream.detach() if self.anatomy.batch_first else stream.detach().transpose(0, 1)
 
     def _leave_block(self, layer: int, output: Any) -> Any:
         tokens = output[0] if isinstance(output, tuple) else output
+        if not isinstance(tokens, Tensor):
+            raise UnsupportedModelError(
+                f"block {layer} of {self.anatomy.name} returns {type(tokens).__name__}, not its tokens alone or as the "
+                "first of a tuple; this is not supported"
+            )
         self.progress.inside_block, self.progress.next_block, self._block_input = False, layer + 1, None
-        self._block_output = tokens
         self.attention.forget()
         self._rules.forget()
         self.sums.leave_block()
         last = layer + 1 == self.anatomy.depth
         tokens = self._replaced(layer + 1, tokens) if last else tokens
-        if last and not tokens.requires_grad:
-            tokens = tokens.detach().requires_grad_()
+        # Here and not where the next block begins: the head, too, may read what this block gives.
+        if layer + 1 == self.plan.graph_start or (last and not tokens.requires_grad):
+            tokens = self.leaf = _in_graph_from_here(tokens)
+        self._block_output = tokens
         if last:
             self._count_tokens(layer + 1, tokens)
             self.tokens[layer + 1] = tokens
@@ -269,3 +284,10 @@ class Recorder:
         if not self.progress.reached_blocks and isinstance(output, Tensor):
             self.embeddings.append(Embedding.without_patch(output, args[0]))
         return output
+
+
+def _in_graph_from_here(tokens: Tensor) -> Tensor:
+    """The model's own tensor with a gradient, wherever the model reads it; nothing that made it is in the graph."""
+    if tokens.requires_grad or isinstance(tokens, nn.Parameter):  # made with a gradient of its own, or not ours to mark
+        return tokens.detach().requires_grad_()
+    return tokens.requires_grad_()

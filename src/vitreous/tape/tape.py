@@ -16,6 +16,7 @@ from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.outputs import Scale, likelihood_slope
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
+from vitreous.tape.dependence import depends
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.half import HALF, exact
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference, texts_of
@@ -113,6 +114,14 @@ class Tape:
     def misplaced_norms(self) -> frozenset[int]:
         """The blocks whose norms do not stand where their names say, so that their halves were not seen."""
         return frozenset(self._recorder.misplaced_norms)
+
+    @property
+    def reads_several_blocks(self) -> bool:
+        """Whether the head reads earlier tokens besides the last block's, as far down as this run has a graph."""
+        recorder = self._recorder
+        if recorder.leaf is None:
+            return False
+        return depends(self._logits, recorder.leaf, apart_from=recorder.tokens[self.depth])
 
     @property
     def unseen_norms(self) -> frozenset[int]:
@@ -325,7 +334,7 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
         recorder = Recorder(anatomy, plan, len(inputs), reads_text=isinstance(inputs, Texts))
         if plan.graph_start == PIXELS and isinstance(given, Tensor):
             given = given.clone().requires_grad_()
-            recorder.tokens[PIXELS] = given
+            recorder.tokens[PIXELS] = recorder.leaf = given
         with evaluation_mode(model), recorder.listening():
             output = _run(model, given, recorder)
         if not recorder.progress.behind:
@@ -334,6 +343,8 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
                 "blocks out is not supported: take those away that it does not use"
             )
         logits = class_scores(output, anatomy.name, recorder.progress.batch)
+        if recorder.embedded is not None and depends(logits, recorder.embedded):
+            raise _reads_again(anatomy)
 
         def again(rows: Rows, needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
             return record(model, anatomy, inputs[rows], Plan(anatomy.depth, needs, intervention))
@@ -348,6 +359,8 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
     except VitreousError:
         raise
     except (AssertionError, ValueError, RuntimeError, IndexError) as error:
+        if recorder.progress.batch != len(inputs) and not isinstance(error, torch.OutOfMemoryError):
+            raise _reads_again(recorder.anatomy) from error  # as many others were put in the place of its tokens
         if recorder.progress.reached_blocks:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -356,6 +369,13 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
         else:
             what = f"images of {inputs.shape[-2]} x {inputs.shape[-1]} pixels"
         raise InputError(f"{recorder.anatomy.name} cannot take {what}: {reason}") from error
+
+
+def _reads_again(anatomy: Anatomy) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{anatomy.name} reads the tokens of several blocks at once (a head on the outputs of the last few, perhaps), "
+        "so that no others can be put in the place of one block's alone, which this method does"
+    )
 
 
 def _slope(logits: Tensor, target: Tensor, objective: str, scale: Scale | None) -> Tensor:
