@@ -100,7 +100,9 @@ class TestExplain:
         assert json.loads(result.stdout)["methods"] == ["decompx.skipplus"]
         lines = [line for line in result.stderr.splitlines() if line.startswith("warning:")]
         assert len(lines) == 1
-        assert "tokentm is left out: its blocks have no attention part; gradtoken is left out" in lines[0]
+        assert (
+            "tokentm is left out: no attention part was found in its blocks by name; gradtoken is left out" in lines[0]
+        )
         assert "<dt><code>tokentm" not in page.read_text()
 
     def test_several_targets_and_topk(self, photos, out):

@@ -268,9 +268,9 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
 def _missing_attention(tape: Tape, needs: Needs) -> str | None:
     anatomy, unseen = tape.anatomy, tape.unseen_attention
     if needs.uses_attention and not anatomy.has_attention:
-        return "its blocks have no attention part"
+        return "no attention part was found in its blocks by name"
     if needs.biases and unseen and not anatomy.has_attention:
-        return "its blocks have no attention part, so that biases may act across tokens and belong to none"
+        return "no attention part was found in its blocks by name, and biases may act across tokens and belong to none"
     # A rule other than the plain one has to take hold of the attention, also where nothing is read from it.
     takes_hold = needs.uses_attention or needs.rules - {"plain"}
     if takes_hold and unseen and anatomy.has_attention:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from vitreous.anatomy.description import Anatomy
-from vitreous.anatomy.parts import ATTENTION, describe_block, first_of
+from vitreous.anatomy.parts import attention_of, describe_block
 from vitreous.errors import UnsupportedModelError
 from vitreous.outputs import scale_of
 
@@ -22,7 +22,7 @@ def find_anatomy(model: nn.Module) -> Anatomy:
         UnsupportedModelError: there is no stack of transformer blocks, or more than one.
     """
     name = type(model).__name__
-    stacks = list(_attending_stacks(model))
+    stacks = list(_attending_stacks(model, own_names=False)) or list(_attending_stacks(model, own_names=True))
     if len(stacks) > 1:
         paths = ", ".join(f"{path} ({len(blocks)} x {type(blocks[0]).__name__})" for path, blocks in stacks)
         raise UnsupportedModelError(
@@ -38,23 +38,23 @@ def find_anatomy(model: nn.Module) -> Anatomy:
         )
     if not blocks:
         raise UnsupportedModelError(
-            f"{name} has no stack of transformer blocks (no nn.ModuleList or nn.Sequential of alike modules with an "
-            "attention part), so no method here serves it"
+            f"{name} has no stack of transformer blocks: in no nn.ModuleList or nn.Sequential an attention part is "
+            "found by its name (attn, self_attn, attention, mha, ...) in every module, so no method here serves it"
         )
     described = tuple(describe_block(block) for block in blocks)
     return Anatomy(name, described, _batch_first(described[0].attention), scale_of(model))
 
 
-def _attending_stacks(model: nn.Module) -> Iterator[tuple[str, list[nn.Module]]]:
+def _attending_stacks(model: nn.Module, *, own_names: bool) -> Iterator[tuple[str, list[nn.Module]]]:
     for path, module in model.named_modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
             blocks = list(module)
-            if blocks and all(_attends(block) for block in blocks):
+            if blocks and all(_attends(block, own_names=own_names) for block in blocks):
                 yield path, blocks
 
 
-def _attends(block: nn.Module) -> bool:
-    return not isinstance(block, _LISTS) and isinstance(first_of(block, ATTENTION), nn.Module)
+def _attends(block: nn.Module, *, own_names: bool) -> bool:
+    return not isinstance(block, _LISTS) and attention_of(block, own_names=own_names) is not None
 
 
 def _longest_alike(model: nn.Module) -> list[nn.Module]:

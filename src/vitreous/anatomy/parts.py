@@ -12,6 +12,9 @@ from vitreous.anatomy.description import Block, NormPlace
 
 # timm, torchvision, open_clip, transformers, nn.TransformerEncoderLayer; the BERT kinds; then older transformers.
 ATTENTION = ("attn", "self_attention", "self_attn", "attention.self", "attention")
+# What people call it in models of their own; only where no module is called any of the above, for pooling heads, too,
+# have parts of these names.
+OWN_ATTENTION = ("mha", "msa", "mhsa", "multihead_attn", "multi_head_attention", "multihead_attention")
 # Norms of text encoders, whose first may stand in front of the attention or behind it: the BERT kinds, DistilBERT;
 # MPNet, ESM and RoBERTa with norms in front; Megatron; ModernBERT; EuroBERT.
 FIRST_TEXT_NORM = (
@@ -42,8 +45,7 @@ BETWEEN = ("attn.norm", "attn.gate", "attn.inner_attn_ln", "attn.ln_inner", "ln_
 
 def describe_block(module: nn.Module) -> Block:
     """Look up the parts of one block by name."""
-    attention = first_of(module, ATTENTION)
-    attention = attention if isinstance(attention, nn.Module) else None
+    attention = attention_of(module)
     place = norm_place(module)
     linear = attention is not None and place != "branch" and not any(_does_something(module, path) for path in BETWEEN)
     projection = None if attention is None else first_of(attention, PROJECTION)
@@ -69,6 +71,16 @@ def describe_block(module: nn.Module) -> Block:
         second_norm=_module(module, SECOND_NORM),
         norm_place=place,
     )
+
+
+def attention_of(module: nn.Module, *, own_names: bool = True) -> nn.Module | None:
+    """The attention part of a block, by its name; with ``own_names`` also any ``nn.MultiheadAttention`` in it."""
+    found = first_of(module, ATTENTION)
+    if not isinstance(found, nn.Module) and own_names:
+        found = first_of(module, OWN_ATTENTION)
+        if not isinstance(found, nn.Module):
+            found = next((part for part in module.children() if isinstance(part, nn.MultiheadAttention)), None)
+    return found if isinstance(found, nn.Module) else None
 
 
 def norm_place(module: nn.Module) -> NormPlace:
