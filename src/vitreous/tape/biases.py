@@ -42,6 +42,14 @@ class BiasNotes:
             constant = bias.detach()
             self._add_up(output, lambda gradient: (gradient * constant).sum(dim=-1), tokens_first=tokens_first)
 
+    def note_along_channels(self, output: Tensor, bias: Tensor) -> None:
+        """A bias whose channels lie along the second axis, (batch, channels, ...), as batch normalisation has them."""
+        if output.dim() == 2:
+            self.note(output, bias)
+            return
+        constant = bias.detach().view(-1, *[1] * (output.dim() - 2))
+        self._add_up(output, lambda gradient: (gradient * constant).sum(dim=1).flatten(1), tokens_first=False)
+
     def residue_note(self, tokens: Tensor) -> NoteResidue | None:
         """Who is to be told of an activation's gradients: what its slope leaves unexplained counts as a bias.
 

@@ -139,6 +139,7 @@ MATRIX_PRODUCT = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Ten
 SAME_VALUES = (F.dropout, torch.dropout, Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.contiguous)
 RESHAPE = (Tensor.view, Tensor.reshape)
 LAYER_NORM = (F.layer_norm, torch.layer_norm)
+BATCH_NORM = (F.batch_norm,)
 RMS_NORM = (F.rms_norm, torch.rms_norm)
 TANH = (torch.tanh, Tensor.tanh, F.tanh)
 # Functions that weigh something where they are multiplied with it, and their slope at 0.

@@ -116,6 +116,7 @@ class Recorder:
             hear(divided, self._or_score_step(relevance.on_divide))
         if rules.rules_differ or self.plan.biases:
             hear(heard.LAYER_NORM, rules.on_layer_norm)
+            hear(heard.BATCH_NORM, relevance.noting(rules.on_batch_norm))
             hear(heard.INVERSE_ROOT, rules.on_deviation)
             hear(heard.DEVIATION, relevance.noting(rules.on_deviation))
             hear(heard.DEVIATION_AND_MEAN, relevance.noting(rules.on_deviation_and_mean))

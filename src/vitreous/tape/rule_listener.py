@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape.biases import BiasNotes
 from vitreous.tape.functions import (
@@ -54,6 +55,14 @@ class RuleListener:
         """Layer normalisation; its bias counts."""
         output = self._normalise(func, args, kwargs, eps=_argument(args, kwargs, 4, "eps", 1e-5), centred=True)
         self._biases.note(output, _argument(args, kwargs, 3, "bias", None))
+        return output
+
+    def on_batch_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Batch normalisation in evaluation: a constant scale, and a shift, which is a bias."""
+        take_for_activation(args[0])
+        output = func(*args, **kwargs)
+        if self._biases.listens and in_graph(output):
+            self._biases.note_along_channels(output, _batch_norm_shift(*args, **kwargs))
         return output
 
     def on_rms_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -271,6 +280,28 @@ class RuleListener:
             return func(*args, **kwargs)
         function = of_first(func, args, kwargs)
         return Elementwise.apply(args[0], function, slope_at_zero, kind, self._in_force, note, value_at_zero)
+
+
+def _batch_norm_shift(  # the signature of batch_norm
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,  # noqa: FBT001, FBT002
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """What is added to every channel: bias - mean weight / deviation, (channels,)."""
+    del momentum
+    if training or running_mean is None or running_var is None:
+        raise UnsupportedModelError(
+            "the model normalises over the images of a batch, also in evaluation (BatchNorm without running "
+            "statistics), so that what of it counts as a bias is not known"
+        )
+    shift = -running_mean / (running_var + eps).sqrt()
+    shift = shift if weight is None else shift * weight
+    return (shift if bias is None else shift + bias).to(input.dtype)
 
 
 def _pass_on(tensors: list[Tensor], args: tuple[Any, ...], output: Any) -> bool:
