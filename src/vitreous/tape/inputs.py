@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from vitreous.errors import UnsupportedModelError
 
 Rows = slice | Tensor
+_BY_POSITION = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL}
+_REST = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,50 @@ def texts_of(inputs: Inputs, rows: int) -> Texts | None:
 
 
 def ask(model: Callable[..., Any], inputs: Inputs) -> Any:
-    """The model's own output, whatever that is."""
-    return model(**inputs.parts) if isinstance(inputs, Texts) else model(inputs)
+    """The model's own output, whatever that is.
+
+    Raises:
+        UnsupportedModelError: it cannot be called with images alone.
+    """
+    if isinstance(inputs, Texts):
+        return model(**inputs.parts)
+    name = _name_of_images(model)
+    return model(inputs) if name is None else model(**{name: inputs})
+
+
+def takes_cut_patches(model: nn.Module) -> bool:
+    """Whether some part of a model is given patches that were cut out before, and their shapes (NaFlex SigLIP 2)."""
+    return any("spatial_shapes" in _parameters(part) for part in model.modules())
+
+
+def _name_of_images(model: Callable[..., Any]) -> str | None:
+    """The argument that images have to be given by, where they cannot be given by position."""
+    parameters = _parameters(model).values()
+    kinds = {parameter.kind for parameter in parameters}
+    required = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is Parameter.empty and parameter.kind not in _REST
+    ]
+    by_position = bool(kinds & _BY_POSITION)
+    by_name = [parameter for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY]
+    if not kinds or (by_position and len(required) <= 1 and not any(each.name in required for each in by_name)):
+        return None
+    if not by_position and len(required) == 1:
+        return required[0]
+    wanted = f"needs {', '.join(required)}" if required else "takes everything by name and needs nothing"
+    raise UnsupportedModelError(
+        f"{type(model).__name__} cannot be called with images alone: its forward {wanted}; "
+        "wrap it in a module whose forward takes one tensor of images"
+    )
+
+
+def _parameters(model: Callable[..., Any]) -> Mapping[str, Parameter]:
+    """The arguments of a model's forward; none where they cannot be known."""
+    try:
+        return signature(getattr(model, "forward", model)).parameters
+    except (TypeError, ValueError):  # compiled to something that is no function of Python
+        return {}
 
 
 def outside_inference(inputs: Inputs) -> Inputs:

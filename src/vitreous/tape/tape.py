@@ -19,7 +19,7 @@ from vitreous.tape.biases import bias_scores
 from vitreous.tape.dependence import depends
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.half import HALF, exact
-from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference, texts_of
+from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference, takes_cut_patches, texts_of
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
 from vitreous.tape.output import class_scores, explained
@@ -363,6 +363,11 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
             raise _reads_again(recorder.anatomy) from error  # as many others were put in the place of its tokens
         if recorder.progress.reached_blocks:
             raise
+        if not isinstance(inputs, Texts) and takes_cut_patches(model):
+            raise InputError(
+                f"{recorder.anatomy.name} takes patches that were cut out of a picture before, with spatial_shapes, and "
+                "not the picture itself; wrap it in a module whose forward takes images and cuts them"
+            ) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if isinstance(inputs, Texts):
             what = f"texts of {inputs.tokens} tokens"
