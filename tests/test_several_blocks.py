@@ -118,6 +118,51 @@ def test_without_biases_the_decomposition_of_the_first_block_that_the_head_reads
         assert largest_difference(scores.sum(dim=1), logits) < EXACT
 
 
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("how", ["kept", "at once", "tuples"])
+@pytest.mark.parametrize("method", ["decompx:bias=token", "fullgrad:rule=libra"])
+def test_biases_count_wherever_the_head_reads(method: str, how: str, read: str) -> None:
+    """A norm that the head runs between two blocks has the same bias as one behind the last."""
+    model, images = several_blocks(how, read), random_images()
+    for layer in (0, 1):
+        spelling = f"{method},layer={layer}"
+        scores, logits = all_token_scores(model, images, spelling, TARGET)
+        assert largest_difference(scores.sum(dim=1), logits) < EXACT
+
+
+@pytest.mark.parametrize("read", READ)
+def test_a_bias_between_two_blocks_counts_with_the_next(read: str) -> None:
+    """From a later block on it does not count, whatever else is asked."""
+    model, images, later = several_blocks("at once", read), random_images(), "decompx:bias=token,layer=2"
+    alone = vitreous.explain(model, images, later, TARGET).scores[later]
+    together = vitreous.explain(model, images, [later, "decompx:bias=token"], TARGET).scores[later]
+    assert largest_difference(alone, together) < EXACT
+
+
+class NormBetween(nn.Module):
+    """A norm that every token goes through between two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = small_vit()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens = self.vit._pos_embed(self.vit.patch_embed(pixels))
+        for block in self.vit.blocks:
+            tokens = self.vit.norm(block(tokens))
+        return self.vit.head(tokens[:, 0])
+
+
+def test_a_bias_on_the_way_from_block_to_block_belongs_to_none() -> None:
+    model, images = NormBetween().eval(), random_images()
+    with pytest.raises(UnsupportedModelError, match="between blocks 0 and 1, which belongs to no block"):
+        vitreous.explain(model, images, "fullgrad:rule=libra", TARGET)
+    for layer in (0, 2):
+        spelling = f"gradient:layer={layer}"
+        found = vitreous.explain(model, images, spelling, TARGET).scores[spelling]
+        assert largest_difference(found, gradient_lengths(model, images)[layer][:, 1:]) < EXACT
+
+
 @pytest.mark.parametrize("method", ["decompx.skipplus", "attnlrp:layer=2", "decompx:layer=3", "gae:layer=2"])
 def test_a_map_is_the_same_whatever_else_is_asked(method: str) -> None:
     model, images = several_blocks("kept"), random_images()

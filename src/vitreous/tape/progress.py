@@ -44,3 +44,8 @@ class Progress:
         if self.attending is not None:
             return self.attending
         return self.next_block if self.inside_block or self.behind else None
+
+    @property
+    def counting(self) -> int | None:
+        """The block that a bias counts with: between two blocks, where a head may read what one gives, the next."""
+        return self.next_block if self.layer is None and self.next_block > 0 else self.layer

@@ -218,6 +218,7 @@ class Recorder:
                 f"{name} does something with its tokens between blocks {layer - 1} and {layer}, a convolution over "
                 "neighbours perhaps, which belongs to no block: no method here follows it"
             )
+        self._rules.biases.enter_block(name, layer, as_given=layer == 0 or arguments[0] is self._block_output)
         # Numbers of tokens have no gradient, so what a text's model embeds them as is its input.
         input_is_wanted = self._reads_text and layer == 0 and self.plan.graph_start == PIXELS
         # Behind the block before, the graph may have begun already, and the model may have gone on from there.

@@ -30,11 +30,15 @@ from vitreous.tape.rulebook import RULES
 
 
 class RuleListener:
-    """Puts the non-linear parts of a forward pass under the rule in force and notes biases where they are wanted."""
+    """Puts the non-linear parts of a forward pass under the rule in force and notes biases where they are wanted.
+
+    Attributes:
+        biases: what has been noted of them.
+    """
 
     def __init__(self, plan: Plan, progress: Progress, in_force: InForce, *, batch_first: bool) -> None:
         self._progress, self._in_force = progress, in_force
-        self._biases = BiasNotes(plan, progress, in_force, batch_first=batch_first)
+        self.biases = BiasNotes(plan, progress, in_force, batch_first=batch_first)
         # With the plain rule alone autograd itself does the right thing and nothing is replaced.
         self.rules_differ = bool(plan.rules - {"plain"})
         rules = [RULES[name] for name in plan.rules]
@@ -54,15 +58,15 @@ class RuleListener:
     def on_layer_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Layer normalisation; its bias counts."""
         output = self._normalise(func, args, kwargs, eps=_argument(args, kwargs, 4, "eps", 1e-5), centred=True)
-        self._biases.note(output, _argument(args, kwargs, 3, "bias", None))
+        self.biases.note(output, _argument(args, kwargs, 3, "bias", None))
         return output
 
     def on_batch_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Batch normalisation in evaluation: a constant scale, and a shift, which is a bias."""
         take_for_activation(args[0])
         output = func(*args, **kwargs)
-        if self._biases.listens and in_graph(output):
-            self._biases.note_along_channels(output, _batch_norm_shift(*args, **kwargs))
+        if self.biases.listens and in_graph(output):
+            self.biases.note_along_channels(output, _batch_norm_shift(*args, **kwargs))
         return output
 
     def on_rms_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -173,7 +177,7 @@ class RuleListener:
         gates, streams = [self.is_gate(value) for value in args[:2]], self._are_streams(args)
         output = func(*args, **kwargs)
         if streams and any(gates) and not all(gates):
-            self._biases.note_gated(output)
+            self.biases.note_gated(output)
         self._pass_on_gate(args, output)
         self._pass_on_deviation(args, output)
         return output
@@ -219,16 +223,16 @@ class RuleListener:
     def _sum(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], factors: tuple[float, ...]
     ) -> Any:
-        constants = zip(args, factors, strict=False) if self._biases.listens and any(map(in_graph, args)) else ()
+        constants = zip(args, factors, strict=False) if self.biases.listens and any(map(in_graph, args)) else ()
         # As they are before the call, which may change its first operand.
         biases = [value * factor for value, factor in constants if isinstance(value, Tensor) and not in_graph(value)]
         operands = [value for value in args[:2] if in_graph(value)]
         output = func(*args, **kwargs)
         if self._pass_on_gate(args, output):
-            self._biases.note_shifted(output)
+            self.biases.note_shifted(output)
         elif not self._pass_on_deviation(args, output):
             for bias in biases:
-                self._biases.note(output, bias)
+                self.biases.note(output, bias)
             for value in operands:
                 take_for_activation(value)
         return output
@@ -245,20 +249,20 @@ class RuleListener:
         """A linear layer; its bias counts."""
         take_for_activation(args[0])
         output = func(*args, **kwargs)
-        self._biases.note(output, _argument(args, kwargs, 2, "bias", None))
+        self.biases.note(output, _argument(args, kwargs, 2, "bias", None))
         return output
 
     def on_opened_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A linear layer that is part of an opened-up call, where the batch always comes first."""
         output = func(*args, **kwargs)
-        self._biases.note(output, _argument(args, kwargs, 2, "bias", None), tokens_first=False)
+        self.biases.note(output, _argument(args, kwargs, 2, "bias", None), tokens_first=False)
         return output
 
     def _weigh(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slope_at_zero: float, kind: Kind
     ) -> Any:
         """An activation or gate; what a rule's slope leaves unexplained of it counts as a bias."""
-        note = self._biases.residue_note(args[0])
+        note = self.biases.residue_note(args[0])
         value = (
             float(of_first(func, args, kwargs)(torch.zeros((), dtype=torch.float64)))
             if func in heard.NOT_0_AT_0

@@ -365,7 +365,7 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
             raise
         if not isinstance(inputs, Texts) and takes_cut_patches(model):
             raise InputError(
-                f"{recorder.anatomy.name} takes patches that were cut out of a picture before, with spatial_shapes, and "
+                f"{recorder.anatomy.name} takes patches that were cut out of a picture before, with spatial_shapes, "
                 "not the picture itself; wrap it in a module whose forward takes images and cuts them"
             ) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
