@@ -19,6 +19,7 @@ from vitreous.benchmark.tasks.segmentation import (
     segmented_class,
 )
 from vitreous.benchmark.tasks.task import MissingAnnotationError, PhotoTask, Values
+from vitreous.float64 import in_float64
 from vitreous.metrics import segmentation as counts
 from vitreous.metrics.arrays import min_max
 from vitreous.metrics.metric import Floats, Metric, row
@@ -133,7 +134,7 @@ class ClassSegmentation(PhotoTask):
     def _count(self, batch: PhotoBatch, case: Case) -> Values:
         picture = batch.pictures[case.image]
         present, shift = self._present(picture), self._shift(picture)
-        maps = [batch.map_of(case, known + shift)[None].double() for known in present]
+        maps = [in_float64(batch.map_of(case, known + shift)[None]) for known in present]
         scaled = np.concatenate(
             [min_max(enlarged(map_, batch.subject.size, self.upsampling).cpu().numpy()) for map_ in maps]
         )

@@ -14,6 +14,7 @@ from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.benchmark.tasks.erasing import find_orders
 from vitreous.benchmark.tasks.keeping import Kept, kept_logits
 from vitreous.benchmark.tasks.task import PhotoTask, Values, explained_class
+from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
 
@@ -80,7 +81,7 @@ class _Answers:
 
 
 def _answers(whole: Tensor, along: Tensor, target: int) -> _Answers:
-    before, after = whole.double().cpu().numpy(), along.double().cpu().numpy()
+    before, after = float64_array(whole), float64_array(along)
     probabilities = perturbation.probabilities(after)[:, target]
     drops = perturbation.drops(perturbation.probabilities(before)[target], probabilities)
     return _Answers(float(perturbation.hits(before, target)), perturbation.hits(after, target), drops)

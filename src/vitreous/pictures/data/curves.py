@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.explanation import Explanation
+from vitreous.float64 import in_float64
 from vitreous.models import LoadedModel
 from vitreous.outputs import likelihoods
 from vitreous.pictures.data.recording import open_subject
@@ -137,7 +138,7 @@ def _asking(subject: Subject, target: int, by: By) -> Callable[[Tensor], NDArray
             if kept.shape[1]:
                 raise
             return np.full(len(kept), np.nan)  # nothing is left that this model could read
-        return likelihoods(logits.double(), subject.scale)[:, target].cpu().numpy()
+        return likelihoods(in_float64(logits), subject.scale)[:, target].cpu().numpy()
 
     return probability
 
