@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from vitreous.aggregate import AGGREGATIONS, Aggregation, OneLayer, Propagate, Rollout
+from vitreous.close_match import close_match
 from vitreous.errors import MethodError
 from vitreous.methods import MatrixReadout, MethodInfo, Procedure, Readout, View, method_info
-from vitreous.methods.options import OptionInfo, close_match, options_of
+from vitreous.methods.options import OptionInfo, options_of
 from vitreous.tape import Needs
 
 

@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from vitreous.close_match import close_match
 from vitreous.errors import MethodError
-from vitreous.methods.options import OptionInfo, close_match, options_of
+from vitreous.methods.options import OptionInfo, options_of
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout
 from vitreous.source_code import source_hash
 
