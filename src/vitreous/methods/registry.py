@@ -98,6 +98,11 @@ def register(
         aggregations = ["rollout"] if isinstance(readout, MatrixReadout) else []
         whole = isinstance(readout, Procedure) or (isinstance(readout, MatrixReadout) and readout.only_as_product)
         aggregations += [] if whole else ["plus", "skipplus"]
+        if aggregation is not None and aggregation not in aggregations:
+            raise MethodError(
+                f"the method {name!r}: aggregation {aggregation!r} is not one of {', '.join(aggregations) or 'none'}"
+                f"{close_match(aggregation, aggregations)}"
+            )
         aggregations += [] if propagates else ["propagate"]
         _methods[name] = MethodInfo(
             name=name,
