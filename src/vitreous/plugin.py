@@ -12,7 +12,7 @@ importing the file. A package may name its module in the entry-point group ``vit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -141,6 +141,13 @@ def load_plugin(path: str | Path) -> None:
         raise MethodError(f"{file}: the plugin does not run: {type(error).__name__}: {error}") from error
     if module is None:
         raise MethodError(f"{file}: there is no such plugin, a Python file that registers methods")
+
+
+def load_plugins(files: Iterable[str | Path]) -> None:
+    """Register the methods of installed plugins and of the files given, as they are now."""
+    load_entry_points()
+    for file in files:
+        load_plugin(file)
 
 
 def load_entry_points() -> None:

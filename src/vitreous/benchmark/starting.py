@@ -27,7 +27,6 @@ from vitreous.benchmark.workbench import (
     open_data,
     own_code_of,
     preprocessing_of,
-    register_plugins,
 )
 from vitreous.datasets import DataSet, Shuffled
 from vitreous.datasets.sample import Things
@@ -36,6 +35,7 @@ from vitreous.models import LoadedModel
 from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.preprocessing import from_timm
 from vitreous.models.text_models import LoadedTextModel
+from vitreous.plugin import load_plugins
 from vitreous.protocols import Protocol, find_protocol
 from vitreous.provenance import software_versions
 
@@ -84,7 +84,7 @@ def start(
     _check(model, data, protocol, options)
     asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
     plugins = [str(file.resolve()) for file in options.plugins]
-    register_plugins(plugins)
+    load_plugins(plugins)
     opened = _open(data, options.seed if options.shuffle else None)
     if opened.holds != asked.reads:
         raise RunError(f"{asked.name} is measured on {asked.reads}, and {opened.kind} holds {opened.holds}")

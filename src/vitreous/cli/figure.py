@@ -22,7 +22,7 @@ from vitreous.cli.options import (
     TargetOption,
     refuse_both,
 )
-from vitreous.cli.plugins import PluginOption, load_plugins
+from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
 
@@ -79,6 +79,7 @@ def figure(
     size = height_and_width(image_size, "--image-size")
 
     from vitreous.cli import drawing  # noqa: PLC0415  # imports torch: --help must not wait for it
+    from vitreous.plugin import load_plugins  # noqa: PLC0415
 
     load_plugins(plugin or [])
     request = drawing.Request(

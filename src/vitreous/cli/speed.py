@@ -12,7 +12,7 @@ import typer
 from vitreous.cli.console import messages, print_json, results, say
 from vitreous.cli.guard import DebugOption
 from vitreous.cli.options import METHODS_HELP, DeviceOption
-from vitreous.cli.plugins import PluginOption, load_plugins
+from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import height_and_width
 
@@ -58,6 +58,7 @@ def speed(
     image_size = height_and_width(size, "--size")
 
     from vitreous.cli import speed_report  # noqa: PLC0415  # imports torch: --help must not wait for it
+    from vitreous.plugin import load_plugins  # noqa: PLC0415
     from vitreous.speed.request import Request, run  # noqa: PLC0415
 
     load_plugins(plugin or [])
