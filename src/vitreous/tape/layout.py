@@ -47,6 +47,11 @@ class Layout:
         return self.pooling_queries is not None
 
     @property
+    def reads_prefix_only(self) -> bool:
+        """Whether the head reads no patch, so that behind the last attention only prefix tokens have a gradient."""
+        return not self.pooled_by_attention and bool((self.read < self.prefix).all())
+
+    @property
     def patches(self) -> int:
         """How many patches the picture has."""
         return self.grid[0] * self.grid[1]
