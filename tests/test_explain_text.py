@@ -20,6 +20,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 
 import vitreous
+from small_reviews import text_model
 from small_text_models import LONGEST, PAD, ask, blocks_of, build, small_tokenizer, texts
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError, MethodError, ModelError, TargetError, UnsupportedModelError
@@ -86,6 +87,13 @@ def folder(pair, tmp_path_factory) -> Path:
     pair[0].save_pretrained(place)
     pair[1].save_pretrained(place)
     return place
+
+
+def test_texts_follow_a_model_that_is_moved():
+    loaded = text_model()
+    assert loaded.reader.inputs([[5, 6]]).device.type == "cpu"
+    loaded.model.to("meta")
+    assert loaded.reader.inputs([[5, 6]]).device.type == "meta"
 
 
 class TestPiecesAndWords:
