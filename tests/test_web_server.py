@@ -12,18 +12,22 @@ import urllib.error
 import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 pytest.importorskip("gradio", reason="the web page needs Gradio (extra vitreous[web])")
+from gradio import processing_utils
 from gradio_client import Client, handle_file
 
 from running_server import TINY, running_server
 from vitreous.web import cards
 from vitreous.web.drawing import Sliders
+from vitreous.web.gate import fetch_nothing
 from vitreous.web.jobs import Job
+from vitreous.web.server import Settings, start
 from vitreous.web.shelf import Shelf
 from vitreous.web.studio import Studio
 from vitreous.web.wanted import Wanted
@@ -40,6 +44,28 @@ def server(tmp_path_factory):
     (folder / "secret.txt").write_text("root:secret")
     with running_server(folder, "--max-upload-mb", "2", "--allow-folder", str(folder / "allowed")) as running:
         yield running
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize("before", [None, "/of/somebody/else"])
+def test_a_server_that_is_closed_leaves_gradio_as_it_was(monkeypatch, before):
+    download = processing_utils.async_ssrf_protected_download
+    monkeypatch.delenv("GRADIO_TEMP_DIR", raising=False)
+    if before is not None:
+        monkeypatch.setenv("GRADIO_TEMP_DIR", before)
+    first, second = (start(Settings(model=TINY, port=free_port())) for _ in range(2))
+    first.close()
+    # The second one still fetches nothing, and keeps uploads to itself.
+    assert processing_utils.async_ssrf_protected_download is fetch_nothing
+    assert Path(os.environ["GRADIO_TEMP_DIR"]).is_dir()
+    second.close()
+    assert processing_utils.async_ssrf_protected_download is download
+    assert os.environ.get("GRADIO_TEMP_DIR") == before
 
 
 def photo(number):
