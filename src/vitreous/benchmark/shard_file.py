@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from vitreous.benchmark.run import Run, Shard
+from vitreous.reason import reason_of
 from vitreous.storage import StorageError
 
 ENDING = ".parquet"
@@ -56,7 +57,7 @@ def fault_of(folder: Path, run: Run, shard: Shard) -> str | None:
     except FileNotFoundError:
         return "missing"
     except (OSError, ValueError, pa.ArrowException) as error:
-        fault = f"is damaged ({str(error).splitlines()[0]})"
+        fault = f"is damaged ({reason_of(error)})"
     return None if fault is None else f"{place} {fault}"
 
 

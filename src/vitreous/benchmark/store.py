@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from vitreous.benchmark import locks
 from vitreous.benchmark.run import Run, RunError, Shard
 from vitreous.benchmark.shard_file import DRAFT_ENDING, ENDING, fault_of, remove_drafts, write_shard
+from vitreous.reason import reason_of
 from vitreous.storage import MANIFEST, StorageError
 
 KIND = "vitreous evaluation"
@@ -167,7 +168,7 @@ class Store:
             with pq.ParquetFile(place) as file:
                 return file.read(columns=list(columns), use_threads=False).replace_schema_metadata(None)
         except (OSError, pa.ArrowException) as error:
-            raise StorageError(f"{place} cannot be read: {str(error).splitlines()[0]}; evaluate again") from error
+            raise StorageError(f"{place} cannot be read: {reason_of(error)}; evaluate again") from error
 
     def _place(self, shard: Shard) -> Path:
         return self.folder / f"{shard.name}{ENDING}"

@@ -17,6 +17,7 @@ from vitreous.datasets.mask_files import check_mask
 from vitreous.datasets.sample import Mask, Sample
 from vitreous.errors import DataError, MissingDependencyError
 from vitreous.images import MAX_PIXELS
+from vitreous.reason import reason_of
 
 _FILE = "gtsegs_ijcv.mat"
 
@@ -66,7 +67,7 @@ class ImageNetSegmentation(DataSet):
         except DataError:
             raise
         except Exception as error:  # damaged bytes fail with any type there is
-            raise DataError(f"{where}: it cannot be read ({str(error).splitlines()[0]})") from error
+            raise DataError(f"{where}: it cannot be read ({reason_of(error)})") from error
         check_mask(mask, image, Path(where))
         return Sample(name, image, label, mask, (label,))
 

@@ -16,6 +16,7 @@ from vitreous.models import hub
 from vitreous.models.checkpoints import load_strictly, read_checkpoint, without_prefixes
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import check_patches, from_timm
+from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -143,8 +144,7 @@ def _published(identifier: str, image_size: tuple[int, int] | None) -> nn.Module
     except ModelError:
         raise
     except Exception as error:  # downloads, parsing and strict loading fail with many types
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ModelError(f"timm/{identifier}: the model cannot be loaded ({reason})") from error
+        raise ModelError(f"timm/{identifier}: the model cannot be loaded ({reason_of(error)})") from error
 
 
 def _class_names(model: nn.Module) -> tuple[str, ...] | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.outputs import Scale, likelihood_slope
+from vitreous.reason import reason_of
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.evaluation_mode import evaluation_mode
@@ -350,12 +351,11 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
     except (AssertionError, ValueError, RuntimeError, IndexError) as error:
         if recorder.progress.reached_blocks:
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if isinstance(inputs, Texts):
             what = f"texts of {inputs.tokens} tokens"
         else:
             what = f"images of {inputs.shape[-2]} x {inputs.shape[-1]} pixels"
-        raise InputError(f"{recorder.anatomy.name} cannot take {what}: {reason}") from error
+        raise InputError(f"{recorder.anatomy.name} cannot take {what}: {reason_of(error)}") from error
 
 
 def _slope(logits: Tensor, target: Tensor, objective: str, scale: Scale | None) -> Tensor:
