@@ -30,6 +30,7 @@ from vitreous.web.jobs import Job
 from vitreous.web.server import Settings, start
 from vitreous.web.shelf import Shelf
 from vitreous.web.studio import Studio
+from vitreous.web.surroundings import leave, occupy
 from vitreous.web.wanted import Wanted
 
 METHODS = ("gae", "ixg")
@@ -52,20 +53,34 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@pytest.mark.parametrize("before", [None, "/of/somebody/else"])
-def test_a_server_that_is_closed_leaves_gradio_as_it_was(monkeypatch, before):
+def test_a_server_that_is_closed_leaves_gradio_as_it_was(monkeypatch):
     download = processing_utils.async_ssrf_protected_download
     monkeypatch.delenv("GRADIO_TEMP_DIR", raising=False)
-    if before is not None:
-        monkeypatch.setenv("GRADIO_TEMP_DIR", before)
-    first, second = (start(Settings(model=TINY, port=free_port())) for _ in range(2))
-    first.close()
-    # The second one still fetches nothing, and keeps uploads to itself.
-    assert processing_utils.async_ssrf_protected_download is fetch_nothing
-    assert Path(os.environ["GRADIO_TEMP_DIR"]).is_dir()
-    second.close()
+    server = start(Settings(model=TINY, port=free_port()))
+    try:
+        assert processing_utils.async_ssrf_protected_download is fetch_nothing
+        folder = Path(os.environ["GRADIO_TEMP_DIR"])
+        assert folder.is_dir()
+    finally:
+        server.close()
     assert processing_utils.async_ssrf_protected_download is download
-    assert os.environ.get("GRADIO_TEMP_DIR") == before
+    assert "GRADIO_TEMP_DIR" not in os.environ
+    assert not folder.exists()
+
+
+def test_gradio_stays_closed_until_the_last_page_is(monkeypatch, tmp_path):
+    download = processing_utils.async_ssrf_protected_download
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "/of/somebody/else")
+    first, second = tmp_path / "first", tmp_path / "second"
+    occupy(first)
+    occupy(second)
+    leave(first)
+    leave(first)  # closed twice
+    assert processing_utils.async_ssrf_protected_download is fetch_nothing
+    assert os.environ["GRADIO_TEMP_DIR"] == str(second)
+    leave(second)
+    assert processing_utils.async_ssrf_protected_download is download
+    assert os.environ["GRADIO_TEMP_DIR"] == "/of/somebody/else"
 
 
 def photo(number):
