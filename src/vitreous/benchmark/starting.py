@@ -16,7 +16,7 @@ from vitreous.benchmark.engines.local import threads_for
 from vitreous.benchmark.engines.watching import Watcher
 from vitreous.benchmark.labels import check_labels
 from vitreous.benchmark.measuring import columns_of
-from vitreous.benchmark.run import SHARD_SIZE, ModelChoice, Run, RunError
+from vitreous.benchmark.run import ModelChoice, Run, RunError
 from vitreous.benchmark.selection import WHITE_BOX, choose_methods
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.workbench import (
@@ -31,6 +31,7 @@ from vitreous.benchmark.workbench import (
 )
 from vitreous.datasets import DataSet, Shuffled
 from vitreous.datasets.sample import Things
+from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import ModelError
 from vitreous.models import LoadedModel
 from vitreous.models.fingerprint import fingerprint_of

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageDraw
 
+from vitreous.defaults import DEFAULT_OPACITY
 from vitreous.errors import InputError
 from vitreous.pictures.captions import class_caption, draw_lines, font, line_height, wrap
-from vitreous.pictures.overlay import DEFAULT_OPACITY, overlay
+from vitreous.pictures.overlay import overlay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

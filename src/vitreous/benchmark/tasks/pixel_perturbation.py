@@ -12,12 +12,11 @@ from torch import Tensor
 
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.benchmark.tasks.erasing import Direction, Filling, erased_logits, find_orders
-from vitreous.benchmark.tasks.task import PhotoTask, Values, explained_class, label_of
+from vitreous.benchmark.tasks.task import NINE, PhotoTask, Values, explained_class, label_of
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
 
 Explained = Literal["predicted", "label"]
-NINE = tuple(range(10, 100, 10))
 ELEVEN = tuple(range(0, 101, 10))
 
 

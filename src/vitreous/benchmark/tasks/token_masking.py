@@ -13,11 +13,9 @@ from torch import Tensor
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.benchmark.tasks.erasing import find_orders
 from vitreous.benchmark.tasks.keeping import Kept, kept_logits
-from vitreous.benchmark.tasks.task import PhotoTask, Values, explained_class
+from vitreous.benchmark.tasks.task import NINE, PhotoTask, Values, explained_class
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
-
-NINE = tuple(range(10, 100, 10))
 
 
 @dataclass(frozen=True)
