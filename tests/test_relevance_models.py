@@ -103,7 +103,7 @@ LIBRARIES = {
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_same_model_in_another_library_has_the_same_maps(library):
-    """All but absLRP, which counts dropout modules, and those differ between libraries."""
+    """All but absLRP, which scales the relevance of every module: libraries differ in dropouts and packed q, k, v."""
     model = small_vit(depth=3, seed=4, init_values=None)
     expected = vitreous.explain(model, random_images(), CHEFER, 1)
     if library == "torchvision":
@@ -120,6 +120,24 @@ def test_the_same_model_in_another_library_has_the_same_maps(library):
     absolute = vitreous.explain(twin, random_images(), "abslrp", 1).scores["abslrp"]
     assert absolute.isfinite().all()
     assert absolute.any()
+
+
+def test_torchvisions_attention_is_one_layer_for_absolute_relevance():
+    """Its packed projection is timm's ``qkv``; dropouts, which absLRP counts too, are taken out of both."""
+    model = small_vit(depth=3, seed=4, init_values=None)
+    twin = torchvision_twin(model)
+    for each in (model, twin):
+        for module in list(each.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, nn.Dropout):
+                    setattr(module, name, nn.Identity())
+    methods = ["abslrp", "abslrp:shortcut=share"]
+    assert_same_maps(
+        vitreous.explain(twin, random_images(), methods, 1),
+        vitreous.explain(model, random_images(), methods, 1),
+        methods,
+        ROUNDING,
+    )
 
 
 VARIANTS = {

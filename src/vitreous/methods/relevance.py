@@ -75,7 +75,10 @@ class PixelRelevance(Procedure):
 
 
 class ContrastiveRelevance(PixelRelevance):
-    """What speaks for the class minus what speaks for the others, each propagated by itself."""
+    """What speaks for the class minus what for the others, each propagated alone and scaled to 1 in every module.
+
+    So the map depends on how a library cuts a model into modules: q, k and v in one layer or in three, dropouts.
+    """
 
     def channels(self, view: View) -> Tensor:
         """The difference."""

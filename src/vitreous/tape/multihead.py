@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -56,7 +56,10 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return bound.arguments
 
 
-def _projections(given: dict[str, Any], linear: Linear) -> list[Tensor]:
+def _projections(given: dict[str, Any], linear: Linear) -> Sequence[Tensor]:
+    if given["query"] is given["key"] is given["value"] and not given["use_separate_proj_weight"]:
+        # Self-attention has one layer for all three, and a rule that scales the relevance of a layer counts it once.
+        return linear(given["query"].transpose(0, 1), given["in_proj_weight"], given["in_proj_bias"]).chunk(3, dim=-1)
     if given["use_separate_proj_weight"]:
         weights = [given[f"{part}_proj_weight"] for part in "qkv"]
     else:
