@@ -166,7 +166,7 @@ class TestDrawing:
             assert before.shape == after.shape
             grey = (after == 0xF0).all(axis=-1)  # the place of what is left out
             assert grey.mean() > 0.1
-            assert not (before == 0xF0).all(axis=-1).any()
+            assert (before == 0xF0).all(axis=-1).mean() < 0.01  # the edges of letters have it as well
 
     def test_nothing_to_draw_is_an_error(self):
         for make in (comparison_figure, strips_figure, curves_figure):
