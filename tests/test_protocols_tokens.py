@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from small_data import as_tensor, finite, loaded, samples
+from small_data import arrays_in, as_tensor, finite, loaded, samples
 from small_models import golden_model, random_images, small_vit
 from test_protocols_perturbation import batch_of
 from vitreous.benchmark.measuring import columns_of, measure
@@ -38,8 +38,7 @@ class TestGolden:
 
     @pytest.fixture
     def golden(self):
-        with np.load(GOLDEN) as stored:
-            return dict(stored)
+        return arrays_in(GOLDEN)
 
     @pytest.mark.parametrize(("curve", "name"), [("insertion", "topratio"), ("deletion", "nratio")])
     def test_answers_at_every_ratio(self, golden, curve, name):
@@ -55,8 +54,7 @@ class TestGolden:
 
     @pytest.mark.shared
     def test_curves_and_areas_of_all_pictures(self, shared):
-        with np.load(shared / "golden" / GOLDEN.name) as stored:
-            golden = dict(stored)
+        golden = arrays_in(shared / "golden" / GOLDEN.name)
         rows = golden_rows(golden)
         for curve, name in (("insertion", "topratio"), ("deletion", "nratio")):
             for kept, column in (("acc", "hit"), ("aopc", "drop")):
