@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from torch import nn
 
@@ -71,6 +71,20 @@ class Options:
     seed: int = 0
     plugins: tuple[Path, ...] = ()
     retry_failed: bool = False
+
+
+class OptionValues(TypedDict, total=False):
+    """The fields of ``Options`` as keywords, so that a type checker knows them; a test compares the two."""
+
+    limit: int | None
+    shuffle: bool
+    engine: Engine
+    workers: int | None
+    threads: int | None
+    shard_size: int
+    seed: int
+    plugins: tuple[Path, ...]
+    retry_failed: bool
 
 
 def start(
