@@ -37,7 +37,8 @@ class Curves(NamedTuple):
         """p0 (explained,) and pk (explained, directions, steps) of the explained classes."""
         before = perturbation.probabilities(self.whole)[self.explained]
         after = perturbation.probabilities(self.erased)
-        return before, perturbation.of_class(after, self.explained[:, None, None])
+        classes = np.broadcast_to(self.explained[:, None, None], after.shape[:-1])
+        return before, perturbation.of_class(after, classes)
 
 
 @dataclass(frozen=True)
