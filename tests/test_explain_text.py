@@ -532,6 +532,21 @@ class TestLookingAndKeeping:
             explanation.save(file)
         explanation.save(file, overwrite=True)
 
+    def test_a_link_stays_one_and_no_draft_is_left(self, pair, tmp_path):
+        explanation = vitreous.explain_text(pair, SHORT, "ixg")
+        link = tmp_path / "link.json"
+        link.symlink_to(tmp_path / "real.json")
+        explanation.save(link)
+        assert link.is_symlink()
+        assert vitreous.TextExplanation.load(tmp_path / "real.json").texts == explanation.texts
+        unknown = dataclasses.replace(explanation, provenance={"when": object()})  # which JSON has no word for
+        with pytest.raises(TypeError):
+            unknown.save(link, overwrite=True)
+        surrogate = dataclasses.replace(explanation, class_names=("\udc80", "b", "c"))  # which UTF-8 does not know
+        surrogate.save(link, overwrite=True)
+        assert vitreous.TextExplanation.load(link).class_names == surrogate.class_names
+        assert {file.name for file in tmp_path.iterdir()} == {"link.json", "real.json"}
+
     @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": "vitreous text explanation", "schema": 1}'])
     def test_a_damaged_file_is_one_line(self, tmp_path, content):
         file = tmp_path / "one.json"

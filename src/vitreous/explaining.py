@@ -293,7 +293,7 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
         block = tape.anatomy.blocks[layer]
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
-        if layer in needs.halves and layer in tape.misplaced_norms:
+        if layer in tape.misplaced_norms:
             return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
     return tape.relevance_gap(needs)
 

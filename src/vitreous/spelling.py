@@ -66,6 +66,22 @@ def parse(spelling: str) -> Recipe:
         raise MethodError(f"{spelling!r}: {error}") from None
 
 
+def plus_from_every_layer(spelling: str, depth: int) -> list[str]:
+    """Spell the same read-out with PLUS from every layer on, whatever combines its layers now.
+
+    Raises:
+        MethodError: the spelling is wrong, or the method has no layers.
+    """
+    recipe = parse(spelling)
+    if not recipe.info.has_layers:
+        raise MethodError(f"{spelling!r} has no layers to start at")
+    path, _, tail = recipe.spelling.partition(":")
+    propagate = ".propagate" if recipe.propagate is not None else ""
+    own = [option for option in tail.split(",") if option.partition("=")[0].strip() in recipe.info.options]
+    name = path.split(".")[0]
+    return [f"{name}.plus{propagate}:{','.join([*own, f'start={layer}'])}" for layer in range(depth)]
+
+
 def _parse(spelling: str) -> Recipe:
     path, colon, tail = spelling.partition(":")
     name, *aggregations = path.split(".")

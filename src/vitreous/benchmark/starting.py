@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from torch import nn
 
@@ -16,7 +16,7 @@ from vitreous.benchmark.engines.local import threads_for
 from vitreous.benchmark.engines.watching import Watcher
 from vitreous.benchmark.labels import check_labels
 from vitreous.benchmark.measuring import columns_of
-from vitreous.benchmark.run import SHARD_SIZE, ModelChoice, Run, RunError
+from vitreous.benchmark.run import ModelChoice, Run, RunError
 from vitreous.benchmark.selection import WHITE_BOX, choose_methods
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.workbench import (
@@ -30,6 +30,7 @@ from vitreous.benchmark.workbench import (
 )
 from vitreous.datasets import DataSet, Shuffled
 from vitreous.datasets.sample import Things
+from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import ModelError
 from vitreous.models import LoadedModel
 from vitreous.models.fingerprint import fingerprint_of
@@ -70,6 +71,20 @@ class Options:
     seed: int = 0
     plugins: tuple[Path, ...] = ()
     retry_failed: bool = False
+
+
+class OptionValues(TypedDict, total=False):
+    """The fields of ``Options`` as keywords, so that a type checker knows them; a test compares the two."""
+
+    limit: int | None
+    shuffle: bool
+    engine: Engine
+    workers: int | None
+    threads: int | None
+    shard_size: int
+    seed: int
+    plugins: tuple[Path, ...]
+    retry_failed: bool
 
 
 def start(

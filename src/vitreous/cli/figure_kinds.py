@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vitreous.close_match import close_match
+from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError
-
-_ALL = ("tokentm", "gradtoken", "decompx.skipplus")
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Kind:
     """
 
     summary: str
-    methods: tuple[str, ...] = _ALL
+    methods: tuple[str, ...] = DEFAULT_METHODS
     several_photos: bool = False
     several_classes: bool = False
 

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from vitreous.metrics.metric import Floats, MetricError
 from vitreous.reason import reason_of
 
-IGNORED = -1
+IGNORED = -1  # of a mask: a pixel that does not count
 
 
 def finite(values: ArrayLike, what: str = "a map") -> Floats:

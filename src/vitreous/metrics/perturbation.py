@@ -229,30 +229,42 @@ def area_between_curves(
     return curve_metric(columns, both, (0.0, 1.0), name, "higher", description)
 
 
-def insertion_accuracy(prefix: str = "insertion_", name: str = "insertion accuracy") -> Metric:
+def insertion_accuracy(
+    prefix: str = "insertion_", name: str = "insertion accuracy", *, ratios: Sequence[float] = TO_ONE
+) -> Metric:
     """Make SkipPLUS' area under the accuracy while the top patches are put in, 10% to 100%, in percent."""
-    return accuracy_auc(prefix, TO_ONE, direction="higher", name=name)
+    return accuracy_auc(prefix, ratios, direction="higher", name=name)
 
 
 def deletion_accuracy(
-    prefix: str = "deletion_", name: str = "deletion accuracy (100 - x)", *, complement: bool = True
+    prefix: str = "deletion_",
+    name: str = "deletion accuracy (100 - x)",
+    *,
+    ratios: Sequence[float] = FROM_ZERO,
+    complement: bool = True,
 ) -> Metric:
     """Make SkipPLUS' area under the accuracy while the top patches are dropped, 0% to 90%, as 100 - x."""
-    plain = accuracy_auc(prefix, FROM_ZERO, direction="lower", name=name)
+    plain = accuracy_auc(prefix, ratios, direction="lower", name=name)
     return _complement(plain) if complement else plain
 
 
 def insertion_aopc(
-    prefix: str = "insertion_", name: str = "insertion AOPC (100 - x)", *, complement: bool = True
+    prefix: str = "insertion_",
+    name: str = "insertion AOPC (100 - x)",
+    *,
+    ratios: Sequence[float] = TO_ONE,
+    complement: bool = True,
 ) -> Metric:
     """Make SkipPLUS' area under the fall p0 - pk of the target's probability while patches are put in, as 100 - x."""
-    plain = _area(prefix, "drop", TO_ONE, "trapezoid", "lower", name)
+    plain = _area(prefix, "drop", ratios, "trapezoid", "lower", name)
     return _complement(plain) if complement else plain
 
 
-def deletion_aopc(prefix: str = "deletion_", name: str = "deletion AOPC") -> Metric:
+def deletion_aopc(
+    prefix: str = "deletion_", name: str = "deletion AOPC", *, ratios: Sequence[float] = FROM_ZERO
+) -> Metric:
     """Make SkipPLUS' area under the fall p0 - pk of the target's probability while patches are dropped, in percent."""
-    return _area(prefix, "drop", FROM_ZERO, "trapezoid", "higher", name)
+    return _area(prefix, "drop", ratios, "trapezoid", "higher", name)
 
 
 def _complement(metric: Metric) -> Metric:

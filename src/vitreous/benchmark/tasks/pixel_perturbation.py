@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.benchmark.tasks.erasing import Direction, Filling, erased_logits, find_orders
-from vitreous.benchmark.tasks.task import PhotoTask, Values, explained_class, label_of
+from vitreous.benchmark.tasks.task import NINE, PhotoTask, Values, explained_class, label_of
 from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
 
 Explained = Literal["predicted", "label"]
-NINE = tuple(range(10, 100, 10))
 ELEVEN = tuple(range(0, 101, 10))
 
 
@@ -38,7 +37,8 @@ class Curves(NamedTuple):
         """p0 (explained,) and pk (explained, directions, steps) of the explained classes."""
         before = perturbation.probabilities(self.whole)[self.explained]
         after = perturbation.probabilities(self.erased)
-        return before, perturbation.of_class(after, self.explained[:, None, None])
+        classes = np.broadcast_to(self.explained[:, None, None], after.shape[:-1])
+        return before, perturbation.of_class(after, classes)
 
 
 @dataclass(frozen=True)

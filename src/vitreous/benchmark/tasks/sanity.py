@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture, generator_of, seed_of
+from vitreous.benchmark.tasks.batch import EXPLAINED_TOGETHER, Case, PhotoBatch, Picture, generator_of, seed_of
 from vitreous.benchmark.tasks.erasing import Filling, fill_of
 from vitreous.benchmark.tasks.keeping import patch_scores
 from vitreous.benchmark.tasks.randomising import STAGES, randomised_models
@@ -25,7 +25,6 @@ from vitreous.metrics.randomisation import mean_randomisation_spearman, spearman
 from vitreous.metrics.sensitivity import max_sensitivity, mean_max_sensitivity
 
 Explained = Literal["predicted", "label"]
-_EXPLAINED_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,8 @@ class MapTask(PhotoTask):
         methods = list(dict.fromkeys(case.method for case in cases))
         wanted = sorted({case.image for case in cases})
         model = replace(batch.model, model=network)
-        for first in range(0, len(wanted), _EXPLAINED_TOGETHER):
-            part = wanted[first : first + _EXPLAINED_TOGETHER]
+        for first in range(0, len(wanted), EXPLAINED_TOGETHER):
+            part = wanted[first : first + EXPLAINED_TOGETHER]
             targets = [explained_class(batch.pictures[image], self.explained) for image in part]
             scores = explain(model, images[part], methods, target=targets).scores
             for case in cases:

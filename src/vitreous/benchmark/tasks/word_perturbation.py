@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitreous.benchmark.tasks.batch import Case, Passage, TextBatch
-from vitreous.benchmark.tasks.task import TextTask, Values, explained_class
+from vitreous.benchmark.tasks.task import NINE, TextTask, Values, explained_class
 from vitreous.benchmark.tasks.wording import Row, Way, logits_of, perturbed, ranked_words
 from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation, text
 from vitreous.metrics.metric import Floats, Metric, row
 
-NINE = tuple(range(10, 91, 10))
 ERASER_BINS = (1, 5, 10, 20, 50)
 
 
