@@ -41,20 +41,19 @@ def probabilities(logits: ArrayLike) -> Floats:
 def of_class(values: ArrayLike, classes: ArrayLike) -> Floats:
     """Take the value of each image's class from values (..., batch, classes) -> (..., batch)."""
     scores = finite(values, "scores of classes")
-    index = np.broadcast_to(_labels(classes, scores)[..., None], (*scores.shape[:-1], 1))
-    taken: Floats = np.take_along_axis(scores, index, axis=-1)[..., 0]
+    taken: Floats = np.take_along_axis(scores, _labels(classes, scores)[..., None], axis=-1)[..., 0]
     return taken
 
 
 def _labels(classes: ArrayLike, scores: Floats) -> NDArray[np.int64]:
-    """Take one class for every image that has scores (..., batch, classes), or one for all; raise for any other."""
+    """Take a class for everything that has scores (..., classes), or one for several as numpy broadcasts."""
     labels = whole(classes, "labels")
-    images = scores.shape[:-1]
-    if labels.shape != images[len(images) - labels.ndim :]:
-        raise MetricError(f"labels of shape {labels.shape} do not go with scores of shape {scores.shape}")
     if labels.min() < 0 or labels.max() >= scores.shape[-1]:
         raise MetricError(f"a label lies outside 0..{scores.shape[-1] - 1}")
-    return labels
+    try:
+        return np.broadcast_to(labels, scores.shape[:-1])
+    except ValueError as error:
+        raise MetricError(f"labels of shape {labels.shape} do not go with scores of shape {scores.shape}") from error
 
 
 def drops(original: ArrayLike, perturbed: ArrayLike) -> Floats:

@@ -37,8 +37,7 @@ class Curves(NamedTuple):
         """p0 (explained,) and pk (explained, directions, steps) of the explained classes."""
         before = perturbation.probabilities(self.whole)[self.explained]
         after = perturbation.probabilities(self.erased)
-        classes = np.broadcast_to(self.explained[:, None, None], after.shape[:-1])
-        return before, perturbation.of_class(after, classes)
+        return before, perturbation.of_class(after, self.explained[:, None, None])
 
 
 @dataclass(frozen=True)
