@@ -16,7 +16,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitreous import cli, explanation_folder
+from vitreous import __version__, cli, explanation_folder
 from vitreous.cli import app, explaining
 from vitreous.cli.console import one_line
 from vitreous.cli.spellings import split_spellings
@@ -255,7 +255,7 @@ class TestLists:
         assert run("methods", COLUMNS="30").exit_code == 0
 
     def test_version(self):
-        assert run("--version").stdout.startswith("vitreous ")
+        assert run("--version").stdout == f"vitreous {__version__}\n"
 
     @pytest.mark.parametrize("name", typer.main.get_command(app).commands)
     def test_help_shows_every_word_that_was_written(self, name):
@@ -301,6 +301,19 @@ class TestProcess:
         result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
         assert result.returncode in {0, 141}
         assert not result.stderr
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
+    @pytest.mark.parametrize("form", ["", "--json"])
+    def test_an_output_that_is_closed_leads_nowhere(self, form):
+        command = f"{sys.executable} -m vitreous datasets {form} >&-"
+        result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stderr) == (0, "")
+
+    @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+    def test_letters_that_an_output_lacks_are_written_out(self, encoding):
+        result = shell("methods", env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "300"})
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "\\u201c" in result.stdout  # a quotation mark of a title
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk that Linux has")
     def test_a_full_disk_is_one_sentence(self):

@@ -152,8 +152,8 @@ def bias_scores(
         by_token = _by_token(contribution, layout, batch)
         if by_token is None and not behind:
             raise UnsupportedModelError(
-                f"a bias inside a block, or between two, acts on something of shape {tuple(contribution.shape)}, channels "
-                f"left out, where there are {layout.tokens} tokens: it is not known which token it belongs to"
+                f"a bias inside a block, or between two, acts on something of shape {tuple(contribution.shape)}, "
+                f"channels left out, where there are {layout.tokens} tokens: it is not known which token it belongs to"
             )
         if by_token is None:
             by_token = contribution.reshape(batch, -1).sum(dim=1, keepdim=True) * shares.to(contribution)

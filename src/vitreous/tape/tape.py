@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.outputs import Scale, likelihood_slope
+from vitreous.reason import reason_of
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.dependence import depends
@@ -368,12 +369,11 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
                 f"{recorder.anatomy.name} takes patches that were cut out of a picture before, with spatial_shapes, "
                 "not the picture itself; wrap it in a module whose forward takes images and cuts them"
             ) from error
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if isinstance(inputs, Texts):
             what = f"texts of {inputs.tokens} tokens"
         else:
             what = f"images of {inputs.shape[-2]} x {inputs.shape[-1]} pixels"
-        raise InputError(f"{recorder.anatomy.name} cannot take {what}: {reason}") from error
+        raise InputError(f"{recorder.anatomy.name} cannot take {what}: {reason_of(error)}") from error
 
 
 def _reads_again(anatomy: Anatomy) -> UnsupportedModelError:

@@ -59,7 +59,8 @@ def _workers(store: Store, count: int) -> Iterator[list[subprocess.Popen[bytes]]
 
 def _start(store: Store) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(store.run.threads)}
-    command = [sys.executable, "-m", "vitreous.benchmark.engines.local_worker", str(store.folder)]
+    module = "vitreous.benchmark.engines.local_worker"
+    command = [sys.executable, "-m", module, str(store.folder), str(os.getpid())]
     process = subprocess.Popen(  # noqa: S603  # this program itself, with a folder as its argument
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
     )
@@ -74,9 +75,10 @@ def _watch(store: Store, processes: Sequence[subprocess.Popen[bytes]], watcher: 
     waiting = begin(store, watcher)
     while any(process.poll() is None for process in processes):
         time.sleep(_PAUSE)
-        there = [shard for shard in waiting if store.is_there(shard)]
+        there = {shard for shard in waiting if store.is_there(shard)}
         watcher.advance(sum(map(len, there)))
-        waiting = [shard for shard in waiting if not store.is_there(shard)]
+        # Not asked again: a shard that appeared meanwhile would never be told of.
+        waiting = [shard for shard in waiting if shard not in there]
 
 
 def run_of(text: str) -> Run:
