@@ -277,7 +277,7 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
             "the scores of its attention are made of more than q and k (relative positions that depend on the tokens, "
             "or a step in front of the softmax that is not known), so that q and k by themselves say only a part"
         )
-    return _missing_norm(tape, needs) or missing_linear_part(tape, needs)
+    return tape.gradient_gap(needs) or _missing_norm(tape, needs) or missing_linear_part(tape, needs)
 
 
 def _missing_norm(tape: Tape, needs: Needs) -> str | None:

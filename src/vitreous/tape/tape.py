@@ -128,6 +128,10 @@ class Tape:
             return "it adds relative positions or a mask to its attention scores, for which relevance has no rule"
         return listener.gap_of(needs)
 
+    def gradient_gap(self, needs: Needs) -> str | None:
+        """Why gradients would be wrong in this run; ``None`` where they are not, or none are needed."""
+        return self._recorder.cuts.gap_of(needs)
+
     def tokens(self, layer: int) -> Tensor:
         """x_l: the stream at the input of a block, (batch, tokens, channels); layer ``PIXELS`` is the picture.
 
@@ -170,7 +174,14 @@ class Tape:
         return sums.carry(layer, projected.to(mix.dtype))
 
     def backward(self, backward: Pass, target: Tensor, needs: GradientNeeds) -> Gradients:
-        """Gradients of the pass's objective, one class per image, under its rule."""
+        """Gradients of the pass's objective, one class per image, under its rule.
+
+        Raises:
+            UnsupportedModelError: gradients end in front of what is asked for.
+        """
+        gap = self._recorder.cuts.behind(needs.lowest)
+        if gap is not None:
+            raise UnsupportedModelError(f"{self.anatomy.name} cannot be explained by gradients: {gap}")
         if backward.objective == "intermediate":
             return self._intermediate_gradients(backward.rule, target, needs.attention)
         recorder = self._recorder
@@ -254,6 +265,9 @@ class Tape:
         """
         behind = [(call, output) for call, output in self._recorder.attention.behind if output.requires_grad]
         stream = self._recorder.tokens[self.anatomy.depth]
+        gap = self._recorder.cuts.behind(self.depth)
+        if gap is not None:
+            raise UnsupportedModelError(f"which tokens the head of {self.anatomy.name} reads does not show: {gap}")
         if not self._logits.requires_grad:
             raise self._cut_off("the output")
         self._recorder.in_force.rule = RULES["plain"]
@@ -265,7 +279,7 @@ class Tape:
         if gradient is None:
             raise UnsupportedModelError(
                 f"no gradient reaches the last block of {self.anatomy.name}: its output does not depend on that block, "
-                "or layers that have no gradient (quantised ones) stand in between"
+                "or something that has no gradient stands in between"
             )
         for (call, output), pooling_gradient in zip(behind, pooling_gradients, strict=True):
             if pooling_gradient is not None:
@@ -291,6 +305,11 @@ class Tape:
             # A tensor without a gradient, or a source that the output was not made from.
             if "does not require grad" in str(error) or "not have been used in the graph" in str(error):
                 raise self._cut_off("a block") from None
+            if "no autograd formula" in str(error) or "is not implemented" in str(error):
+                reason = str(error).strip().splitlines()[0].rstrip(".")
+                raise UnsupportedModelError(
+                    f"{self.anatomy.name} cannot be explained by gradients: it has an operator without one ({reason})"
+                ) from None
             if "checkpoint" not in str(error).lower():
                 raise
             raise UnsupportedModelError(
