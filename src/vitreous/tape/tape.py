@@ -27,6 +27,8 @@ from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
 from vitreous.tape.token_axis import with_token_axis
 
+_FEW = 4  # as many channels as a usual picture has: grey, red, green, blue, alpha
+
 
 @dataclass
 class Gradients:
@@ -370,11 +372,16 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
         if recorder.progress.reached_blocks:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if isinstance(inputs, Texts):
-            what = f"texts of {inputs.tokens} tokens"
-        else:
-            what = f"images of {inputs.shape[-2]} x {inputs.shape[-1]} pixels"
-        raise InputError(f"{recorder.anatomy.name} cannot take {what}: {reason}") from error
+        raise InputError(f"{recorder.anatomy.name} cannot take {_described(inputs)}: {reason}") from error
+
+
+def _described(inputs: Inputs) -> str:
+    if isinstance(inputs, Texts):
+        return f"texts of {inputs.tokens} tokens"
+    _, channels, height, width = inputs.shape
+    what = f"images of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"
+    # Where the last axis is as short as only channels are, that is what it probably is.
+    return what if width > _FEW or channels <= _FEW else f"{what} (channels come first: {tuple(inputs.shape)})"
 
 
 def _slope(logits: Tensor, target: Tensor, objective: str, scale: Scale | None) -> Tensor:
