@@ -16,6 +16,7 @@ from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.outputs import Scale, likelihood_slope
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
+from vitreous.tape.edges import grid_by_edges
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.half import HALF, exact
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference, texts_of
@@ -59,7 +60,8 @@ class Gradients:
 class Tape:
     """One recorded forward pass. Made by ``record``; holds the graph until that context ends.
 
-    ``again`` runs the model once more, on some of the images, with an intervention.
+    ``again`` runs the model once more, on some of the images, with an intervention; ``grid_by_edges`` its patch
+    embedding alone, where that was no convolution, to see the patch grid.
     """
 
     def __init__(
@@ -68,13 +70,14 @@ class Tape:
         logits: Tensor,
         inputs: Inputs,
         again: Callable[[Rows, Needs, Intervention], AbstractContextManager[Tape]],
+        grid_by_edges: Callable[[], tuple[int, int]],
     ) -> None:
         self._recorder, self._again = recorder, again
         self._logits = logits
         self.anatomy = recorder.anatomy
         self.logits = logits.detach()
         head_gradient, pooling_gradient = self._head_gradients()
-        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs)
+        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs, grid_by_edges)
         self.reads_text = isinstance(inputs, Texts)
         self._texts = texts_of(inputs, len(logits))
         self._part: tuple[Rows, int] | None = None
@@ -359,7 +362,11 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
         def again(rows: Rows, needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
             return record(model, anatomy, inputs[rows], Plan(anatomy.depth, needs, intervention))
 
-        yield Tape(recorder, logits, inputs, again)
+        def by_edges() -> tuple[int, int]:
+            assert isinstance(inputs, Tensor)
+            return grid_by_edges(anatomy, model, inputs)
+
+        yield Tape(recorder, logits, inputs, again, by_edges)
 
 
 def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
