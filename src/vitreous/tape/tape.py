@@ -19,6 +19,7 @@ from vitreous.tape.biases import bias_scores
 from vitreous.tape.edges import grid_by_edges
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.half import HALF, exact
+from vitreous.tape.head_order import check_head_order
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference, texts_of
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
@@ -358,6 +359,8 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
                 "blocks out is not supported: take those away that it does not use"
             )
         logits = class_scores(output, anatomy.name, recorder.progress.batch)
+        if recorder.attention.in_one_row and recorder.progress.batch > 1:
+            check_head_order(anatomy, model, inputs)
 
         def again(rows: Rows, needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
             return record(model, anatomy, inputs[rows], Plan(anatomy.depth, needs, intervention))
