@@ -13,12 +13,13 @@ import torch
 from PIL import Image
 
 import vitreous
-from evaluations import METHODS, MODEL, PROTOCOL, everything, write_photos
+from evaluations import METHODS, MODEL, PROTOCOL, everything, some_run, write_photos
 from small_data import loaded
 from small_models import small_vit
 from vitreous.benchmark.engines.watching import Silent
 from vitreous.benchmark.labels import check_labels
 from vitreous.benchmark.run import ModelChoice, RunError
+from vitreous.benchmark.shards import _table
 from vitreous.benchmark.starting import Options, start
 from vitreous.benchmark.workbench import Workbench, open_workbench
 from vitreous.datasets import Shuffled, open_dataset
@@ -228,6 +229,20 @@ def test_a_shuffled_set_is_a_run_of_its_own_with_the_same_photos(data, tmp_path)
     (tmp_path / "again").mkdir()
     again = evaluate(MODEL, data, tmp_path / "again", shuffle=True, workers=2)
     assert everything(again.stores[0]).to_pylist() == tables[True]  # another process shuffles in the same way
+
+
+def test_the_largest_seed_lasts_to_the_end(data, tmp_path):
+    """Every shard adds its place to the seed, and torch takes 64 bits."""
+    results = evaluate(MODEL, data, tmp_path, seed=2**63 - 1, shard_size=1, limit=2)
+    assert results.counted.all()
+
+
+def test_two_things_of_one_name_are_not_mixed_up():
+    """A data set that lists a name twice would give both the numbers of one."""
+    run = some_run(methods=("gae",), columns=("score",))
+    rows = {("a", "gae"): {"score": 1.0}, ("b", "gae"): {"score": 2.0}}
+    with pytest.raises(RunError, match="not unique"):
+        _table(run, [(0, "a", "gae"), (1, "b", "gae"), (2, "b", "gae")], rows)
 
 
 def test_another_seed_shuffles_otherwise(data):

@@ -4,7 +4,10 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -95,6 +98,19 @@ def test_workers_give_the_same_numbers_also_when_one_dies(photos, unbroken, tmp_
     output, _ = finish(process)
     assert json.loads(output) == unbroken[0]
     assert everything(only_run(tmp_path)).equals(unbroken[1])
+
+
+def test_a_worker_whose_starter_is_gone_computes_nothing(photos, tmp_path):
+    """The starter may be killed while its workers still import what they need."""
+    dead = start([sys.executable, "-c", ""])
+    finish(dead)
+    evaluate(MODEL, photos, PROTOCOL, METHODS, out=tmp_path, threads=1, shard_size=2, limit=2)
+    store = only_run(tmp_path)
+    longer = json.dumps(replace(store.run, limit=4).as_json())
+    for starter, stored in ((dead.pid, 1), (os.getpid(), 2)):
+        worker = [sys.executable, "-m", "vitreous.benchmark.engines.local_worker", str(store.folder), str(starter)]
+        subprocess.run(worker, input=longer, text=True, check=True, timeout=240)
+        assert shards(tmp_path) == stored
 
 
 def worker_processes(parent):

@@ -21,6 +21,7 @@ from vitreous.benchmark.engines.ray import compute_by_name
 from vitreous.benchmark.run import RunError
 from vitreous.benchmark.workbench import open_workbench
 from vitreous.cli import app
+from vitreous.datasets import DataError, open_dataset
 from vitreous.speed.timing import one_thread
 
 TEXTS = 40
@@ -80,6 +81,13 @@ def test_a_worker_that_opens_everything_by_name_gives_the_same_shard(unbroken, t
     with one_thread():
         computed = compute_by_name(store.run, shard, str(tmp_path))
     assert computed.select(stored.column_names).replace_schema_metadata(None).equals(stored)
+
+
+def test_a_review_that_is_listed_twice_is_refused(tmp_path):
+    """Its rows are known by its name, so one of the two would have the numbers of the other."""
+    first, second = reviews(2, words=4)
+    with pytest.raises(DataError, match=rf"{first.name} is listed twice in test\.jsonl"):
+        open_dataset(write_movies(tmp_path / "movies.tar.gz", [first, second, first]))
 
 
 def test_another_tokenizer_is_another_run(model, data, unbroken, tmp_path):

@@ -300,6 +300,19 @@ class TestProcess:
         assert result.returncode in {0, 141}
         assert not result.stderr
 
+    @pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
+    @pytest.mark.parametrize("form", ["", "--json"])
+    def test_an_output_that_is_closed_leads_nowhere(self, form):
+        command = f"{sys.executable} -m vitreous datasets {form} >&-"
+        result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stderr) == (0, "")
+
+    @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+    def test_letters_that_an_output_lacks_are_written_out(self, encoding):
+        result = shell("methods", env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "300"})
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "\\u201c" in result.stdout  # a quotation mark of a title
+
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk that Linux has")
     def test_a_full_disk_is_one_sentence(self):
         with Path("/dev/full").open("w") as full:

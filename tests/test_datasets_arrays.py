@@ -63,6 +63,18 @@ def test_imagenet_segmentation(tmp_path, nested):
         assert (second.name, second.label, second.objects) == ("0001-n00000001_9", None, (None,))
 
 
+@pytest.mark.parametrize("codes", [[-1.5], [2**40], "references"])
+def test_imagenet_segmentation_with_damaged_names(tmp_path, codes):
+    h5py = pytest.importorskip("h5py")
+    file = tmp_path / "gtsegs_ijcv.mat"
+    write_segmentation(file)
+    with h5py.File(file, "r+") as content:
+        odd = np.array([h5py.Reference()], dtype=h5py.ref_dtype) if codes == "references" else np.array(codes)
+        content["odd"] = odd
+        content["value/id"][0, 0] = content["odd"].ref
+    assert "the names in /value/id cannot be read" in error_of(open_dataset, f"imagenet-seg:{file}")
+
+
 def test_imagenet_segmentation_that_is_damaged(tmp_path):
     h5py = pytest.importorskip("h5py")
     file = tmp_path / "gtsegs_ijcv.mat"
@@ -120,6 +132,18 @@ def test_cifar_is_the_same_in_every_form(tmp_path, kind, classes, python, binary
         assert (len(data), sample.name, sample.label) == (6, "test-00001", classes - 1)
         assert data.classes == classes
         assert np.array_equal(np.asarray(sample.image), pixels[1])
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"\x93NUMPY\x01\x00"])
+def test_an_archive_of_cifar_that_is_damaged(tmp_path, content):
+    (tmp_path / "test.npz").write_bytes(content)
+    assert "not an archive with the arrays" in error_of(open_dataset, f"cifar10:{tmp_path / 'test.npz'}")
+
+
+def test_an_array_is_no_archive_of_cifar(tmp_path):
+    np.save(tmp_path / "test.npy", np.zeros(3))
+    (tmp_path / "test.npy").rename(tmp_path / "test.npz")
+    assert "not an archive with the arrays" in error_of(open_dataset, f"cifar10:{tmp_path / 'test.npz'}")
 
 
 def test_cifar100_names_come_from_beside(tmp_path):

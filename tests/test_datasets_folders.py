@@ -82,6 +82,8 @@ def test_labelled_finds_the_table_above_and_names_of_classes(tmp_path):
         ("file,label\na.jpg,dog\n", "is not a class index"),
         ("file,label\na.jpg,-1\n", "is not a class index"),
         ("file,label\na.jpg,1\na.jpg,2\n", "listed twice"),
+        ("file,label\n.,1\n", "inside the data set"),
+        pytest.param(f"file,label\na.jpg,{'9' * 5000}\n", "is not a class index", id="5000 digits"),
         ("file,label\n../a.jpg,1\n", "inside the data set"),
         ("file,label\n/etc/a.jpg,1\n", "inside the data set"),
         ("file,label\na.jpg\n", "columns"),
@@ -107,6 +109,17 @@ def test_a_broken_photo_is_an_error_of_that_photo_only(tmp_path):
             data.load(index)
     with pytest.raises(IndexError):
         data.load(3)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name, of POSIX")
+def test_a_pipe_among_the_photos_is_not_waited_for(tmp_path):
+    text(tmp_path / "labels.csv", "file,label\na.jpg,0\nb.jpg,1\n")
+    photo(tmp_path / "a.jpg")
+    os.mkfifo(tmp_path / "b.jpg")
+    data = open_dataset(f"labelled:{tmp_path}")
+    assert len(data.fingerprint) == 64
+    with pytest.raises(ImageError, match=r"b\.jpg"):
+        data.load(1)
 
 
 def test_fingerprint_follows_content_and_not_place(tmp_path):
@@ -360,6 +373,8 @@ def test_mura(tmp_path):
     for place in (tmp_path, root):
         assert names_and_labels(open_dataset(f"mura:{place}")) == [(files[0], 1), (files[1], 0)]
     text(root / "valid_image_paths.csv", "MURA-v1.1/valid/../../study1_positive/image1.png\n")
+    assert "line 1" in error_of(f"mura:{root}")
+    text(root / "valid_image_paths.csv", ".\n")
     assert "line 1" in error_of(f"mura:{root}")
     (root / "valid_image_paths.csv").unlink()
     assert "there is no valid_image_paths.csv; MURA comes from" in error_of(f"mura:{root}")

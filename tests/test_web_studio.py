@@ -71,6 +71,12 @@ def hooks_of(network):
 # Maps.
 
 
+@pytest.mark.parametrize("name", [None, "", " "])
+def test_nothing_is_no_model(shelf, name):
+    with pytest.raises(ModelError, match="Choose a model"):
+        shelf.take(name)
+
+
 def test_maps_are_those_of_explain(studio, visit, photo, shelf):
     record = do(studio, studio.explain, visit, Wanted(METHODS, (7, 3)))
     expected = vitreous.explain(shelf.take(TINY), photo, list(METHODS), [[7, 3]])

@@ -114,8 +114,15 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in map(Path, paths):
-        found += _photos_in(path) if path.is_dir() else [path]
+        found += _photos_in(path) if _is_folder(path) else [path]
     return list(dict.fromkeys(found))
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # no file can be called so
+        return False
 
 
 def _photos_in(folder: Path) -> list[Path]:

@@ -32,9 +32,9 @@ def complete_folder(directory: Path, *, overwrite: bool) -> Iterator[Path]:
         directory: Where the folder will be; missing parents are made.
         overwrite: Replace an earlier folder that was written this way. A folder with any other file in it is refused.
     """
-    place = directory.resolve()
-    _refuse_to_destroy(place, overwrite=overwrite)
     try:
+        place = _end_of_links(directory)
+        _refuse_to_destroy(place, overwrite=overwrite)
         with _parents_of(place):
             draft = _unused_sibling(place)
             try:

@@ -16,6 +16,8 @@ from vitreous.datasets import Review, Sample
 from vitreous.errors import VitreousError
 from vitreous.printable import printable
 
+_SEEDS = 2**63  # as many are different to torch
+
 
 def compute_shard(run: Run, bench: Workbench, shard: Shard) -> pa.Table:
     """Measure the images of a shard; one that cannot be read has rows with its error and takes no other with it."""
@@ -37,7 +39,7 @@ def compute_shard(run: Run, bench: Workbench, shard: Shard) -> pa.Table:
 
 def _table(run: Run, order: Sequence[tuple[int, str, str]], rows: dict[tuple[str, str], Row]) -> pa.Table:
     """Put the rows into a table, image by image and method by method, so that readers need not look for them."""
-    if {(name, method) for _, name, method in order} != rows.keys():
+    if len(order) != len(rows) or {(name, method) for _, name, method in order} != rows.keys():
         raise RunError("an image of the data set was not measured, or its name is not unique")
     found = [rows[name, method] for _, name, method in order]
     columns = {
@@ -69,5 +71,5 @@ def _threads(count: int) -> Iterator[None]:
 def _seeded(seed: int) -> Iterator[None]:
     """Make random draws depend on the shard alone, not on what the process did before."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % _SEEDS)
         yield

@@ -36,6 +36,7 @@ from vitreous.models import LoadedModel
 from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.preprocessing import from_timm
 from vitreous.models.text_models import LoadedTextModel
+from vitreous.paths import expanded
 from vitreous.protocols import Protocol, find_protocol
 from vitreous.provenance import software_versions
 
@@ -182,7 +183,7 @@ def _versions(model: nn.Module) -> dict[str, str]:
 def _absolute(data: str) -> str:
     """Make the path absolute, so that a worker elsewhere means the same files."""
     kind, colon, path = data.partition(":")
-    return f"{kind}:{Path(path).expanduser().absolute()}" if colon and path else data
+    return f"{kind}:{expanded(path).absolute()}" if colon and path else data
 
 
 def _details(bench: Workbench) -> dict[str, Any]:

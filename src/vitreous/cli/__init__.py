@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+from pathlib import Path
 
 from vitreous.cli.app import app
 from vitreous.cli.console import say_error
@@ -13,6 +16,7 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Run the command line; an error nobody foresaw is one line as well, unless ``--debug`` asks for the traceback."""
+    _open_streams()
     try:
         app()
     except KeyboardInterrupt:
@@ -22,3 +26,13 @@ def main() -> None:
             raise
         say_error(f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)")
         sys.exit(UNEXPECTED)
+
+
+def _open_streams() -> None:
+    """Have streams that take every character: letters that are lacking are written out; a closed one leads nowhere."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # open to the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

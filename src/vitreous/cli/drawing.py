@@ -12,7 +12,7 @@ from PIL import Image
 import vitreous
 from vitreous.cli.explaining import target_of
 from vitreous.cli.figure_kinds import find_kind
-from vitreous.cli.photos import photos_of
+from vitreous.cli.photos import each_once, photos_of
 from vitreous.cli.targets import find_class
 from vitreous.errors import InputError, MethodError, TargetError
 from vitreous.explanation import Explanation
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str], request: Request) -> Path:
         raise TargetError(f"the figure {request.name!r} shows one class; classes, overlay and comparison show several")
     if request.methods and request.name == "transformation":
         raise MethodError("the figure 'transformation' looks into TokenTM's parts; leave out --method")
-    photos = list({photo.resolve(): photo for argument in arguments for photo in photos_of(argument)}.values())
+    photos = each_once(photo for argument in arguments for photo in photos_of(argument))
     if len(photos) > 1 and not kind.several_photos:
         raise InputError(f"the figure {request.name!r} shows one photo, not {len(photos)}; comparison shows several")
     images = [read_image(photo) for photo in photos]

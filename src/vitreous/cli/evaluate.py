@@ -67,7 +67,7 @@ def evaluate(
     std: StdOption = None,
     image_size: ImageSizeOption = None,
     device: DeviceOption = "cpu",
-    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn at random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn at random.")] = 0,
     plugin: PluginOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one row per method and metric as JSON, and nothing else.")

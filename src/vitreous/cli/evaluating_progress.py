@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import timedelta
 from types import TracebackType
@@ -51,7 +52,9 @@ class EvaluationProgress:
             planned = f"{len(store.run.methods)} methods, {store.run.wanted} {store.run.things}"
             say(self._console, f"run: {store.folder} ({planned})")
             if done:
-                there = f"{_shards_done(store)} of {len(shards)} shards are there, {done} {store.run.things}"
+                # All shards but the last one are full, so images that are done say how many shards are.
+                stored = math.ceil(done / store.run.shard_size)
+                there = f"{stored} of {len(shards)} shards are there, {done} {store.run.things}"
                 say(self._console, f"resumed: {there}")
             self._started = self._said = time.monotonic()
             self._before = done
@@ -78,7 +81,3 @@ class EvaluationProgress:
         rate = (self._done - self._before) / seconds
         left = timedelta(seconds=round((self._store.run.wanted - self._done) / rate)) if rate else "unknown"
         return f"{rate:.2f} {self._store.run.things}/s, {left} left"
-
-
-def _shards_done(store: Store) -> int:
-    return sum(store.is_there(shard) for shard in store.run.shards())

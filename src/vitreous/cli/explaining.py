@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import vitreous
 from vitreous.cli.console import plain_warnings, say_error
-from vitreous.cli.photos import photos_of
+from vitreous.cli.photos import each_once, photos_of
 from vitreous.cli.progress import progress_bar
 from vitreous.cli.targets import find_class
 from vitreous.defaults import DEFAULT_METHODS
@@ -99,13 +99,13 @@ class _Session:
 
     def find(self, arguments: Sequence[str]) -> list[Path]:
         """Give the photos that files, folders and the word ``demo`` stand for, each once."""
-        found: dict[Path, Path] = {}
+        found: list[Path] = []
         for argument in arguments:
             try:
-                found |= {photo.resolve(): photo for photo in photos_of(argument)}
+                found += photos_of(argument)
             except ImageError as error:
                 self._report(argument, error)
-        return list(found.values())
+        return each_once(found)
 
     def explain(self, photos: Sequence[Path]) -> None:
         """Explain photos batch by batch."""

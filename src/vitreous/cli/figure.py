@@ -44,7 +44,9 @@ def figure(
     model: Annotated[
         str, typer.Option(help="A model by name: demo, timm/NAME, timm/NAME@FILE, hf/ID or hf/FOLDER.")
     ] = "demo",
-    method: Annotated[list[str] | None, typer.Option(help=METHOD_HELP, show_default="as --list tells")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option("--method", "--methods", help=METHOD_HELP, show_default="as --list tells")
+    ] = None,
     target: TargetOption = None,
     topk: Annotated[
         int | None,

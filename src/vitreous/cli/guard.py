@@ -57,11 +57,13 @@ class GuardedGroup(TyperGroup):
             _silence_output()
             raise typer.Exit(PIPE_CLOSED) from closed
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if ctx.meta.get(_DEBUG) or (error.errno not in _NO_ROOM and error.filename is None):
                 raise
             _silence_output()
-            say_error(f"the output cannot be written: {error.strerror}")
+            say_error(f"{error.filename or 'the output cannot be written'}: {error.strerror}")
             raise typer.Exit(WRONG_USE) from error
+        except EOFError as error:  # would be taken for an end of what is typed, and only "Aborted." be said
+            raise RuntimeError(f"unexpected end of data: {error}") from error
         return result
 
 

@@ -15,7 +15,10 @@ METHODS_HELP = (
     "of them that need no run beyond forward and backward."
 )
 
-MethodOption = Annotated[list[str] | None, typer.Option(help=METHOD_HELP, show_default=", ".join(DEFAULT_METHODS))]
+MethodOption = Annotated[
+    list[str] | None,
+    typer.Option("--method", "--methods", help=METHOD_HELP, show_default=", ".join(DEFAULT_METHODS)),
+]
 TargetOption = Annotated[
     list[str] | None,
     typer.Option(

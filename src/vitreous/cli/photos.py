@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from vitreous.images import find_images
@@ -16,3 +18,8 @@ def photos_of(argument: str) -> list[Path]:
     """
     path = demo.PHOTO if argument == "demo" and not Path(argument).exists() else Path(argument)
     return find_images([path])
+
+
+def each_once(photos: Iterable[Path]) -> list[Path]:
+    """Leave out photos that were named before, also by another path; a link that leads to itself stays as it is."""
+    return list({os.path.realpath(photo): photo for photo in photos}.values())

@@ -18,7 +18,7 @@ def find_class(text: str, class_names: Sequence[str] | None) -> int:
     Upper and lower case are the same, and so are underscores, hyphens and spaces; of a name such as ``tabby, tabby
     cat`` every part is a name as well.
     """
-    if re.fullmatch(r"[+-]?\d+", text.strip()):
+    if re.fullmatch(r"[+-]?\d{1,18}", text.strip()):
         return int(text)
     if not class_names:
         raise TargetError(f"{text!r} is not a class number, and the names of this model's classes are not known")

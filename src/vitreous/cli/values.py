@@ -25,7 +25,7 @@ def height_and_width(text: str | None, option: str) -> tuple[int, int] | None:
     """Read one number, or height and width as ``224x192``."""
     if text is None:
         return None
-    match = re.fullmatch(r"([1-9]\d*)(?:[x,]([1-9]\d*))?", text.strip().lower())
+    match = re.fullmatch(r"([1-9]\d{0,8})(?:[x,]([1-9]\d{0,8}))?", text.strip().lower())
     if match is None:
         raise typer.BadParameter(f"{text!r} is not a size such as 224 or 224x192", param_hint=option)
     return int(match[1]), int(match[2] or match[1])

@@ -22,6 +22,8 @@ def content_hash(file: Path) -> str:
     places; one in which single bytes were changed elsewhere need not.
     """
     try:
+        if not file.is_file():  # opening a pipe would wait for ever
+            return ABSENT
         with file.open("rb", buffering=0) as stream:
             size = os.fstat(stream.fileno()).st_size
             digest = hashlib.sha256(str(size).encode())

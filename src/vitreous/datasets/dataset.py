@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from vitreous.datasets.sample import Review, Sample, Things
 from vitreous.errors import DataError
+from vitreous.paths import expanded
 
 
 class DataSet(ABC):
@@ -32,7 +33,7 @@ class DataSet(ABC):
     origin: ClassVar[str]
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        self.path = expanded(path)
         if not self.path.exists():
             raise self._error("there is no such file or folder")
 

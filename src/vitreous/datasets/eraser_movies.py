@@ -8,6 +8,7 @@ import lzma
 import tarfile
 import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -17,6 +18,7 @@ import numpy as np
 from vitreous.datasets.dataset import DataSet
 from vitreous.datasets.sample import Review, Things
 from vitreous.errors import DataError
+from vitreous.paths import expanded
 
 ERASER_MOVIES = "eraser-movies"
 LABELS = ("NEG", "POS")
@@ -38,7 +40,7 @@ def read_movies(path: str | Path, split: Split) -> list[Review]:
     """
     if split not in get_args(Split):
         raise DataError(f"the parts of {ERASER_MOVIES} are train, val and test, not {split!r}")
-    source = _open(Path(path).expanduser())
+    source = _open(expanded(path))
     held_out = {row["annotation_id"] for row in _rows(source, "val")} if split == "train" else set()
     return [_review(source, row) for row in _rows(source, split) if row["annotation_id"] not in held_out]
 
@@ -53,9 +55,12 @@ class EraserMovies(DataSet):
     class_names = LABELS
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()  # a list inside of an archive is no file that could be looked for
+        self.path = expanded(path)  # a list inside of an archive is no file that could be looked for
         place, split = _part_of(self.path)
         self._reviews = read_movies(place, split)
+        (name, times), *_ = Counter(review.name for review in self._reviews).most_common(1) or [("", 0)]
+        if times > 1:
+            raise self._error(f"{name} is listed twice in {split}{_LIST_ENDING}")
 
     def __len__(self) -> int:
         return len(self._reviews)

@@ -104,7 +104,10 @@ class ImageNetSegmentation(DataSet):
         cells = self._cells("id")
         if len(cells) != len(self):
             raise self._error(f"there are {len(self)} photos, but {len(cells)} names")
-        return [_text(self._file[cell]) for cell in cells]
+        try:
+            return [_text(self._file[cell]) for cell in cells]
+        except Exception as error:  # damaged references and codes fail with any type there is
+            raise self._error(f"the names in /value/id cannot be read ({str(error).splitlines()[0]})") from error
 
     def _label(self, index: int) -> int | None:
         return imagenet_indices().get((self._ids[index] or "").partition("_")[0])

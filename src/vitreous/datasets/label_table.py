@@ -32,6 +32,9 @@ _LABEL_COLUMNS = (
 )
 
 
+_MOST_DIGITS = 9  # no model has so many classes, and Python does not read numbers of any length
+
+
 class LabelTable(NamedTuple):
     """The rows of a ``labels.csv``.
 
@@ -113,13 +116,13 @@ def _column(header: list[str], known: tuple[str, ...], file: Path, what: str) ->
 def _inside(name: str, where: str) -> str:
     """Return a file name that stays inside the set: a table from elsewhere must not point to other files."""
     path = PurePosixPath(name.replace("\\", "/"))
-    if not name or path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
+    if not path.parts or path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
         raise DataError(f"{where}: {name!r} is not the name of a file inside the data set")
     return str(path)
 
 
 def _index(text: str, class_names: tuple[str, ...] | None, where: str) -> int:
-    if text.isdecimal():
+    if text.isdecimal() and len(text) <= _MOST_DIGITS:
         return int(text)
     if class_names is None:
         raise DataError(f"{where}: {text!r} is not a class index, and there is no {NAMES} to find the name in")

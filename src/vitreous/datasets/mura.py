@@ -36,7 +36,7 @@ class Mura(FileDataSet):
     def _item(self, line: str, number: int) -> Item:
         """Read ``MURA-v1.1/valid/XR_WRIST/patient11185/study1_positive/image1.png``."""
         parts = PurePosixPath(line).parts
-        inside = parts[1:] if parts[0] == _FOLDER else parts
+        inside = parts[1:] if parts[:1] == (_FOLDER,) else parts
         answer = inside[-2].rpartition("_")[2] if len(inside) > 1 else ""
         if answer not in _LABELS or ".." in inside or inside[0] != "valid":
             raise self._error(f"line {number} of {_LIST} is not a photo of a positive or negative study")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
+from vitreous.paths import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,7 @@ def read_checkpoint(file: str | Path) -> State:
     Raises:
         ModelError: The file is missing, damaged, holds no weights, or would need code to be run.
     """
-    path = Path(file).expanduser()
+    path = expanded(file)
     if not path.exists():
         raise ModelError(f"{path}: there is no such weights file")
     if not path.is_file():

@@ -12,6 +12,7 @@ from vitreous.errors import MissingDependencyError, ModelError
 from vitreous.models import hub
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, as_image_size, check_patches, from_processor
+from vitreous.paths import expanded
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,7 +62,7 @@ def transformers_library() -> Any:
 
 def place_of(name: str, identifier: str) -> tuple[str, dict[str, Any]]:
     """Return where to load from, and the options that keep loading safe and quick."""
-    folder = Path(identifier).expanduser()
+    folder = expanded(identifier)
     local = folder.is_dir()
     if not local and (identifier.startswith((".", "/", "~")) or identifier.count("/") > 1):
         raise ModelError(f"{name}: there is no folder {folder}")

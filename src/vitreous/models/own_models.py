@@ -16,6 +16,7 @@ from vitreous.errors import ModelError, VitreousError
 from vitreous.models.checkpoints import load_strictly, read_checkpoint
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, as_image_size
+from vitreous.paths import expanded
 from vitreous.user_file import run_user_file
 
 _SPELLING = re.compile(r"(?P<file>.+?\.py):(?P<function>[A-Za-z_]\w*)(?:@(?P<weights>.+))?")
@@ -38,7 +39,7 @@ def load_own(
     spelled = _SPELLING.fullmatch(identifier)
     if spelled is None:
         raise ModelError(f"{name}: your own model is spelled py/FILE.py:FUNCTION or py/FILE.py:FUNCTION@WEIGHTS")
-    built = _build(name, Path(spelled["file"]).expanduser(), spelled["function"])
+    built = _build(name, expanded(spelled["file"]), spelled["function"])
     network = built.model if isinstance(built, LoadedModel) else built
     if spelled["weights"]:
         load_strictly(network, read_checkpoint(spelled["weights"]), source=spelled["weights"])

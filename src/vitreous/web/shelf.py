@@ -46,7 +46,9 @@ class ModelShelf(ABC, Generic[Model]):
         Raises:
             ModelError: visitors may not ask for it, or it cannot be loaded.
         """
-        name = name.strip()
+        name = (name or "").strip()  # a page may send nothing
+        if not name:
+            raise ModelError("Choose a model.")
         if name not in self._models:
             self.check(name)
             loaded = self._load(name)

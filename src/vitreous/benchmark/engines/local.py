@@ -59,7 +59,8 @@ def _workers(store: Store, count: int) -> Iterator[list[subprocess.Popen[bytes]]
 
 def _start(store: Store) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(store.run.threads)}
-    command = [sys.executable, "-m", "vitreous.benchmark.engines.local_worker", str(store.folder)]
+    module = "vitreous.benchmark.engines.local_worker"
+    command = [sys.executable, "-m", module, str(store.folder), str(os.getpid())]
     process = subprocess.Popen(  # noqa: S603  # this program itself, with a folder as its argument
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
     )

@@ -1,4 +1,4 @@
-"""A worker process of the local engine: ``python -m vitreous.benchmark.engines.local_worker FOLDER``, run on stdin."""
+"""A worker process of the local engine: ``python -m …local_worker FOLDER STARTER``, with the run on standard input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitreous.errors import VitreousError
 def main() -> None:
     """Compute shards until none is left or the process that started this one is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the keyboard goes to all; the starter ends this one
-    starter = os.getppid()
+    starter = int(sys.argv[2])  # told, not asked for: it may have died while this process was starting
     store = Store(Path(sys.argv[1]), run_of(sys.stdin.read()))
     try:
         bench = open_workbench(store.run)
