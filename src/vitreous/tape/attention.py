@@ -196,7 +196,7 @@ def additive_bias(mask: Tensor | None, query: Tensor, keys: int, *, causal: bool
 
 def heads_of(rows: Tensor, batch: int) -> Tensor:
     """(batch x head, token, channel) -> (batch, head, token, channel)."""
-    return rows.unflatten(0, (batch, -1))
+    return rows.reshape(batch, -1, *rows.shape[1:])
 
 
 def bias_of_heads(bias: Tensor | None, batch: int) -> Tensor | None:

@@ -16,7 +16,7 @@ from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.inputs import Inputs, ask, outside_inference
-from vitreous.tape.interception import Interception
+from vitreous.tape.interception import Handler, Interception
 
 _ROUNDING = 1e-3  # of the largest number: equal rows of one product may be summed in another order
 
@@ -56,7 +56,7 @@ def check_head_order(anatomy: Anatomy, model: nn.Module, inputs: Inputs) -> None
         UnsupportedModelError: it does.
     """
     first = _FirstAttention()
-    handlers = dict.fromkeys((*heard.ATTENTION, *heard.SOFTMAX), first.on_attention)
+    handlers: dict[Callable[..., Any], Handler] = dict.fromkeys((*heard.ATTENTION, *heard.SOFTMAX), first.on_attention)
     listening = Interception(first, handlers, frozenset({anatomy.blocks[0].module}))
     twice = inputs[torch.zeros(2, dtype=torch.int64, device=inputs.device)]
     try:
