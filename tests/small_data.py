@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from PIL import Image
@@ -37,6 +39,12 @@ def samples(count: int = 3, *, classes: int = CLASSES, seed: int = 0, size: tupl
 def finite(row: dict, columns) -> bool:
     """Whether a row has a number in every column and no error."""
     return row["error"] is None and all(np.isfinite(row[column]) for column in columns)
+
+
+def arrays_in(file: Path) -> dict[str, np.ndarray]:
+    """All arrays of a stored archive."""
+    with np.load(file) as stored:
+        return dict(stored)
 
 
 def as_tensor(maps: np.ndarray) -> torch.Tensor:

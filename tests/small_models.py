@@ -24,6 +24,11 @@ def small_vit(*, depth: int = 4, seed: int = 0, dtype: torch.dtype = torch.float
     return randomise(model, seed).to(dtype).eval()
 
 
+def small_case(seed: int, **options) -> tuple[VisionTransformer, Tensor]:
+    """A ``small_vit`` whose weights take no gradients, and two images that go with its seed."""
+    return small_vit(seed=seed, **options).requires_grad_(requires_grad=False), random_images(2, seed=seed)
+
+
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
     """Fill a model with random weights that keep its activations of order 1."""
     generator = torch.Generator().manual_seed(seed)

@@ -13,7 +13,16 @@ from torch import nn
 import vitreous
 from literal import attention_gradient as literal
 from literal import forward
-from small_models import CLASSES, GOLDEN, golden_model, largest_difference, random_images, randomise, small_vit
+from small_models import (
+    CLASSES,
+    GOLDEN,
+    golden_model,
+    largest_difference,
+    random_images,
+    randomise,
+    small_case,
+    small_vit,
+)
 from vitreous.cost import cost_of
 from vitreous.speed.timing import one_thread
 
@@ -34,8 +43,7 @@ def _one_thread():
 
 @pytest.fixture(scope="module", params=MODELS, ids=str)
 def case(request):
-    options = MODELS[request.param]
-    return small_vit(**options).requires_grad_(requires_grad=False), random_images(2, seed=options["seed"])
+    return small_case(**MODELS[request.param])
 
 
 @pytest.mark.parametrize(

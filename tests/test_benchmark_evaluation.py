@@ -5,6 +5,7 @@ import json
 import pickle
 import weakref
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -20,12 +21,16 @@ from vitreous.benchmark.engines.watching import Silent
 from vitreous.benchmark.labels import check_labels
 from vitreous.benchmark.run import ModelChoice, RunError
 from vitreous.benchmark.shards import _table
-from vitreous.benchmark.starting import Options, start
+from vitreous.benchmark.starting import Options, OptionValues, start
 from vitreous.benchmark.workbench import Workbench, open_workbench
 from vitreous.datasets import Shuffled, open_dataset
 from vitreous.datasets.masked_folder import MaskedFolder
 from vitreous.errors import ModelError, ProtocolError
 from vitreous.protocols import find_protocol, list_protocols
+
+
+def test_a_type_checker_knows_every_option():
+    assert get_type_hints(OptionValues) == get_type_hints(Options)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import pytest
 
 from evaluations import some_run, wait_for
 from vitreous.benchmark import locks
+from vitreous.benchmark.engines.local import _watch
 from vitreous.benchmark.engines.watching import Silent
 from vitreous.benchmark.engines.working import work
 from vitreous.benchmark.run import RunError, Shard
@@ -49,6 +50,38 @@ def fill(store):
 
 def nothing(text):
     raise AssertionError(text)
+
+
+class LateStore(Store):
+    """A store in which a shard appears right after somebody has looked for it in vain."""
+
+    def is_there(self, shard):
+        there = super().is_there(shard)
+        if not there:
+            self.write(shard, table(shard))
+        return there
+
+
+class CountingWatcher(Silent):
+    """Counts images, and lets a worker end after three looks."""
+
+    def __init__(self, worker):
+        self.worker, self.looks, self.images = worker, 0, 0
+
+    def advance(self, images):
+        self.images += images
+        self.looks += 1
+        if self.looks == 3:
+            self.worker.communicate()
+
+
+def test_a_shard_that_appears_between_two_looks_is_counted(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as worker:
+        watcher = CountingWatcher(worker)
+        _watch(LateStore(create(tmp_path).folder, RUN), [worker], watcher)
+    assert watcher.images == RUN.wanted == 10
 
 
 class TestFiles:

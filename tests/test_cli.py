@@ -16,7 +16,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitreous import cli, explanation_folder
+from vitreous import __version__, cli, explanation_folder
 from vitreous.cli import app, explaining
 from vitreous.cli.console import one_line
 from vitreous.cli.spellings import split_spellings
@@ -253,7 +253,7 @@ class TestLists:
         assert run("methods", COLUMNS="30").exit_code == 0
 
     def test_version(self):
-        assert run("--version").stdout.startswith("vitreous ")
+        assert run("--version").stdout == f"vitreous {__version__}\n"
 
     @pytest.mark.parametrize("name", typer.main.get_command(app).commands)
     def test_help_shows_every_word_that_was_written(self, name):

@@ -10,7 +10,7 @@ import vitreous
 from literal import decomposition as literal
 from literal import forward
 from recorded import Recorded, whole_matrix
-from small_models import golden_model, largest_difference, random_images, small_vit
+from small_models import golden_model, largest_difference, random_images, small_case, small_vit
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.methods.linear_parts import missing_linear_part
@@ -51,9 +51,7 @@ LITERALS = {
 @pytest.fixture(scope="module", params=MODELS, ids=lambda name: name)
 def case(request):
     """A model, two images, and the literal forward pass of each."""
-    options = dict(MODELS[request.param])
-    model = small_vit(**options).requires_grad_(requires_grad=False)
-    pictures = random_images(2, seed=options["seed"])
+    model, pictures = small_case(**MODELS[request.param])
     return model, pictures, [forward.run(model, picture) for picture in pictures]
 
 

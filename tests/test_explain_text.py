@@ -20,6 +20,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 
 import vitreous
+from small_reviews import text_model
 from small_text_models import LONGEST, PAD, ask, blocks_of, build, small_tokenizer, texts
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError, MethodError, ModelError, TargetError, UnsupportedModelError
@@ -86,6 +87,13 @@ def folder(pair, tmp_path_factory) -> Path:
     pair[0].save_pretrained(place)
     pair[1].save_pretrained(place)
     return place
+
+
+def test_texts_follow_a_model_that_is_moved():
+    loaded = text_model()
+    assert loaded.reader.inputs([[5, 6]]).device.type == "cpu"
+    loaded.model.to("meta")
+    assert loaded.reader.inputs([[5, 6]]).device.type == "meta"
 
 
 class TestPiecesAndWords:
@@ -523,6 +531,21 @@ class TestLookingAndKeeping:
         with pytest.raises(StorageError, match="already exists"):
             explanation.save(file)
         explanation.save(file, overwrite=True)
+
+    def test_a_link_stays_one_and_no_draft_is_left(self, pair, tmp_path):
+        explanation = vitreous.explain_text(pair, SHORT, "ixg")
+        link = tmp_path / "link.json"
+        link.symlink_to(tmp_path / "real.json")
+        explanation.save(link)
+        assert link.is_symlink()
+        assert vitreous.TextExplanation.load(tmp_path / "real.json").texts == explanation.texts
+        unknown = dataclasses.replace(explanation, provenance={"when": object()})  # which JSON has no word for
+        with pytest.raises(TypeError):
+            unknown.save(link, overwrite=True)
+        surrogate = dataclasses.replace(explanation, class_names=("\udc80", "b", "c"))  # which UTF-8 does not know
+        surrogate.save(link, overwrite=True)
+        assert vitreous.TextExplanation.load(link).class_names == surrogate.class_names
+        assert {file.name for file in tmp_path.iterdir()} == {"link.json", "real.json"}
 
     @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": "vitreous text explanation", "schema": 1}'])
     def test_a_damaged_file_is_one_line(self, tmp_path, content):

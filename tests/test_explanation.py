@@ -200,7 +200,7 @@ class TestFields:
             ask(make())
 
     def test_an_unknown_method_is_answered_with_the_closest_one(self):
-        with pytest.raises(MethodError, match="did you mean 'tokentm'"):
+        with pytest.raises(MethodError, match="did you mean tokentm"):
             make().heatmap("tokntm")
 
     def test_select_gives_one_image_alone(self):

@@ -196,6 +196,20 @@ class TestCurves:
             expected = logits_with_patches(model, image, order[:8]).softmax(-1)[0, 0]
         assert abs(float(expected) - one.insertion[2]) < EXACT
 
+    def test_a_map_of_pixels_counts_by_patches_of_the_model_where_they_stand_over_the_edge(self):
+        """Patches of 8 pixels, of which the last ones have 6: not 16 equal and overlapping parts of 30 pixels."""
+        model, image = small_vit(dynamic_img_size=True, dynamic_img_pad=True), random_images(1)[..., :30, :30]
+        generator = torch.Generator().manual_seed(0)
+        pixels = torch.rand(1, 30 * 30, dtype=torch.float64, generator=generator)
+        explanation = Explanation(**{**vars(explain(model, image, "ixg", 0)), "scores": {"ixg": pixels}})
+        (one,) = perturbation_curves(model, image, explanation, steps=16)
+        means = [patch.mean() for row in pixels.view(30, 30).split(8) for patch in row.split(8, dim=1)]
+        order = torch.stack(means).argsort(descending=True).tolist()
+        for count in range(17):
+            with torch.no_grad():
+                expected = logits_with_patches(model, image, order[:count]).softmax(-1)[0, 0]
+            assert abs(float(expected) - one.insertion[count]) < EXACT
+
     def test_a_model_that_reads_patches_only_has_no_value_without_any(self, image):
         pooled = small_vit(global_pool="avg", class_token=False)
         explanation = explain(pooled, image, "ixg")

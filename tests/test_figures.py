@@ -16,7 +16,14 @@ from vitreous.cli import app
 from vitreous.cli.figure_kinds import KINDS
 from vitreous.errors import InputError
 from vitreous.explanation import Explanation
-from vitreous.pictures.figures import comparison_figure, curves_figure, overlay_figure, strips_figure
+from vitreous.pictures.figures import (
+    Shown,
+    classes_figure,
+    comparison_figure,
+    curves_figure,
+    overlay_figure,
+    strips_figure,
+)
 from vitreous.pictures.sheet import Sheet
 from vitreous.storage import StorageError
 
@@ -147,6 +154,20 @@ class TestDrawing:
         with pytest.raises(InputError, match="NaN"):
             explanation(lambda maps: maps * float("nan")).overlay(SIGNED, photo=photo())
 
+    def test_a_map_that_is_no_map_is_left_out_of_a_comparison_and_the_others_stay(self):
+        whole = explanation()
+        scores = {**whole.scores, SIGNED: whole.scores[SIGNED] * float("nan")}
+        broken = Explanation(**{**vars(whole), "scores": scores})
+        for make in (
+            lambda given: comparison_figure([Shown(given, 0, photo())]),
+            lambda given: classes_figure(given, photo=photo()),
+        ):
+            before, after = (np.asarray(make(given).image()) for given in (whole, broken))
+            assert before.shape == after.shape
+            grey = (after == 0xF0).all(axis=-1)  # the place of what is left out
+            assert grey.mean() > 0.1
+            assert (before == 0xF0).all(axis=-1).mean() < 0.01  # the edges of letters have it as well
+
     def test_nothing_to_draw_is_an_error(self):
         for make in (comparison_figure, strips_figure, curves_figure):
             with pytest.raises(InputError):
@@ -209,7 +230,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("overlays", "cat.png"), "did you mean 'overlay'?"),
+            (("overlays", "cat.png"), "did you mean overlay?"),
             (("overlay", "gone.png"), "there is no such file"),
             (("overlay", "cat.png", "dog.png"), "shows one photo, not 2"),
             (("overlay", "cat.png", "--out", "figure.gif"), "'figure.gif' ends in none of them"),

@@ -15,7 +15,7 @@ import torch
 
 import vitreous
 from literal import attention, decompx, forward, gradtoken, tokentm
-from small_models import CLASSES, largest_difference, random_images, small_vit
+from small_models import CLASSES, largest_difference, random_images, small_case, small_vit
 from vitreous.speed.timing import one_thread
 from vitreous.tape.rules import ElementwiseCall, FrozenRule
 
@@ -38,9 +38,7 @@ def _one_thread():
 @pytest.fixture(scope="module", params=MODELS, ids=lambda name: name)
 def case(request):
     """A model, two images, and the literal forward pass of each."""
-    options = dict(MODELS[request.param])
-    model = small_vit(**options).requires_grad_(requires_grad=False)
-    pictures = random_images(2, seed=options["seed"])
+    model, pictures = small_case(**MODELS[request.param])
     return model, pictures, [forward.run(model, picture) for picture in pictures]
 
 

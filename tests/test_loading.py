@@ -13,24 +13,13 @@ import torch
 from safetensors.torch import save_file
 from timm.models import save_for_hf
 
+from loading_models import error_of, same_weights
 from vitreous.errors import ModelError
 from vitreous.models import fingerprint, list_models, load_model
 from vitreous.models.text_models import load_text_model
 
 TINY = "test_vit"
 TINY_SIZE = 160
-
-
-def error_of(name, **options):
-    with pytest.raises(ModelError) as caught:
-        load_model(name, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def same_weights(one, other):
-    theirs = other.state_dict()
-    return all(torch.equal(value, theirs[key]) for key, value in one.state_dict().items())
 
 
 @pytest.fixture(scope="module")

@@ -7,22 +7,11 @@ import warnings
 import pytest
 import torch
 
-from vitreous.errors import MissingDependencyError, ModelError
+from loading_models import error_of, same_weights
+from vitreous.errors import MissingDependencyError
 from vitreous.models import load_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 8}
-
-
-def error_of(name, **options):
-    with pytest.raises(ModelError) as caught:
-        load_model(name, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def same_weights(one, other):
-    theirs = other.state_dict()
-    return all(torch.equal(value, theirs[key]) for key, value in one.state_dict().items())
 
 
 @pytest.fixture

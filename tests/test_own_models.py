@@ -9,9 +9,10 @@ from safetensors.torch import save_file
 from torch.optim.swa_utils import AveragedModel
 
 import vitreous
+from loading_models import error_of
 from small_models import random_images, small_vit
 from vitreous.datasets import open_dataset
-from vitreous.errors import ModelError, UnsupportedModelError
+from vitreous.errors import UnsupportedModelError
 from vitreous.models import TwoSided, list_models, load_model
 
 CIFAR = Path(__file__).parents[1] / "examples" / "cifar_vit.py"
@@ -41,13 +42,6 @@ def own(tmp_path):
         return tmp_path / "own.py"
 
     return write
-
-
-def error_of(name, **options):
-    with pytest.raises(ModelError) as caught:
-        load_model(name, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_options_or_attributes_say_how_photos_are_prepared(own):

@@ -54,6 +54,30 @@ def test_a_plugin_is_a_method_like_any_other(plugin):
     assert (info.family, info.class_specific, info.summary) == ("plugin", True, "Token x gradient, written again.")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            "objective='prob'",
+            "objective 'prob' is not one of logit, probability, others, inter.*; did you mean prob",
+        ),
+        ("rule='frozn'", "rule 'frozn' is not one of plain, frozen, .*; did you mean frozen"),
+        ("values=('tokns',)", "values 'tokns' is not one of tokens, .*; did you mean tokens"),
+        ("values=('picture',)", "values 'picture' is not one of"),
+        ("values='tokens'", r"values are several, so write values=\('tokens',\)"),
+        ("slopes=('token',)", "slopes 'token' is not one of tokens, .*; did you mean tokens"),
+        ("aggregation='skip'", "aggregation 'skip' is not one of plus, skipplus; did you mean skipplus"),
+        ("aggregation='rollout'", "aggregation 'rollout' is not one of plus, skipplus$"),
+    ],
+)
+def test_what_does_not_exist_is_refused_when_a_method_is_registered(tmp_path, registry, options, message):
+    file = tmp_path / "wrong.py"
+    file.write_text(f"from vitreous.plugin import method\n@method('wrong', {options})\ndef wrong(view, layer): ...\n")
+    with pytest.raises(MethodError, match=f"the method 'wrong': {message}"):
+        load_plugin(file)
+    assert "wrong" not in _methods
+
+
 def test_a_name_that_is_taken_is_refused(tmp_path, plugin):
     taken = tmp_path / "taken.py"
     taken.write_text(PLUGIN.format(name="gae"))

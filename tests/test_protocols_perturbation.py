@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from small_data import as_tensor, finite, loaded, samples
+from small_data import arrays_in, as_tensor, finite, loaded, samples
 from small_models import CLASSES, golden_model, random_images, small_vit
 from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.measuring import columns_of, measure
@@ -57,8 +57,7 @@ class TestGolden:
 
     @pytest.fixture
     def golden(self):
-        with np.load(GOLDEN) as stored:
-            return dict(stored)
+        return arrays_in(GOLDEN)
 
     @pytest.fixture
     def batch(self, golden):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from small_data import as_tensor, finite, loaded, samples
+from small_data import arrays_in, as_tensor, finite, loaded, samples
 from vitreous.anatomy import Anatomy
 from vitreous.benchmark.measuring import columns_of, measure
 from vitreous.benchmark.tasks.batch import Batch, Case, Picture, enlarged
@@ -39,8 +39,7 @@ class TestGolden:
 
     @pytest.fixture
     def found(self):
-        with np.load(GOLDEN / "metrics_chefer_segmentation.npz") as stored:
-            golden = dict(stored)
+        golden = arrays_in(GOLDEN / "metrics_chefer_segmentation.npz")
         batch, cases = batch_of(as_tensor(golden["heat"][:, 0]), golden["mask"].astype(np.int16))
         task = find_protocol("chefer-2021-segmentation").tasks[0]
         return golden, task.metrics, task.measure(batch, cases)

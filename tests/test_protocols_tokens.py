@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from small_data import as_tensor, finite, loaded, samples
+from small_data import arrays_in, as_tensor, finite, loaded, samples
 from small_models import golden_model, random_images, small_vit
 from test_protocols_perturbation import batch_of
 from vitreous.benchmark.measuring import columns_of, measure
@@ -37,8 +38,7 @@ class TestGolden:
 
     @pytest.fixture
     def golden(self):
-        with np.load(GOLDEN) as stored:
-            return dict(stored)
+        return arrays_in(GOLDEN)
 
     @pytest.mark.parametrize(("curve", "name"), [("insertion", "topratio"), ("deletion", "nratio")])
     def test_answers_at_every_ratio(self, golden, curve, name):
@@ -54,8 +54,7 @@ class TestGolden:
 
     @pytest.mark.shared
     def test_curves_and_areas_of_all_pictures(self, shared):
-        with np.load(shared / "golden" / GOLDEN.name) as stored:
-            golden = dict(stored)
+        golden = arrays_in(shared / "golden" / GOLDEN.name)
         rows = golden_rows(golden)
         for curve, name in (("insertion", "topratio"), ("deletion", "nratio")):
             for kept, column in (("acc", "hit"), ("aopc", "drop")):
@@ -150,6 +149,19 @@ def test_maps_of_pixels_rank_patches_by_their_means():
         assert rows[number] == pytest.approx(rows[number + 2], abs=1e-12)  # at other places of a batch
 
 
+@pytest.mark.parametrize("task", [InsertionDeletion(percent=(25, 50, 75)), InfluenceDeletion(percent=(25, 50, 75))])
+def test_metrics_are_those_of_the_steps_that_were_asked_for(task):
+    protocol = replace(find_protocol("skipplus-faithfulness"), tasks=(task,))
+    rows = measure(loaded(), samples(2), protocol, ["ixg"])
+    for row in rows:
+        for metric in task.metrics:
+            curve = [row[column] for column in metric.columns]
+            # The three steps and the unmasked photo, a quarter apart; numbers below 100 in float64.
+            area = 100 * np.trapezoid(curve, dx=0.25)
+            turned = metric.name.endswith("(100 - x)")
+            assert float(metric.combine(np.array(curve))) == pytest.approx(100 - area if turned else area, abs=1e-9)
+
+
 @pytest.mark.parametrize("name", ["skipplus-faithfulness", "skipplus-layers", "libra-mif"])
 def test_a_run_from_photos_to_rows(name):
     protocol = find_protocol(name)
@@ -173,8 +185,6 @@ class TestOneLogit:
             assert row["deletion_hit_0"] == float((logit > 0) == (photo.label == 1))
 
     def test_explaining_no_is_the_opposite_of_explaining_yes(self):
-        from dataclasses import replace
-
         model = small_vit(num_classes=1, depth=2)
         protocol = find_protocol("skipplus-faithfulness")
         yes, no = ([replace(photo, label=label) for photo in samples(2)] for label in (1, 0))

@@ -16,7 +16,7 @@ import torch
 import vitreous
 from literal import abslrp as literal_abslrp
 from literal import relevance as literal
-from small_models import GOLDEN, golden_model, largest_difference, random_images, small_vit
+from small_models import GOLDEN, golden_model, largest_difference, small_case
 from vitreous.anatomy import find_anatomy
 from vitreous.speed.timing import one_thread
 from vitreous.tape import PIXELS, GradientNeeds, Needs, Pass, Plan, record
@@ -110,8 +110,7 @@ MODELS = {
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda name: name)
 def case(request):
-    options = MODELS[request.param]
-    return small_vit(**options).requires_grad_(requires_grad=False), random_images(2, seed=options["seed"])
+    return small_case(**MODELS[request.param])
 
 
 @pytest.mark.parametrize(

@@ -278,8 +278,8 @@ def test_rows_as_json(rows):
 def test_a_method_that_the_model_cannot_serve_is_a_row_with_the_reason():
     model, images = small_vit(block_fn=UnnamedNorms, dtype=torch.float32), random_images(dtype=torch.float32)
     refused, served = measure_speed(model, images, ["gradcam", "ixg"], repeats=1)
-    assert "first norm of block 3 was not found" in refused.reason
-    assert "Methods that work" not in refused.reason
+    assert refused.reason.startswith("the first norm of block 3 was not found")
+    assert "Methods that" not in refused.reason
     assert refused.ratio_forward is None
     assert served.reason is None
     assert served.ratio_forward > 0

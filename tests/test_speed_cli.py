@@ -72,9 +72,10 @@ def test_the_table_has_ratios_before_passes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--batch", "0"), "Invalid value for '--batch'"),
+        (("--batch", "0"), "Invalid value for '--batch-size' / '--batch'"),
         (("--repeats", "0"), "Invalid value for '--repeats'"),
-        (("--size", "big"), "not a size"),
+        (("--image-size", "big"), "not a size"),
+        (("--batch-size", "0"), "Invalid value for '--batch-size'"),
         (("--methods", "gea"), "there is no method 'gea'"),
         (("--model", "demo", "--random"), "random weights are for timm/NAME"),
         (("--peer", "captain"), "there is no peer 'captain'"),

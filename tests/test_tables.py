@@ -14,6 +14,7 @@ from rich.console import Console
 
 from vitreous.benchmark import tables
 from vitreous.benchmark.published import PUBLISHED, published_results
+from vitreous.benchmark.report.documents import as_csv
 from vitreous.benchmark.statistics import Comparison, Estimate
 from vitreous.benchmark.terminal_table import as_terminal
 from vitreous.metrics import list_metrics
@@ -101,7 +102,7 @@ def test_json_rows_hold_the_numbers_as_they_are(table):
 
 
 def test_csv_reads_back(table):
-    lines = list(csv.DictReader(io.StringIO(tables.as_csv(table))))
+    lines = list(csv.DictReader(io.StringIO(as_csv([({}, table)]))))
     assert lines[3]["method"] == "tokentm:a_b=50%,c|d"
     assert (float(lines[3]["mean"]), lines[3]["n"]) == (0.5, "500")
     assert lines[-1]["mean"] == ""
@@ -114,9 +115,8 @@ def test_published_numbers_are_a_table_of_their_own(table):
         assert "81.79" not in own
         assert "tokentm:" not in others
         assert "Wu et al." in others
-    assert "81.79" not in tables.as_csv(table)
+    assert "81.79" not in as_csv([({}, table)])
     assert "81.79" not in json.dumps(tables.as_rows(table))
-    assert "81.79" in tables.published_as_csv(table)
     assert tables.published_as_rows(table)[0]["paper"].startswith("Wu et al.")
 
 
@@ -141,7 +141,7 @@ def test_the_test_against_the_best_is_in_the_rows(table):
     names = ("best", "difference", "difference_low", "difference_high", "p")
     assert [found[name] for name in names] == ["gae", -0.1, -0.12, -0.08, 0.001]
     assert not any(name in rows["gae", "mIoU"] for name in names)
-    lines = {(line["method"], line["metric"]): line for line in csv.DictReader(io.StringIO(tables.as_csv(given)))}
+    lines = {(line["method"], line["metric"]): line for line in csv.DictReader(io.StringIO(as_csv([({}, given)])))}
     assert (lines[compared.first, "mIoU"]["p"], lines["gae", "mIoU"]["p"]) == ("0.001", "")
     # A share is shown in percent, and so is a difference of shares.
     assert tables.difference_parts(compared, seg.mean_iou()) == ("-10.00", ("-12.00", "-8.00"))
@@ -165,7 +165,7 @@ def test_a_number_without_an_interval_stands_alone(of_one_image, width):
 def test_an_interval_that_does_not_exist_is_null_and_empty(of_one_image):
     rows = json.loads(json.dumps(tables.as_rows(of_one_image), allow_nan=False))
     assert rows[0] == {"method": "gae", "metric": "mIoU", "mean": 0.6, "low": None, "high": None, "n": 1, "rank": 1}
-    (line, _) = csv.DictReader(io.StringIO(tables.as_csv(of_one_image)))
+    (line, _) = csv.DictReader(io.StringIO(as_csv([({}, of_one_image)])))
     assert (line["mean"], line["low"], line["high"]) == ("0.6", "", "")
 
 

@@ -12,20 +12,25 @@ import urllib.error
 import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 pytest.importorskip("gradio", reason="the web page needs Gradio (extra vitreous[web])")
+from gradio import processing_utils
 from gradio_client import Client, handle_file
 
 from running_server import TINY, running_server
 from vitreous.web import cards
 from vitreous.web.drawing import Sliders
+from vitreous.web.gate import fetch_nothing
 from vitreous.web.jobs import Job
+from vitreous.web.server import Settings, start
 from vitreous.web.shelf import Shelf
 from vitreous.web.studio import Studio
+from vitreous.web.surroundings import leave, occupy
 from vitreous.web.wanted import Wanted
 
 METHODS = ("gae", "ixg")
@@ -40,6 +45,42 @@ def server(tmp_path_factory):
     (folder / "secret.txt").write_text("root:secret")
     with running_server(folder, "--max-upload-mb", "2", "--allow-folder", str(folder / "allowed")) as running:
         yield running
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_server_that_is_closed_leaves_gradio_as_it_was(monkeypatch):
+    download = processing_utils.async_ssrf_protected_download
+    monkeypatch.delenv("GRADIO_TEMP_DIR", raising=False)
+    server = start(Settings(model=TINY, port=free_port()))
+    try:
+        assert processing_utils.async_ssrf_protected_download is fetch_nothing
+        folder = Path(os.environ["GRADIO_TEMP_DIR"])
+        assert folder.is_dir()
+    finally:
+        server.close()
+    assert processing_utils.async_ssrf_protected_download is download
+    assert "GRADIO_TEMP_DIR" not in os.environ
+    assert not folder.exists()
+
+
+def test_gradio_stays_closed_until_the_last_page_is(monkeypatch, tmp_path):
+    download = processing_utils.async_ssrf_protected_download
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "/of/somebody/else")
+    first, second = tmp_path / "first", tmp_path / "second"
+    occupy(first)
+    occupy(second)
+    leave(first)
+    leave(first)  # closed twice
+    assert processing_utils.async_ssrf_protected_download is fetch_nothing
+    assert os.environ["GRADIO_TEMP_DIR"] == str(second)
+    leave(second)
+    assert processing_utils.async_ssrf_protected_download is download
+    assert os.environ["GRADIO_TEMP_DIR"] == "/of/somebody/else"
 
 
 def photo(number):

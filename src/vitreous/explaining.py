@@ -293,17 +293,16 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
         block = tape.anatomy.blocks[layer]
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
-        if layer in needs.halves and layer in tape.misplaced_norms:
+        if layer in tape.misplaced_norms:
             return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
     return tape.relevance_gap(needs)
 
 
 def _norms_get_no_gradient(tape: Tape, needs: Needs) -> bool:
     """Whether gradients are wanted behind the last attention, where no patch reaches the output any more."""
-    layout, last = tape.layout, tape.depth - 1
+    last = tape.depth - 1
     wanted = any(last in part.norms for part in needs.gradients.values())
-    only_prefix = not layout.pooled_by_attention and bool((layout.read < layout.prefix).all())
-    return wanted and only_prefix and tape.anatomy.blocks[last].norm_place == "post"
+    return wanted and tape.layout.reads_prefix_only and tape.anatomy.blocks[last].norm_place == "post"
 
 
 def _scores(

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from vitreous import explanation_folder
+from vitreous.defaults import DEFAULT_OPACITY
 from vitreous.pictures.backdrop import Backdrop, Look, Photo
-from vitreous.pictures.overlay import DEFAULT_OPACITY, overlay
+from vitreous.pictures.overlay import overlay
 from vitreous.pictures.scaling import display_maps
 from vitreous.predicted import ExplanationError, Predicted, Prediction, check_predictions
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vitreous.errors import ImageError, InputError
+from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +76,7 @@ def read_photo(source: Source) -> Upright:
     except ImageError as error:
         raise ImageError(f"{name}: {error}") from error
     except Exception as error:  # decoders fail on damaged bytes with any type there is
-        raise ImageError(f"{name}: the image is damaged or cut off ({_first_line(error)})") from error
+        raise ImageError(f"{name}: the image is damaged or cut off ({reason_of(error)})") from error
 
 
 def read_upright(source: Source) -> Upright:
@@ -91,7 +92,7 @@ def read_upright(source: Source) -> Upright:
     try:
         image.load()
     except Exception as error:  # decoders fail on damaged bytes with any type there is
-        raise ImageError(f"{name}: the image is damaged or cut off ({_first_line(error)})") from error
+        raise ImageError(f"{name}: the image is damaged or cut off ({reason_of(error)})") from error
     try:
         return Upright(ImageOps.exif_transpose(image), orientation)
     except Exception:  # noqa: BLE001  a photo with damaged EXIF data is still a photo
@@ -183,7 +184,7 @@ def _content(source: str | Path | IO[bytes], name: str) -> bytes:
     except ImageError:
         raise
     except (OSError, ValueError) as error:
-        raise ImageError(f"{name}: the file cannot be read ({_first_line(error)})") from error
+        raise ImageError(f"{name}: the file cannot be read ({reason_of(error)})") from error
     if not isinstance(content, bytes):
         raise ImageError(f"{name}: the file must be opened in binary mode")
     if not content:
@@ -213,7 +214,7 @@ def _open(content: bytes, name: str) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise ImageError(f"{name}: more than {MAX_PIXELS:,} pixels, refused") from error
     except Exception as error:  # decoders fail on damaged bytes with any type there is
-        raise ImageError(f"{name}: the image is damaged or cut off ({_first_line(error)})") from error
+        raise ImageError(f"{name}: the image is damaged or cut off ({reason_of(error)})") from error
 
 
 def _check_size(image: Image.Image, name: str) -> None:
@@ -263,7 +264,3 @@ def _range(values: NDArray[np.float64], mode: str) -> tuple[float, float]:
         if low >= 0 and high <= white:
             return 0.0, white
     return low, high if high > low else low + 1
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -12,19 +12,28 @@ importing the file. A package may name its module in the entry-point group ``vit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import fields
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Literal, get_args
 
 from torch import Tensor
 
+from vitreous.close_match import close_match
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register
-from vitreous.tape import Pass
+from vitreous.tape import GradientNeeds, Needs, Pass
+from vitreous.tape.plan import Objective
+from vitreous.tape.rulebook import RULES
 from vitreous.user_file import run_user_file
 
 Read = Callable[[View, int], Tensor]
 ENTRY_POINTS = "vitreous.methods"
+
+_NOT_OF_A_LAYER = {"picture", "gradients"}
+_VALUES = tuple(part.name for part in fields(Needs) if part.name not in _NOT_OF_A_LAYER)
+_SLOPES = tuple(part.name for part in fields(GradientNeeds))
 
 
 def method(
@@ -33,10 +42,10 @@ def method(
     values: tuple[str, ...] = (),
     slopes: tuple[str, ...] = (),
     rule: str = "plain",
-    objective: str = "logit",
+    objective: Objective = "logit",
     signed: bool = False,
     layer: int = 0,
-    aggregation: str | None = None,
+    aggregation: Literal["plus", "skipplus"] | None = None,
     summary: str = "",
     paper: str = "unpublished",
     year: int = 0,
@@ -52,14 +61,21 @@ def method(
         slopes: of which of these the gradient is read, fields of ``vitreous.tape.GradientNeeds``: tokens, norms,
             attention, biases. With any, the method depends on the class.
         rule: the rule that the backward pass follows.
-        objective: ``logit`` or ``probability``.
+        objective: ``logit`` or ``probability``; for others see ``vitreous.tape.Pass``.
         signed: whether the sign of the scores means something.
         layer: the block that is read where the spelling does not combine several.
-        aggregation: how blocks are combined where the spelling does not say.
+        aggregation: how blocks are combined where the spelling does not say: ``plus``, ``skipplus`` or not at all.
         summary: one sentence on what it shows; the docstring's first line by default.
         paper: where it is published.
         year: when.
+
+    Raises:
+        MethodError: one of these does not exist.
     """
+    _check(name, "values", values, _VALUES)
+    _check(name, "slopes", slopes, _SLOPES)
+    _check(name, "rule", (rule,), RULES)
+    _check(name, "objective", (objective,), get_args(Objective))
 
     def enter(read: Read) -> Read:
         readout = _FunctionReadout(read, values, slopes, Pass(rule, objective))
@@ -82,6 +98,17 @@ def method(
         return read
 
     return enter
+
+
+def _check(name: str, argument: str, given: Collection[str], known: Collection[str]) -> None:
+    """Refuse what is not among the known; nothing else would notice before the method is used, or ever."""
+    if isinstance(given, str):
+        raise MethodError(f"the method {name!r}: {argument} are several, so write {argument}=({given!r},)")
+    for word in given:
+        if word not in known:
+            raise MethodError(
+                f"the method {name!r}: {argument} {word!r} is not one of {', '.join(known)}{close_match(word, known)}"
+            )
 
 
 class _FunctionReadout(TokenReadout):
@@ -114,6 +141,13 @@ def load_plugin(path: str | Path) -> None:
         raise MethodError(f"{file}: the plugin does not run: {type(error).__name__}: {error}") from error
     if module is None:
         raise MethodError(f"{file}: there is no such plugin, a Python file that registers methods")
+
+
+def load_plugins(files: Iterable[str | Path]) -> None:
+    """Register the methods of installed plugins and of the files given, as they are now."""
+    load_entry_points()
+    for file in files:
+        load_plugin(file)
 
 
 def load_entry_points() -> None:

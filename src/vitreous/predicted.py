@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 
 import torch
 
+from vitreous.close_match import close_match
 from vitreous.errors import MethodError, VitreousError
 from vitreous.outputs import Scale, likelihoods, percent
 
@@ -106,9 +106,8 @@ class Predicted:
 
     def _scores_of(self, method: str) -> Any:
         if method not in self.scores:
-            close = get_close_matches(method, self.methods, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(self.methods)}"
-            raise MethodError(f"this explanation has no method {method!r}; {hint}")
+            hint = close_match(method, self.methods) or f"; it has {', '.join(self.methods)}"
+            raise MethodError(f"this explanation has no method {method!r}{hint}")
         return self.scores[method]
 
     def _position(self, index: int, target_index: int) -> tuple[int, int]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from vitreous import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,17 +49,9 @@ def collect_provenance(
 
 def software_versions() -> dict[str, str]:
     """Give the versions of python, vitreous, torch and of the model libraries that are imported."""
-    versions = {"python": platform.python_version(), "vitreous": vitreous_version()}
+    versions = {"python": platform.python_version(), "vitreous": __version__}
     for name in ("torch", *_PARTICIPANTS):
         module = sys.modules.get(name)
         if module is not None:
             versions[name] = str(getattr(module, "__version__", "unknown"))
     return versions
-
-
-def vitreous_version() -> str:
-    """Give the installed version of vitreous, or ``unknown`` when it runs from an uninstalled source tree."""
-    try:
-        return version("vitreous")
-    except PackageNotFoundError:
-        return "unknown"

@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from vitreous.aggregate import AGGREGATIONS, Aggregation, OneLayer, Propagate, Rollout
+from vitreous.close_match import close_match
 from vitreous.errors import MethodError
 from vitreous.methods import MatrixReadout, MethodInfo, Procedure, Readout, View, method_info
-from vitreous.methods.options import OptionInfo, close_match, options_of
+from vitreous.methods.options import OptionInfo, options_of
 from vitreous.tape import Needs
 
 
@@ -63,6 +64,22 @@ def parse(spelling: str) -> Recipe:
         return _parse(spelling.strip())
     except MethodError as error:
         raise MethodError(f"{spelling!r}: {error}") from None
+
+
+def plus_from_every_layer(spelling: str, depth: int) -> list[str]:
+    """Spell the same read-out with PLUS from every layer on, whatever combines its layers now.
+
+    Raises:
+        MethodError: the spelling is wrong, or the method has no layers.
+    """
+    recipe = parse(spelling)
+    if not recipe.info.has_layers:
+        raise MethodError(f"{spelling!r} has no layers to start at")
+    path, _, tail = recipe.spelling.partition(":")
+    propagate = ".propagate" if recipe.propagate is not None else ""
+    own = [option for option in tail.split(",") if option.partition("=")[0].strip() in recipe.info.options]
+    name = path.split(".")[0]
+    return [f"{name}.plus{propagate}:{','.join([*own, f'start={layer}'])}" for layer in range(depth)]
 
 
 def _parse(spelling: str) -> Recipe:

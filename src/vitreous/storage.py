@@ -97,18 +97,24 @@ def write_manifest(folder: Path, kind: str, schema: int, contents: Mapping[str, 
 
 def read_manifest(folder: Path, kind: str, schema: int) -> dict[str, Any]:
     """Read a folder's manifest and verify every file it lists."""
-    manifest = _parse_manifest(folder)
-    if manifest.get("format") != kind:
-        raise StorageError(f"{folder} does not hold a {kind}")
-    if manifest.get("schema") != schema:
-        raise StorageError(f"{folder} has schema {manifest.get('schema')}; this version of vitreous reads {schema}")
-    for name, recorded in manifest["files"].items():
+    manifest = parse_manifest(folder, kind, schema)
+    for name, recorded in _listed_files(folder, manifest).items():
         _verify(folder / name, recorded)
     return manifest
 
 
-def _parse_manifest(folder: Path) -> dict[str, Any]:
-    """Read a manifest as far as to know which files belong to it."""
+def parse_manifest(folder: Path, kind: str, schema: int) -> dict[str, Any]:
+    """Read the manifest of a folder that must hold a result of this kind."""
+    manifest = _any_manifest(folder)
+    if manifest.get("format") != kind:
+        raise StorageError(f"{folder} does not hold a {kind}")
+    if manifest.get("schema") != schema:
+        raise StorageError(f"{folder} has schema {manifest.get('schema')}; this version of vitreous reads {schema}")
+    return manifest
+
+
+def _any_manifest(folder: Path) -> dict[str, Any]:
+    """Read the manifest of a folder, whatever it describes."""
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a folder")
     try:
@@ -117,11 +123,18 @@ def _parse_manifest(folder: Path) -> dict[str, Any]:
         raise StorageError(f"{folder} has no readable {MANIFEST}: {error.strerror}") from error
     except ValueError as error:
         raise StorageError(f"{folder / MANIFEST} is damaged: it is not JSON") from error
-    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(manifest, dict):
+        raise StorageError(f"{folder / MANIFEST} is damaged: it describes nothing")
+    return manifest
+
+
+def _listed_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the files that belong to a manifest, and what it says of them."""
+    files = manifest.get("files")
     # A name with a path in it would let a manifest point at files outside its folder.
     if not isinstance(files, dict) or any(Path(name).name != name for name in files):
         raise StorageError(f"{folder / MANIFEST} is damaged: it has no valid list of files")
-    return manifest  # type: ignore[no-any-return]  # json gives Any; the check above made it a dict
+    return files
 
 
 def _verify(file: Path, recorded: object) -> None:
@@ -154,7 +167,7 @@ def _refuse_to_destroy(place: Path, *, overwrite: bool) -> None:
         raise StorageError(f"{place} already exists; overwrite=True replaces it")
     foreign = present - {MANIFEST}
     if MANIFEST in present:
-        foreign -= set(_parse_manifest(place)["files"])
+        foreign -= set(_listed_files(place, _any_manifest(place)))
     if foreign:
         raise StorageError(f"{place} is not replaced: it holds files vitreous did not write, such as {min(foreign)}")
 

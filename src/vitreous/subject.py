@@ -142,9 +142,7 @@ class Subject:
         kept = check_kept(kept.to(images.device), len(images), self.layout.patches)
         if kept.shape[1] == self.layout.patches:
             return self.logits(images)
-        if kept.shape[1] == 0 and (
-            self.layout.pooled_by_attention or bool((self.layout.read >= self.layout.prefix).any())
-        ):
+        if kept.shape[1] == 0 and not self.layout.reads_prefix_only:
             raise nothing_left(self._anatomy.name)
         with self._evaluating():
             return torch.cat([self._ask_kept(images[part], kept[part]) for part in self._parts(images)])

@@ -12,7 +12,7 @@ import torch
 from vitreous.errors import VitreousError
 from vitreous.pictures import words_html
 from vitreous.predicted import ExplanationError, Predicted, check_predictions
-from vitreous.storage import StorageError
+from vitreous.storage import StorageError, write_text
 from vitreous.texts import Piece, Word
 
 if TYPE_CHECKING:
@@ -140,14 +140,7 @@ class TextExplanation(Predicted):
         file = Path(path)
         if file.exists() and not overwrite:
             raise StorageError(f"{file} already exists; overwrite=True replaces it")
-        draft = file.with_name(f".{file.name}.partial")
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_text(json.dumps(_as_json(self), ensure_ascii=False), encoding="utf-8")
-            draft.replace(file)
-        except OSError as error:
-            draft.unlink(missing_ok=True)
-            raise StorageError(f"{file} cannot be written: {error.strerror or error}") from error
+        write_text(file, json.dumps(_as_json(self), ensure_ascii=False))
         return file
 
     @classmethod

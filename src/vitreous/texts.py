@@ -85,9 +85,7 @@ class Reader:
             raise InputError(
                 f"the vocabulary of {type(tokenizer).__name__} is empty, so that every word is unknown to it"
             )
-        self._name, self._tokenizer = type(model).__name__, tokenizer
-        weight = next(model.parameters(), None)
-        self._device = torch.device("cpu") if weight is None else weight.device
+        self._name, self._model, self._tokenizer = type(model).__name__, model, tokenizer
         accepted = inspect.signature(model.forward).parameters
         if "input_ids" not in accepted:
             raise UnsupportedModelError(f"{self._name} takes no input_ids, so it is no text model")
@@ -145,11 +143,13 @@ class Reader:
         known = {"input_ids": numbers, "attention_mask": real.to(torch.int64)}
         # Of a single text all other parts (token types) are 0.
         parts = {name: known.get(name, torch.zeros_like(numbers)) for name in self._arguments}
+        weight = next(self._model.parameters(), None)  # now: a model can be moved
+        device = torch.device("cpu") if weight is None else weight.device
         blanks = {"pad": self._tokenizer.pad_token_id, "mask": self._tokenizer.mask_token_id}
         return Texts(
-            parts={name: part.to(self._device) for name, part in parts.items()},
+            parts={name: part.to(device) for name, part in parts.items()},
             lengths=lengths,
-            content=((places >= first) & (places < last)).to(self._device),
+            content=((places >= first) & (places < last)).to(device),
             blanks={name: int(number) for name, number in blanks.items() if number is not None},
         )
 

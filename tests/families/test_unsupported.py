@@ -9,6 +9,8 @@ from hooked import Reference, attention_matrix, block_inputs_times_gradients, ga
 from torch import Tensor, nn
 
 import vitreous
+from small_data import loaded
+from vitreous.benchmark.selection import choose_methods
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.methods import list_methods
 from vitreous.spelling import parse
@@ -220,6 +222,18 @@ def test_of_the_usual_methods_those_that_a_model_allows_are_used() -> None:
         explanation = vitreous.explain(mixer(), images)
     assert explanation.methods == ("decompx.skipplus",)
     assert [warning.filename for warning in told] == [__file__]
+
+
+def test_of_a_group_of_methods_all_refusals_are_told_in_two_runs() -> None:
+    model = loaded(mixer())
+    runs, notices = [], []
+    model.model.register_forward_hook(lambda *_: runs.append(1))
+    chosen = choose_methods(["white-box"], model, list, notices.append)
+    assert {"ixg", "attnlrp"} <= set(chosen)
+    assert "gae is left out: its blocks have no attention part" in notices
+    assert not [notice for notice in notices if "Methods that" in notice]
+    assert len(notices) > 5
+    assert len(runs) == 2  # all of them, then those that are left
 
 
 @pytest.mark.parametrize("method", ASKING)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from torch import nn
 
@@ -13,7 +13,7 @@ from vitreous.benchmark.engines.watching import Silent, Watcher
 from vitreous.benchmark.results import Results
 from vitreous.benchmark.run import ModelChoice
 from vitreous.benchmark.selection import WHITE_BOX
-from vitreous.benchmark.starting import Options, start
+from vitreous.benchmark.starting import Options, OptionValues, start
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.workbench import Workbench
 from vitreous.datasets import DataSet
@@ -30,7 +30,7 @@ def evaluate(
     *,
     out: str | Path = "vitreous-runs",
     watcher: Watcher | None = None,
-    **options: Any,
+    **options: Unpack[OptionValues],
 ) -> Results:
     """Measure methods on a data set under a protocol.
 

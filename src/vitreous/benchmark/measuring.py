@@ -9,7 +9,7 @@ from typing import Any
 
 from vitreous.benchmark.material import Maps, Material
 from vitreous.benchmark.photo_material import PhotoMaterial
-from vitreous.benchmark.tasks.batch import Batch, Case, Seen
+from vitreous.benchmark.tasks.batch import EXPLAINED_TOGETHER, Batch, Case, Seen
 from vitreous.benchmark.tasks.task import MissingAnnotationError, Task, Values
 from vitreous.benchmark.text_material import TextMaterial
 from vitreous.datasets.sample import Review, Sample
@@ -21,10 +21,7 @@ from vitreous.spelling import parse
 
 Row = dict[str, str | int | float | None]
 
-# Photos are measured so many at a time, and their maps are made from tapes of so many: enough to keep a processor
-# busy, few enough that the tapes of all blocks of a large model fit into memory.
-_MEASURED_TOGETHER = 16
-_EXPLAINED_TOGETHER = 8
+_MEASURED_TOGETHER = 16  # photos or texts
 
 
 def columns_of(protocol: Protocol) -> tuple[str, ...]:
@@ -214,4 +211,4 @@ def _alike(counts: Sequence[int]) -> Iterator[list[int]]:
     """Positions with equal counts, a few at a time; those with none are left out."""
     for count in sorted(set(counts) - {0}):
         alike = [position for position, each in enumerate(counts) if each == count]
-        yield from (alike[first : first + _EXPLAINED_TOGETHER] for first in range(0, len(alike), _EXPLAINED_TOGETHER))
+        yield from (alike[first : first + EXPLAINED_TOGETHER] for first in range(0, len(alike), EXPLAINED_TOGETHER))

@@ -11,8 +11,9 @@ from torch import Tensor
 from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.material import Maps, Material
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
-from vitreous.datasets.sample import IGNORED, Sample
+from vitreous.datasets.sample import Sample
 from vitreous.explaining import black_pixel, explain
+from vitreous.metrics.arrays import IGNORED
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
 from vitreous.pixels import find_pixels
 from vitreous.protocols.protocol import Resize

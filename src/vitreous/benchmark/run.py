@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import VitreousError
-
-SHARD_SIZE = 16
 
 
 class RunError(VitreousError, ValueError):

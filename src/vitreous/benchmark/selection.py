@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from vitreous.cost import cost_of
-from vitreous.errors import MethodError, UnsupportedModelError
+from vitreous.errors import MethodError, RefusedMethodsError, UnsupportedModelError
 from vitreous.explaining import explain
 from vitreous.methods import list_methods
 from vitreous.methods.registry import FAMILIES
@@ -89,19 +89,30 @@ def _group(word: str) -> list[str] | None:
 def _unsupported(
     model: LoadedModel | LoadedTextModel, expand: Callable[[Sequence[str]], list[str]], names: Sequence[str]
 ) -> dict[str, str]:
-    try:
-        _ask(model, expand(names))
-    except (UnsupportedModelError, MethodError):
-        pass  # at least one; which ones shows when they are asked one by one
-    else:
-        return {}
-    reasons = {}
+    """Why the protocol or the model cannot serve some of the methods."""
+    reasons: dict[str, str] = {}
+    rows: dict[str, list[str]] = {}
     for name in names:
         try:
-            _ask(model, expand([name]))
-        except (UnsupportedModelError, MethodError) as error:
-            reasons[name] = str(error).partition(". Methods that work")[0]
-    return reasons
+            rows[name] = expand([name])
+        except MethodError as error:
+            reasons[name] = str(error)
+    return reasons | _refused(model, rows)
+
+
+def _refused(model: LoadedModel | LoadedTextModel, rows: Mapping[str, list[str]]) -> dict[str, str]:
+    """Why the model cannot serve some of the methods, each with its rows."""
+    try:
+        _ask(model, [row for spellings in rows.values() for row in spellings])
+    except RefusedMethodsError as error:  # it tells of all at once; what is left is asked again
+        told = {name: error.reasons[row] for name, each in rows.items() for row in each if row in error.reasons}
+        return told | _refused(model, {name: each for name, each in rows.items() if name not in told})
+    except (UnsupportedModelError, MethodError) as error:  # of one of them; which one shows when each is asked alone
+        if len(rows) == 1:
+            return dict.fromkeys(rows, str(error))
+        alone = (_refused(model, {name: each}) for name, each in rows.items())
+        return {name: reason for found in alone for name, reason in found.items()}
+    return {}
 
 
 def _ask(model: LoadedModel | LoadedTextModel, spellings: Sequence[str]) -> None:

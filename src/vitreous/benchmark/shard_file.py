@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from vitreous.benchmark.drafts import durable_file
 from vitreous.benchmark.run import Run, Shard
+from vitreous.reason import reason_of
 from vitreous.storage import StorageError
 
 ENDING = ".parquet"
-DRAFT_ENDING = ".part"
 _ABOUT = ("key", "first", "last", "rows", "sha256")
 
 
@@ -33,18 +31,11 @@ def write_shard(folder: Path, run: Run, shard: Shard, table: pa.Table) -> None:
     """Write a shard's file; whenever the process dies, the file is either there and whole or not there."""
     described = table.replace_schema_metadata({name: str(value) for name, value in _about(run, shard, table).items()})
     place = folder / f"{shard.name}{ENDING}"
-    draft = folder / f"{shard.name}.{secrets.token_hex(8)}{DRAFT_ENDING}"
     try:
-        with draft.open("xb") as file:
+        with durable_file(place, shard.name) as file:
             pq.write_table(described, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(place)
-        _sync(folder)
     except OSError as error:
         raise StorageError(f"{place} cannot be written: {error.strerror or error}") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def fault_of(folder: Path, run: Run, shard: Shard) -> str | None:
@@ -56,7 +47,7 @@ def fault_of(folder: Path, run: Run, shard: Shard) -> str | None:
     except FileNotFoundError:
         return "missing"
     except (OSError, ValueError, pa.ArrowException) as error:
-        fault = f"is damaged ({str(error).splitlines()[0]})"
+        fault = f"is damaged ({reason_of(error)})"
     return None if fault is None else f"{place} {fault}"
 
 
@@ -68,12 +59,6 @@ def _fault_in(table: pa.Table, run: Run, shard: Shard) -> str | None:
     if any(stored.get(name) != about[name] for name in _ABOUT) or len(table) != len(shard) * len(run.methods):
         return "is damaged (its content is not what was written)"
     return None
-
-
-def remove_drafts(folder: Path, name: str) -> None:
-    """Remove what killed writers of a file left behind; only for who holds its lock."""
-    for draft in folder.glob(f"{name}.*{DRAFT_ENDING}"):
-        draft.unlink(missing_ok=True)
 
 
 def _about(run: Run, shard: Shard, table: pa.Table) -> dict[str, Any]:
@@ -94,13 +79,3 @@ def content_hash(table: pa.Table) -> str:
         else:
             digest.update(pc.fill_null(column, 0).to_numpy(zero_copy_only=False).tobytes())
     return digest.hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    """Make a rename survive a loss of power, where the system can."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from torch import nn
 
@@ -16,7 +16,7 @@ from vitreous.benchmark.engines.local import threads_for
 from vitreous.benchmark.engines.watching import Watcher
 from vitreous.benchmark.labels import check_labels
 from vitreous.benchmark.measuring import columns_of
-from vitreous.benchmark.run import SHARD_SIZE, ModelChoice, Run, RunError
+from vitreous.benchmark.run import ModelChoice, Run, RunError
 from vitreous.benchmark.selection import WHITE_BOX, choose_methods
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.workbench import (
@@ -27,16 +27,17 @@ from vitreous.benchmark.workbench import (
     open_data,
     own_code_of,
     preprocessing_of,
-    register_plugins,
 )
 from vitreous.datasets import DataSet, Shuffled
 from vitreous.datasets.sample import Things
+from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import ModelError
 from vitreous.models import LoadedModel
 from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.preprocessing import from_timm
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.paths import expanded
+from vitreous.plugin import load_plugins
 from vitreous.protocols import Protocol, find_protocol
 from vitreous.provenance import software_versions
 
@@ -72,6 +73,20 @@ class Options:
     retry_failed: bool = False
 
 
+class OptionValues(TypedDict, total=False):
+    """The fields of ``Options`` as keywords, so that a type checker knows them; a test compares the two."""
+
+    limit: int | None
+    shuffle: bool
+    engine: Engine
+    workers: int | None
+    threads: int | None
+    shard_size: int
+    seed: int
+    plugins: tuple[Path, ...]
+    retry_failed: bool
+
+
 def start(
     model: Model,
     data: str | DataSet,
@@ -85,7 +100,7 @@ def start(
     _check(model, data, protocol, options)
     asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
     plugins = [str(file.resolve()) for file in options.plugins]
-    register_plugins(plugins)
+    load_plugins(plugins)
     opened = _open(data, options.seed if options.shuffle else None)
     if opened.holds != asked.reads:
         raise RunError(f"{asked.name} is measured on {asked.reads}, and {opened.kind} holds {opened.holds}")

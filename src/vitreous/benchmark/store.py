@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vitreous.benchmark import locks
+from vitreous.benchmark.drafts import DRAFT_ENDING, durable_file, remove_drafts
 from vitreous.benchmark.run import Run, RunError, Shard
-from vitreous.benchmark.shard_file import DRAFT_ENDING, ENDING, fault_of, remove_drafts, write_shard
-from vitreous.storage import MANIFEST, StorageError
+from vitreous.benchmark.shard_file import ENDING, fault_of, write_shard
+from vitreous.reason import reason_of
+from vitreous.storage import MANIFEST, StorageError, parse_manifest
 
 KIND = "vitreous evaluation"
 SCHEMA = 1
@@ -167,7 +167,7 @@ class Store:
             with pq.ParquetFile(place) as file:
                 return file.read(columns=list(columns), use_threads=False).replace_schema_metadata(None)
         except (OSError, pa.ArrowException) as error:
-            raise StorageError(f"{place} cannot be read: {str(error).splitlines()[0]}; evaluate again") from error
+            raise StorageError(f"{place} cannot be read: {reason_of(error)}; evaluate again") from error
 
     def _place(self, shard: Shard) -> Path:
         return self.folder / f"{shard.name}{ENDING}"
@@ -180,16 +180,9 @@ def read_run(folder: Path) -> Run:
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a run's folder."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StorageError(f"{folder} has no readable {MANIFEST}: {error.strerror}") from error
-    except ValueError as error:
-        raise StorageError(f"{folder / MANIFEST} is damaged: it is not JSON") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != KIND or not isinstance(manifest.get("run"), dict):
-        raise StorageError(f"{folder} does not hold an evaluation")
-    if manifest.get("schema") != SCHEMA:
-        raise StorageError(f"{folder} has schema {manifest.get('schema')}; this version of vitreous reads {SCHEMA}")
+    manifest = parse_manifest(folder, KIND, SCHEMA)
+    if not isinstance(manifest.get("run"), dict):
+        raise StorageError(f"{folder / MANIFEST} is damaged: it describes no run")
     return manifest
 
 
@@ -215,16 +208,10 @@ def _agree(folder: Path, run: Run, details: Mapping[str, Any], *, keep_threads: 
 
 def _write_manifest(folder: Path, run: Run, details: Mapping[str, Any]) -> None:
     contents = {"format": KIND, "schema": SCHEMA, "key": run.key, "run": run.as_json(), **details}
-    draft = folder / f"{MANIFEST}.{secrets.token_hex(8)}{DRAFT_ENDING}"
-    try:
+    text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
+    with durable_file(folder / MANIFEST, MANIFEST) as file:
         # A path may hold what UTF-8 does not know; its escape is what JSON writes for it as well.
-        with draft.open("x", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(json.dumps(contents, indent=2, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(folder / MANIFEST)
-    finally:
-        draft.unlink(missing_ok=True)
+        file.write(text.encode("utf-8", errors="backslashreplace"))
 
 
 @contextmanager

@@ -1,14 +1,12 @@
-"""Results as tables of methods by metrics: Markdown, LaTeX, CSV and JSON; for the terminal see ``terminal_table``.
+"""Results as tables of methods by metrics: Markdown, LaTeX and plain rows; for the terminal see ``terminal_table``.
 
-Tables for readers show shares of 0..1 in percent and mark the best value of every metric; CSV and JSON hold the numbers
-as they are. A number that has no interval, being of a single image, stands alone. Published numbers are a table of
+Tables for readers show shares of 0..1 in percent and mark the best value of every metric; rows hold the numbers as they
+are. A number that has no interval, being of a single image, stands alone. Published numbers are a table of
 their own in every form, never rows among own results.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,24 +114,6 @@ def published_as_rows(table: ResultTable) -> list[dict[str, Any]]:
     """Give others' results as JSON values."""
     names = ("method", "model", "paper", "metric", "value")
     return [{name: getattr(result, name) for name in names} for result in table.published]
-
-
-def as_csv(table: ResultTable) -> str:
-    """Write own results as CSV, one line per method and metric."""
-    return _csv(COLUMNS, as_rows(table))
-
-
-def published_as_csv(table: ResultTable) -> str:
-    """Write others' results as CSV."""
-    return _csv(["method", "model", "paper", "metric", "value"], published_as_rows(table))
-
-
-def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _of_method(table: ResultTable, method: str) -> list[Estimate]:

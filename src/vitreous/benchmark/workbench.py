@@ -17,7 +17,7 @@ from vitreous.methods import own_code
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
-from vitreous.plugin import load_entry_points, load_plugin
+from vitreous.plugin import load_plugins
 from vitreous.protocols import Protocol, find_protocol
 from vitreous.spelling import parse
 
@@ -49,7 +49,7 @@ def open_workbench(run: Run) -> Workbench:
 
 
 def _open(run: Run) -> Workbench:
-    register_plugins(run.plugins)
+    load_plugins(run.plugins)
     protocol = find_protocol(run.protocol)
     data = open_data(run.data, run.seed if run.shuffled else None)
     bench = Workbench(load(run.model, protocol.reads), data, protocol)
@@ -90,13 +90,6 @@ def open_data(spec: str, shuffled_by: int | None) -> DataSet:
     """Open a data set, in its own order or shuffled by a seed."""
     listed = open_dataset(spec)
     return listed if shuffled_by is None else Shuffled(listed, shuffled_by)
-
-
-def register_plugins(files: Iterable[str]) -> None:
-    """Register the methods of installed plugins and of the files given, as they are now."""
-    load_entry_points()
-    for file in files:
-        load_plugin(file)
 
 
 def own_code_of(spellings: Iterable[str]) -> dict[str, str]:

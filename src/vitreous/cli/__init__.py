@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitreous.cli.app import app
 from vitreous.cli.console import say_error
-from vitreous.cli.guard import UNEXPECTED
+from vitreous.cli.guard import INTERRUPTED, UNEXPECTED
 
 __all__ = ["app", "main"]
 
@@ -20,7 +20,7 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if "--debug" in sys.argv:
             raise

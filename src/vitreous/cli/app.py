@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from vitreous import __version__
 from vitreous.cli.datasets import datasets
 from vitreous.cli.evaluate import evaluate
 from vitreous.cli.explain import explain
@@ -18,7 +19,6 @@ from vitreous.cli.protocols import protocols
 from vitreous.cli.report import report
 from vitreous.cli.serve import serve
 from vitreous.cli.speed import speed
-from vitreous.provenance import vitreous_version
 
 app = typer.Typer(
     name="vitreous",
@@ -43,7 +43,7 @@ app.command()(datasets)
 
 def _show_version(value: bool) -> None:  # noqa: FBT001  # typer's signature
     if value:
-        typer.echo(f"vitreous {vitreous_version()}")
+        typer.echo(f"vitreous {__version__}")
         raise typer.Exit
 
 

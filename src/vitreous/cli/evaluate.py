@@ -14,6 +14,7 @@ from vitreous.cli.options import METHODS_HELP, DeviceOption, ImageSizeOption, Me
 from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
+from vitreous.defaults import SHARD_SIZE
 
 
 class EngineName(StrEnum):
@@ -59,7 +60,7 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Threads of each worker; a run keeps them.", show_default="processors / workers"),
     ] = None,
-    shard_size: Annotated[int, typer.Option(min=1, help="Images that are computed and stored as one.")] = 16,
+    shard_size: Annotated[int, typer.Option(min=1, help="Images that are computed and stored as one.")] = SHARD_SIZE,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Compute shards again in which an image could not be measured.")
     ] = False,

@@ -21,7 +21,7 @@ from vitreous.cli.options import (
     TargetOption,
     refuse_both,
 )
-from vitreous.cli.plugins import PluginOption, load_plugins
+from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
 
@@ -85,6 +85,7 @@ def explain(
     size = height_and_width(image_size, "--image-size")
 
     from vitreous.cli import explaining, explaining_report  # noqa: PLC0415  # imports torch: --help must not wait for it
+    from vitreous.plugin import load_plugins  # noqa: PLC0415
 
     load_plugins(plugin or [])
     request = explaining.Request(

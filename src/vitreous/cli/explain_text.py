@@ -13,7 +13,7 @@ import vitreous
 from vitreous.cli.console import messages, plain_warnings, print_json, results, say
 from vitreous.cli.guard import DebugOption
 from vitreous.cli.options import DeviceOption, MethodOption, TargetOption, refuse_both
-from vitreous.cli.plugins import PluginOption, load_plugins
+from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.errors import InputError
 from vitreous.storage import write_text
@@ -56,6 +56,7 @@ def explain_text(
     from vitreous.cli import words  # noqa: PLC0415
     from vitreous.cli.targets import find_class  # noqa: PLC0415
     from vitreous.models.text_models import load_text_model  # noqa: PLC0415
+    from vitreous.plugin import load_plugins  # noqa: PLC0415
 
     load_plugins(plugin or [])
     loaded = load_text_model(model, device=device)

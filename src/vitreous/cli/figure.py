@@ -22,9 +22,10 @@ from vitreous.cli.options import (
     TargetOption,
     refuse_both,
 )
-from vitreous.cli.plugins import PluginOption, load_plugins
+from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
+from vitreous.defaults import DEFAULT_OPACITY
 
 
 class Parts(StrEnum):
@@ -56,7 +57,7 @@ def figure(
         Path | None, typer.Option(metavar="FILE", help="A .png, .svg or .pdf file.", show_default="NAME.png")
     ] = None,
     patches: Annotated[bool, typer.Option("--patches", help="Draw patches as rectangles, not smoothed.")] = False,
-    opacity: Annotated[float, typer.Option(min=0, max=1, help="Opacity of the maps.")] = 0.85,
+    opacity: Annotated[float, typer.Option(min=0, max=1, help="Opacity of the maps.")] = DEFAULT_OPACITY,
     block: Annotated[int, typer.Option(help="transformation: the block to look into; -1 is the last.")] = -1,
     by: Annotated[Parts, typer.Option(help="curves: drop whole patches, or paint pixels black.")] = Parts.PATCHES,
     steps: Annotated[int, typer.Option(min=1, help="curves: how many steps.")] = 10,
@@ -81,6 +82,7 @@ def figure(
     size = height_and_width(image_size, "--image-size")
 
     from vitreous.cli import drawing  # noqa: PLC0415  # imports torch: --help must not wait for it
+    from vitreous.plugin import load_plugins  # noqa: PLC0415
 
     load_plugins(plugin or [])
     request = drawing.Request(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 
+from vitreous.close_match import close_match
+from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError
-
-_ALL = ("tokentm", "gradtoken", "decompx.skipplus")
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Kind:
     """
 
     summary: str
-    methods: tuple[str, ...] = _ALL
+    methods: tuple[str, ...] = DEFAULT_METHODS
     several_photos: bool = False
     several_classes: bool = False
 
@@ -42,7 +41,6 @@ KINDS = {
 def find_kind(name: str) -> Kind:
     """Give a kind of figure by its name."""
     if name not in KINDS:
-        close = get_close_matches(name, KINDS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"they are {', '.join(KINDS)}"
-        raise InputError(f"there is no figure {name!r}; {hint}")
+        hint = close_match(name, KINDS) or f"; they are {', '.join(KINDS)}"
+        raise InputError(f"there is no figure {name!r}{hint}")
     return KINDS[name]

@@ -8,7 +8,7 @@ import typer
 
 from vitreous.cli.console import print_json, results
 from vitreous.cli.guard import DebugOption
-from vitreous.cli.plugins import PluginOption, load_plugins
+from vitreous.cli.plugins import PluginOption
 
 
 def methods(
@@ -19,6 +19,7 @@ def methods(
 ) -> None:
     """List the explanation methods, with their papers, aggregations and options."""
     from vitreous.cli import methods_report  # noqa: PLC0415  # imports torch: --help must not wait for it
+    from vitreous.plugin import load_plugins  # noqa: PLC0415
 
     load_plugins(plugin or [])
     if as_json:

@@ -10,7 +10,7 @@ import typer
 
 from vitreous.cli.console import messages, results, say
 from vitreous.cli.guard import DebugOption
-from vitreous.cli.plugins import PluginOption, load_plugins
+from vitreous.cli.plugins import PluginOption
 
 
 def serve(
@@ -41,7 +41,8 @@ def serve(
 
     Nothing leaves this machine, and no other machine is asked for anything but models that are chosen by name.
     """
-    from vitreous.web.server import Settings, start  # noqa: PLC0415  # imports torch: --help must not wait for it
+    from vitreous.plugin import load_plugins  # noqa: PLC0415  # imports torch: --help must not wait for it
+    from vitreous.web.server import Settings, start  # noqa: PLC0415
 
     load_plugins(plugin or [])
     settings = Settings(

@@ -12,7 +12,7 @@ import typer
 from vitreous.cli.console import messages, print_json, results, say
 from vitreous.cli.guard import DebugOption
 from vitreous.cli.options import METHODS_HELP, DeviceOption
-from vitreous.cli.plugins import PluginOption, load_plugins
+from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import height_and_width
 
@@ -29,9 +29,16 @@ def speed(
         list[str] | None,
         typer.Option("--methods", "--method", help=METHODS_HELP, show_default="eleven, or what the peers have"),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images at once.")] = 4,
+    batch: Annotated[int, typer.Option("--batch-size", "--batch", min=1, help="Images at once.")] = 4,
     size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Size of the images, 224 or HEIGHTxWIDTH.", show_default="own")
+        str | None,
+        typer.Option(
+            "--image-size",
+            "--size",
+            metavar="SIZE",
+            help="Size of the images, 224 or HEIGHTxWIDTH.",
+            show_default="own",
+        ),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often everything is timed, in turn.")] = 5,
     peers: Annotated[
@@ -55,9 +62,10 @@ def speed(
     if random and (not model.startswith("timm/") or "@" in model):
         raise typer.BadParameter("random weights are for timm/NAME", param_hint="--random")
     asked = split_spellings(methods) if methods else []
-    image_size = height_and_width(size, "--size")
+    image_size = height_and_width(size, "--image-size")
 
     from vitreous.cli import speed_report  # noqa: PLC0415  # imports torch: --help must not wait for it
+    from vitreous.plugin import load_plugins  # noqa: PLC0415
     from vitreous.speed.request import Request, run  # noqa: PLC0415
 
     load_plugins(plugin or [])

@@ -17,6 +17,7 @@ from vitreous.datasets.mask_files import check_mask
 from vitreous.datasets.sample import Mask, Sample
 from vitreous.errors import DataError, MissingDependencyError
 from vitreous.images import MAX_PIXELS
+from vitreous.reason import reason_of
 
 _FILE = "gtsegs_ijcv.mat"
 
@@ -66,7 +67,7 @@ class ImageNetSegmentation(DataSet):
         except DataError:
             raise
         except Exception as error:  # damaged bytes fail with any type there is
-            raise DataError(f"{where}: it cannot be read ({str(error).splitlines()[0]})") from error
+            raise DataError(f"{where}: it cannot be read ({reason_of(error)})") from error
         check_mask(mask, image, Path(where))
         return Sample(name, image, label, mask, (label,))
 
@@ -107,7 +108,7 @@ class ImageNetSegmentation(DataSet):
         try:
             return [_text(self._file[cell]) for cell in cells]
         except Exception as error:  # damaged references and codes fail with any type there is
-            raise self._error(f"the names in /value/id cannot be read ({str(error).splitlines()[0]})") from error
+            raise self._error(f"the names in /value/id cannot be read ({reason_of(error)})") from error
 
     def _label(self, index: int) -> int | None:
         return imagenet_indices().get((self._ids[index] or "").partition("_")[0])

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitreous.datasets.sample import IGNORED, Mask
+from vitreous.datasets.sample import Mask
 from vitreous.errors import DataError
 from vitreous.images import Upright, read_upright, turned
+from vitreous.metrics.arrays import IGNORED
 
 
 def read_values(file: Path) -> NDArray[Any]:

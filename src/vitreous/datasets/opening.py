@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from vitreous.close_match import close_match
 from vitreous.datasets.cifar import Cifar10, Cifar100
 from vitreous.datasets.dataset import DataSet
 from vitreous.datasets.eraser_movies import EraserMovies
@@ -48,9 +47,8 @@ def open_dataset(spec: str) -> DataSet:
     if not colon or not path:
         raise DataError(f"a data set is spelled KIND:PATH, not {spec!r}; kinds are {', '.join(_KINDS)}")
     if kind not in _KINDS:
-        close = difflib.get_close_matches(kind, _KINDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"kinds are {', '.join(_KINDS)}"
-        raise DataError(f"there is no kind of data set {kind!r}; {hint}")
+        hint = close_match(kind, _KINDS) or f"; kinds are {', '.join(_KINDS)}"
+        raise DataError(f"there is no kind of data set {kind!r}{hint}")
     return _KINDS[kind](path)
 
 

@@ -12,8 +12,9 @@ from vitreous.datasets.imagenet_classes import imagenet_names
 from vitreous.datasets.label_table import IMAGENET_COLUMN, TABLE, read_labels
 from vitreous.datasets.list_files import read_list
 from vitreous.datasets.mask_files import read_indices
-from vitreous.datasets.sample import IGNORED, Mask
+from vitreous.datasets.sample import Mask
 from vitreous.errors import DataError
+from vitreous.metrics.arrays import IGNORED
 
 # What a trimap stores, by the number that it stores: foreground, background, border.
 _TRIMAP = np.array([IGNORED, 1, 0, IGNORED], dtype=np.int16)

@@ -11,8 +11,6 @@ from PIL import Image
 
 Mask = NDArray[np.int16]
 
-IGNORED = -1
-
 Things = Literal["photos", "texts"]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitreous.html.page import escape
+from vitreous.pictures.line_style import line_style
 
 # Readable on white and on black, and apart for people with any kind of colour vision; lines differ by dashes as well.
 COLOURS = ("#2b8fd0", "#e06a1b", "#0fa67c", "#c878a4", "#c99700", "#7a8ff0", "#8a8a8a")
@@ -56,9 +57,9 @@ def swatch(number: int) -> str:
 
 
 def _style(number: int) -> str:
-    dash = DASHES[(number // len(COLOURS) + number) % len(DASHES)]
+    colour, dash = line_style(number, COLOURS, DASHES)
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'stroke="{COLOURS[number % len(COLOURS)]}"{dashes}'
+    return f'stroke="{colour}"{dashes}'
 
 
 def _runs(line: Line) -> list[str]:

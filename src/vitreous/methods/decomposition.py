@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from vitreous.float64 import has_float64
 from vitreous.methods.attention import MeanAttention
 from vitreous.methods.contributions import Contributions, contributions
 from vitreous.methods.linear_parts import norms
@@ -61,8 +62,8 @@ class LengthMatrix(ContributionMatrix):
     """A matrix of lengths, whose rows do not sum to 1: their product over 24 blocks leaves float32's range."""
 
     def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
-        """One block of a rollout, carried in float64."""
-        wide = row.weights if row.weights.device.type == "mps" else row.weights.double()  # Apple's GPUs have no float64
+        """One block of a rollout, carried in float64 where the device has that."""
+        wide = row.weights.double() if has_float64(row.weights.device) else row.weights
         return super().step(view, layer, Row(wide, row.rows), residual)
 
     def finish(self, view: View, row: Row) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitreous.float64 import in_float64
+
 
 class Enlarging:
     """Bilinear enlargement, corners not aligned, of maps (..., patches) to (..., height x width).
@@ -40,8 +42,8 @@ class Enlarging:
 
     def products(self, maps: Tensor) -> Tensor:
         """Scalar products between the large maps of (n, patches): (n, n), in float64."""
-        rows, columns = (matrix.double().T @ matrix.double() for matrix in (self._rows, self._columns))
-        maps = maps.double()
+        rows, columns = (wide.T @ wide for wide in map(in_float64, (self._rows, self._columns)))
+        maps = in_float64(maps)
         return self._between(rows, maps, columns).flatten(1) @ maps.T
 
     def stretched(self, maps: Tensor) -> Tensor:

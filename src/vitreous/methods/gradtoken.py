@@ -85,7 +85,7 @@ class QueryGradientKey(TokenReadout):
 def query_gradient(view: View, backward: Pass, layer: int) -> Tensor:
     """G_h = Σ_i dy_c/dq_i, (batch, head, channel): through the softmax from dA = (dO) Vᵀ (eqs. 4-5)."""
     attention = view.attention(layer)
-    only_read = layer == view.depth - 1 and _only_prefix_is_read(view)
+    only_read = layer == view.depth - 1 and view.layout.reads_prefix_only
     scores = total(
         score_gradient(attention.rows(rows), view.attention_gradient(backward, layer, rows)).sum(dim=2)
         for rows in ([view.layout.read] if only_read else attention.pieces())
@@ -93,11 +93,6 @@ def query_gradient(view: View, backward: Pass, layer: int) -> Tensor:
     key = exact(attention.key)
     gradient = torch.einsum("bhn,bhnk->bhk", scores.to(key.dtype), key) * attention.scale
     return gradient if attention.head_scale is None else gradient * attention.head_scale[..., 0]
-
-
-def _only_prefix_is_read(view: View) -> bool:
-    """Behind the last attention tokens do not mix any more, so only the tokens that the head reads have a gradient."""
-    return not view.layout.pooled_by_attention and bool((view.layout.read < view.layout.prefix).all())
 
 
 def spread(view: View, blocks: range, maps: Tensor) -> Tensor:

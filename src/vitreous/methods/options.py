@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from vitreous.close_match import close_match
 from vitreous.errors import MethodError
 
 _LARGEST = 2**63  # whole numbers beyond 64 bits are none that torch can take, as a seed or as a count
@@ -69,9 +69,3 @@ def _option(hint: Any, default: Any) -> OptionInfo:
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(kind for kind in get_args(hint) if kind is not types.NoneType)
     return OptionInfo(default, None, explanation, hint)
-
-
-def close_match(word: str, words: Iterable[str]) -> str:
-    """``; did you mean ...?`` where something close exists."""
-    close = difflib.get_close_matches(word.lower(), list(words), n=3, cutoff=0.5)
-    return f"; did you mean {', '.join(close)}?" if close else ""

@@ -6,8 +6,9 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from vitreous.close_match import close_match
 from vitreous.errors import MethodError
-from vitreous.methods.options import OptionInfo, close_match, options_of
+from vitreous.methods.options import OptionInfo, options_of
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout
 from vitreous.source_code import source_hash
 
@@ -97,6 +98,11 @@ def register(
         aggregations = ["rollout"] if isinstance(readout, MatrixReadout) else []
         whole = isinstance(readout, Procedure) or (isinstance(readout, MatrixReadout) and readout.only_as_product)
         aggregations += [] if whole else ["plus", "skipplus"]
+        if aggregation is not None and aggregation not in aggregations:
+            raise MethodError(
+                f"the method {name!r}: aggregation {aggregation!r} is not one of {', '.join(aggregations) or 'none'}"
+                f"{close_match(aggregation, aggregations)}"
+            )
         aggregations += [] if propagates else ["propagate"]
         _methods[name] = MethodInfo(
             name=name,

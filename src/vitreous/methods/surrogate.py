@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.float64 import in_float64
 from vitreous.methods.asking import By, Questioning, responses, unperturbed
 from vitreous.methods.masks import PatchMasks, independent, seeded, uniform
 from vitreous.methods.occlusion import Of, Painting
@@ -131,7 +132,7 @@ def least_squares(design: Tensor, outcomes: Tensor, weights: Tensor) -> Tensor:
 
 def _flat(outcomes: Tensor) -> Tensor:
     """(batch, samples, targets) -> (samples, batch x targets), where and how regressions are solved: float64, CPU."""
-    return outcomes.double().cpu().transpose(0, 1).flatten(1)
+    return in_float64(outcomes).cpu().transpose(0, 1).flatten(1)
 
 
 def _by_target(coefficients: Tensor, outcomes: Tensor) -> Tensor:

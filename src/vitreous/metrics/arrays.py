@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vitreous.metrics.metric import Floats, MetricError
+from vitreous.reason import reason_of
 
-IGNORED = -1
+IGNORED = -1  # of a mask: a pixel that does not count
 
 
 def finite(values: ArrayLike, what: str = "a map") -> Floats:
@@ -15,7 +16,7 @@ def finite(values: ArrayLike, what: str = "a map") -> Floats:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError) as error:  # the last from a tensor that has a gradient
-        raise MetricError(f"{what} cannot be read as numbers: {str(error).splitlines()[0]}") from error
+        raise MetricError(f"{what} cannot be read as numbers: {reason_of(error)}") from error
     if array.size == 0:
         raise MetricError(f"{what} is empty")
     if not np.isfinite(array).all():

@@ -41,20 +41,19 @@ def probabilities(logits: ArrayLike) -> Floats:
 def of_class(values: ArrayLike, classes: ArrayLike) -> Floats:
     """Take the value of each image's class from values (..., batch, classes) -> (..., batch)."""
     scores = finite(values, "scores of classes")
-    index = np.broadcast_to(_labels(classes, scores)[..., None], (*scores.shape[:-1], 1))
-    taken: Floats = np.take_along_axis(scores, index, axis=-1)[..., 0]
+    taken: Floats = np.take_along_axis(scores, _labels(classes, scores)[..., None], axis=-1)[..., 0]
     return taken
 
 
 def _labels(classes: ArrayLike, scores: Floats) -> NDArray[np.int64]:
-    """Take one class for every image that has scores (..., batch, classes), or one for all; raise for any other."""
+    """Take a class for everything that has scores (..., classes), or one for several as numpy broadcasts."""
     labels = whole(classes, "labels")
-    images = scores.shape[:-1]
-    if labels.shape != images[len(images) - labels.ndim :]:
-        raise MetricError(f"labels of shape {labels.shape} do not go with scores of shape {scores.shape}")
     if labels.min() < 0 or labels.max() >= scores.shape[-1]:
         raise MetricError(f"a label lies outside 0..{scores.shape[-1] - 1}")
-    return labels
+    try:
+        return np.broadcast_to(labels, scores.shape[:-1])
+    except ValueError as error:
+        raise MetricError(f"labels of shape {labels.shape} do not go with scores of shape {scores.shape}") from error
 
 
 def drops(original: ArrayLike, perturbed: ArrayLike) -> Floats:
@@ -229,30 +228,42 @@ def area_between_curves(
     return curve_metric(columns, both, (0.0, 1.0), name, "higher", description)
 
 
-def insertion_accuracy(prefix: str = "insertion_", name: str = "insertion accuracy") -> Metric:
+def insertion_accuracy(
+    prefix: str = "insertion_", name: str = "insertion accuracy", *, ratios: Sequence[float] = TO_ONE
+) -> Metric:
     """Make SkipPLUS' area under the accuracy while the top patches are put in, 10% to 100%, in percent."""
-    return accuracy_auc(prefix, TO_ONE, direction="higher", name=name)
+    return accuracy_auc(prefix, ratios, direction="higher", name=name)
 
 
 def deletion_accuracy(
-    prefix: str = "deletion_", name: str = "deletion accuracy (100 - x)", *, complement: bool = True
+    prefix: str = "deletion_",
+    name: str = "deletion accuracy (100 - x)",
+    *,
+    ratios: Sequence[float] = FROM_ZERO,
+    complement: bool = True,
 ) -> Metric:
     """Make SkipPLUS' area under the accuracy while the top patches are dropped, 0% to 90%, as 100 - x."""
-    plain = accuracy_auc(prefix, FROM_ZERO, direction="lower", name=name)
+    plain = accuracy_auc(prefix, ratios, direction="lower", name=name)
     return _complement(plain) if complement else plain
 
 
 def insertion_aopc(
-    prefix: str = "insertion_", name: str = "insertion AOPC (100 - x)", *, complement: bool = True
+    prefix: str = "insertion_",
+    name: str = "insertion AOPC (100 - x)",
+    *,
+    ratios: Sequence[float] = TO_ONE,
+    complement: bool = True,
 ) -> Metric:
     """Make SkipPLUS' area under the fall p0 - pk of the target's probability while patches are put in, as 100 - x."""
-    plain = _area(prefix, "drop", TO_ONE, "trapezoid", "lower", name)
+    plain = _area(prefix, "drop", ratios, "trapezoid", "lower", name)
     return _complement(plain) if complement else plain
 
 
-def deletion_aopc(prefix: str = "deletion_", name: str = "deletion AOPC") -> Metric:
+def deletion_aopc(
+    prefix: str = "deletion_", name: str = "deletion AOPC", *, ratios: Sequence[float] = FROM_ZERO
+) -> Metric:
     """Make SkipPLUS' area under the fall p0 - pk of the target's probability while patches are dropped, in percent."""
-    return _area(prefix, "drop", FROM_ZERO, "trapezoid", "higher", name)
+    return _area(prefix, "drop", ratios, "trapezoid", "higher", name)
 
 
 def _complement(metric: Metric) -> Metric:

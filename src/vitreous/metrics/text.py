@@ -60,12 +60,6 @@ def token_f1_columns(tops: Sequence[int] = GRADTOKEN_TOP, prefix: str = "") -> t
     return tuple(f"{prefix}token_f1_{top}" for top in tops)
 
 
-def mean_token_f1(top: int, prefix: str = "") -> Metric:
-    """Make the mean over texts of the token-F1 of one size."""
-    (column,) = token_f1_columns([top], prefix)
-    return mean_of(column, f"token-F1 top {top}", "higher", (0.0, 1.0), f"Mean F1 of the {top} highest tokens.")
-
-
 def average_token_f1(tops: Sequence[int] = GRADTOKEN_TOP, prefix: str = "", name: str = "token-F1") -> Metric:
     """Make the mean over texts and sizes of the token-F1."""
     weights = (1 / len(tops),) * len(tops)

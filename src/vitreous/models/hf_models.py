@@ -13,6 +13,7 @@ from vitreous.models import hub
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, as_image_size, check_patches, from_processor
 from vitreous.paths import expanded
+from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +43,7 @@ def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
     except Exception as error:  # configuration, download and weights fail with many types
         if options["local_files_only"] and not Path(place).is_dir():
             raise hub.unreachable(name, "hf/FOLDER or demo") from error
-        raise ModelError(f"{name}: the model cannot be loaded ({one_line(error)})") from error
+        raise ModelError(f"{name}: the model cannot be loaded ({reason_of(error)})") from error
     native = _image_size(config)
     preprocessing = _preprocessing(transformers, name, place, native, options)
     if image_size and image_size != native:
@@ -123,8 +124,3 @@ def class_names_of(model: Any) -> tuple[str, ...] | None:
         if any(label != f"LABEL_{index}" for index, label in names.items()):
             return tuple(names[index] for index in sorted(names))
     return None
-
-
-def one_line(error: Exception) -> str:
-    """Return what an error of transformers says, short enough for a line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -9,6 +9,7 @@ import torch
 
 from vitreous.errors import ModelError
 from vitreous.models.loaded import LoadedModel
+from vitreous.models.placing import put_on
 from vitreous.models.preprocessing import as_image_size
 
 if TYPE_CHECKING:
@@ -58,11 +59,7 @@ def load_model(
     with torch.random.fork_rng(devices=[]):  # building a network draws its first weights from the caller's generator
         loaded = _load(name, size, mean, std)
     preprocessing = loaded.preprocessing.override(mean=mean, std=std)
-    try:
-        model = loaded.model.to(device)
-    except (RuntimeError, AssertionError) as error:  # torch says it like this where CUDA is not compiled in
-        raise ModelError(f"the device {device!s} cannot be used: {str(error).splitlines()[0]}") from error
-    return replace(loaded, name=name, model=model, preprocessing=preprocessing)
+    return replace(loaded, name=name, model=put_on(device, loaded.model), preprocessing=preprocessing)
 
 
 def list_models() -> dict[str, object]:

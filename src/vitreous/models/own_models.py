@@ -17,6 +17,7 @@ from vitreous.models.checkpoints import load_strictly, read_checkpoint
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, as_image_size
 from vitreous.paths import expanded
+from vitreous.reason import reason_of
 from vitreous.user_file import run_user_file
 
 _SPELLING = re.compile(r"(?P<file>.+?\.py):(?P<function>[A-Za-z_]\w*)(?:@(?P<weights>.+))?")
@@ -60,7 +61,7 @@ def _build(name: str, file: Path, function: str) -> nn.Module | LoadedModel:
     except VitreousError:
         raise
     except Exception as error:
-        raise ModelError(f"{name}: {function} fails: {type(error).__name__}: {_first_line(error)}") from error
+        raise ModelError(f"{name}: {function} fails: {type(error).__name__}: {reason_of(error)}") from error
     if not isinstance(built, nn.Module | LoadedModel):
         raise ModelError(f"{name}: {function} must return an nn.Module, not {type(built).__name__}")
     return built
@@ -74,7 +75,7 @@ def _run(name: str, file: Path) -> ModuleType:
     try:
         module = run_user_file(file, "model")
     except Exception as error:
-        raise ModelError(f"{name}: {file} does not run: {type(error).__name__}: {_first_line(error)}") from error
+        raise ModelError(f"{name}: {file} does not run: {type(error).__name__}: {reason_of(error)}") from error
     if module is None:
         raise ModelError(f"{name}: there is no file {file}")
     return module
@@ -110,7 +111,3 @@ def _preprocessing(
 def _class_names(model: nn.Module) -> tuple[str, ...] | None:
     names: Any = getattr(model, "class_names", None)
     return tuple(map(str, names)) if isinstance(names, Iterable) else None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or "no reason given").splitlines()[0]

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from vitreous.errors import ModelError
 from vitreous.models import hub
 from vitreous.models.fingerprint import kept_fingerprint_of
-from vitreous.models.hf_models import architecture_of, class_names_of, one_line, place_of, transformers_library
+from vitreous.models.hf_models import architecture_of, class_names_of, place_of, transformers_library
+from vitreous.models.placing import put_on
+from vitreous.reason import reason_of
 from vitreous.texts import Reader, knows_no_words
 
 if TYPE_CHECKING:
@@ -73,15 +75,12 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
     except Exception as error:  # configuration, download and weights fail with many types
         if options["local_files_only"] and not Path(place).is_dir():
             raise hub.unreachable(name, "hf/FOLDER") from error
-        raise ModelError(f"{name}: the text classifier cannot be loaded ({one_line(error)})") from error
+        raise ModelError(f"{name}: the text classifier cannot be loaded ({reason_of(error)})") from error
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would leave these random, and the explanation would be of noise
         raise ModelError(f"{name}: the weights lack {', '.join(missing[:3])}; is this an encoder without a classifier?")
     tokenizer = _tokenizer(transformers, name, place, options)
-    try:
-        model = model.eval().to(device)
-    except (RuntimeError, AssertionError) as error:  # torch says it like this where CUDA is not compiled in
-        raise ModelError(f"the device {device!s} cannot be used: {str(error).splitlines()[0]}") from error
+    model = put_on(device, model.eval())
     return LoadedTextModel(name, model, tokenizer, class_names_of(model))
 
 
@@ -94,7 +93,7 @@ def _tokenizer(transformers: Any, name: str, place: str, options: dict[str, Any]
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
     except Exception as error:  # the files are missing or unreadable, reported with many types
-        raise ModelError(f"{name}: its tokenizer cannot be loaded ({one_line(error)})") from error
+        raise ModelError(f"{name}: its tokenizer cannot be loaded ({reason_of(error)})") from error
     # transformers makes up an empty tokenizer where a folder or a repository has none.
     if knows_no_words(tokenizer):
         raise ModelError(

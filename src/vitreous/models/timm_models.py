@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +10,13 @@ import torch
 from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 from timm.models import model_entrypoint, split_model_name_tag
 
+from vitreous.close_match import close_match
 from vitreous.errors import ModelError
 from vitreous.models import hub
 from vitreous.models.checkpoints import load_strictly, read_checkpoint, without_prefixes
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import check_patches, from_timm
+from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,15 +49,10 @@ def check_known(architecture: str) -> None:
     """Raise with close matches where timm does not know the architecture or its tag."""
     base, tag = split_model_name_tag(architecture)
     if not timm.is_model(base):
-        raise ModelError(f"timm has no model {base!r}{_suggestion(base, timm.list_models())}")
+        raise ModelError(f"timm has no model {base!r}{close_match(base, timm.list_models())}")
     if tag and not timm.models.is_model_pretrained(architecture):
         tagged = [known for known in timm.list_pretrained() if known.startswith(f"{base}.")]
-        raise ModelError(f"timm has no weights {architecture!r}{_suggestion(architecture, tagged)}")
-
-
-def _suggestion(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=3)
-    return f"; did you mean {', '.join(close)}?" if close else ""
+        raise ModelError(f"timm has no weights {architecture!r}{close_match(architecture, tagged)}")
 
 
 def _loaded(name: str, model: nn.Module, image_size: tuple[int, int] | None, *, named: bool = True) -> LoadedModel:
@@ -148,8 +144,7 @@ def _published(identifier: str, image_size: tuple[int, int] | None) -> nn.Module
     except ModelError:
         raise
     except Exception as error:  # downloads, parsing and strict loading fail with many types
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ModelError(f"timm/{identifier}: the model cannot be loaded ({reason})") from error
+        raise ModelError(f"timm/{identifier}: the model cannot be loaded ({reason_of(error)})") from error
 
 
 def _class_names(model: nn.Module) -> tuple[str, ...] | None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from PIL import Image
 
+from vitreous.defaults import DEFAULT_OPACITY
 from vitreous.errors import InputError
 from vitreous.frame import Frame
 from vitreous.images import read_image
-from vitreous.pictures.overlay import DEFAULT_OPACITY, overlay
+from vitreous.pictures.overlay import overlay
 from vitreous.pictures.scaling import framed_maps
 
 if TYPE_CHECKING:

@@ -1,4 +1,8 @@
-"""One picture that puts a photo and its explanations by several methods side by side."""
+"""One picture that puts a photo and its explanations by several methods side by side.
+
+It is drawn with Pillow alone, on the picture as the model saw it: a quick look for folders and notebooks. Pages for
+print, of several photos and in their own resolution, are ``figures.comparison``.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageDraw
 
+from vitreous.defaults import DEFAULT_OPACITY
 from vitreous.errors import InputError
 from vitreous.pictures.captions import class_caption, draw_lines, font, line_height, wrap
-from vitreous.pictures.overlay import DEFAULT_OPACITY, overlay
+from vitreous.pictures.left_out import left_out
+from vitreous.pictures.overlay import overlay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,22 +122,12 @@ def _row(
         if explanation.shows(method, index, target_index):
             picture = explanation.overlay(method, index, target_index, image=photo, smooth=smooth, opacity=opacity)
         else:
-            picture = _left_out(photo.size)
+            picture = left_out(photo.size)
         strip.paste(picture, (_left(column, photo.width), 0))
     width = strip.width - 2 * _MARGIN
     lines = wrap(caption, style, width, lines=1)
     draw_lines(ImageDraw.Draw(strip), (_MARGIN, photo.height + 6), lines, style, _INK)
     return strip
-
-
-def _left_out(size: tuple[int, int]) -> Image.Image:
-    """Give what stands in the place of a map that cannot be shown."""
-    place = Image.new("RGB", size, "#f0f0f0")
-    style = font(12)
-    room = max(1, (size[1] - 8) // line_height(style))
-    lines = wrap("not shown: the scores contain NaN or infinity", style, max(1, size[0] - 8), lines=room)
-    draw_lines(ImageDraw.Draw(place), (4, 4), lines, style, _INK)
-    return place
 
 
 def _legend(explanation: Explanation, methods: Sequence[str], tile_width: int) -> Image.Image:

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
+from vitreous.defaults import DEFAULT_OPACITY
 from vitreous.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from numpy.typing import NDArray
-
-DEFAULT_OPACITY = 0.85
 
 _BAND = 256  # rows that are blended at once: a photo of 80 million pixels would take gigabytes in floating point
 

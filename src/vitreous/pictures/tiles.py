@@ -41,7 +41,6 @@ def tiled(
     rows: Sequence[Row],
     *,
     tile: int,
-    title: str = "",
     headings: Sequence[str] = (),
     legend: Sequence[bool] = (),
     columns: int | None = None,
@@ -52,7 +51,6 @@ def tiled(
     Args:
         rows: The rows; all columns are as wide as a tile.
         tile: The width of a column, in units.
-        title: What the whole page shows.
         headings: What stands above the columns.
         legend: Which colour bars to explain below: for signed maps, for positive ones, or both.
         columns: How many pictures are side by side before a row is continued below; all by default.
@@ -68,7 +66,7 @@ def tiled(
     width = 2 * MARGIN + across * tile + (across - 1) * GAP
     width = max(width, 2 * MARGIN + len(legend) * (_BAR + _BETWEEN_BARS) - _BETWEEN_BARS)
     inner = width - 2 * MARGIN
-    parts = _Parts(title=title, headings=headings, note=note, tile=tile, inner=inner)
+    parts = _Parts(headings=headings, note=note, tile=tile, inner=inner)
     body = sum(line.height(tile, inner) for line in lines)
     foot = (12 + line_height(font(12)) + 6 if legend else 0) + parts.note_height
     sheet = Sheet(width, 2 * MARGIN + parts.head_height + body + foot)
@@ -134,7 +132,6 @@ class _Line:
 class _Parts:
     """What stands above and below the rows."""
 
-    title: str
     headings: Sequence[str]
     note: str
     tile: int
@@ -142,28 +139,16 @@ class _Parts:
 
     @property
     def head_height(self) -> float:
-        return self._title_height + self._headings_height
+        return max((len(lines) for lines in self._broken()), default=0) * line_height(font(_LABEL, bold=True)) + (
+            4 if self.headings else 0
+        )
 
     @property
     def note_height(self) -> float:
         return len(wrap(self.note, font(12), self.inner, lines=3)) * line_height(font(12)) + 4 if self.note else 0
 
-    @property
-    def _title_height(self) -> float:
-        style = font(18, bold=True)
-        return len(wrap(self.title, style, self.inner, lines=2)) * line_height(style) + 8 if self.title else 0
-
-    @property
-    def _headings_height(self) -> float:
-        return max((len(lines) for lines in self._broken()), default=0) * line_height(font(_LABEL, bold=True)) + (
-            4 if self.headings else 0
-        )
-
     def draw_head(self, sheet: Sheet) -> float:
-        top = float(MARGIN)
-        if self.title:
-            sheet.write(MARGIN, top, self.title, width=self.inner, size=18, bold=True, lines=2)
-        bottom = top + self.head_height
+        bottom = MARGIN + self.head_height
         for number, (heading, lines) in enumerate(zip(self.headings, self._broken(), strict=True)):
             left = MARGIN + number * (self.tile + GAP)
             above = bottom - 4 - len(lines) * line_height(font(_LABEL, bold=True))

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from vitreous.benchmark.tasks.task import Task
 from vitreous.datasets.sample import Things
-from vitreous.errors import MethodError
 from vitreous.metrics.metric import Metric
-from vitreous.spelling import parse
+from vitreous.spelling import parse, plus_from_every_layer
 
 Resize = Literal["squash", "model"]
 
@@ -83,7 +82,7 @@ class Protocol:
         rows = list(asked if self.methods is None else self.methods)
         rows += [spelling for sweep in self.sweeps for spelling in sweep.spellings(depth)]
         if self.start_layers:
-            rows = [started for spelling in rows for started in _from_every_layer(spelling, depth)]
+            rows = [started for spelling in rows for started in plus_from_every_layer(spelling, depth)]
         # By spelling, for blanks around it are not part of it.
         return list(dict.fromkeys(parse(spelling).spelling for spelling in rows))
 
@@ -104,15 +103,3 @@ class Protocol:
         }
         settings: dict[str, Any] = json.loads(json.dumps(chosen))  # tuples become lists, as they would in a file
         return settings
-
-
-def _from_every_layer(spelling: str, depth: int) -> list[str]:
-    """The same read-out with PLUS from every layer on, whatever combines its layers now."""
-    recipe = parse(spelling)
-    if not recipe.info.has_layers:
-        raise MethodError(f"{spelling!r} has no layers to start at")
-    path, _, tail = recipe.spelling.partition(":")
-    propagate = ".propagate" if recipe.propagate is not None else ""
-    own = [option for option in tail.split(",") if option.partition("=")[0].strip() in recipe.info.options]
-    name = path.split(".")[0]
-    return [f"{name}.plus{propagate}:{','.join([*own, f'start={layer}'])}" for layer in range(depth)]

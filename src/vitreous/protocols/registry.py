@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from vitreous.close_match import close_match
 from vitreous.errors import ProtocolError
-from vitreous.methods.options import close_match
 from vitreous.protocols import agcam, chefer, eraser, gradtoken, libra, sanity, skipplus, tokentm
 from vitreous.protocols.protocol import Protocol
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import find_anatomy
-from vitreous.errors import InputError, VitreousError
+from vitreous.errors import InputError, RefusedMethodsError, VitreousError
 from vitreous.explaining import explain, find_recipes, network_of
 from vitreous.models import LoadedModel, load_model
 from vitreous.speed.peers import Peer, Scene, find_peers
@@ -140,8 +140,10 @@ class _Bench:
         try:
             probe = self._prober.probe(job)
             needs = unite(recipe.needs(depth) for recipe in recipes)
+        except RefusedMethodsError as error:  # its message also lists what would work, which is no part of a row
+            return _Entry(SpeedRow(name, reason="; ".join(dict.fromkeys(error.reasons.values()))))
         except VitreousError as error:
-            return _Entry(SpeedRow(name, reason=str(error).partition(". Methods that work")[0]))
+            return _Entry(SpeedRow(name, reason=str(error)))
         again = any(recipe.readout.runs_again for recipe in recipes)
         limit = CountedLimit(probe.passes) if again else limit_of(needs, depth)
         return _Entry(SpeedRow(name), probe, limit)

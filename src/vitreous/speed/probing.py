@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitreous.float64 import in_float64
 from vitreous.speed.counting import Passes, counted_passes, whole_pass
 from vitreous.speed.memory import peak_memory
 from vitreous.speed.rows import Agreement
@@ -54,7 +55,7 @@ class Prober:
 
 def agreement_of(theirs: Tensor, ours: Tensor) -> Agreement:
     """How far another map is from ours, (batch, patches) both."""
-    found, expected = theirs.detach().to(ours.device).double(), ours.detach().double()
+    found, expected = in_float64(theirs.detach().to(ours.device)), in_float64(ours.detach())
     scale = float(expected.abs().max())
     difference = float((found - expected).abs().max())
     largest = difference / scale if scale > 0 else difference

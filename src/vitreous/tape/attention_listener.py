@@ -22,7 +22,7 @@ from vitreous.tape.attention import (
     score_rows,
 )
 from vitreous.tape.functions import Attend, Elementwise, InForce
-from vitreous.tape.half import exact
+from vitreous.tape.half import EXACT, exact
 from vitreous.tape.interception import in_graph, of_first
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
@@ -30,7 +30,6 @@ from vitreous.tape.rulebook import RULES
 
 # mypy: disable-error-code="no-untyped-call"
 
-_EXACT = (torch.float32, torch.float64)
 # Rules to which a hand-written A is a constant or an ordinary softmax, so that its steps need not be followed.
 NEED_NO_SCORES = {"plain", "frozen", "libra", "conservative"}
 _MULTIPLICATION = (*heard.MULTIPLICATION, *heard.MULTIPLICATION_IN_PLACE)
@@ -123,7 +122,7 @@ class AttentionListener:
         followed = query.requires_grad or key.requires_grad or value.requires_grad
         if self._worth_keeping(layer, record):
             record.matrix = record.rows(slice(None))
-        elif followed and self._plain_gradients and record.value.dtype in _EXACT:
+        elif followed and self._plain_gradients and record.value.dtype in EXACT:
             record.fused = attend_fused(record)
 
         def forward_call() -> Tensor:
@@ -169,7 +168,7 @@ class AttentionListener:
 
         That is about 14 numbers per channel of a token. In half precision the fused kernel's own rounding is wanted.
         """
-        if layer not in self._plan.needs.attention or record.value.dtype not in _EXACT:
+        if layer not in self._plan.needs.attention or record.value.dtype not in EXACT:
             return False
         width = record.heads * record.value.shape[-1]
         return record.heads * record.key.shape[2] <= 7 * width

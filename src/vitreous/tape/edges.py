@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.tape.first_block import first_block_input
+from vitreous.tape.half import exact
 
 _NOISE = 10.0  # so large that the change of an edge is seen in half precision, too
 _ROUNDING = 1e-3  # of what all pixels change of a token: one of its edges changes far more of it, rounding less
@@ -28,7 +29,7 @@ def grid_by_edges(anatomy: Anatomy, model: nn.Module, images: Tensor) -> tuple[i
     stream = first_block_input(anatomy, model, _with_other_edges(images[:1].detach()))
     if stream is None or stream.dim() != 3:
         raise _not_shown(anatomy.name)
-    stream = (stream if anatomy.batch_first else stream.transpose(0, 1)).double()
+    stream = exact(stream if anatomy.batch_first else stream.transpose(0, 1))
     change = (stream[1:] - stream[:1]).abs().amax(dim=-1)
     rounding = torch.maximum(_ROUNDING * change.amax(dim=0), _ROUNDING**2 * change.amax())
     whole, top, bottom, left, right = change > rounding

@@ -1,4 +1,4 @@
-"""Half precision, and how what was computed in it is read."""
+"""Half precision, and how what was computed in it is read; what is not half is exact enough to compare."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
+EXACT = (torch.float32, torch.float64)
 
 
 def exact(values: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UnsupportedModelError
+from vitreous.float64 import in_float64
 from vitreous.tape.inputs import Inputs, Texts, texts_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class Layout:
     def pooled_by_attention(self) -> bool:
         """Whether a learned query attends to the tokens behind the last block."""
         return self.pooling_queries is not None
+
+    @property
+    def reads_prefix_only(self) -> bool:
+        """Whether the head reads no patch, so that behind the last attention only prefix tokens have a gradient."""
+        return not self.pooled_by_attention and bool((self.read < self.prefix).all())
 
     @property
     def patches(self) -> int:
@@ -140,12 +146,14 @@ def _tokens_read(head_gradient: Tensor, stream: Tensor, prefix: int, real: Tenso
     Their gradients are alike then where nothing stands in front of the average; behind a norm they are, times how long
     each token of the ``stream`` is, which the norm divides by. A class token has to weigh more by every measure.
     """
-    size = head_gradient.double().norm(dim=-1)
+    size = in_float64(head_gradient).norm(dim=-1)
+    real = real.to(size.device)
     read: Tensor = size > _NOTHING * size.amax(dim=1, keepdim=True)
     if prefix and bool(read[:, prefix:].any()):  # most heads read the class token and nothing else
         class_token = read[:, :prefix].any(dim=1)
         patches = real[:, prefix:].sum(dim=1).clamp_(min=1)
-        for length in (1, stream.double().std(dim=-1), stream.double().norm(dim=-1)):
+        wide = in_float64(stream)
+        for length in (1, wide.std(dim=-1), wide.norm(dim=-1)):
             weight = size * length
             class_token &= weight[:, :prefix].amax(dim=1) > 2 * weight[:, prefix:].sum(dim=1) / patches
         read[class_token, prefix:] = False
@@ -153,7 +161,7 @@ def _tokens_read(head_gradient: Tensor, stream: Tensor, prefix: int, real: Tenso
     read[unknown] = real[unknown]
     if prefix:
         read[unknown, 1:] = False
-    return read
+    return read.to(head_gradient.device)
 
 
 def _check_order(name: str, read: Tensor, prefix: int, tokens: int) -> None:
@@ -167,7 +175,7 @@ def _check_order(name: str, read: Tensor, prefix: int, tokens: int) -> None:
 
 def _queries_read(pooling_gradient: Tensor) -> Tensor:
     """The queries of a pooling attention in which the gradient (batch, head, query, channel) lands, (batch, query)."""
-    size = pooling_gradient.double().norm(dim=-1).amax(dim=1)
+    size = in_float64(pooling_gradient).norm(dim=-1).amax(dim=1)
     most = size.amax(dim=1, keepdim=True)
     read: Tensor = (size > _NOTHING * most) | (most == 0)
-    return read
+    return read.to(pooling_gradient.device)

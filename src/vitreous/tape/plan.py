@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from vitreous.tape.intervention import Intervention
 
 Layers = frozenset[int]
 NONE: Layers = frozenset()
+Objective = Literal["logit", "probability", "others", "intermediate"]
 PIXELS = -1  # as a layer: the input of the model, below the first block; of a text, its embedded tokens
 
 
@@ -20,12 +21,12 @@ class Pass(NamedTuple):
     Attributes:
         rule: one of ``RULES``.
         objective: ``logit`` or ``probability`` of the target class; ``others``, the mean logit of all other classes; or
-            ``intermediate``, the logit that the head gives
-            to each block's own output, of which only the gradient at that block's attention is read.
+            ``intermediate``, the logit that the head gives to each block's own output, of which only the gradient at
+            that block's attention is read.
     """
 
     rule: str
-    objective: str
+    objective: Objective
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from vitreous.anatomy import Anatomy
 from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
 from vitreous.tape.functions import Follow, InForce, gradient_between
+from vitreous.tape.half import EXACT
 from vitreous.tape.interception import Handler, flat, in_graph
 from vitreous.tape.plan import PIXELS, Needs, Plan
 from vitreous.tape.progress import Progress
@@ -43,7 +44,6 @@ _READING = {
 }
 _ABSOLUTE = {"abslrp", "abslrp_share"}
 NOT_FOLLOWED = "relevance was not followed so far in this run"
-_EXACT = (torch.float32, torch.float64)
 
 
 class RelevanceListener:
@@ -213,7 +213,7 @@ class RelevanceListener:
         return (self._progress.next_block if self._progress.reached_blocks else PIXELS) >= self._lowest
 
     def _follow(self, call: Call, *inputs: Tensor) -> Any:
-        if inputs[0].dtype not in _EXACT:
+        if inputs[0].dtype not in EXACT:
             self._gap(f"it runs in {inputs[0].dtype}, in which relevance is lost to rounding; run it in float32")
         return Follow.apply(call, self._in_force, *inputs)
 

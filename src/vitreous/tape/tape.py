@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.outputs import Scale, likelihood_slope
+from vitreous.reason import reason_of
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.edges import grid_by_edges
@@ -312,7 +313,7 @@ class Tape:
             if "does not require grad" in str(error) or "not have been used in the graph" in str(error):
                 raise self._cut_off("a block") from None
             if "no autograd formula" in str(error) or "is not implemented" in str(error):
-                reason = str(error).strip().splitlines()[0].rstrip(".")
+                reason = reason_of(error).rstrip(".")
                 raise UnsupportedModelError(
                     f"{self.anatomy.name} cannot be explained by gradients: it has an operator without one ({reason})"
                 ) from None
@@ -381,8 +382,7 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
     except (AssertionError, ValueError, RuntimeError, IndexError) as error:
         if recorder.progress.reached_blocks:
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{recorder.anatomy.name} cannot take {_described(inputs)}: {reason}") from error
+        raise InputError(f"{recorder.anatomy.name} cannot take {_described(inputs)}: {reason_of(error)}") from error
 
 
 def _described(inputs: Inputs) -> str:

@@ -9,9 +9,9 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from vitreous.defaults import DEFAULT_OPACITY
 from vitreous.errors import InputError
 from vitreous.pictures.backdrop import Backdrop, Look
-from vitreous.pictures.overlay import DEFAULT_OPACITY
 from vitreous.web.record import Record
 from vitreous.web.rows import BlockRows
 

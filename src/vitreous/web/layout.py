@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from vitreous.pictures.overlay import DEFAULT_OPACITY
+from vitreous.defaults import DEFAULT_OPACITY
 from vitreous.web import cards
 from vitreous.web.drawing import SIGNS
 from vitreous.web.wanted import MOST_CLASSES

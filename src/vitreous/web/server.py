@@ -14,6 +14,7 @@ from typing import Any
 from vitreous.errors import InputError, MissingDependencyError
 from vitreous.web.shelf import Shelf, TextShelf, checkpoints
 from vitreous.web.studio import Studio
+from vitreous.web.surroundings import leave, occupy
 from vitreous.web.text_studio import TextStudio
 from vitreous.web.visitors import Visitors
 
@@ -59,10 +60,9 @@ class Server:
         self._page.block_thread()
 
     def close(self) -> None:
-        """Stop listening and working, and delete what visitors left."""
+        """Stop listening and working, delete what visitors left, and leave Gradio as it was."""
         self._page.close(verbose=False)
-        self.studio.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        _clear(self.studio, self._folder)
 
 
 def start(settings: Settings) -> Server:
@@ -85,10 +85,20 @@ def start(settings: Settings) -> Server:
     studio.shelf.take(settings.model)
     texts = _text_studio(settings, studio, for_texts)
     folder = Path(tempfile.mkdtemp(prefix="vitreous-web-"))
-    os.environ["GRADIO_TEMP_DIR"] = str(folder)  # uploads of this server lie in a folder that nobody else can read
-    page = build(gradio, studio, texts, settings.folders, folder)
-    _launch(gradio, page, settings)
+    occupy(folder)
+    try:
+        page = build(gradio, studio, texts, settings.folders, folder)
+        _launch(gradio, page, settings)
+    except BaseException:
+        _clear(studio, folder)
+        raise
     return Server(settings, page, studio, folder)
+
+
+def _clear(studio: Studio, folder: Path) -> None:
+    studio.close()
+    leave(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _text_studio(settings: Settings, studio: Studio, cache_bytes: int) -> TextStudio | None:
@@ -133,13 +143,11 @@ def build(gradio: Any, studio: Studio, texts: TextStudio | None, folders: Sequen
 
 
 def _launch(gradio: Any, page: Any, settings: Settings) -> None:
-    from gradio import processing_utils  # noqa: PLC0415
     from starlette.middleware import Middleware  # noqa: PLC0415  # comes with Gradio
 
-    from vitreous.web.gate import Gate, fetch_nothing  # noqa: PLC0415
+    from vitreous.web.gate import Gate  # noqa: PLC0415
     from vitreous.web.style import CSS  # noqa: PLC0415
 
-    processing_utils.async_ssrf_protected_download = fetch_nothing
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # nothing is fetched
     page.launch(
         server_name=settings.host,

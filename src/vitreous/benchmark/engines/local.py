@@ -75,9 +75,10 @@ def _watch(store: Store, processes: Sequence[subprocess.Popen[bytes]], watcher: 
     waiting = begin(store, watcher)
     while any(process.poll() is None for process in processes):
         time.sleep(_PAUSE)
-        there = [shard for shard in waiting if store.is_there(shard)]
+        there = {shard for shard in waiting if store.is_there(shard)}
         watcher.advance(sum(map(len, there)))
-        waiting = [shard for shard in waiting if not store.is_there(shard)]
+        # Not asked again: a shard that appeared meanwhile would never be told of.
+        waiting = [shard for shard in waiting if shard not in there]
 
 
 def run_of(text: str) -> Run:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vitreous import __version__
 from vitreous.benchmark.report.curves import Curves, curves_of, sweeps_of
 from vitreous.benchmark.report.extremes import Extreme, Extremes, extremes_of
 from vitreous.benchmark.report.style import LINES, STYLE
@@ -26,7 +27,6 @@ from vitreous.benchmark.tables import (
 )
 from vitreous.html.page import document, escape
 from vitreous.metrics.metric import Metric
-from vitreous.provenance import vitreous_version
 
 _RADAR_METHODS = 6
 _RADAR_METRICS = (3, 12)  # fewer axes are no area, more cannot be read
@@ -43,7 +43,7 @@ def write_page(found: Sequence[Results], *, pictures: int = 3) -> str:
     """
     sections = "".join(_section(results, pictures) for results in found)
     protocols = ", ".join(dict.fromkeys(results.run.protocol for results in found))
-    body = f'<p class="faint">Measured by vitreous {escape(vitreous_version())}.</p>\n{sections}'
+    body = f'<p class="faint">Measured by vitreous {escape(__version__)}.</p>\n{sections}'
     return document(f"{protocols} · Vitreous", body, heading="How good are these explanations?", style=STYLE)
 
 

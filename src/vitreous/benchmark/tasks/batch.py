@@ -18,6 +18,10 @@ from vitreous.models.text_models import LoadedTextModel
 from vitreous.subject import Subject
 from vitreous.texts import ReadText
 
+# Maps are made from tapes of so many photos: enough to keep a processor busy, few enough that the tapes of all blocks
+# of a large model fit into memory.
+EXPLAINED_TOGETHER = 8
+
 
 @dataclass(frozen=True)
 class Seen:

@@ -8,16 +8,15 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.benchmark.tasks.erasing import Direction, Filling, erased_logits, find_orders
-from vitreous.benchmark.tasks.task import PhotoTask, Values, explained_class, label_of
+from vitreous.benchmark.tasks.task import NINE, PhotoTask, Values, explained_class, label_of
+from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
 
 Explained = Literal["predicted", "label"]
-NINE = tuple(range(10, 100, 10))
 ELEVEN = tuple(range(0, 101, 10))
 
 
@@ -83,7 +82,7 @@ class PixelErasing(PhotoTask):
         positions = np.array(orders.positions).reshape(len(cases), len(self.explained))
         for case, classes, places in zip(cases, targets, positions, strict=True):
             # One case at a time: in float64, all of them would be larger than the model.
-            yield Curves(_array(batch.logits[case.image]), _array(logits[places]), np.array(classes))
+            yield Curves(float64_array(batch.logits[case.image]), float64_array(logits[places]), np.array(classes))
 
     def _explained_classes(self, picture: Picture) -> list[int]:
         return [explained_class(picture, explained) for explained in self.explained]
@@ -219,8 +218,3 @@ class AreaBetweenCurves(PixelErasing):
             for name in perturbation.curve_columns(f"{direction}_", "probability", self.ratios)
         ]
         return [row(columns, curves.probabilities()[1].ravel()) for curves in self.curves(batch, cases)]
-
-
-def _array(logits: Tensor) -> Floats:
-    found: Floats = logits.double().cpu().numpy()
-    return found

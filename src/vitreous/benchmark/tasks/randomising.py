@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.tasks.batch import PhotoBatch
+from vitreous.float64 import in_float64
 
 # Parts of a model that are randomised one after the other, the earlier ones staying random.
 STAGES = ("head", "top quarter", "top half", "top three quarters", "all blocks", "everything")
@@ -36,9 +37,9 @@ def randomise(parameter: Tensor, seed: str) -> None:
     number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big") >> 1
     generator = torch.Generator().manual_seed(number)
     with torch.no_grad():
-        values = parameter.double()
+        values = in_float64(parameter)
         spread = values.std() if values.numel() > 1 else values.abs().mean()
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.device)
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(values.device)
         parameter.copy_(values.mean() + spread * noise)
 
 

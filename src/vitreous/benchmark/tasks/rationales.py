@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from vitreous.benchmark.tasks.batch import Case, Passage, TextBatch
 from vitreous.benchmark.tasks.task import MissingAnnotationError, TextTask, Values, label_of
+from vitreous.float64 import float64_array
 from vitreous.metrics import text
 from vitreous.metrics.metric import Metric, row
 
@@ -51,7 +52,7 @@ class Rationales(TextTask):
         found = []
         for case in cases:
             passage = batch.pictures[case.image]
-            pieces = batch.map_of(case, label_of(passage)).double().cpu().numpy()
+            pieces = float64_array(batch.map_of(case, label_of(passage)))
             scores = text.word_scores(pieces, passage.word_of_piece)
             values = [text.token_f1(scores, passage.rationale, top) for top in tops]
             found.append(row(text.token_f1_columns(tops), values))

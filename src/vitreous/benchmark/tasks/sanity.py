@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture, generator_of, seed_of
+from vitreous.benchmark.tasks.batch import EXPLAINED_TOGETHER, Case, PhotoBatch, Picture, generator_of, seed_of
 from vitreous.benchmark.tasks.erasing import Filling, fill_of
 from vitreous.benchmark.tasks.keeping import patch_scores
 from vitreous.benchmark.tasks.randomising import STAGES, randomised_models
 from vitreous.benchmark.tasks.task import PhotoTask, Values, explained_class
 from vitreous.explaining import explain
+from vitreous.float64 import float64_array, in_float64
 from vitreous.methods.masks import patch_of_pixel
 from vitreous.metrics.complexity import complexity, mean_complexity, mean_sparseness, sparseness
 from vitreous.metrics.correlation import faithfulness_correlation, mean_faithfulness_correlation, random_subsets
@@ -24,7 +25,6 @@ from vitreous.metrics.randomisation import mean_randomisation_spearman, spearman
 from vitreous.metrics.sensitivity import max_sensitivity, mean_max_sensitivity
 
 Explained = Literal["predicted", "label"]
-_EXPLAINED_TOGETHER = 8
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class MapTask(PhotoTask):
 
     def map_of(self, batch: PhotoBatch, case: Case) -> Floats:
         """The map of a case, flat."""
-        found: Floats = self._raw(batch, case).flatten().double().cpu().numpy()
-        return found
+        return float64_array(self._raw(batch, case).flatten())
 
     def _raw(self, batch: PhotoBatch, case: Case) -> Tensor:
         return batch.map_of(case, explained_class(batch.pictures[case.image], self.explained))
@@ -55,13 +54,13 @@ class MapTask(PhotoTask):
         methods = list(dict.fromkeys(case.method for case in cases))
         wanted = sorted({case.image for case in cases})
         model = replace(batch.model, model=network)
-        for first in range(0, len(wanted), _EXPLAINED_TOGETHER):
-            part = wanted[first : first + _EXPLAINED_TOGETHER]
+        for first in range(0, len(wanted), EXPLAINED_TOGETHER):
+            part = wanted[first : first + EXPLAINED_TOGETHER]
             targets = [explained_class(batch.pictures[image], self.explained) for image in part]
             scores = explain(model, images[part], methods, target=targets).scores
             for case in cases:
                 if case.image in part:
-                    yield case, scores[case.method][part.index(case.image)].double().cpu().numpy()
+                    yield case, float64_array(scores[case.method][part.index(case.image)])
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ class Faithfulness(MapTask):
         falls = {image: self._falls(batch, image, subsets) for image, subsets in drawn.items()}
         found = []
         for case in cases:
-            scores = patch_scores(batch, self._raw(batch, case)).double().cpu().numpy()
+            scores = float64_array(patch_scores(batch, self._raw(batch, case)))
             sums = scores[drawn[case.image]].sum(axis=1)
             found.append({"faithfulness_correlation": float(faithfulness_correlation(sums, falls[case.image]))})
         return found
@@ -199,7 +198,7 @@ class Faithfulness(MapTask):
         falls = []
         for part in torch.split(chosen.to(patch_of.device), subject.batch):
             pictures = torch.where(part[:, patch_of][:, None], fill, subject.images[image])
-            falls.append(batch.logits[image, target].double() - subject.logits(pictures)[:, target].double())
+            falls.append(in_float64(batch.logits[image, target]) - in_float64(subject.logits(pictures)[:, target]))
         found: Floats = torch.cat(falls).cpu().numpy()
         return found
 

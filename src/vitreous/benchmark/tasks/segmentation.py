@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture, enlarged
 from vitreous.benchmark.tasks.task import MissingAnnotationError, PhotoTask, Values, label_of
+from vitreous.float64 import in_float64
 from vitreous.metrics import segmentation as counts
 from vitreous.metrics.metric import Floats, Metric, row
 
@@ -107,7 +108,7 @@ def maps_of_pixels(
     """The maps of some cases at the size of the model's input, in float64, so that ties are only those of the map."""
     for case in cases:
         map_ = batch.map_of(case, segmented_class(batch.pictures[case.image], explained))
-        yield enlarged(map_[None].double(), batch.subject.size, upsampling)[0].cpu().numpy()
+        yield enlarged(in_float64(map_[None]), batch.subject.size, upsampling)[0].cpu().numpy()
 
 
 def mask_of(picture: Picture) -> NDArray[np.int16]:

@@ -14,6 +14,8 @@ from vitreous.metrics.metric import Metric
 
 Values = dict[str, float]
 
+NINE = tuple(range(10, 100, 10))  # percent: the steps of most curves
+
 _OF_THE_DATA = ("label", "largest object")  # classes to explain that a data set tells, not the model
 
 

@@ -19,12 +19,18 @@ from vitreous.benchmark.tasks.segmentation import (
     segmented_class,
 )
 from vitreous.benchmark.tasks.task import MissingAnnotationError, PhotoTask, Values
+from vitreous.float64 import in_float64
 from vitreous.metrics import segmentation as counts
 from vitreous.metrics.arrays import min_max
 from vitreous.metrics.metric import Floats, Metric, row
-from vitreous.metrics.thresholds import best_threshold, held_out_threshold, in_its_half, threshold_prefix
+from vitreous.metrics.thresholds import (
+    GRADTOKEN_THRESHOLDS,
+    best_threshold,
+    held_out_threshold,
+    in_its_half,
+    threshold_prefix,
+)
 
-TENTHS = tuple(step / 10 for step in range(10))
 Search = Literal["highest mIoU"]
 HeldOut = Literal["each half of the photos, by the hash of their names, has the threshold of the other"]
 HALVES: HeldOut = "each half of the photos, by the hash of their names, has the threshold of the other"
@@ -51,7 +57,7 @@ class ThresholdSearch(PhotoTask):
     explained: Explained = "predicted"
     upsampling: Upsampling = "bilinear"
     scaling: Literal["min-max per map"] = "min-max per map"
-    thresholds: tuple[float, ...] = TENTHS
+    thresholds: tuple[float, ...] = GRADTOKEN_THRESHOLDS
     chosen_by: Search = "highest mIoU"
     held_out: HeldOut = HALVES
     mask_resize: Literal["nearest"] = "nearest"
@@ -111,7 +117,7 @@ class ClassSegmentation(PhotoTask):
     pixel: Literal["the class of the highest map above the threshold"] = (
         "the class of the highest map above the threshold"
     )
-    thresholds: tuple[float, ...] = TENTHS
+    thresholds: tuple[float, ...] = GRADTOKEN_THRESHOLDS
     chosen_by: Search = "highest mIoU"
     held_out: HeldOut = HALVES
     mask_resize: Literal["nearest"] = "nearest"
@@ -133,7 +139,7 @@ class ClassSegmentation(PhotoTask):
     def _count(self, batch: PhotoBatch, case: Case) -> Values:
         picture = batch.pictures[case.image]
         present, shift = self._present(picture), self._shift(picture)
-        maps = [batch.map_of(case, known + shift)[None].double() for known in present]
+        maps = [in_float64(batch.map_of(case, known + shift)[None]) for known in present]
         scaled = np.concatenate(
             [min_max(enlarged(map_, batch.subject.size, self.upsampling).cpu().numpy()) for map_ in maps]
         )

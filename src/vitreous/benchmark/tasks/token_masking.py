@@ -13,11 +13,10 @@ from torch import Tensor
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.benchmark.tasks.erasing import find_orders
 from vitreous.benchmark.tasks.keeping import Kept, kept_logits
-from vitreous.benchmark.tasks.task import PhotoTask, Values, explained_class
+from vitreous.benchmark.tasks.task import NINE, PhotoTask, Values, explained_class
+from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
-
-NINE = tuple(range(10, 100, 10))
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,11 @@ class TokenDropping(PhotoTask):
         """The steps as parts of one."""
         return tuple(percent / 100 for percent in self.percent)
 
+    @property
+    def from_zero(self) -> tuple[float, ...]:
+        """The steps of dropping, which begins at the unmasked photo."""
+        return (0.0, *self.ratios)
+
 
 @dataclass(frozen=True)
 class _Answers:
@@ -80,7 +84,7 @@ class _Answers:
 
 
 def _answers(whole: Tensor, along: Tensor, target: int) -> _Answers:
-    before, after = whole.double().cpu().numpy(), along.double().cpu().numpy()
+    before, after = float64_array(whole), float64_array(along)
     probabilities = perturbation.probabilities(after)[:, target]
     drops = perturbation.drops(perturbation.probabilities(before)[target], probabilities)
     return _Answers(float(perturbation.hits(before, target)), perturbation.hits(after, target), drops)
@@ -103,10 +107,10 @@ class InsertionDeletion(TokenDropping):
     @property
     def metrics(self) -> tuple[Metric, ...]:
         return (
-            perturbation.insertion_accuracy(),
-            perturbation.deletion_accuracy(),
-            perturbation.insertion_aopc(),
-            perturbation.deletion_aopc(),
+            perturbation.insertion_accuracy(ratios=self._to_one),
+            perturbation.deletion_accuracy(ratios=self.from_zero),
+            perturbation.insertion_aopc(ratios=self._to_one),
+            perturbation.deletion_aopc(ratios=self.from_zero),
         )
 
     def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
@@ -116,13 +120,17 @@ class InsertionDeletion(TokenDropping):
         return [self._values(*pair) for pair in self.answers(batch, cases, (insertion, deletion))]
 
     def _values(self, insertion: _Answers, deletion: _Answers) -> Values:
-        from_zero, to_one = (0.0, *self.ratios), (*self.ratios, 1.0)
         return (
-            row(perturbation.curve_columns("insertion_", "hit", to_one), [*insertion.hits, insertion.whole_hit])
-            | row(perturbation.curve_columns("insertion_", "drop", to_one), [*insertion.drops, 0.0])
-            | row(perturbation.curve_columns("deletion_", "hit", from_zero), [deletion.whole_hit, *deletion.hits])
-            | row(perturbation.curve_columns("deletion_", "drop", from_zero), [0.0, *deletion.drops])
+            row(perturbation.curve_columns("insertion_", "hit", self._to_one), [*insertion.hits, insertion.whole_hit])
+            | row(perturbation.curve_columns("insertion_", "drop", self._to_one), [*insertion.drops, 0.0])
+            | row(perturbation.curve_columns("deletion_", "hit", self.from_zero), [deletion.whole_hit, *deletion.hits])
+            | row(perturbation.curve_columns("deletion_", "drop", self.from_zero), [0.0, *deletion.drops])
         )
+
+    @property
+    def _to_one(self) -> tuple[float, ...]:
+        """The steps of insertion, which ends at the unmasked photo."""
+        return (*self.ratios, 1.0)
 
 
 @dataclass(frozen=True)
@@ -135,14 +143,13 @@ class InfluenceDeletion(TokenDropping):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        ratios = (0.0, *self.ratios)
-        return perturbation.mif(ratios=ratios), perturbation.lif(ratios=ratios)
+        return perturbation.mif(ratios=self.from_zero), perturbation.lif(ratios=self.from_zero)
 
     def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
         patches = batch.subject.layout.patches
         most = [Kept("bottom", patches - count) for count in self.counts(batch)]
         least = [Kept("top", patches - count) for count in self.counts(batch)]
-        columns = [perturbation.curve_columns(name, "hit", (0.0, *self.ratios)) for name in ("mif_", "lif_")]
+        columns = [perturbation.curve_columns(name, "hit", self.from_zero) for name in ("mif_", "lif_")]
         return [
             {
                 column: float(value)

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitreous.benchmark.tasks.batch import Case, Passage, TextBatch
-from vitreous.benchmark.tasks.task import TextTask, Values, explained_class
+from vitreous.benchmark.tasks.task import NINE, TextTask, Values, explained_class
 from vitreous.benchmark.tasks.wording import Row, Way, logits_of, perturbed, ranked_words
+from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation, text
 from vitreous.metrics.metric import Floats, Metric, row
 
-NINE = tuple(range(10, 91, 10))
 ERASER_BINS = (1, 5, 10, 20, 50)
 
 
@@ -48,10 +48,10 @@ class WordTask(TextTask):
         rows: list[Row] = []
         for case, target in zip(cases, targets, strict=True):
             rows += self._rows(batch, batch.pictures[case.image], ranked_words(batch, case, target), ways)
-        logits = logits_of(batch, rows).double().cpu().numpy()
+        logits = float64_array(logits_of(batch, rows))
         shape = (len(cases), len(ways), len(self.percent), -1)
         along = perturbation.probabilities(logits.reshape(shape))
-        whole = perturbation.probabilities(batch.logits.double().cpu().numpy())
+        whole = perturbation.probabilities(float64_array(batch.logits))
         return [
             (float(whole[case.image, target]), along[number, ..., target])
             for number, (case, target) in enumerate(zip(cases, targets, strict=True))

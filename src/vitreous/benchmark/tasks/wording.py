@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.tasks.batch import Case, Passage, TextBatch
+from vitreous.float64 import float64_array
 from vitreous.metrics.text import word_scores
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.subject import TOKENS_AT_ONCE, Subject
@@ -27,7 +28,7 @@ Row = tuple[int, ...]
 
 def ranked_words(batch: TextBatch, case: Case, target: int) -> NDArray[np.int64]:
     """The numbers of a text's words, the highest first; of equal ones the earlier is first."""
-    scores = batch.map_of(case, target).double().cpu().numpy()
+    scores = float64_array(batch.map_of(case, target))
     words = word_scores(scores, batch.pictures[case.image].word_of_piece, clamped=False)
     return np.argsort(-words, kind="stable")
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.explanation import Explanation
+from vitreous.float64 import in_float64
+from vitreous.methods.pixel_maps import patch_means
 from vitreous.models import LoadedModel
 from vitreous.outputs import likelihoods
 from vitreous.pictures.data.recording import open_subject
@@ -122,8 +124,7 @@ def _order(explanation: Explanation, method: str, index: int, target_index: int,
         signed = explanation.signed[method]
         scores = display_maps(scores, grid, explanation.image_size, signed=signed, smooth=True).flatten()
     elif grid != explanation.grid:
-        pooled = torch.nn.functional.adaptive_avg_pool2d(scores.view(1, 1, *grid), explanation.grid)
-        scores = pooled.flatten()
+        scores = patch_means(scores, grid, explanation.grid)
     return scores.argsort(descending=True, stable=True)
 
 
@@ -137,7 +138,7 @@ def _asking(subject: Subject, target: int, by: By) -> Callable[[Tensor], NDArray
             if kept.shape[1]:
                 raise
             return np.full(len(kept), np.nan)  # nothing is left that this model could read
-        return likelihoods(logits.double(), subject.scale)[:, target].cpu().numpy()
+        return likelihoods(in_float64(logits), subject.scale)[:, target].cpu().numpy()
 
     return probability
 

@@ -7,11 +7,10 @@ import math
 from torch import nn
 
 from vitreous.aggregate import Rollout
-from vitreous.errors import MethodError
 from vitreous.models import LoadedModel
 from vitreous.pictures.data.strip import Strip, depth_of, strip_of_spellings, with_options
 from vitreous.pixels import Images
-from vitreous.spelling import parse
+from vitreous.spelling import parse, plus_from_every_layer
 from vitreous.targets import Target
 
 
@@ -31,15 +30,9 @@ def start_layer_spellings(method: str, depth: int) -> dict[int, str]:
 
     A rollout stays one; everything else is summed over blocks (PLUS).
     """
-    recipe = parse(method)
-    if not recipe.info.has_layers:
-        raise MethodError(f"{method!r} has no layers to start at")
-    if isinstance(recipe.aggregation, Rollout):
+    if isinstance(parse(method).aggregation, Rollout):
         return {start: with_options(method, drop=("depth",), start=start) for start in range(depth)}
-    _, colon, tail = method.partition(":")
-    propagate = ".propagate" if recipe.propagate else ""
-    summed = f"{recipe.info.name}.plus{propagate}{colon}{tail}"
-    return {start: with_options(summed, drop=("layer", "half"), start=start) for start in range(depth)}
+    return dict(enumerate(plus_from_every_layer(method, depth)))
 
 
 def _caption(start: int, skipplus: int | None) -> str:

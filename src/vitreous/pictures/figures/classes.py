@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vitreous.explanation import Explanation
 from vitreous.pictures.backdrop import Backdrop, Look, Photo
 from vitreous.pictures.captions import class_caption
+from vitreous.pictures.figures.maps import map_tile
 from vitreous.pictures.sheet import Sheet
 from vitreous.pictures.tiles import SHARPNESS, Row, Tile, tiled
 
@@ -24,6 +25,8 @@ def classes_figure(
 ) -> Sheet:
     """Draw a column for each explained class and a row for each method.
 
+    A map with NaN or infinity in it is left out, and its place says why.
+
     Args:
         explanation: What to draw, made with several targets.
         index: Which image of the batch.
@@ -37,8 +40,7 @@ def classes_figure(
     targets = range(explanation.classes_per_image)
     rows = []
     for method in shown:
-        signed, grid = explanation.signed[method], explanation.grid_of(method)
-        maps = [backdrop.lay(explanation.scores_of(method, index, n), grid, signed=signed, look=look) for n in targets]
-        rows.append(Row([Tile(backdrop.photo), *map(Tile, maps)], label=method))
+        maps = [map_tile(explanation, method, (index, target), backdrop, look) for target in targets]
+        rows.append(Row([Tile(backdrop.photo), *maps], label=method))
     headings = ("photo", *(class_caption(explanation, index, target) for target in targets))
     return tiled(rows, tile=tile, headings=headings, legend=sorted({explanation.signed[method] for method in shown}))

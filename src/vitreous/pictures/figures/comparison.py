@@ -9,6 +9,7 @@ from vitreous.errors import InputError
 from vitreous.explanation import Explanation
 from vitreous.pictures.backdrop import Backdrop, Look, Photo
 from vitreous.pictures.captions import class_caption
+from vitreous.pictures.figures.maps import map_tile
 from vitreous.pictures.sheet import Sheet
 from vitreous.pictures.tiles import SHARPNESS, Row, Tile, tiled
 
@@ -28,6 +29,8 @@ def comparison_figure(
     shown: Sequence[Shown], *, methods: Sequence[str] | None = None, look: Look | None = None, tile: int = _TILE
 ) -> Sheet:
     """Draw the photos and every method's maps of them.
+
+    A map with NaN or infinity in it is left out, and its place says why.
 
     Args:
         shown: The photos with their explanations.
@@ -49,15 +52,5 @@ def _row(one: Shown, target: int, methods: Sequence[str], look: Look | None, til
     explanation = one.explanation
     whole = Backdrop.of(explanation, one.index, one.photo)
     backdrop = whole.fitted(tile * SHARPNESS, tile * SHARPNESS * 4 // 3)
-    maps = [
-        Tile(
-            backdrop.lay(
-                explanation.scores_of(method, one.index, target),
-                explanation.grid_of(method),
-                signed=explanation.signed[method],
-                look=look,
-            )
-        )
-        for method in methods
-    ]
+    maps = [map_tile(explanation, method, (one.index, target), backdrop, look) for method in methods]
     return Row([Tile(backdrop.photo, class_caption(explanation, one.index, target)), *maps])

@@ -9,12 +9,13 @@ from matplotlib.axes import Axes
 from vitreous.errors import InputError
 from vitreous.pictures.captions import font, line_height, wrap
 from vitreous.pictures.data.curves import Curves
+from vitreous.pictures.line_style import line_style
 from vitreous.pictures.sheet import FAINT, INK, Sheet, font_properties
 from vitreous.pictures.tiles import MARGIN
 
 # Okabe and Ito's colours, which people with any kind of colour vision can tell apart; lines differ by dashes as well.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1a1a1a")
-_DASHES = ("-", "--", "-.", ":")
+DASHES = ("-", "--", "-.", ":")
 _WIDTH = 400
 _HEIGHT = 270
 _LEFT = 52
@@ -49,16 +50,11 @@ def curves_figure(curves: Sequence[Curves], *, caption: str = "", what: str = "p
         axes = sheet.axes(left, top + _TITLE, _WIDTH, _HEIGHT)
         for position, one in enumerate(curves):
             values = one.deletion if kind == "deletion" else one.insertion
-            colour, dash = line_style(position)
+            colour, dash = line_style(position, COLOURS, DASHES)
             axes.plot(100 * one.fractions, 100 * values, dash, color=colour, linewidth=2)
         _dress(axes, f"{what} {'deleted' if kind == 'deletion' else 'inserted'}, most relevant first (%)")
     _legend(sheet, curves, top + _TITLE + _HEIGHT + _BELOW, names)
     return sheet
-
-
-def line_style(number: int) -> tuple[str, str]:
-    """Give the colour and the dashes of a line, different for every one."""
-    return COLOURS[number % len(COLOURS)], _DASHES[(number // len(COLOURS) + number) % len(_DASHES)]
 
 
 _GOOD = {"deletion": "low", "insertion": "high"}
@@ -86,7 +82,7 @@ def _legend(sheet: Sheet, curves: Sequence[Curves], top: float, names: int) -> N
         sheet.write(right + 120 * column, top, kind, width=110, size=12, ink=FAINT, align="right")
     top += step
     for number, one in enumerate(curves):
-        colour, dash = line_style(number)
+        colour, dash = line_style(number, COLOURS, DASHES)
         axes = sheet.axes(MARGIN, top + 2, _SWATCH - 8, step - 4)
         axes.set_axis_off()
         axes.plot([0, 1], [0, 0], dash, color=colour, linewidth=2)

@@ -19,7 +19,7 @@ from vitreous.anatomy import find_anatomy
 
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.mm, _ATEN.addmm, _ATEN.bmm, _ATEN.baddbmm}
-_SOFTMAX = {_ATEN._softmax, _ATEN.softmax}  # noqa: SLF001 - the name of the operation
+_SOFTMAX = {_ATEN._softmax, _ATEN.softmax}
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class _Counter(TorchDispatchMode):
         """Run one operation and count it."""
         del types
         kwargs = kwargs or {}
-        operation = func._overloadpacket  # noqa: SLF001 - what torch's own counter of operations looks at
+        operation = func._overloadpacket
         if operation not in flop_registry and operation not in _SOFTMAX:
             # Under inference_mode composed operations arrive as they were called; their parts are what counts.
             with self:
@@ -137,7 +137,7 @@ class _Counter(TorchDispatchMode):
             if composed is not NotImplemented:
                 return composed
         output = func(*args, **kwargs)
-        backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - there is no public way to ask
+        backward = torch._C._current_graph_task_id() != -1
         if operation in flop_registry:
             self._flops[backward] += flop_registry[operation](*args, **kwargs, out_val=output)
         if backward and operation in _PRODUCTS:
