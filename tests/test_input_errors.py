@@ -44,9 +44,9 @@ IMAGES = {
     "one image without a batch": (GOOD[0], r"\(batch, 3, height, width\), not \(3, 32, 32\)"),
     "rank 5": (GOOD[None], r"not \(1, 2, 3, 32, 32\)"),
     "a number": (torch.tensor(1.0), r"not \(\)"),
-    "grey": (GOOD[:, :1], "1 channels, but the model takes 3"),
-    "with an alpha channel": (random_images(channels=4), "4 channels, but the model takes 3"),
-    "channels last": (GOOD.permute(0, 2, 3, 1), "32 channels, but the model takes 3"),
+    "grey": (GOOD[:, :1], "32 x 32 pixels in 1 channel: .* to have 3 channels"),
+    "with an alpha channel": (random_images(channels=4), "32 x 32 pixels in 4 channels: .* to have 3 channels"),
+    "channels last": (GOOD.permute(0, 2, 3, 1), r"in 32 channels \(channels come first: \(2, 32, 32, 3\)\)"),
     "no image": (GOOD[:0], "empty"),
     "no width": (GOOD[..., :0], "empty"),
     "one NaN": (WITH_NAN, "NaN or infinite pixels"),
@@ -73,6 +73,58 @@ IMAGES = {
 def test_images_that_the_model_cannot_take(model, case):
     images, pattern = IMAGES[case]
     refused(InputError, pattern, model, images, ["gae", "decompx"])
+
+
+class Grey(nn.Module):
+    """Shows a model of one channel the mean of all; another convolution of it comes first and runs last."""
+
+    def __init__(self):
+        super().__init__()
+        self.fuse = nn.Conv2d(24, 24, 1, dtype=torch.float64)
+        self.inside = small_vit(depth=2, in_chans=1)
+
+    def forward(self, images):
+        tokens = self.inside.forward_features(images.mean(dim=1, keepdim=True))
+        return self.inside.head(tokens[:, 0] + self.fuse(tokens[:, 1:].mT.unflatten(2, (4, 4))).mean(dim=(2, 3)))
+
+
+class Coordinates(nn.Module):
+    """Adds two channels that say where a pixel is."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = small_vit(depth=2, in_chans=5)
+
+    def forward(self, images):
+        rows = torch.linspace(-1, 1, images.shape[-2], dtype=images.dtype)[:, None].expand_as(images[:, :1])
+        return self.inside(torch.cat((images, rows, rows.mT), dim=1))
+
+
+class LinearPatches(nn.Module):
+    """Patches of one channel, embedded by a linear layer, as of MNIST's digits."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = small_vit(depth=2)
+        self.inside.patch_embed = nn.Linear(64, 24, dtype=torch.float64)
+
+    def forward(self, images):
+        return self.inside(images.unfold(2, 8, 8).unfold(3, 8, 8).flatten(4).flatten(1, 3))
+
+
+@pytest.mark.parametrize(("build", "channels"), [(Grey, 3), (Coordinates, 3), (LinearPatches, 1)])
+def test_channels_are_what_the_model_makes_of_them(build, channels):
+    """Not what its first convolution would take, or three where it has none."""
+    model, images = build(), random_images(channels=channels)
+    inputs = []
+    hook = model.inside.blocks[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    logits = model(images)
+    hook.remove()
+    (gradient,) = torch.autograd.grad(logits[:, 2].sum(), inputs)
+    found = vitreous.explain(model, images, "ixg", target=2)
+    assert found.grid == (4, 4)
+    # Float64, the same operations.
+    torch.testing.assert_close(found.scores["ixg"], (inputs[0] * gradient).sum(-1)[:, 1:], rtol=1e-10, atol=1e-12)
 
 
 @pytest.fixture(scope="module")

@@ -262,7 +262,12 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
         return "it reads texts, which have no pixels to paint or to scale"
     if needs.reads_blocks_alone and tape.reads_several_blocks:
         return "its head reads several blocks at once, so that what it says of one block's output alone is not defined"
-    return _missing_attention(tape, needs) or _missing_norm(tape, needs) or missing_linear_part(tape, needs)
+    return (
+        _missing_attention(tape, needs)
+        or tape.gradient_gap(needs)
+        or _missing_norm(tape, needs)
+        or missing_linear_part(tape, needs)
+    )
 
 
 def _missing_attention(tape: Tape, needs: Needs) -> str | None:

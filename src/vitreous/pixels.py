@@ -60,10 +60,6 @@ def _check(images: Tensor) -> None:
 
 
 def _placed(pixels: Tensor, network: nn.Module) -> Tensor:
-    """On the model's device, in its precision; the number of channels must be what its first convolution takes."""
-    convolution = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
-    channels = 3 if convolution is None else convolution.in_channels
-    if pixels.shape[1] != channels:
-        raise InputError(f"images have {pixels.shape[1]} channels, but the model takes {channels}")
+    """On the model's device, in its precision; whether it takes so many channels shows when it runs."""
     weight = next(network.parameters(), None)
     return pixels if weight is None else pixels.to(weight.device, weight.dtype)

@@ -70,4 +70,8 @@ def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
 def first_run(model: LoadedModel, pixels: Tensor) -> tuple[Subject, Tensor]:
     """A model with photos, and what it says of them."""
     subject = Subject(model.model, find_anatomy(model.model), pixels, black=black_pixel(model, pixels))
-    return subject, subject.logits(pixels)
+    try:
+        return subject, subject.logits(pixels)
+    except (AssertionError, ValueError, RuntimeError, IndexError):
+        assert subject.layout  # a recorded run says what is wrong with the photos, if it is they
+        raise

@@ -39,7 +39,7 @@ class InputProcedure(Procedure):
     def needs(self, layer: int, depth: int) -> Needs:
         """The first block's tokens, in case that they are the input."""
         del layer, depth
-        return Needs(tokens=frozenset({0}))
+        return Needs(tokens=frozenset({0}), gradients_again=True)
 
     def of_tokens(self, view: View) -> bool:
         """Whether tokens are the input, not pixels."""

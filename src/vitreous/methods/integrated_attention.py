@@ -42,7 +42,7 @@ class IteratedIntegral(Procedure):
     def needs(self, layer: int, depth: int) -> Needs:
         """Of the first run that there is attention, and what a text has for its pixels."""
         del layer
-        return Needs(tokens=frozenset({0}), attention_rows=frozenset({depth - 1}))
+        return Needs(tokens=frozenset({0}), attention_rows=frozenset({depth - 1}), gradients_again=True)
 
     def map(self, view: View) -> Tensor:
         """The class token's row of the product of row-normalised I + mean (A * dA)^+."""
@@ -108,7 +108,7 @@ class Feedback(MeanAttention):
 
     def needs(self, layer: int, depth: int) -> Needs:
         """Also what a text has for its pixels."""
-        return super().needs(layer, depth) | Needs(tokens=frozenset({0}))
+        return super().needs(layer, depth) | Needs(tokens=frozenset({0}), gradients_again=True)
 
     def finish(self, view: View, row: Row) -> Tensor:
         """The row, entry by entry times the integrated gradient."""

@@ -194,6 +194,16 @@ def additive_bias(mask: Tensor | None, query: Tensor, keys: int, *, causal: bool
     return mask
 
 
+def heads_of(rows: Tensor, batch: int) -> Tensor:
+    """(batch x head, token, channel) -> (batch, head, token, channel)."""
+    return rows.reshape(batch, -1, *rows.shape[1:])
+
+
+def bias_of_heads(bias: Tensor | None, batch: int) -> Tensor | None:
+    """The same of a score bias, which may have one row for all heads, or no such axis."""
+    return bias if bias is None or bias.dim() < 3 or len(bias) == 1 else heads_of(bias, batch)
+
+
 def value_gradient(record: AttentionRecord, output_gradient: Tensor) -> Tensor:
     """Aᵀ dO: all that reaches the values, and all there is when A is held constant."""
     total: Tensor | None = None

@@ -13,7 +13,14 @@ from vitreous.anatomy import Anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape import multihead
-from vitreous.tape.attention import AttentionRecord, additive_bias, attend_fused, score_rows
+from vitreous.tape.attention import (
+    AttentionRecord,
+    additive_bias,
+    attend_fused,
+    bias_of_heads,
+    heads_of,
+    score_rows,
+)
 from vitreous.tape.functions import Attend, Elementwise, InForce
 from vitreous.tape.half import EXACT, exact
 from vitreous.tape.interception import in_graph, of_first
@@ -42,6 +49,7 @@ class AttentionListener:
         biases: what is added to the scores of a block: relative positions, a mask; ``None`` where it is not known.
         mixed: the blocks whose scores are not q kᵀ alone or not followed to the softmax, so that k is not known.
         behind: the attention calls behind the last block, in order; one of them may be what pools the tokens.
+        in_one_row: whether all heads of a batch lay along one axis, (batch x head, token, channel).
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class AttentionListener:
         self.biases: dict[int, Tensor | None] = {}
         self.mixed: set[int] = set()
         self.behind: list[tuple[AttentionRecord, Tensor]] = []
+        self.in_one_row = False
         self._rules_differ = bool(plan.rules - {"plain"})
         self._plain_gradients = self._rules_differ and any(RULES[name].plain_attention for name in plan.rules)
         self.forget()
@@ -75,7 +84,16 @@ class AttentionListener:
         layer = self._progress.layer
         if layer is None:
             return func(*args, **kwargs)
-        return self._attend(layer, *attention_arguments(*args, **kwargs))
+        query, key, value, bias, scale = attention_arguments(*args, **kwargs)
+        batch = self._progress.batch
+        if query.dim() != 3:
+            return self._attend(layer, query, key, value, bias, scale)
+        if len(query) % batch:
+            self._check(layer, len(query), query.shape[1], key.shape[1])
+            return func(*args, **kwargs)
+        self.in_one_row = True
+        query, key, value = (heads_of(part, batch) for part in (query, key, value))
+        return self._attend(layer, query, key, value, bias_of_heads(bias, batch), scale).flatten(0, 1)
 
     def on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``multi_head_attention_forward``."""
@@ -228,12 +246,22 @@ class AttentionListener:
     def on_softmax(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What enters is the scores, what comes out is A."""
         scores = args[0]
-        if self._progress.layer is None or not isinstance(scores, Tensor) or scores.dim() != 4:
+        if self._progress.layer is None or not isinstance(scores, Tensor):
+            return func(*args, **kwargs)
+        if scores.dim() != 4 and not self._are_of_all_heads(scores, self._progress.layer):
             return func(*args, **kwargs)
         self._known, self._entering = scores is self._scores, scores
         self._followed = self._followed and self._known
         self._weights = self._softmax(of_first(func, args, kwargs), scores)
         return self._weights
+
+    def _are_of_all_heads(self, scores: Tensor, layer: int) -> bool:
+        """Whether these are q kᵀ of a block with all heads of a batch in one row: (batch x head, to, from)."""
+        if self._scores is None or self._operands is None or layer == self._anatomy.depth:
+            return False
+        tokens, rows = self._progress.tokens, len(self._operands[0])
+        of_rows = all(part.dim() == 3 for part in self._operands) and rows % self._progress.batch == 0
+        return of_rows and scores.shape == (rows, tokens, tokens)
 
     def on_same_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Dropout that does nothing, or another dtype, between softmax and A v or between q kᵀ and softmax."""
@@ -257,11 +285,16 @@ class AttentionListener:
         assert self._operands is not None
         if self._weights.dim() == 3:
             self._weights, value, output, *operands = (
-                part.unflatten(0, (self._progress.batch, -1)) if part.dim() == 3 else part
+                heads_of(part, self._progress.batch) if part.dim() == 3 else part
                 for part in (self._weights, value, output, *self._operands)
             )
             self._operands = operands[0], operands[1]
-            self._products += 1  # what leads from q kᵀ, of all heads in one row, to the softmax was not followed
+            assert self._entering is not None
+            self.in_one_row = self._entering.dim() == 3
+            if self.in_one_row:
+                self._entering = heads_of(self._entering, self._progress.batch)
+            if not self.in_one_row or self._head_factor is not None:
+                self._products += 1  # what leads from q kᵀ, of all heads in one row, to the softmax was not followed
             return self._attend_by_hand(layer, value, output).flatten(0, 1)
         matrix, query, key = self._weights.detach(), self._operands[0], self._operands[1].transpose(-2, -1)
         if self._products > 1:  # relative positions that depend on q or k; what nobody knows must not be read
@@ -364,7 +397,7 @@ def attention_arguments(
     """q, k, v with one k and v per head, the score bias and the scale of a fused attention call."""
     del dropout_p  # explained as in evaluation
     if enable_gqa:
-        repeats = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
     bias = additive_bias(attn_mask, query, key.shape[-2], causal=is_causal)
     return query, key, value, bias, query.shape[-1] ** -0.5 if scale is None else scale

@@ -120,6 +120,14 @@ def in_graph(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
+def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """All operands of a call, also those that it was given in a list."""
+    operands: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        operands.extend(value if isinstance(value, list | tuple) else [value])
+    return operands
+
+
 def of_first(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
     """The call as a function of its first argument, never in place."""
     options = {name: value for name, value in kwargs.items() if name != "inplace"}

@@ -5,6 +5,7 @@ Seen in the run itself rather than looked up in attributes, so it holds for any 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -66,10 +67,19 @@ class Layout:
         return replace(self, grid=(1, tokens - self.prefix), read=self.read[self.read < tokens])
 
 
-def find_layout(recorder: Recorder, head_gradient: Tensor, pooling_gradient: Tensor | None, inputs: Inputs) -> Layout:
-    """Work out the layout from what was recorded."""
+def find_layout(
+    recorder: Recorder,
+    head_gradient: Tensor,
+    pooling_gradient: Tensor | None,
+    inputs: Inputs,
+    grid_by_edges: Callable[[], tuple[int, int]],
+) -> Layout:
+    """Work out the layout from what was recorded; ``grid_by_edges`` runs the patch embedding again."""
     tokens = head_gradient.shape[1]
-    grid = (1, tokens - 1) if isinstance(inputs, Texts) else _patch_grid(recorder, tokens, inputs.shape[-2:])
+    if isinstance(inputs, Texts):
+        grid = (1, tokens - 1)
+    else:
+        grid = _patch_grid(recorder, tokens, inputs.shape[-2:]) or grid_by_edges()
     prefix = tokens - grid[0] * grid[1]
     real = _real_tokens(inputs, head_gradient)
     stream = recorder.tokens[recorder.anatomy.depth].detach()
@@ -90,8 +100,8 @@ def find_layout(recorder: Recorder, head_gradient: Tensor, pooling_gradient: Ten
     return Layout(grid, prefix, read, alike and queries_alike, queries)
 
 
-def _patch_grid(recorder: Recorder, tokens: int, image_size: torch.Size) -> tuple[int, int]:
-    """The patch embedding's own output if it was a convolution, else the finest grid of square patches that fits.
+def _patch_grid(recorder: Recorder, tokens: int, image_size: torch.Size) -> tuple[int, int] | None:
+    """The patch embedding's own output if it was a convolution.
 
     A model may look at the picture in other ways besides, so of several convolutions that one counts whose patches are
     all but a few of the tokens.
@@ -109,13 +119,7 @@ def _patch_grid(recorder: Recorder, tokens: int, image_size: torch.Size) -> tupl
             f"{recorder.anatomy.name} makes {rows} x {columns} patches of a picture, but its blocks have {tokens} "
             "tokens: patches are dropped or joined in front of them, so no map can be laid out"
         )
-    for patch in range(1, min(height, width) + 1):
-        if height % patch == 0 and width % patch == 0 and (height // patch) * (width // patch) <= tokens:
-            return height // patch, width // patch
-    raise UnsupportedModelError(
-        f"{recorder.anatomy.name}: {tokens} tokens do not fit a grid of patches over a picture of "
-        f"{height} x {width} pixels"
-    )
+    return None
 
 
 def _real_tokens(inputs: Inputs, head_gradient: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from vitreous.anatomy.description import NormPlace
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape.attention_listener import AttentionListener
+from vitreous.tape.cuts import Cuts
 from vitreous.tape.embedding import Embedding, embedding_of
 from vitreous.tape.functions import InForce
 from vitreous.tape.interception import Handler, Interception
@@ -37,6 +38,7 @@ class Recorder:
         ends: what the feed-forward part's contribution was added up to.
         attention: the attention calls.
         relevance: what rules that carry relevance could follow.
+        cuts: the calls at which gradients end.
         sums: what is added to the stream in blocks whose W_O is read.
         misplaced_norms: pre-norm blocks, by their names, whose first norm got something else than the block's input.
         embeddings: the convolutions and poolings before the first block, among them the patch embedding.
@@ -48,6 +50,7 @@ class Recorder:
         self.anatomy, self.plan, self._reads_text = anatomy, plan, reads_text
         self.progress = Progress(anatomy.depth, batch)
         self.in_force = InForce(RULES["plain"])
+        self.cuts = Cuts(self.progress)
         self.tokens: dict[int, Tensor] = {}
         self.norms: dict[int, Tensor] = {}
         self.attended: dict[int, Tensor] = {}
@@ -70,8 +73,8 @@ class Recorder:
 
     def listening(self) -> Interception:
         """The context in which the model has to run."""
-        otherwise = self._otherwise if self.relevance.follows else None
-        return Interception(self, self._handlers(), frozenset(self._places), otherwise)
+        handlers = {function: self.cuts.over(handler) for function, handler in self._handlers().items()}
+        return Interception(self, handlers, frozenset(self._places), self.cuts.over(self._otherwise))
 
     def _otherwise(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that nobody waits for."""

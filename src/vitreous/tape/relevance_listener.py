@@ -17,7 +17,7 @@ from vitreous.anatomy import Anatomy
 from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
 from vitreous.tape.functions import Follow, InForce, gradient_between
 from vitreous.tape.half import EXACT
-from vitreous.tape.interception import Handler, in_graph
+from vitreous.tape.interception import Handler, flat, in_graph
 from vitreous.tape.plan import PIXELS, Needs, Plan
 from vitreous.tape.progress import Progress
 from vitreous.tape.rulebook import RULES
@@ -203,7 +203,7 @@ class RelevanceListener:
     def _note_unknown(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = func.__name__
         known = name in _REINDEXING or name in _READING
-        if not known and any(self._watches(value) for value in _flat(args, kwargs)):
+        if not known and any(self._watches(value) for value in flat(args, kwargs)):
             self._gap(f"there is no relevance rule for its {name}()")
 
     def _watches(self, value: Any) -> bool:
@@ -246,10 +246,3 @@ def _convolution_arguments(
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Any, ...], dict[str, Any]]:
     """The signature of ``F.conv2d``; stride, padding, dilation and groups as they were given."""
     return input, weight, bias, options, named
-
-
-def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    flat: list[Any] = []
-    for value in (*args, *kwargs.values()):
-        flat.extend(value if isinstance(value, list | tuple) else [value])
-    return flat

@@ -16,6 +16,7 @@ from vitreous.anatomy import Anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape import multihead
+from vitreous.tape.attention import bias_of_heads, heads_of
 from vitreous.tape.attention_listener import attention_arguments
 from vitreous.tape.dropping import with_prefix
 from vitreous.tape.interception import Handler, Interception
@@ -36,6 +37,7 @@ class ScoreEditing:
         self._anatomy, self._factor, self._kept, self._patches = anatomy, factor, kept, patches
         self._layers = {block.module: layer for layer, block in enumerate(anatomy.blocks)}
         self._layer: int | None = None
+        self._batch = 1
         self._count = 0
         self._hidden: Tensor | None = None  # (batch, tokens), 0 or -inf
         self._edited: set[int] = set()
@@ -62,7 +64,7 @@ class ScoreEditing:
         """Note where the forward pass is."""
         self._layer = self._layers[module]
         stream: Tensor = arguments[0]
-        self._count = stream.shape[1 if self._anatomy.batch_first else 0]
+        self._batch, self._count = stream.shape[:2] if self._anatomy.batch_first else (stream.shape[1], len(stream))
         if self._kept is not None and self._hidden is None:
             tokens = with_prefix(self._kept, self._count - self._patches)
             hidden = stream.new_full((len(tokens), self._count), float("-inf"))
@@ -90,7 +92,11 @@ class ScoreEditing:
         if self._layer is None:
             return func(*args, **kwargs)
         query, key, value, bias, scale = attention_arguments(*args, **kwargs)
-        return self._attend(query, key, value, bias, scale)
+        batch = self._batch
+        if query.dim() != 3 or len(query) % batch:
+            return self._attend(query, key, value, bias, scale)
+        query, key, value = (heads_of(part, batch) for part in (query, key, value))
+        return self._attend(query, key, value, bias_of_heads(bias, batch), scale).flatten(0, 1)
 
     def _on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._layer is None or not multihead.can_open(args, kwargs):

@@ -18,8 +18,10 @@ from vitreous.reason import reason_of
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.dependence import depends
+from vitreous.tape.edges import grid_by_edges
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.half import HALF, exact
+from vitreous.tape.head_order import check_head_order
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference, takes_cut_patches, texts_of
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
@@ -28,6 +30,8 @@ from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
 from vitreous.tape.token_axis import with_token_axis
+
+_FEW = 4  # as many channels as a usual picture has: grey, red, green, blue, alpha
 
 
 @dataclass
@@ -59,7 +63,8 @@ class Gradients:
 class Tape:
     """One recorded forward pass. Made by ``record``; holds the graph until that context ends.
 
-    ``again`` runs the model once more, on some of the images, with an intervention.
+    ``again`` runs the model once more, on some of the images, with an intervention; ``grid_by_edges`` its patch
+    embedding alone, where that was no convolution, to see the patch grid.
     """
 
     def __init__(
@@ -68,13 +73,14 @@ class Tape:
         logits: Tensor,
         inputs: Inputs,
         again: Callable[[Rows, Needs, Intervention], AbstractContextManager[Tape]],
+        grid_by_edges: Callable[[], tuple[int, int]],
     ) -> None:
         self._recorder, self._again = recorder, again
         self._logits = logits
         self.anatomy = recorder.anatomy
         self.logits = logits.detach()
         head_gradient, pooling_gradient = self._head_gradients()
-        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs)
+        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs, grid_by_edges)
         self.reads_text = isinstance(inputs, Texts)
         self._texts = texts_of(inputs, len(logits))
         self._part: tuple[Rows, int] | None = None
@@ -138,6 +144,10 @@ class Tape:
             return "it adds relative positions or a mask to its attention scores, for which relevance has no rule"
         return listener.gap_of(needs)
 
+    def gradient_gap(self, needs: Needs) -> str | None:
+        """Why gradients would be wrong in this run; ``None`` where they are not, or none are needed."""
+        return self._recorder.cuts.gap_of(needs)
+
     def tokens(self, layer: int) -> Tensor:
         """x_l: the stream at the input of a block, (batch, tokens, channels); layer ``PIXELS`` is the picture.
 
@@ -180,7 +190,14 @@ class Tape:
         return sums.carry(layer, projected.to(mix.dtype))
 
     def backward(self, backward: Pass, target: Tensor, needs: GradientNeeds) -> Gradients:
-        """Gradients of the pass's objective, one class per image, under its rule."""
+        """Gradients of the pass's objective, one class per image, under its rule.
+
+        Raises:
+            UnsupportedModelError: gradients end in front of what is asked for.
+        """
+        gap = self._recorder.cuts.behind(needs.lowest)
+        if gap is not None:
+            raise UnsupportedModelError(f"{self.anatomy.name} cannot be explained by gradients: {gap}")
         if backward.objective == "intermediate":
             return self._intermediate_gradients(backward.rule, target, needs.attention)
         recorder = self._recorder
@@ -264,6 +281,9 @@ class Tape:
         """
         behind = [(call, output) for call, output in self._recorder.attention.behind if output.requires_grad]
         stream = self._recorder.tokens[self.anatomy.depth]
+        gap = self._recorder.cuts.behind(self.depth)
+        if gap is not None:
+            raise UnsupportedModelError(f"which tokens the head of {self.anatomy.name} reads does not show: {gap}")
         if not self._logits.requires_grad:
             raise self._cut_off("the output")
         self._recorder.in_force.rule = RULES["plain"]
@@ -275,7 +295,7 @@ class Tape:
         if gradient is None:
             raise UnsupportedModelError(
                 f"no gradient reaches the last block of {self.anatomy.name}: its output does not depend on that block, "
-                "or layers that have no gradient (quantised ones) stand in between"
+                "or something that has no gradient stands in between"
             )
         for (call, output), pooling_gradient in zip(behind, pooling_gradients, strict=True):
             if pooling_gradient is not None:
@@ -301,6 +321,11 @@ class Tape:
             # A tensor without a gradient, or a source that the output was not made from.
             if "does not require grad" in str(error) or "not have been used in the graph" in str(error):
                 raise self._cut_off("a block") from None
+            if "no autograd formula" in str(error) or "is not implemented" in str(error):
+                reason = reason_of(error).rstrip(".")
+                raise UnsupportedModelError(
+                    f"{self.anatomy.name} cannot be explained by gradients: it has an operator without one ({reason})"
+                ) from None
             if "checkpoint" not in str(error).lower():
                 raise
             raise UnsupportedModelError(
@@ -346,11 +371,17 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
         logits = class_scores(output, anatomy.name, recorder.progress.batch)
         if recorder.embedded is not None and depends(logits, recorder.embedded):
             raise _reads_again(anatomy)
+        if recorder.attention.in_one_row and recorder.progress.batch > 1:
+            check_head_order(anatomy, model, inputs)
 
         def again(rows: Rows, needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
             return record(model, anatomy, inputs[rows], Plan(anatomy.depth, needs, intervention))
 
-        yield Tape(recorder, logits, inputs, again)
+        def by_edges() -> tuple[int, int]:
+            assert isinstance(inputs, Tensor)
+            return grid_by_edges(anatomy, model, inputs)
+
+        yield Tape(recorder, logits, inputs, again, by_edges)
 
 
 def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
@@ -369,11 +400,16 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
                 f"{recorder.anatomy.name} takes patches that were cut out of a picture before, with spatial_shapes, "
                 "not the picture itself; wrap it in a module whose forward takes images and cuts them"
             ) from error
-        if isinstance(inputs, Texts):
-            what = f"texts of {inputs.tokens} tokens"
-        else:
-            what = f"images of {inputs.shape[-2]} x {inputs.shape[-1]} pixels"
-        raise InputError(f"{recorder.anatomy.name} cannot take {what}: {reason_of(error)}") from error
+        raise InputError(f"{recorder.anatomy.name} cannot take {_described(inputs)}: {reason_of(error)}") from error
+
+
+def _described(inputs: Inputs) -> str:
+    if isinstance(inputs, Texts):
+        return f"texts of {inputs.tokens} tokens"
+    _, channels, height, width = inputs.shape
+    what = f"images of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"
+    # Where the last axis is as short as only channels are, that is what it probably is.
+    return what if width > _FEW or channels <= _FEW else f"{what} (channels come first: {tuple(inputs.shape)})"
 
 
 def _reads_again(anatomy: Anatomy) -> UnsupportedModelError:

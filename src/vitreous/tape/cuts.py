@@ -1,0 +1,85 @@
+"""Hearing where gradients end: kernels that were written for the forward pass alone, such as those of quantised layers.
+
+Behind such a call autograd goes on along what leads past it, the residual stream, and says nothing, so that maps would
+look plausible and be wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
+
+from vitreous.tape.interception import Handler, flat, in_graph
+from vitreous.tape.plan import PIXELS, Needs
+from vitreous.tape.progress import Progress
+
+# What gives numbers without a gradient on purpose; by name, for most exist as a function and as a method.
+_CONSTANT = {"__get__", "__set__", "detach", "detach_", "tensor", "as_tensor", "asarray", "scalar_tensor"}
+_NO_KERNEL = "WarnNotImplemented"  # autograd's own mark of an operator that was registered without a way back
+
+
+class Cuts:
+    """Notes the calls at which gradients end, by the block in which that happens."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._names: dict[int, str] = {}
+
+    def behind(self, layer: int | None) -> str | None:
+        """Why a gradient that has to reach a layer does not; ``None`` where it does, or none has to."""
+        last = max(self._names, default=None)
+        if layer is None or last is None or last < layer:
+            return None
+        where = "in front of its blocks"
+        if last >= 0:
+            where = "behind its blocks" if last == self._progress.depth else f"in block {last}"
+        return (
+            f"its {self._names[last]}() {where} has no gradient (a quantised layer, or a kernel for the forward pass "
+            "alone), so that only what leads past it would be seen"
+        )
+
+    def gap_of(self, needs: Needs) -> str | None:
+        """Why a method's gradients would be wrong in this run; ``None`` where they are not, or none are needed."""
+        reached = [part.lowest for part in needs.gradients.values()]
+        wanted = [layer for layer in reached if layer is not None] + [PIXELS] * needs.gradients_again
+        return self.behind(min(wanted, default=None))
+
+    def over(self, handler: Handler) -> Handler:
+        """``handler``, with a note where what comes out has lost the gradient of what went in."""
+
+        def watched(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            output = handler(func, args, kwargs)
+            # Most calls end here.
+            if in_graph(output) and not isinstance(func, OpOverload | OpOverloadPacket):
+                return output
+            if torch.is_grad_enabled() and func.__name__ not in _CONSTANT and any(map(in_graph, flat(args, kwargs))):
+                self._note(func.__name__, output)
+            return output
+
+        return watched
+
+    def _note(self, name: str, output: Any) -> None:
+        if name.startswith("new_") or name.endswith("_like"):
+            return
+        if any(_is_cut(part) for part in (output if isinstance(output, list | tuple) else [output])):
+            self._names.setdefault(self._layer, name)
+
+    @property
+    def _layer(self) -> int:
+        """The block that a gradient would have to pass this place from; between blocks, the one before."""
+        progress = self._progress
+        return progress.next_block if progress.inside_block or progress.behind else progress.next_block - 1
+
+
+def _is_cut(value: Any) -> bool:
+    """Whether numbers that were computed from tokens have no gradient; places, counts and comparisons never have."""
+    if not isinstance(value, Tensor):
+        return False
+    if value.grad_fn is not None:
+        return _NO_KERNEL in value.grad_fn.name()
+    rounded = value.is_quantized or value.dtype == torch.int8
+    return not value.requires_grad and (value.is_floating_point() or rounded)

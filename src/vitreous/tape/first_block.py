@@ -1,0 +1,46 @@
+"""What a model hands to its first block; the blocks themselves are not run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.anatomy import Anatomy
+from vitreous.tape.evaluation_mode import evaluation_mode
+from vitreous.tape.inputs import Inputs, ask, outside_inference
+from vitreous.tape.interception import Interception
+
+
+class _ReachedBlocks(BaseException):  # no error, and nothing in a model may catch it
+    """The first block is about to run: that is all there is to see."""
+
+
+class _FirstBlock:
+    """Sees what the first block is given, and ends the run."""
+
+    stream: Tensor | None = None
+
+    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Only the first block is listened to."""
+        del module
+        if arguments and isinstance(arguments[0], Tensor):
+            self.stream = arguments[0]
+        raise _ReachedBlocks
+
+    def leave(self, module: nn.Module, output: Any) -> Any:
+        """Never gets here."""
+        del module, output
+
+
+def first_block_input(anatomy: Anatomy, model: nn.Module, inputs: Inputs) -> Tensor | None:
+    """The stream in front of the first block; ``None`` where the model fails or ends before it."""
+    first = _FirstBlock()
+    listening = Interception(first, {}, frozenset({anatomy.blocks[0].module}))
+    try:
+        with torch.inference_mode(mode=False), torch.no_grad(), evaluation_mode(model), listening:
+            ask(model, outside_inference(inputs))
+    except (_ReachedBlocks, AssertionError, ValueError, RuntimeError, IndexError):
+        pass
+    return first.stream
