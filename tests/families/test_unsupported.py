@@ -29,6 +29,27 @@ def vit(**options: object) -> nn.Module:
     return timm.create_model("vit_base_patch16_224", **{**VIT, **options})
 
 
+class ChangesItsInput(Block):
+    """Sums that overwrite what stood in front of the block; gradients of that are lost, in training too."""
+
+    def forward(self, tokens: Tensor, **_: object) -> Tensor:
+        tokens += self.attn(self.norm1(tokens))
+        tokens += self.mlp(self.norm2(tokens))
+        return tokens
+
+
+@pytest.mark.parametrize("method", ["ixg", "gae", "decompx:layer=2", "attnlrp", "globenc", "alti", "smoothgrad"])
+def test_tokens_that_are_overwritten_are_not_taken_for_those_before(method):
+    model, images = randomised(vit(block_fn=ChangesItsInput)), torch.randn(1, 3, 32, 32).double()
+    ordinary = vit().double().eval()
+    ordinary.load_state_dict(model.state_dict())
+    with pytest.raises(UnsupportedModelError, match="changes tokens in place"):
+        vitreous.explain(model, images, method, 1)
+    # Attention is what it was.
+    found, expected = (vitreous.explain(each, images, "rollout", 1).scores["rollout"] for each in (model, ordinary))
+    torch.testing.assert_close(found, expected, **AGREES)
+
+
 class MixingHeads(Attention):
     """Talking heads: a linear map over heads on either side of the softmax."""
 

@@ -61,6 +61,7 @@ class Recorder:
         self.embedded: Tensor | None = None
         self.leaf: Tensor | None = None
         self._block_input: Tensor | None = None
+        self._input_version = 0
         self._block_output: Tensor | None = None
         self._rules = RuleListener(plan, self.progress, self.in_force, batch_first=anatomy.batch_first)
         self.relevance = RelevanceListener(anatomy, plan, self.progress, self.in_force, self._rules.is_gate)
@@ -232,7 +233,7 @@ class Recorder:
             self.tokens[PIXELS] = tokens
         if layer in self.plan.tokens:
             self.tokens[layer] = tokens
-        self._block_input = tokens
+        self._block_input, self._input_version = tokens, _version_of(tokens)
         self.sums.enter_block(layer, tokens)
         return (tokens, *arguments[1:])
 
@@ -260,6 +261,9 @@ class Recorder:
                 f"block {layer} of {self.anatomy.name} returns {type(tokens).__name__}, not its tokens alone or as the "
                 "first of a tuple; this is not supported"
             )
+        read = layer in self.plan.tokens or layer in self.plan.needs.halves
+        if read and self._block_input is not None and _version_of(self._block_input) != self._input_version:
+            raise self.changes_in_place()
         self.progress.inside_block, self.progress.next_block, self._block_input = False, layer + 1, None
         self.attention.forget()
         self._rules.forget()
@@ -278,6 +282,13 @@ class Recorder:
             self.ends[layer] = tokens
         return (tokens, *output[1:]) if isinstance(output, tuple) else tokens
 
+    def changes_in_place(self) -> UnsupportedModelError:
+        """The refusal of a model that overwrites tokens which a method reads, or which gradients need."""
+        return UnsupportedModelError(
+            f"{self.anatomy.name} changes tokens in place (x += ...), so that those in front of a block are lost; "
+            "methods that read them or a gradient need x = x + ..."
+        )
+
     def _on_convolution(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = func(*args, **kwargs)
         if not self.progress.reached_blocks:
@@ -289,6 +300,14 @@ class Recorder:
         if not self.progress.reached_blocks and isinstance(output, Tensor):
             self.embeddings.append(Embedding.without_patch(output, args[0]))
         return output
+
+
+def _version_of(tokens: Tensor) -> int:
+    """How often a tensor was changed in place; those of inference mode do not count it."""
+    try:
+        return tokens._version  # noqa: SLF001  # there is no public name for it
+    except RuntimeError:
+        return 0
 
 
 def _in_graph_from_here(tokens: Tensor) -> Tensor:

@@ -393,6 +393,8 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
     except (AssertionError, ValueError, RuntimeError, IndexError) as error:
         if recorder.progress.batch != len(inputs) and not isinstance(error, torch.OutOfMemoryError):
             raise _reads_again(recorder.anatomy) from error  # as many others were put in the place of its tokens
+        if "in-place operation" in str(error):
+            raise recorder.changes_in_place() from error
         if recorder.progress.reached_blocks:
             raise
         if not isinstance(inputs, Texts) and takes_cut_patches(model):
