@@ -37,6 +37,12 @@ def test_random_weights_are_the_same_every_time():
     assert one.model(torch.randn(1, 3, TINY_SIZE, TINY_SIZE)).std() > 0
 
 
+@pytest.mark.parametrize("device", ["meta", "a sofa"])
+def test_a_device_that_cannot_be_used_is_said(device):
+    with pytest.raises(ModelError, match=f"the device {device} cannot be used"):
+        load_model("demo", device=device)
+
+
 def test_loading_leaves_the_random_state_alone():
     before = torch.random.get_rng_state()
     load_model(f"timm/{TINY}@random")
