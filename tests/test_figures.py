@@ -230,7 +230,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (("overlays", "cat.png"), "did you mean overlay?"),
+            (("overlays", "cat.png"), "did you mean overlay"),
             (("overlay", "gone.png"), "there is no such file"),
             (("overlay", "cat.png", "dog.png"), "shows one photo, not 2"),
             (("overlay", "cat.png", "--out", "figure.gif"), "'figure.gif' ends in none of them"),

@@ -252,7 +252,7 @@ def test_of_a_group_of_methods_all_refusals_are_told_in_two_runs() -> None:
     model.model.register_forward_hook(lambda *_: runs.append(1))
     chosen = choose_methods(["white-box"], model, list, notices.append)
     assert {"ixg", "attnlrp"} <= set(chosen)
-    assert "gae is left out: its blocks have no attention part" in notices
+    assert "gae is left out: no attention part was found in its blocks by name" in notices
     assert not [notice for notice in notices if "Methods that" in notice]
     assert len(notices) > 5
     assert len(runs) == 2  # all of them, then those that are left

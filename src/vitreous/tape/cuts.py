@@ -65,7 +65,9 @@ class Cuts:
     def _note(self, name: str, output: Any) -> None:
         if name.startswith("new_") or name.endswith("_like"):
             return
-        if any(_is_cut(part) for part in (output if isinstance(output, list | tuple) else [output])):
+        parts = output if isinstance(output, list | tuple) else [output]
+        # Where one of several has a gradient, the others are without one on purpose: weights to look at, places.
+        if any(map(_is_cut, parts)) and not any(in_graph(part) and not _is_cut(part) for part in parts):
             self._names.setdefault(self._layer, name)
 
     @property
