@@ -64,6 +64,7 @@ def test_a_plugin_is_a_method_like_any_other(plugin):
         ("rule='frozn'", "rule 'frozn' is not one of plain, frozen, .*; did you mean frozen"),
         ("values=('tokns',)", "values 'tokns' is not one of tokens, .*; did you mean tokens"),
         ("values=('picture',)", "values 'picture' is not one of"),
+        ("values=('gradients_again',)", "values 'gradients_again' is not one of"),
         ("values='tokens'", r"values are several, so write values=\('tokens',\)"),
         ("slopes=('token',)", "slopes 'token' is not one of tokens, .*; did you mean tokens"),
         ("aggregation='skip'", "aggregation 'skip' is not one of plus, skipplus; did you mean skipplus"),

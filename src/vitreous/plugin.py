@@ -31,8 +31,7 @@ from vitreous.user_file import run_user_file
 Read = Callable[[View, int], Tensor]
 ENTRY_POINTS = "vitreous.methods"
 
-_NOT_OF_A_LAYER = {"picture", "gradients"}
-_VALUES = tuple(part.name for part in fields(Needs) if part.name not in _NOT_OF_A_LAYER)
+_VALUES = tuple(part.name for part in fields(Needs) if isinstance(part.default, frozenset))  # those of layers
 _SLOPES = tuple(part.name for part in fields(GradientNeeds))
 
 

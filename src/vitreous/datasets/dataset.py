@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +36,14 @@ class DataSet(ABC):
         self.path = expanded(path)
         if not self.path.exists():
             raise self._error("there is no such file or folder")
+
+    def _refuse_repeated(self, names: Iterable[str], where: str = "") -> None:
+        """Refuse a name that stands for two samples: rows of results are known by it."""
+        seen: set[str] = set()
+        for name in names:
+            if name in seen:
+                raise self._error(f"{name} is listed twice{where}")
+            seen.add(name)
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -8,7 +8,6 @@ import lzma
 import tarfile
 import zlib
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -58,9 +57,7 @@ class EraserMovies(DataSet):
         self.path = expanded(path)  # a list inside of an archive is no file that could be looked for
         place, split = _part_of(self.path)
         self._reviews = read_movies(place, split)
-        (name, times), *_ = Counter(review.name for review in self._reviews).most_common(1) or [("", 0)]
-        if times > 1:
-            raise self._error(f"{name} is listed twice in {split}{_LIST_ENDING}")
+        self._refuse_repeated((review.name for review in self._reviews), f" in {split}{_LIST_ENDING}")
 
     def __len__(self) -> int:
         return len(self._reviews)

@@ -84,11 +84,7 @@ class FileDataSet(DataSet):
     def _check_names(self) -> None:
         if not self._items:
             raise self._error("it holds no photos")
-        seen: set[str] = set()
-        for item in self._items:
-            if item.name in seen:
-                raise self._error(f"{item.name} is listed twice")
-            seen.add(item.name)
+        self._refuse_repeated(item.name for item in self._items)
 
 
 def _with_printable_names(items: Sequence[Item]) -> Sequence[Item]:

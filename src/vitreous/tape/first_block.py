@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,11 +12,11 @@ from torch import Tensor, nn
 from vitreous.anatomy import Anatomy
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.inputs import Inputs, ask, outside_inference
-from vitreous.tape.interception import Interception
+from vitreous.tape.interception import Handler, Interception, Listener
 
 
-class _ReachedBlocks(BaseException):  # no error, and nothing in a model may catch it
-    """The first block is about to run: that is all there is to see."""
+class SeenEnough(BaseException):  # no error, and nothing in a model may catch it
+    """A listener has seen what it was to see: the rest need not run."""
 
 
 class _FirstBlock:
@@ -27,7 +29,7 @@ class _FirstBlock:
         del module
         if arguments and isinstance(arguments[0], Tensor):
             self.stream = arguments[0]
-        raise _ReachedBlocks
+        raise SeenEnough
 
     def leave(self, module: nn.Module, output: Any) -> Any:
         """Never gets here."""
@@ -37,10 +39,19 @@ class _FirstBlock:
 def first_block_input(anatomy: Anatomy, model: nn.Module, inputs: Inputs) -> Tensor | None:
     """The stream in front of the first block; ``None`` where the model fails or ends before it."""
     first = _FirstBlock()
-    listening = Interception(first, {}, frozenset({anatomy.blocks[0].module}))
-    try:
-        with torch.inference_mode(mode=False), torch.no_grad(), evaluation_mode(model), listening:
-            ask(model, outside_inference(inputs))
-    except (_ReachedBlocks, AssertionError, ValueError, RuntimeError, IndexError):
-        pass
+    with suppress(AssertionError, ValueError, RuntimeError, IndexError):
+        run_until_seen(first, {}, anatomy, model, inputs)
     return first.stream
+
+
+def run_until_seen(
+    listener: Listener,
+    handlers: Mapping[Callable[..., Any], Handler],
+    anatomy: Anatomy,
+    model: nn.Module,
+    inputs: Inputs,
+) -> None:
+    """Run a model without a graph until a listener on its first block, or a handler of calls, has seen enough."""
+    listening = Interception(listener, handlers, frozenset({anatomy.blocks[0].module}))
+    with suppress(SeenEnough), torch.inference_mode(mode=False), torch.no_grad(), evaluation_mode(model), listening:
+        ask(model, outside_inference(inputs))

@@ -14,15 +14,11 @@ from torch import Tensor, nn
 from vitreous.anatomy import Anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
-from vitreous.tape.evaluation_mode import evaluation_mode
-from vitreous.tape.inputs import Inputs, ask, outside_inference
-from vitreous.tape.interception import Handler, Interception
+from vitreous.tape.first_block import SeenEnough, run_until_seen
+from vitreous.tape.inputs import Inputs
+from vitreous.tape.interception import Handler
 
 _ROUNDING = 1e-3  # of the largest number: equal rows of one product may be summed in another order
-
-
-class _SawHeads(BaseException):  # no error, and nothing in a model may catch it
-    """Attention is about to run: that is all there is to see."""
 
 
 class _FirstAttention:
@@ -46,7 +42,7 @@ class _FirstAttention:
         if not self._inside or not isinstance(args[0], Tensor) or args[0].dim() != 3:
             return func(*args, **kwargs)
         self.heads = args[0]
-        raise _SawHeads
+        raise SeenEnough
 
 
 def check_head_order(anatomy: Anatomy, model: nn.Module, inputs: Inputs) -> None:
@@ -57,13 +53,9 @@ def check_head_order(anatomy: Anatomy, model: nn.Module, inputs: Inputs) -> None
     """
     first = _FirstAttention()
     handlers: dict[Callable[..., Any], Handler] = dict.fromkeys((*heard.ATTENTION, *heard.SOFTMAX), first.on_attention)
-    listening = Interception(first, handlers, frozenset({anatomy.blocks[0].module}))
     twice = inputs[torch.zeros(2, dtype=torch.int64, device=inputs.device)]
-    try:
-        with torch.inference_mode(mode=False), torch.no_grad(), evaluation_mode(model), listening:
-            ask(model, outside_inference(twice))
-    except _SawHeads:
-        assert first.heads is not None
+    run_until_seen(first, handlers, anatomy, model, twice)
+    if first.heads is not None:
         one, other = first.heads.chunk(2)
         if bool((one - other).abs().amax() <= _ROUNDING * one.abs().amax()):
             return
