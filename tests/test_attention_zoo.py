@@ -202,6 +202,20 @@ def test_the_head_sees_every_block_in_one_further_run(monkeypatch):
     assert runs == [3, 1]
 
 
+def test_methods_that_end_with_the_same_integral_find_it_once_for_each_target(monkeypatch):
+    model, images, targets = small_vit(depth=3), random_images(2), torch.tensor([[0, 1], [2, 3]])
+    spellings = ["tam:steps=4", "bi_token:steps=4", "bi_head:steps=4", "tam:steps=3"]
+    alone = {spelling: vitreous.explain(model, images, spelling, targets).scores[spelling] for spelling in spellings}
+    runs = []
+    embed = model.patch_embed.forward
+    monkeypatch.setattr(model.patch_embed, "forward", lambda pixels: runs.append(len(pixels)) or embed(pixels))
+    together = vitreous.explain(model, images, spellings, targets).scores
+    recorded, of_targets = 2, 2 * 2
+    assert sum(runs) == recorded + of_targets * (4 + 3)
+    for spelling in spellings:
+        assert torch.equal(together[spelling], alone[spelling])
+
+
 def test_too_few_points_are_refused():
     for spelling in ("iia:points=1", "dix:points=0", "tam:steps=1", "bi_head:steps=1"):
         with pytest.raises(vitreous.errors.MethodError, match="too few"):

@@ -46,7 +46,7 @@ class Subject:
         targets: the classes that are explained of each image, (batch, k), where they are known.
         black: what the model gets for a black pixel, (channel,), where its preprocessing is known.
         evaluations: how many images the model has been asked about so far, besides the recorded run.
-        memory: what methods have found out already and would otherwise ask again for another target.
+        memory: what methods have found out already and another target or method would ask again.
     """
 
     _model: nn.Module

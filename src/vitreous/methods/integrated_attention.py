@@ -81,8 +81,12 @@ def _sum_of_matrices(readout: GradientAttention, run: View, block: int, batch: i
 def integrated_gradient_row(view: View, steps: int) -> Tensor:
     """mean_h of (the mean of dy_c/dA over pictures a x, a from 0 to 1)^+: the last attention's class token row.
 
-    (batch, tokens). Where the head reads several tokens, their rows are averaged.
+    (batch, tokens). Where the head reads several tokens, their rows are averaged. Several methods end with it, so it is
+    found once for each target of a subject.
     """
+    memory, key = view.subject.memory, (integrated_gradient_row, steps, tuple(view.target.tolist()))
+    if key in memory:
+        return memory[key]
     total_gradient: list[Tensor] = []
     needs = Needs(gradients={PLAIN: GradientNeeds(attention=frozenset({view.depth - 1}))})
     layer, rows = view.last_attention
@@ -91,7 +95,8 @@ def integrated_gradient_row(view: View, steps: int) -> Tensor:
             total_gradient.append(sum_of_variations(run.attention_gradient(PLAIN, layer, rows), len(view.target)))
     row = (total(total_gradient) / steps).clamp_(min=0).mean(dim=(1, 2))
     # An attention that pools the tokens may leave out the prefix.
-    return torch.nn.functional.pad(row, (view.layout.tokens - row.shape[1], 0))
+    memory[key] = torch.nn.functional.pad(row, (view.layout.tokens - row.shape[1], 0))
+    return memory[key]
 
 
 class Feedback(MeanAttention):
