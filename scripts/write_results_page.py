@@ -68,7 +68,8 @@ def _section(results: Results) -> str:
 def _kept(folder: Path, table: ResultTable, images: int) -> str:
     """Keep a run's manifest and rows beside the page, and give the command that makes it."""
     manifest = read_manifest(folder)
-    del manifest["command"]  # where things lay on the machine is nobody's business; the page shows the command
+    for name in ("command", "folder"):
+        manifest.pop(name, None)  # where things lay on the machine is nobody's business; the page shows the command
     methods = set(manifest["run"]["methods"])
     rows = [row for row in as_rows(table) if row["method"] in methods]
     lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)  # a line each, so that changes can be seen

@@ -187,6 +187,30 @@ def test_a_network_whose_preprocessing_is_unknown_is_refused(data, tmp_path):
         evaluate(torch.nn.Sequential(network), data, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "rya"}, "local or ray, not 'rya'"),
+        ({"threads": 0}, "at least 1"),
+        ({"workers": 0}, "at least one worker"),
+        ({"seed": -1}, "from 0 on, not -1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_is_computed(data, tmp_path, options, message):
+    with pytest.raises(RunError, match=message):
+        vitreous.evaluate(MODEL, data, PROTOCOL, METHODS, out=tmp_path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plugins_may_be_given_as_text(data, tmp_path):
+    plugin = tmp_path / "own.py"
+    plugin.write_text("")
+    given = {"limit": 1, "threads": 1}
+    text = vitreous.evaluate(MODEL, data, PROTOCOL, ["gae"], out=tmp_path / "a", plugins=[str(plugin)], **given)
+    path = vitreous.evaluate(MODEL, data, PROTOCOL, ["gae"], out=tmp_path / "b", plugins=(plugin,), **given)
+    assert text.rows() == path.rows()
+
+
 def test_several_workers_need_names(data, tmp_path):
     with pytest.raises(RunError, match="by name"):
         evaluate(vitreous.load_model(MODEL.name, image_size=32), data, tmp_path, workers=2)

@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from evaluations import MODEL, PROTOCOL, everything, only_run, some_run, write_photos
+from vitreous.benchmark import workbench
 from vitreous.benchmark.store import Store
 from vitreous.cli import app, evaluating_progress
 from vitreous.cli.evaluating_progress import EvaluationProgress
@@ -392,6 +393,23 @@ class TestReport:
         assert "img" not in page.tags
         assert "Pictures are missing" in page.text
         assert "0003.png" in page.text
+
+    def test_a_model_beside_the_folder_that_a_run_was_started_from_is_found_again(self, photos, tmp_path, monkeypatch):
+        (tmp_path / "here").mkdir()
+        (tmp_path / "here" / "own.py").write_text(
+            "import timm\n\n\ndef build():\n    return timm.create_model('test_vit', img_size=32, num_classes=3)\n"
+        )
+        monkeypatch.chdir(tmp_path / "here")
+        given = ("--model", "py/own.py:build", "--image-size", 32, "--mean", 0.5, "--std", 0.5, "--protocol", PROTOCOL)
+        done = run("evaluate", *given, "--data", photos, "--methods", "gae", "--limit", 2, "--out", tmp_path / "runs")
+        assert done.exit_code == 0, done.output
+        monkeypatch.chdir(tmp_path)
+        workbench._opened.clear()  # as in another process
+        assert run("report", "runs", "--out", "page.html").exit_code == 0
+        page = Page((tmp_path / "page.html").read_text())
+        assert "Pictures are missing" not in page.text
+        assert "img" in page.tags
+        assert Path.cwd() == tmp_path
 
     def test_what_files_say_is_not_markup(self, folder):
         """A data set with hostile names: everything on the page is text."""

@@ -1,5 +1,6 @@
 """A user's own network by name, and one logit as two classes."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 import vitreous
 from loading_models import error_of
 from small_models import random_images, small_vit
+from vitreous.benchmark.workbench import weights_of
 from vitreous.datasets import open_dataset
 from vitreous.errors import UnsupportedModelError
 from vitreous.models import TwoSided, list_models, load_model
@@ -54,6 +56,40 @@ def test_options_or_attributes_say_how_photos_are_prepared(own):
     loaded = load_model(f"py/{file}:build", std=0.1)
     assert (loaded.preprocessing.image_size, loaded.preprocessing.std) == ((2, 2), (0.1,) * 3)
     assert loaded.class_names == ("no", "yes")
+
+
+CHANGED = """
+import timm
+from lying_beside import tail
+
+def build():
+    model = timm.create_model("test_vit", num_classes=3)
+    whole = model.forward
+    {change}
+    return model
+"""
+CHANGES = {
+    "a hook": "model.head.register_forward_hook(lambda part, given, output: output * {factor})",
+    "a hook before": "model.head.register_forward_pre_hook(lambda part, given: (given[0] * {factor},))",
+    "another forward": "model.forward = lambda images: whole(images) * {factor}",
+    "a file beside it": "model.head.register_forward_hook(tail)",
+    "the library": "timm.models.vision_transformer.scaled = {factor}",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_model_is_told_apart_by_code_that_its_parts_do_not_show(tmp_path, monkeypatch, change):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the file's folder is added to it
+    found = []
+    for factor in (1.0, 1.0, -1.0):
+        beside = factor if change == "a file beside it" else 1.0
+        (tmp_path / "lying_beside.py").write_text(f"def tail(part, given, output):\n    return output * {beside}\n")
+        (tmp_path / "own.py").write_text(CHANGED.format(change=CHANGES[change].format(factor=factor)))
+        monkeypatch.delitem(sys.modules, "lying_beside", raising=False)
+        found.append(weights_of(load_model(f"py/{tmp_path / 'own.py'}:build", image_size=160, mean=0.5, std=0.5)))
+    monkeypatch.delitem(sys.modules, "lying_beside", raising=False)
+    assert found[0] == found[1] != found[2]
 
 
 def test_what_cannot_be_known_is_asked_for(own):

@@ -1,19 +1,24 @@
-"""Tells versions of somebody's own code apart: the file that a function or class is written in, or the code itself."""
+"""Tells versions of somebody's own code apart: the files that a function or class is written in, or the code itself."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
+
+# Folders in which one package has nothing to do with the next.
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def source_hash(written: Any) -> str:
-    """Return the sha256 of the file of a function or class, so that what it calls there counts as well.
+    """Return the sha256 of a module's file, or of that of a function or class, so that what it calls there counts too.
 
-    What was typed into an interactive session has no file: the function's instructions count then, or of a class those
-    of its functions.
+    Files beside it count too, where its module imports from them, and they from each other. What was typed into an
+    interactive session has no file: the function's instructions count then, or of a class those of its functions.
     """
     try:
         content = Path(inspect.getsourcefile(written) or "").read_bytes()
@@ -21,7 +26,46 @@ def source_hash(written: Any) -> str:
         functions = vars(written).values() if inspect.isclass(written) else (written,)
         codes = [getattr(function, "__code__", None) for function in functions]
         content = "\n".join(_instructions(code) for code in codes if code is not None).encode()
-    return hashlib.sha256(content).hexdigest()
+    module = written if isinstance(written, ModuleType) else sys.modules.get(written.__module__)
+    hashes = [hashlib.sha256(content).hexdigest(), *sorted(_hashes_beside(module))]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+
+
+def _hashes_beside(start: ModuleType | None) -> Iterator[str]:
+    """Yield the sha256 of every other file that a module needs of its own package or folder."""
+    file = _file_of(start)
+    if start is None or file is None:
+        return
+    known, waiting = {file}, [start]
+    while waiting:
+        for module in _imported_by(waiting.pop()):
+            other = _file_of(module)
+            if other is not None and other not in known and _belongs(module, other, start, file):
+                known.add(other)
+                waiting.append(module)
+                yield hashlib.sha256(other.read_bytes()).hexdigest()
+
+
+def _imported_by(module: ModuleType) -> Iterator[ModuleType]:
+    """Yield the modules that a module has imported, or has imported something from."""
+    for value in list(vars(module).values()):
+        name = getattr(value, "__module__", None)
+        found = value if isinstance(value, ModuleType) else sys.modules.get(name) if isinstance(name, str) else None
+        if found is not None:
+            yield found
+
+
+def _belongs(module: ModuleType, file: Path, start: ModuleType, beside: Path) -> bool:
+    package = start.__name__.partition(".")[0]
+    if module.__name__.partition(".")[0] == package:
+        return True
+    return beside.parent.name not in _INSTALLED and beside.parent in file.parents
+
+
+def _file_of(module: ModuleType | None) -> Path | None:
+    name = getattr(module, "__file__", None)
+    file = Path(name).absolute() if isinstance(name, str) else None
+    return file if file is not None and file.suffix == ".py" and file.is_file() else None
 
 
 def _instructions(code: CodeType) -> str:

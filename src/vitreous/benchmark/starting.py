@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from torch import nn
 
@@ -27,13 +27,13 @@ from vitreous.benchmark.workbench import (
     open_data,
     own_code_of,
     preprocessing_of,
+    weights_of,
 )
 from vitreous.datasets import DataSet, Shuffled
 from vitreous.datasets.sample import Things
 from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import ModelError
 from vitreous.models import LoadedModel
-from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.preprocessing import from_timm
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.paths import expanded
@@ -69,7 +69,7 @@ class Options:
     threads: int | None = None
     shard_size: int = SHARD_SIZE
     seed: int = 0
-    plugins: tuple[Path, ...] = ()
+    plugins: Sequence[str | Path] = ()
     retry_failed: bool = False
 
 
@@ -83,7 +83,7 @@ class OptionValues(TypedDict, total=False):
     threads: int | None
     shard_size: int
     seed: int
-    plugins: tuple[Path, ...]
+    plugins: Sequence[str | Path]
     retry_failed: bool
 
 
@@ -99,7 +99,7 @@ def start(
     """Open everything, find out which methods are meant, and make the run's folder or find it."""
     _check(model, data, protocol, options)
     asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
-    plugins = [str(file.resolve()) for file in options.plugins]
+    plugins = [str(Path(file).resolve()) for file in options.plugins]
     load_plugins(plugins)
     opened = _open(data, options.seed if options.shuffle else None)
     if opened.holds != asked.reads:
@@ -114,7 +114,7 @@ def start(
         protocol=asked.name,
         settings=asked.settings(),
         model=choice,
-        weights=fingerprint_of(loaded.model),
+        weights=weights_of(loaded),
         preprocessing=preprocessing_of(loaded),
         data=f"{opened.kind}:{opened.path.absolute()}",
         data_fingerprint=opened.fingerprint,
@@ -128,12 +128,16 @@ def start(
         shuffled=options.shuffle,
         versions=_versions(loaded.model),
         limit=options.limit,
-        threads=options.threads or threads_for(options.workers or 1),
+        threads=threads_for(options.workers or 1) if options.threads is None else options.threads,
     )
     return Store.create(out, run, _details(bench), keep_threads=options.threads is None), bench
 
 
 def _check(model: Model, data: str | DataSet, protocol: str | Protocol, options: Options) -> None:
+    if options.engine not in get_args(Engine):
+        raise RunError(f"the engine is {' or '.join(get_args(Engine))}, not {options.engine!r}")
+    if options.seed < 0:
+        raise RunError(f"a seed is a whole number from 0 on, not {options.seed}")
     several = options.engine == "ray" or (options.workers or 1) > 1
     if several and not (isinstance(model, str | ModelChoice) and isinstance(data, str) and isinstance(protocol, str)):
         raise RunError("several processes open model, data set and protocol by name: give names, or use one worker")
@@ -206,6 +210,7 @@ def _details(bench: Workbench) -> dict[str, Any]:
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
+        "folder": str(Path.cwd()),
         "title": bench.protocol.title,
         "paper": bench.protocol.paper,
         "software": software_versions(),

@@ -54,7 +54,7 @@ def _open(run: Run) -> Workbench:
     data = open_data(run.data, run.seed if run.shuffled else None)
     bench = Workbench(load(run.model, protocol.reads), data, protocol)
     found = {
-        "weights of the model": (fingerprint_of(bench.model.model), run.weights),
+        "weights of the model": (weights_of(bench.model), run.weights),
         "preprocessing": (hash_of(preprocessing_of(bench.model)), hash_of(run.preprocessing)),
         "data set": (bench.data.fingerprint, run.data_fingerprint),
         "plugins": (hash_files(run.plugins), run.plugins),
@@ -74,6 +74,13 @@ def load(choice: ModelChoice, reads: Things) -> AnyModel:
             raise RunError("mean, standard deviation and size are of photos, and this protocol reads texts")
         return load_text_model(choice.name, device=choice.device)
     return load_model(choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device)
+
+
+def weights_of(model: AnyModel) -> str:
+    """What tells a model from all others: its weights and parts, and the user's own code that built it."""
+    found = fingerprint_of(model.model)
+    code = model.code if isinstance(model, LoadedModel) else ""
+    return hash_of([found, code]) if code else found
 
 
 def preprocessing_of(model: AnyModel) -> dict[str, Any]:

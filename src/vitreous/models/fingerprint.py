@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -60,15 +62,39 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def _code(model: nn.Module) -> list[str]:
-    """Return a line for each file with code of one's own."""
-    kinds = {type(part) for part in model.modules()}
-    return sorted({source_hash(kind) for kind in kinds if kind.__module__.partition(".")[0] not in _LIBRARIES})
+    """Return a line for each piece of code of one's own: classes, and functions that were put into parts of others."""
+    return sorted({source_hash(written) for written in _written(model) if _is_own(written)})
+
+
+def _written(model: nn.Module) -> Iterator[Any]:
+    for part in model.modules():
+        yield type(part)
+        yield from (_callee(put) for put in (*vars(part).values(), *_hooks(part)) if callable(put))
+
+
+def _callee(put: Any) -> Any:
+    """Return the function or class behind something that can be called."""
+    while isinstance(put, functools.partial):
+        put = put.func
+    function = getattr(put, "__func__", put)  # of a bound method
+    return function if inspect.isfunction(function) or inspect.isclass(function) else type(function)
+
+
+def _hooks(part: nn.Module) -> list[Any]:
+    return [*part._forward_pre_hooks.values(), *part._forward_hooks.values()]  # noqa: SLF001
+
+
+def _is_own(written: Any) -> bool:
+    package = written.__module__.partition(".")[0]
+    return package not in _LIBRARIES and package not in sys.stdlib_module_names
 
 
 def _structure(model: nn.Module) -> Iterator[str]:
     """Yield a line for each part, with its class and its settings, and for the configuration."""
     for name, part in model.named_modules():
-        kind = type(part)
+        kind, hooks = type(part), _hooks(part)
+        if hooks:
+            yield f"{name}|{json.dumps(_plain(hooks))}"
         yield f"{name}|{kind.__module__}.{kind.__qualname__}|{json.dumps(_settings(vars(part)), sort_keys=True)}"
     to_dict = getattr(getattr(model, "config", None), "to_dict", None)
     if callable(to_dict):

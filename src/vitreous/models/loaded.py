@@ -22,12 +22,14 @@ class LoadedModel:
         model: The network, in eval mode.
         preprocessing: How photos become its input.
         class_names: The name of every class in index order, or None where they are unknown.
+        code: The hash of the user's own code that built it, or nothing.
     """
 
     name: str
     model: nn.Module
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
+    code: str = ""
 
     @property
     def fingerprint(self) -> str:

@@ -18,6 +18,7 @@ from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, as_image_size
 from vitreous.paths import expanded
 from vitreous.reason import reason_of
+from vitreous.source_code import source_hash
 from vitreous.user_file import run_user_file
 
 _SPELLING = re.compile(r"(?P<file>.+?\.py):(?P<function>[A-Za-z_]\w*)(?:@(?P<weights>.+))?")
@@ -40,7 +41,8 @@ def load_own(
     spelled = _SPELLING.fullmatch(identifier)
     if spelled is None:
         raise ModelError(f"{name}: your own model is spelled py/FILE.py:FUNCTION or py/FILE.py:FUNCTION@WEIGHTS")
-    built = _build(name, expanded(spelled["file"]), spelled["function"])
+    module = _run(name, expanded(spelled["file"]))
+    built = _build(name, module, spelled["function"])
     network = built.model if isinstance(built, LoadedModel) else built
     if spelled["weights"]:
         load_strictly(network, read_checkpoint(spelled["weights"]), source=spelled["weights"])
@@ -48,13 +50,14 @@ def load_own(
         preprocessing, class_names = built.preprocessing.override(image_size=image_size), built.class_names
     else:
         preprocessing, class_names = _preprocessing(name, network, image_size, mean, std), _class_names(network)
-    return LoadedModel(name, network.eval(), preprocessing, class_names)
+    # A file may change what its function builds in ways that no part of the network shows.
+    return LoadedModel(name, network.eval(), preprocessing, class_names, source_hash(module))
 
 
-def _build(name: str, file: Path, function: str) -> nn.Module | LoadedModel:
-    build = getattr(_run(name, file), function, None)
+def _build(name: str, module: ModuleType, function: str) -> nn.Module | LoadedModel:
+    build = getattr(module, function, None)
     if not callable(build):
-        raise ModelError(f"{name}: there is no function {function} in {file}")
+        raise ModelError(f"{name}: there is no function {function} in {module.__file__}")
     torch.manual_seed(_SEED)  # so that a model whose weights are random is the same one in every process
     try:
         built = build()

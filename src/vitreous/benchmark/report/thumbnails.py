@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import chdir, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitreous.benchmark.photo_material import resized
 from vitreous.benchmark.report.extremes import Extremes
 from vitreous.benchmark.results import Results
+from vitreous.benchmark.store import Store, read_manifest
 from vitreous.benchmark.text_material import places_of
 from vitreous.benchmark.workbench import Workbench, open_workbench
 from vitreous.datasets import Review
@@ -38,12 +41,19 @@ def thumbnails_of(results: Results, extremes: Iterable[Extremes]) -> tuple[Thumb
     problem = None
     for (number, index), asked in sorted(methods.items()):  # run by run: one model is open at a time
         try:
-            drawn = _draw(open_workbench(results.stores[number].run), index, asked)
+            drawn = _draw(_opened(results.stores[number]), index, asked)
         except VitreousError as error:
             problem = str(error)
         else:
             pictures |= {(method, index): shown for method, shown in drawn.items()}
     return pictures, problem
+
+
+def _opened(store: Store) -> Workbench:
+    """What a run is made of; a model whose name is a path lies where the run was started from."""
+    folder = Path(read_manifest(store.folder).get("folder", ""))
+    with chdir(folder) if folder.is_dir() else nullcontext():
+        return open_workbench(store.run)
 
 
 def _draw(bench: Workbench, index: int, methods: list[str]) -> dict[str, str]:
