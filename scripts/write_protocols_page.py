@@ -21,11 +21,11 @@ INTRODUCTION = """# Protocols
 Written by `scripts/write_protocols_page.py` from the protocols' data; do not edit.
 
 Published tables do not compare with each other, because they were measured under different protocols. A protocol has a
-name that fixes every choice below; its version is raised whenever numbers change, and a result carries both. Size,
-mean, standard deviation and interpolation of the model's input are always the model's own. A photo that lacks what a
-protocol has to know (a label, a mask) is listed with the reason and does not count. Where a protocol has several tasks,
-a photo counts for those that it can be measured by. Every number over a data set is a function of means over photos, so
-that bootstrap intervals of all metrics are made in the same way.
+name that fixes every choice below; its version is raised when a release changes numbers, and a result carries both.
+Size, mean, standard deviation and interpolation of the model's input are always the model's own. A photo that lacks
+what a protocol has to know (a label, a mask) is listed with the reason and does not count. Where a protocol has several
+tasks, a photo counts for those that it can be measured by. Every number over a data set is a function of means over
+photos, so that bootstrap intervals of all metrics are made in the same way.
 """
 RESIZE = {
     "squash": "resized to the model's input size, nothing cropped; masks by nearest neighbour in the same way",

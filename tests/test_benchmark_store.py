@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pyarrow as pa
@@ -100,7 +101,7 @@ class TestFiles:
             "shard-00000008-00000009.parquet",
         ]
 
-    @pytest.mark.parametrize("damage", ["cut", "bytes", "empty", "text", "folder gone"])
+    @pytest.mark.parametrize("damage", ["cut", "bytes", "empty", "text", "file gone"])
     def test_a_damaged_shard_is_noticed_and_computed_again(self, tmp_path, damage):
         store = create(tmp_path)
         fill(store)
@@ -116,7 +117,7 @@ class TestFiles:
         notices = []
         assert store.missing(notices.append) == [RUN.shards()[1]]
         assert len(notices) == (damage in contents)
-        with pytest.warns(UserWarning, match="computed again") if notices else _no_context():
+        with pytest.warns(UserWarning, match="computed again") if notices else nullcontext():
             fill(store)
         assert file.read_bytes() == whole
 
@@ -134,6 +135,20 @@ class TestFiles:
         assert not list(store.folder.glob("*.lock"))
         fill(shorter)
         shorter.forget_failed(nothing)
+
+    def test_an_interrupt_while_a_shard_is_claimed_gives_it_back(self, tmp_path, monkeypatch):
+        store, shard = create(tmp_path), RUN.shards()[0]
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Store, "is_done", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                store.claim(shard)
+        again = store.claim(shard)
+        assert again is not None
+        again.release()
 
     def test_a_failed_shard_that_another_process_holds_is_left_to_it(self, tmp_path):
         store = create(tmp_path)
@@ -371,9 +386,3 @@ class TestDeath:
             files = [store.folder / f"{shard.name}.parquet" for store in (killed, whole)]
             assert pq.read_table(files[0]).schema.metadata == pq.read_table(files[1]).schema.metadata
             assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def _no_context():
-    from contextlib import nullcontext
-
-    return nullcontext()

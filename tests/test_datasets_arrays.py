@@ -274,7 +274,11 @@ def test_cifar_that_is_damaged(tmp_path):
     (folder / "test_batch.bin").write_bytes(b"\x0a" + b"\0" * 3072)
     assert "outside of 0 to 9" in error_of(open_dataset, f"cifar10:{tmp_path}")
     (tmp_path / "test_batch").write_bytes(b"\x80\x02garbage")
-    assert "not a pickled array" in error_of(open_dataset, f"cifar10:{tmp_path / 'test_batch'}")
+    message = error_of(open_dataset, f"cifar10:{tmp_path / 'test_batch'}")
+    assert "not a pickled array" in message
+    assert "CIFAR-10 comes from" in message
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"\x1f\x8b")
+    assert "unpack it" in error_of(open_dataset, f"cifar10:{tmp_path / 'cifar-10-python.tar.gz'}")
     np.savez(tmp_path / "x.npz", other=np.zeros(1))
     assert "images and labels" in error_of(open_dataset, f"cifar10:{tmp_path / 'x.npz'}")
 

@@ -74,6 +74,13 @@ def test_labelled_finds_the_table_above_and_names_of_classes(tmp_path):
         assert data.class_names == ("cat", "dog")
 
 
+def test_labelled_does_not_choose_between_classes_of_one_name(tmp_path):
+    photo(tmp_path / "x.jpg")
+    text(tmp_path / "labels.csv", "file,label\nx.jpg,crane\n")
+    text(tmp_path / "class_names.json", '["tench", "crane", "dog", "crane"]')
+    assert "several classes of class_names.json are called 'crane': 1 and 3" in error_of(f"labelled:{tmp_path}")
+
+
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
@@ -175,7 +182,7 @@ def test_pets_in_the_original_layout(tmp_path):
 def test_pets_say_what_is_missing(tmp_path):
     pets_original(tmp_path)
     png(tmp_path / "annotations" / "trimaps" / "Abyssinian_1.png", REGION)
-    with pytest.raises(DataError, match="1, 2 and 3 only"):
+    with pytest.raises(DataError, match="1, 2 and 3 only, not 0"):
         open_dataset(f"pets:{tmp_path}").load(0)
     shutil.rmtree(tmp_path / "annotations" / "trimaps")
     assert "no folder annotations/trimaps" in error_of(f"pets:{tmp_path}")
@@ -200,6 +207,18 @@ def test_a_copy_of_the_pets_says_what_its_labels_count(tmp_path, column, classes
     png(tmp_path / "trimaps" / "a.png", np.where(REGION, 1, 2).astype(np.uint8))
     text(tmp_path / "labels.csv", f"id,{column}\na,3\n")
     assert open_dataset(f"pets:{tmp_path}").classes == classes
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "images/a.jpg", "images\\a.jpg"])
+def test_a_copy_of_the_pets_may_list_files(tmp_path, name):
+    photo(tmp_path / "images" / "a.jpg")
+    png(tmp_path / "trimaps" / "a.png", np.where(REGION, 1, 2).astype(np.uint8))
+    text(tmp_path / "labels.csv", f"file,label\n{name},3\na.png,4\n")
+    assert "a is listed twice" in error_of(f"pets:{tmp_path}")
+    text(tmp_path / "labels.csv", f"file,label\n{name},3\n")
+    sample = open_dataset(f"pets:{tmp_path}").load(0)
+    assert (sample.name, sample.label) == ("a", 3)
+    assert np.array_equal(sample.mask, REGION)
 
 
 def test_masks_in_two_folders_or_side_by_side(tmp_path):
@@ -393,6 +412,12 @@ def test_imagenet_in_folders_knows_the_index_of_a_subset(tmp_path):
     assert "n00000001 is none of the 1000 classes" in error_of(f"imagenet:{tmp_path}")
 
 
+def test_a_stray_picture_does_not_hide_the_folders_of_imagenet(tmp_path):
+    photo(tmp_path / "val" / "n01440764" / "a.JPEG")
+    photo(tmp_path / "preview.jpg")
+    assert names_and_labels(open_dataset(f"imagenet:{tmp_path}")) == [("n01440764/a.JPEG", 0)]
+
+
 def flat_imagenet(root):
     for number in (1, 3):
         photo(root / f"ILSVRC2012_val_{number:08d}.JPEG")
@@ -427,7 +452,9 @@ def test_imagenet_flat_with_wordnet_numbers_for_indices(tmp_path):
         ("dog", "line 2: this is not"),
     ):
         text(tmp_path / "val.txt", line.format("1.JPEG", "n02119789") + line.format("3.JPEG", second))
-        assert reason in error_of(f"imagenet:{tmp_path}")
+        message = error_of(f"imagenet:{tmp_path}")
+        assert reason in message
+        assert "image-net.org" in message
     text(tmp_path / "val.txt", line.format("1.JPEG", "65") + line.format("3.JPEG", "n02119789"))
     assert "mixed" in error_of(f"imagenet:{tmp_path}")
 

@@ -157,6 +157,8 @@ class TestFaithfulnessCorrelation:
         assert (subsets != cor.random_subsets(10, 9, 40, seed=4)).any()
         with pytest.raises(MetricError, match="cannot be drawn"):
             cor.random_subsets(10, 11, 1, seed=0)
+        with pytest.raises(MetricError, match="at least one subset"):
+            cor.random_subsets(10, 5, 0, seed=0)
 
 
 class TestSensitivity:
@@ -247,6 +249,10 @@ class TestText:
         found = text.word_scores([0.5, 0.2, 0.9, -1.0, 7.0], [0, 1, 1, 2, -1])
         np.testing.assert_array_equal(found, [0.5, 0.9, 0.0])
 
+    def test_words_are_whole_numbers(self):
+        with pytest.raises(MetricError, match="not whole"):
+            text.word_scores([0.5, 0.2], [0, 1.7])
+
     def test_token_f1_by_hand(self):
         # Two of the three chosen are among the four wanted: P = 2/3, R = 1/2.
         found = text.token_f1([5, 4, 3, 0, 0, 0], [1, 1, 0, 1, 1, 0], top=3)
@@ -257,6 +263,12 @@ class TestText:
         assert np.isnan(text.token_f1([1, 2], [0, 0], top=1))
         with pytest.raises(MetricError, match="at least one"):
             text.token_f1([1, 2], [0, 1], top=0)
+        with pytest.raises(MetricError, match="whole number"):
+            text.token_f1([1, 2], [0, 1], top=1.5)
+        with pytest.raises(MetricError, match="one row"):
+            text.token_f1([[1, 2], [3, 4]], [[0, 1], [1, 1]], top=2)
+        with pytest.raises(MetricError, match="at least one"):
+            text.average_token_f1(())
 
     def test_equal_scores_are_taken_in_reading_order(self):
         assert text.token_f1([0, 0, 0], [1, 0, 0], top=1) == 1

@@ -10,17 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from areas import trapezoid
 from vitreous.metrics import MetricError, list_metrics, row
 from vitreous.metrics import perturbation as per
 from vitreous.metrics.text import average_token_f1
 
 ROUNDING = 1e-12
 steady = settings(max_examples=60, deadline=None, derandomize=True)
-
-
-def trapezoid(values: np.ndarray, places) -> np.ndarray:
-    """The area written out; numpy's own function has another name before version 2."""
-    return ((values[..., 1:] + values[..., :-1]) / 2 * np.diff(places)).sum(axis=-1)
 
 
 class TestAreas:
@@ -67,6 +63,10 @@ class TestAreas:
     def test_an_area_by_another_name_is_refused(self):
         with pytest.raises(MetricError, match="trapezoid or mean, not as 'Mean'"):
             per.curve_area(np.ones(9), per.NINE, "Mean")
+
+    def test_a_mean_of_nothing_is_refused(self):
+        with pytest.raises(MetricError, match="at least one ratio"):
+            per.accuracy_auc("", (), "mean", direction="lower")
 
     def test_columns_are_named_in_percent(self):
         assert per.curve_columns("a_", "probability", [0.025, 0.3, 1]) == (
@@ -188,3 +188,18 @@ class TestRegistry:
 
     def test_token_f1_is_averaged_over_its_sizes(self):
         assert average_token_f1((10, 20)).combine(np.array([0.2, 0.4])) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("measure", [per.drops, per.aopc, per.log_odds])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([0.9, 0.8, 0.7], [0.5, 0.4, 0.3]),  # one step without its axis: numpy would take all pairs of images
+        ([0.9, 0.8, 0.7], np.full((4, 3), 0.5)),  # steps first
+        ([0.9, 0.8], np.full((3, 4), 0.5)),
+        (0.9, 0.5),
+    ],
+)
+def test_every_image_has_its_own_steps(measure, before, after):
+    with pytest.raises(MetricError, match="every step"):
+        measure(before, after)

@@ -191,7 +191,7 @@ class TestFaithfulness:
         batch = self.batch()
         before = batch.subject.evaluations
         Faithfulness(subsets=20).measure(batch, list(batch.maps))
-        assert batch.subject.evaluations - before == 2 * 20 + (0 if batch.subject._layout else 1)
+        assert batch.subject.evaluations - before == 2 * 20
 
 
 def test_a_run_from_photos_to_rows():

@@ -14,7 +14,7 @@ import torch
 from tokenizers import normalizers
 
 import vitreous
-from small_data import finite, loaded, samples
+from small_data import finite, loaded
 from small_reviews import probabilities, reviews, text_model, write_movies
 from small_text_models import build
 from vitreous.benchmark.measuring import columns_of, measure
@@ -310,9 +310,3 @@ class TestWrongCompany:
         model = replace(text_model(), model=build("bert", num_labels=1))
         rows = measure(model, reviews(2), MOVIES, ["gae"])
         assert all("one output" in row["error"] for row in rows)
-
-
-def test_photos_are_measured_as_before():
-    """The same engine gives rows of photos, so nothing of texts has crept into them."""
-    (row,) = measure(loaded(), samples(1), find_protocol("chefer-2021-segmentation"), ["gae"])
-    assert finite(row, columns_of(find_protocol("chefer-2021-segmentation")))

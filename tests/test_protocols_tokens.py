@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from areas import trapezoid
 from small_data import arrays_in, as_tensor, finite, loaded, samples
 from small_models import golden_model, random_images, small_vit
 from test_protocols_perturbation import batch_of
@@ -64,10 +65,10 @@ class TestGolden:
         whole = float((golden["logits"].argmax(axis=1) == golden["labels"]).mean())
         ratios = np.arange(1, 10) / 10
         expected = (
-            100 * np.trapezoid([*golden["acc_topratio"], whole], [*ratios, 1.0]),
-            100 - 100 * np.trapezoid([whole, *golden["acc_nratio"]], [0.0, *ratios]),
-            100 - 100 * np.trapezoid([*golden["aopc_topratio"], 0.0], [*ratios, 1.0]),
-            100 * np.trapezoid([0.0, *golden["aopc_nratio"]], [0.0, *ratios]),
+            100 * trapezoid([*golden["acc_topratio"], whole], [*ratios, 1.0]),
+            100 - 100 * trapezoid([whole, *golden["acc_nratio"]], [0.0, *ratios]),
+            100 - 100 * trapezoid([*golden["aopc_topratio"], 0.0], [*ratios, 1.0]),
+            100 * trapezoid([0.0, *golden["aopc_nratio"]], [0.0, *ratios]),
         )
         for metric, value in zip(InsertionDeletion().metrics, expected, strict=True):
             means = np.array([[row[column] for column in metric.columns] for row in rows]).mean(axis=0)
@@ -157,7 +158,7 @@ def test_metrics_are_those_of_the_steps_that_were_asked_for(task):
         for metric in task.metrics:
             curve = [row[column] for column in metric.columns]
             # The three steps and the unmasked photo, a quarter apart; numbers below 100 in float64.
-            area = 100 * np.trapezoid(curve, dx=0.25)
+            area = 100 * trapezoid(curve, 0.25 * np.arange(len(curve)))
             turned = metric.name.endswith("(100 - x)")
             assert float(metric.combine(np.array(curve))) == pytest.approx(100 - area if turned else area, abs=1e-9)
 

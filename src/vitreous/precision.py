@@ -50,5 +50,5 @@ def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) 
 
 
 def _keeps_its_order(recipe: Recipe) -> bool:
-    """Whether a method was measured; another rule or option is another map, aggregations are sums of such maps."""
+    """Whether a method was measured; another rule or option is another map."""
     return ":" not in recipe.spelling and recipe.info.name in KEEP_THEIR_ORDER

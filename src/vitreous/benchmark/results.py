@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from vitreous.benchmark.run import Run, RunError, Shard
 from vitreous.benchmark.statistics import Comparison
 from vitreous.benchmark.store import Store
+from vitreous.metrics.metric import Floats
 from vitreous.protocols import Protocol
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -107,9 +107,14 @@ class Store:
         lock = locks.take(self.folder / f"{shard.name}{_LOCK_ENDING}")
         if lock is None:
             return None
-        if lock.certain:
-            remove_drafts(self.folder, shard.name)
-        return Claim(lock, done=self.is_done(shard))
+        try:
+            if lock.certain:
+                remove_drafts(self.folder, shard.name)
+            return Claim(lock, done=self.is_done(shard))
+        except BaseException:
+            # An interrupted notebook lives on, and would wait for itself the next time.
+            lock.release()
+            raise
 
     def forget_failed(self, notice: Notice) -> None:
         """Forget the shards of the plan in which something could not be measured, so that they are computed again.

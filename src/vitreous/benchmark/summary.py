@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.benchmark.published import published_results
-from vitreous.benchmark.results import Floats, Results
+from vitreous.benchmark.results import Results
 from vitreous.benchmark.run import RunError
 from vitreous.benchmark.statistics import Comparison, Estimate, estimates, paired, standings
 from vitreous.benchmark.tables import ResultTable
-from vitreous.metrics.metric import Metric
+from vitreous.metrics.metric import Floats, Metric
 
 
 def summarise(results: Results, *, ranks: bool = True) -> ResultTable:

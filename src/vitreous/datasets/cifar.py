@@ -80,7 +80,12 @@ class _Cifar(DataSet):
             raise self._error(f"{file.name} is not an archive with the arrays images and labels") from error
 
     def _read_python(self, file: Path) -> tuple[Pixels, Labels]:
-        content = read_plain_pickle(file)
+        if file.suffix in {".gz", ".tar", ".zip"}:
+            raise self._error(f"{file.name} is an archive; unpack it, and give the folder that is in it")
+        try:
+            content = read_plain_pickle(file)
+        except DataError as error:
+            raise self._error(str(error)) from error
         try:
             fields = {_text(key): value for key, value in content.items()}
             return _pixels(_channels_last(np.asarray(fields["data"]))), _labels(fields[self._label_field()])

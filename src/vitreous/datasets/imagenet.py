@@ -24,11 +24,15 @@ class ImageNet(FileDataSet):
     def _list(self) -> Sequence[Item]:
         if not self.path.is_dir():
             raise self._error("this is not a folder")
-        for place in (self.path / folder for folder in _PHOTO_FOLDERS):
-            self.root = place
+        places = [self.path / folder for folder in _PHOTO_FOLDERS]
+        # Folders come first everywhere, for a stray picture may lie above them.
+        for place in places:
             if numbers := wordnet_folders(place):
+                self.root = place
                 return self._in_folders(numbers)
+        for place in places:
             if photos := photo_names(place):
+                self.root = place
                 return self._flat(photos)
         raise self._error("there are neither photos nor folders such as n01440764 in it or in its folder val")
 

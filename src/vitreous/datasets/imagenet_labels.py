@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.datasets.imagenet_classes import CLASSES, imagenet_indices, is_wordnet_number
-from vitreous.datasets.list_files import read_list, read_table
-from vitreous.errors import DataError, MissingDependencyError
+from vitreous.datasets.list_files import ListError, read_list, read_table
+from vitreous.errors import MissingDependencyError
 
 KAGGLE = "LOC_val_solution.csv"
 CAFFE = "val.txt"
@@ -28,7 +28,7 @@ def read_validation_labels(*places: Path) -> dict[str, int] | None:
         places: Folders to look in; also looked in are the folders above them and a development kit beside them.
 
     Raises:
-        DataError: The file is damaged, or it numbers the classes in an order that cannot be known from what is there.
+        ListError: The file is damaged, or it numbers the classes in an order that cannot be known from what is there.
     """
     readers = {KAGGLE: _read_kaggle, CAFFE: _read_caffe, DEVKIT: _read_devkit}
     for name, read in readers.items():
@@ -53,7 +53,7 @@ def _read_kaggle(file: Path) -> dict[str, int]:
             continue
         word = row[1].split()[:1] if len(row) == 2 else []
         if not word or word[0] not in known:
-            raise DataError(f"{file}, line {number}: this is not a photo's name and a WordNet number")
+            raise ListError(f"{file}, line {number}: this is not a photo's name and a WordNet number")
         labels[row[0]] = known[word[0]]
     return labels
 
@@ -69,13 +69,13 @@ def _read_caffe(file: Path) -> dict[str, int]:
     for number, words in _lines(read_list(file)):
         is_index = len(words) == 2 and words[1].isdecimal() and int(words[1]) < CLASSES
         if not is_index and (len(words) != 2 or words[1] not in known):
-            raise DataError(
+            raise ListError(
                 f"{file}, line {number}: this is not a photo's name and an index below {CLASSES} or a WordNet number "
                 f"of the {CLASSES} classes"
             )
         by_index = is_index if by_index is None else by_index
         if is_index != by_index:
-            raise DataError(f"{file}, line {number}: indices and WordNet numbers are mixed")
+            raise ListError(f"{file}, line {number}: indices and WordNet numbers are mixed")
         labels[words[0].rpartition("/")[2].partition(".")[0]] = int(words[1]) if is_index else known[words[1]]
     return labels
 
@@ -86,7 +86,7 @@ def _read_devkit(file: Path) -> dict[str, int]:
     labels = {}
     for number, words in _lines(read_list(file)):
         if len(words) != 1 or not words[0].isdecimal() or int(words[0]) not in indices:
-            raise DataError(f"{file}, line {number}: this is not a class number from 1 to {CLASSES}")
+            raise ListError(f"{file}, line {number}: this is not a class number from 1 to {CLASSES}")
         labels[f"ILSVRC2012_val_{number:08d}"] = indices[int(words[0])]
     return labels
 
@@ -98,13 +98,13 @@ def _devkit_order(folder: Path) -> dict[int, int]:
     elif (folder / META).is_file():
         numbers = _read_meta(folder / META)
     else:
-        raise DataError(
+        raise ListError(
             f"{folder / DEVKIT}: its class numbers are in the development kit's own order, which needs {META} or "
-            f"{CLASS_MAP} beside it; the development kit comes from https://www.image-net.org"
+            f"{CLASS_MAP} beside it"
         )
     known = imagenet_indices()
     if sorted(numbers) != list(range(1, CLASSES + 1)) or set(numbers.values()) != set(known):
-        raise DataError(f"{folder}: the development kit does not describe the {CLASSES} classes")
+        raise ListError(f"{folder}: the development kit does not describe the {CLASSES} classes")
     return {number: known[word] for number, word in numbers.items()}
 
 
@@ -114,7 +114,7 @@ def _read_class_map(file: Path) -> dict[int, str]:
     # The names behind the numbers may be in any encoding: nobody looks at them.
     for number, words in _lines(file.read_text(encoding="utf-8", errors="replace")):
         if len(words) < 2 or not is_wordnet_number(words[0]) or not words[1].isdecimal():
-            raise DataError(f"{file}, line {number}: this is not a WordNet number and a class number")
+            raise ListError(f"{file}, line {number}: this is not a WordNet number and a class number")
         numbers[int(words[1])] = words[0]
     return numbers
 
@@ -130,7 +130,7 @@ def _read_meta(file: Path) -> dict[int, str]:
         leaves = synsets[synsets["num_children"] == 0]
         return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in leaves}
     except Exception as error:  # damaged files fail with any type there is
-        raise DataError(
+        raise ListError(
             f"{file}: this is not the table of the ILSVRC 2012 development kit, or a damaged one"
         ) from error
 

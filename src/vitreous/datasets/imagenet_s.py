@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.datasets.files import FileDataSet, Item, photo_names, stem_of
+from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, stem_of
 from vitreous.datasets.imagenet import wordnet_folders
 from vitreous.datasets.imagenet_classes import imagenet_indices, imagenet_names
 from vitreous.datasets.list_files import read_list
@@ -41,7 +41,7 @@ class ImageNetS(FileDataSet):
         self._classes = [known[number] for number in self._categories(numbers)]
         items = []
         for number in numbers:
-            photos = {stem_of(name): name for name in photo_names(self.path / _PHOTOS / number)}
+            photos = by_stem(photo_names(self.path / _PHOTOS / number))
             stems = [stem_of(name) for name in photo_names(self.path / _MASKS / number)]
             items += [
                 Item(

@@ -128,4 +128,8 @@ def _index(text: str, class_names: tuple[str, ...] | None, where: str) -> int:
         raise DataError(f"{where}: {text!r} is not a class index, and there is no {NAMES} to find the name in")
     if text not in class_names:
         raise DataError(f"{where}: {text!r} is neither a class index nor a name in {NAMES}")
-    return class_names.index(text)
+    places = [index for index, name in enumerate(class_names) if name == text]
+    if len(places) > 1:
+        numbers = " and ".join(map(str, places))
+        raise DataError(f"{where}: several classes of {NAMES} are called {text!r}: {numbers}; give the index")
+    return places[0]

@@ -74,7 +74,8 @@ def renumbered(
     """
     present = [int(number) for number in np.unique(numbers) if number not in (0, ignored)]
     if present and not 1 <= min(present) <= max(present) <= len(classes):
-        raise DataError(f"{file}: the mask holds the number {present[-1]}, but there are {len(classes)} classes")
+        other = present[0] if present[0] < 1 else present[-1]
+        raise DataError(f"{file}: the mask holds the number {other}, but there are {len(classes)} classes")
     mask = np.zeros(numbers.shape, dtype=np.int16)
     for place, number in enumerate(present, start=1):
         mask[numbers == number] = place

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names
+from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, stem_of
 from vitreous.datasets.imagenet_classes import imagenet_names
 from vitreous.datasets.label_table import IMAGENET_COLUMN, TABLE, read_labels
-from vitreous.datasets.list_files import read_list
+from vitreous.datasets.list_files import ListError, read_list
 from vitreous.datasets.mask_files import read_indices
 from vitreous.datasets.sample import Mask
 from vitreous.errors import DataError
@@ -53,7 +53,9 @@ class Pets(FileDataSet):
         table = read_labels(self.root / TABLE)
         self._is_imagenet = table.column == IMAGENET_COLUMN
         self._classes = _BREEDS if table.column == "breed_index" else table.classes(None)
-        return self._items_of(table.labels, "trimaps")
+        stems = [stem_of(name.rpartition("/")[2]) for name in table.labels]
+        self._refuse_repeated(stems)
+        return self._items_of(dict(zip(stems, table.labels.values(), strict=True)), "trimaps")
 
     def _original(self) -> list[Item]:
         self._is_imagenet = False
@@ -81,7 +83,8 @@ class Pets(FileDataSet):
         assert item.mask is not None
         values = read_indices(self.root / item.mask)
         if values.min() < 1 or values.max() > 3:
-            raise DataError(f"{self.root / item.mask}: a trimap holds 1, 2 and 3 only, not {values.max()}")
+            other = values.min() if values.min() < 1 else values.max()
+            raise DataError(f"{self.root / item.mask}: a trimap holds 1, 2 and 3 only, not {other}")
         return _TRIMAP[values], (item.label,)
 
 
@@ -93,6 +96,6 @@ def _read_list(file: Path) -> dict[str, int]:
             continue
         stem, *numbers = line.split()
         if not numbers or not numbers[0].isdecimal() or not 1 <= int(numbers[0]) <= _BREEDS:
-            raise DataError(f"{file}, line {number}: this is not a photo's name and a class number from 1 to {_BREEDS}")
+            raise ListError(f"{file}, line {number}: this is not a photo's name and a class number from 1 to {_BREEDS}")
         labels[stem] = int(numbers[0]) - 1
     return labels

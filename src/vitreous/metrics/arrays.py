@@ -39,9 +39,17 @@ def same_shape(first: NDArray[np.generic], second: NDArray[np.generic], what: st
         raise MetricError(f"{what} differ in shape: {first.shape} and {second.shape}")
 
 
+def finite_maps(maps: ArrayLike) -> Floats:
+    """Take maps (..., height, width) as float64, or raise."""
+    found = finite(maps)
+    if found.ndim < 2:
+        raise MetricError(f"a map has rows and columns, and this one is of shape {found.shape}")
+    return found
+
+
 def min_max(maps: ArrayLike) -> Floats:
     """Scale every map (..., height, width) to 0..1; a constant map becomes 0."""
-    maps = finite(maps)
+    maps = finite_maps(maps)
     low = maps.min(axis=(-2, -1), keepdims=True)
     span = maps.max(axis=(-2, -1), keepdims=True) - low
     scaled: Floats = (maps - low) / np.where(span > 0, span, 1.0)

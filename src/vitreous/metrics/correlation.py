@@ -41,6 +41,8 @@ def is_constant(values: Floats) -> NDArray[np.bool_]:
 
 def random_subsets(features: int, size: int, subsets: int, seed: int) -> NDArray[np.int64]:
     """Draw subsets of ``range(features)`` without replacement, (subsets, size)."""
+    if subsets < 1:
+        raise MetricError(f"at least one subset has to be drawn, not {subsets}")
     if not 0 < size <= features:
         raise MetricError(f"a subset of {size} cannot be drawn from {features} features")
     random = np.random.default_rng(seed)

@@ -58,8 +58,19 @@ def _labels(classes: ArrayLike, scores: Floats) -> NDArray[np.int64]:
 
 def drops(original: ArrayLike, perturbed: ArrayLike) -> Floats:
     """Say by how much each step's probability fell: p0 (...) - pk (..., steps)."""
-    fallen: Floats = finite(original, "probabilities")[..., None] - finite(perturbed, "probabilities")
+    before, after = _pairs(original, perturbed)
+    fallen: Floats = before - after
     return fallen
+
+
+def _pairs(original: ArrayLike, perturbed: ArrayLike) -> tuple[Floats, Floats]:
+    """p0 (..., 1) and pk (..., steps); numpy would also set every image's p0 against the pk of all others."""
+    before, after = finite(original, "probabilities"), finite(perturbed, "probabilities")
+    if after.shape[:-1] != before.shape or not after.ndim:
+        raise MetricError(
+            f"probabilities of shape {after.shape} are not those of every step for originals of shape {before.shape}"
+        )
+    return before[..., None], after
 
 
 def change_of_highest(original: ArrayLike, perturbed: ArrayLike) -> Floats:
@@ -92,7 +103,7 @@ def log_odds(original: ArrayLike, perturbed: ArrayLike, *, inverted: bool = Fals
         perturbed: pk at every step, (..., steps).
         inverted: the opposite sign.
     """
-    before, after = finite(original, "probabilities")[..., None], finite(perturbed, "probabilities")
+    before, after = _pairs(original, perturbed)
     if before.min() <= 0 or after.min() <= 0:
         raise MetricError("log-odds need probabilities above 0")
     mean: Floats = (np.log(after) - np.log(before)).mean(axis=-1)
@@ -113,6 +124,8 @@ def area_weights(ratios: Sequence[float], convention: Convention) -> tuple[float
     if convention not in get_args(Convention):
         raise MetricError(f"a curve's area is taken as {' or '.join(get_args(Convention))}, not as {convention!r}")
     if convention == "mean":
+        if not ratios:
+            raise MetricError("a mean needs at least one ratio")
         return (1 / len(ratios),) * len(ratios)
     places = np.asarray(ratios, dtype=np.float64)
     steps = np.diff(places)

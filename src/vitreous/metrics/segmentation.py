@@ -44,6 +44,8 @@ def count_pixels(foreground: ArrayLike, mask: ArrayLike) -> Floats:
     """
     taken, classes = whole(foreground, "a segmentation") != 0, whole(mask)
     same_shape(taken, classes, "a segmentation and its mask")
+    if taken.ndim < 2:
+        raise MetricError(f"a segmentation has rows and columns, and this one is of shape {taken.shape}")
     true, counted = classes > 0, classes != IGNORED
     both = (taken & true).sum(axis=(-2, -1))
     neither = (~taken & ~true & counted).sum(axis=(-2, -1))

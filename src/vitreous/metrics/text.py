@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vitreous.metrics.arrays import finite, same_shape
+from vitreous.metrics.arrays import finite, same_shape, whole
 from vitreous.metrics.metric import Floats, Metric, MetricError, Weighted, mean_of
 from vitreous.metrics.perturbation import aopc
 
@@ -23,7 +23,7 @@ def word_scores(piece_scores: ArrayLike, word_of_piece: ArrayLike, *, clamped: b
         word_of_piece: index of the word each piece belongs to, -1 for pieces of no word, (pieces,).
         clamped: take 0 for words whose score is below 0, as is done before they are held against a rationale.
     """
-    scores, words = finite(piece_scores, "scores of word pieces"), np.asarray(word_of_piece, dtype=np.int64)
+    scores, words = finite(piece_scores, "scores of word pieces"), whole(word_of_piece, "words of pieces")
     same_shape(scores, words, "scores of word pieces and their words")
     best = np.full(int(words.max()) + 1, 0.0 if clamped else -np.inf)
     np.maximum.at(best, words[words >= 0], scores[words >= 0])
@@ -37,11 +37,13 @@ def token_f1(scores: ArrayLike, rationale: ArrayLike, top: int) -> float:
     """
     values, wanted = finite(scores, "scores of tokens"), np.asarray(rationale, dtype=bool)
     same_shape(values, wanted, "scores of tokens and their rationale")
-    if top < 1:
-        raise MetricError(f"at least one token is needed, not {top}")
+    if values.ndim != 1:
+        raise MetricError(f"scores of tokens are one row, not of shape {values.shape}")
+    if int(top) != top or top < 1:
+        raise MetricError(f"a whole number of tokens is needed, at least one, not {top}")
     if not wanted.any():
         return float("nan")
-    chosen = np.argsort(-values, kind="stable")[:top]
+    chosen = np.argsort(-values, kind="stable")[: int(top)]
     return float(2 * wanted[chosen].sum() / (len(chosen) + wanted.sum()))
 
 
@@ -62,6 +64,8 @@ def token_f1_columns(tops: Sequence[int] = GRADTOKEN_TOP, prefix: str = "") -> t
 
 def average_token_f1(tops: Sequence[int] = GRADTOKEN_TOP, prefix: str = "", name: str = "token-F1") -> Metric:
     """Make the mean over texts and sizes of the token-F1."""
+    if not tops:
+        raise MetricError("a mean needs at least one number of tokens")
     weights = (1 / len(tops),) * len(tops)
     sizes = f"{len(tops)} sizes from {tops[0]} to {tops[-1]}"
     description = f"Mean F1 of the highest tokens against the rationale, over {sizes}."

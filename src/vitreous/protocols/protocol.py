@@ -44,7 +44,7 @@ class Protocol:
         name: How it is asked for.
         title: One line on what it measures.
         paper: Where it was published.
-        version: Raised whenever numbers change.
+        version: Raised whenever a release changes numbers.
         tasks: What is measured; all of them on photos, or all on texts.
         resize: ``squash``: a photo is resized to the model's input size and nothing is cropped; ``model``: resized and
             cropped as the model's own preprocessing does. Size, interpolation, mean and standard deviation are always

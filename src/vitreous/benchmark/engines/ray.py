@@ -91,7 +91,12 @@ class _InFlight:
             claim.release()
             self._watcher.advance(len(shard))
             return
-        self._claims[self._remote.remote(self._run, shard, str(Path.cwd()))] = (shard, claim)
+        try:
+            task = self._remote.remote(self._run, shard, str(Path.cwd()))
+        except BaseException:
+            claim.release()
+            raise
+        self._claims[task] = (shard, claim)
 
     def finish_one(self) -> None:
         """Wait for a shard and write it."""

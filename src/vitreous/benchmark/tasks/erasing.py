@@ -16,7 +16,7 @@ from vitreous.benchmark.tasks.batch import Case, PhotoBatch, enlarged
 from vitreous.errors import ProtocolError
 from vitreous.subject import Subject
 
-Direction = Literal["positive", "negative"]
+Sign = Literal["positive", "negative"]
 Filling = Literal["black before normalisation", "zero after normalisation"]
 
 
@@ -62,7 +62,7 @@ def erased_logits(
     batch: PhotoBatch,
     orders: Sequence[Order],
     counts: Sequence[int],
-    directions: Sequence[Direction],
+    directions: Sequence[Sign],
     *,
     filling: Filling,
     upsampling: str = "bilinear",
@@ -84,7 +84,7 @@ def erased_logits(
     pixels = subject.size[0] * subject.size[1]
     fill = fill_of(subject, filling)
 
-    def name_of(order: Order, direction: Direction, count: int) -> Hashable:
+    def name_of(order: Order, direction: Sign, count: int) -> Hashable:
         # Nothing erased and everything erased look the same whatever the order.
         if count in (0, pixels):
             return ("erased", filling, order.image if count == 0 else "all")
@@ -109,7 +109,7 @@ def erased_logits(
 
 def _pictures(
     subject: Subject,
-    work: Sequence[tuple[Order, Mapping[Hashable, tuple[Direction, int]]]],
+    work: Sequence[tuple[Order, Mapping[Hashable, tuple[Sign, int]]]],
     fill: Tensor,
     upsampling: str,
 ) -> Iterator[tuple[list[Hashable], Tensor]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
-from vitreous.benchmark.tasks.segmentation import Explained, Upsampling, maps_of_pixels, mask_of, segmented_class
+from vitreous.benchmark.tasks.segmentation import Segmented, Upsampling, maps_of_pixels, mask_of, segmented_class
 from vitreous.benchmark.tasks.task import PhotoTask, Values
 from vitreous.metrics import localisation
 from vitreous.metrics.metric import Metric
@@ -28,7 +28,7 @@ class Localisation(PhotoTask):
 
     kind: ClassVar[str] = "localisation"
 
-    explained: Explained = "predicted"
+    explained: Segmented = "predicted"
     upsampling: Upsampling = "bilinear"
     tolerance: int = 0
     mask_resize: Literal["nearest"] = "nearest"

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
-from vitreous.benchmark.tasks.erasing import Direction, Filling, erased_logits, find_orders
-from vitreous.benchmark.tasks.task import NINE, PhotoTask, Values, explained_class, label_of
+from vitreous.benchmark.tasks.erasing import Filling, Sign, erased_logits, find_orders
+from vitreous.benchmark.tasks.task import NINE, Explained, PhotoTask, Values, explained_class, label_of
 from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation
-from vitreous.metrics.metric import Floats, Metric, row
+from vitreous.metrics.metric import Direction, Floats, Metric, row
 
-Explained = Literal["predicted", "label"]
 ELEVEN = tuple(range(0, 101, 10))
 
 
@@ -56,7 +55,7 @@ class PixelErasing(PhotoTask):
 
     explained: tuple[Explained, ...] = ("predicted",)
     percent: tuple[int, ...] = NINE
-    directions: tuple[Direction, ...] = ("positive", "negative")
+    directions: tuple[Sign, ...] = ("positive", "negative")
     filling: Filling = "black before normalisation"
     upsampling: Literal["bilinear"] = "bilinear"
     count: Literal["int(pixels * p)"] = "int(pixels * p)"
@@ -114,7 +113,7 @@ class ErasingAccuracy(PixelErasing):
                 # Papers mean the predicted class where they do not say which.
                 whose = "" if explained == "predicted" else ", true class"
                 name, prefix = f"AUC {direction}{whose}", f"{explained}_{direction}_"
-                better: Literal["higher", "lower"] = "lower" if direction == "positive" else "higher"
+                better: Direction = "lower" if direction == "positive" else "higher"
                 if "trapezoid from 0%" in self.area:
                     found.append(perturbation.accuracy_auc(prefix, (0, *self.ratios), direction=better, name=name))
                 if "mean of the steps" in self.area:
@@ -159,7 +158,7 @@ class ErasingProbability(PixelErasing):
 
     kind: ClassVar[str] = "probability while pixels are erased"
 
-    directions: tuple[Direction, ...] = ("positive",)
+    directions: tuple[Sign, ...] = ("positive",)
     aopc: Literal["mean of p0 - pk"] = "mean of p0 - pk"
     log_odds: Literal["mean of log(pk / p0)"] = "mean of log(pk / p0)"
 

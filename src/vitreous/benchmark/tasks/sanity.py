@@ -14,7 +14,7 @@ from vitreous.benchmark.tasks.batch import EXPLAINED_TOGETHER, Case, PhotoBatch,
 from vitreous.benchmark.tasks.erasing import Filling, fill_of
 from vitreous.benchmark.tasks.keeping import patch_scores
 from vitreous.benchmark.tasks.randomising import STAGES, randomised_models
-from vitreous.benchmark.tasks.task import PhotoTask, Values, explained_class
+from vitreous.benchmark.tasks.task import Explained, PhotoTask, Values, explained_class
 from vitreous.explaining import explain
 from vitreous.float64 import float64_array, in_float64
 from vitreous.methods.masks import patch_of_pixel
@@ -23,8 +23,6 @@ from vitreous.metrics.correlation import faithfulness_correlation, mean_faithful
 from vitreous.metrics.metric import Floats, Metric
 from vitreous.metrics.randomisation import mean_randomisation_spearman, spearman
 from vitreous.metrics.sensitivity import max_sensitivity, mean_max_sensitivity
-
-Explained = Literal["predicted", "label"]
 
 
 @dataclass(frozen=True)

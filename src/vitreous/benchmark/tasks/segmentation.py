@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture, enlarged
-from vitreous.benchmark.tasks.task import MissingAnnotationError, PhotoTask, Values, label_of
+from vitreous.benchmark.tasks.task import Explained, MissingAnnotationError, PhotoTask, Values, label_of
 from vitreous.float64 import in_float64
 from vitreous.metrics import segmentation as counts
 from vitreous.metrics.metric import Floats, Metric, row
 
-Explained = Literal["predicted", "label", "largest object"]
+Segmented = Explained | Literal["largest object"]
 Upsampling = Literal["bilinear", "nearest"]
 
 
@@ -35,7 +35,7 @@ class Segmentation(PhotoTask):
 
     kind: ClassVar[str] = "segmentation"
 
-    explained: Explained = "predicted"
+    explained: Segmented = "predicted"
     upsampling: Upsampling = "bilinear"
     scaling: Literal["min-max per map"] = "min-max per map"
     threshold: Literal["strictly above the mean"] = "strictly above the mean"
@@ -74,7 +74,7 @@ class AveragePrecision(PhotoTask):
 
     kind: ClassVar[str] = "average precision"
 
-    explained: Explained = "largest object"
+    explained: Segmented = "largest object"
     upsampling: Upsampling = "nearest"
     mask_resize: Literal["nearest"] = "nearest"
     foreground: Literal["objects of the explained class"] = "objects of the explained class"
@@ -103,7 +103,7 @@ class AveragePrecision(PhotoTask):
 
 
 def maps_of_pixels(
-    batch: PhotoBatch, cases: Sequence[Case], explained: Explained, upsampling: Upsampling
+    batch: PhotoBatch, cases: Sequence[Case], explained: Segmented, upsampling: Upsampling
 ) -> Iterator[Floats]:
     """The maps of some cases at the size of the model's input, in float64, so that ties are only those of the map."""
     for case in cases:
@@ -133,7 +133,7 @@ def mask_of_class(picture: Picture, target: int) -> NDArray[np.int16]:
     return np.where(mask < 0, mask, wanted.astype(np.int16)).astype(np.int16)
 
 
-def segmented_class(picture: Picture, explained: Explained) -> int:
+def segmented_class(picture: Picture, explained: Segmented) -> int:
     """The class whose map is held against the mask.
 
     Raises:

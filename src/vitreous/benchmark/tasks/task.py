@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from vitreous.benchmark.tasks.batch import Case, Passage, PhotoBatch, Picture, Seen, SeenT, TextBatch
 from vitreous.datasets.sample import Things
@@ -13,6 +13,7 @@ from vitreous.errors import VitreousError
 from vitreous.metrics.metric import Metric
 
 Values = dict[str, float]
+Explained = Literal["predicted", "label"]  # the class whose map is measured
 
 NINE = tuple(range(10, 100, 10))  # percent: the steps of most curves
 

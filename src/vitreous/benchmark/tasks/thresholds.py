@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture, enlarged
 from vitreous.benchmark.tasks.segmentation import (
-    Explained,
+    Segmented,
     Upsampling,
     maps_of_pixels,
     mask_of,
@@ -33,7 +33,7 @@ from vitreous.metrics.thresholds import (
 
 Search = Literal["highest mIoU"]
 HeldOut = Literal["each half of the photos, by the hash of their names, has the threshold of the other"]
-HALVES: HeldOut = "each half of the photos, by the hash of their names, has the threshold of the other"
+OF_THE_OTHER_HALF: HeldOut = "each half of the photos, by the hash of their names, has the threshold of the other"
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class ThresholdSearch(PhotoTask):
 
     kind: ClassVar[str] = "segmentation with a searched threshold"
 
-    explained: Explained = "predicted"
+    explained: Segmented = "predicted"
     upsampling: Upsampling = "bilinear"
     scaling: Literal["min-max per map"] = "min-max per map"
     thresholds: tuple[float, ...] = GRADTOKEN_THRESHOLDS
     chosen_by: Search = "highest mIoU"
-    held_out: HeldOut = HALVES
+    held_out: HeldOut = OF_THE_OTHER_HALF
     mask_resize: Literal["nearest"] = "nearest"
     foreground: Literal["all objects"] = "all objects"
     ignored: Literal[-1] = -1
@@ -119,7 +119,7 @@ class ClassSegmentation(PhotoTask):
     )
     thresholds: tuple[float, ...] = GRADTOKEN_THRESHOLDS
     chosen_by: Search = "highest mIoU"
-    held_out: HeldOut = HALVES
+    held_out: HeldOut = OF_THE_OTHER_HALF
     mask_resize: Literal["nearest"] = "nearest"
     ignored: Literal[-1] = -1
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.benchmark.tasks.erasing import find_orders
 from vitreous.benchmark.tasks.keeping import Kept, kept_logits
-from vitreous.benchmark.tasks.task import NINE, PhotoTask, Values, explained_class
+from vitreous.benchmark.tasks.task import NINE, Explained, PhotoTask, Values, explained_class
 from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
@@ -33,7 +32,7 @@ class TokenDropping(PhotoTask):
         area: How the steps and the unmasked photo become one number, in percent.
     """
 
-    explained: Literal["predicted", "label"] = "label"
+    explained: Explained = "label"
     percent: tuple[int, ...] = NINE
     count: Literal["floor(ratio * patches)"] = "floor(ratio * patches)"
     dropping: Literal["behind the positional embedding"] = "behind the positional embedding"
@@ -139,7 +138,7 @@ class InfluenceDeletion(TokenDropping):
 
     kind: ClassVar[str] = "deletion of the most and the least influential patches"
 
-    explained: Literal["predicted", "label"] = "predicted"
+    explained: Explained = "predicted"
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -149,12 +148,8 @@ class InfluenceDeletion(TokenDropping):
         patches = batch.subject.layout.patches
         most = [Kept("bottom", patches - count) for count in self.counts(batch)]
         least = [Kept("top", patches - count) for count in self.counts(batch)]
-        columns = [perturbation.curve_columns(name, "hit", self.from_zero) for name in ("mif_", "lif_")]
+        mif, lif = (perturbation.curve_columns(name, "hit", self.from_zero) for name in ("mif_", "lif_"))
         return [
-            {
-                column: float(value)
-                for names, answers in zip(columns, pair, strict=True)
-                for column, value in row(names, np.array([answers.whole_hit, *answers.hits])).items()
-            }
-            for pair in self.answers(batch, cases, (most, least))
+            row(mif, [of_most.whole_hit, *of_most.hits]) | row(lif, [of_least.whole_hit, *of_least.hits])
+            for of_most, of_least in self.answers(batch, cases, (most, least))
         ]

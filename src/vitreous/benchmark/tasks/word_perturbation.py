@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitreous.benchmark.tasks.batch import Case, Passage, TextBatch
-from vitreous.benchmark.tasks.task import NINE, TextTask, Values, explained_class
+from vitreous.benchmark.tasks.task import NINE, Explained, TextTask, Values, explained_class
 from vitreous.benchmark.tasks.wording import Row, Way, logits_of, perturbed, ranked_words
 from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation, text
@@ -32,7 +32,7 @@ class WordTask(TextTask):
         special_tokens: Whether class token and separators stay.
     """
 
-    explained: Literal["predicted", "label"] = "predicted"
+    explained: Explained = "predicted"
     percent: tuple[int, ...] = NINE
     count: Literal["ceil(words * p)"] = "ceil(words * p)"
     word: Literal["the highest of its pieces"] = "the highest of its pieces"
