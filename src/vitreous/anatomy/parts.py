@@ -27,15 +27,24 @@ SECOND_TEXT_NORM = (
     *SECOND_POST_NORM,
     *("intermediate.LayerNorm", "LayerNorm", "ln", "mlp_norm", "post_attention_layernorm"),
 )
-FIRST_NORM = ("norm1", "ln_1", "layer_norm1", "layernorm_before", *FIRST_TEXT_NORM)
-SECOND_NORM = ("norm2", "ln_2", "layer_norm2", "layernorm_after", *SECOND_TEXT_NORM)
-PROJECTION = ("proj", "out_proj", "o_proj", "output.dense", "out_lin", "attn.o", "Wo")
-# Where the block, not the attention module, holds the projection: the BERT kinds.
-PROJECTION_BESIDE = ("attention.output.dense",)
+FIRST_NORM = (
+    *("norm1", "ln_1", "layer_norm1", "layernorm_before", *FIRST_TEXT_NORM),
+    *("layer_norm_1", "attention_norm", "rms_norm1"),
+)
+SECOND_NORM = (
+    *("norm2", "ln_2", "layer_norm2", "layernorm_after", *SECOND_TEXT_NORM),
+    *("layer_norm_2", "ffn_norm", "rms_norm2"),
+)
+PROJECTION = (
+    *("proj", "out_proj", "o_proj", "output.dense", "out_lin", "attn.o", "Wo"),
+    *("projection", "projection_layer", "out"),
+)
+# Where the block, not the attention module, holds the projection: the BERT kinds, then models of people's own.
+PROJECTION_BESIDE = ("attention.output.dense", "proj")
 # The value projection: by itself, or as the last third of a joint one for q, k and v.
 VALUE = (
     *("v_proj.weight", "value.weight", "attention.value.weight", "v_proj_weight"),
-    *("v_lin.weight", "value_proj.weight", "attn.v.weight"),
+    *("v_lin.weight", "value_proj.weight", "attn.v.weight", "proj_v.weight"),
 )
 QUERY_KEY_VALUE = ("qkv.weight", "in_proj_weight", "Wqkv.weight")
 LAYER_SCALE = ("ls1.gamma", "gamma_1", "ls_1.gamma", "lambda_1", "layer_scale1.lambda1")
