@@ -60,11 +60,10 @@ def describe_block(module: nn.Module) -> Block:
     projection = None if attention is None else first_of(attention, PROJECTION)
     if projection is None:
         projection = first_of(module, PROJECTION_BESIDE)
-    scale = first_of(module, LAYER_SCALE)
 
     def heads_to_stream() -> Tensor:
         assert isinstance(projection, nn.Module)
-        weight = projection.weight
+        weight, scale = projection.weight, first_of(module, LAYER_SCALE)
         assert isinstance(weight, Tensor)
         # In float32 at least: a LayerScale of 1e-5 times a weight is next to nothing in half precision.
         weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
@@ -114,14 +113,21 @@ def first_of(module: nn.Module, paths: tuple[str, ...]) -> Any:
 
 
 def _value_weight(attention: nn.Module | None) -> Callable[[], Tensor] | None:
-    alone = joint = None
-    if attention is not None:
+    if attention is None:
+        return None
+
+    def find() -> Tensor | None:
         alone, joint = first_of(attention, VALUE), first_of(attention, QUERY_KEY_VALUE)
-    if isinstance(alone, Tensor):
-        return alone.detach
-    if isinstance(joint, Tensor):
-        return lambda: joint.detach().chunk(3)[-1]
-    return None
+        if isinstance(alone, Tensor):
+            return alone.detach()
+        return joint.detach().chunk(3)[-1] if isinstance(joint, Tensor) else None
+
+    def value_weight() -> Tensor:
+        found = find()  # when it is needed: pruning puts another tensor there in every run
+        assert found is not None
+        return found
+
+    return None if find() is None else value_weight
 
 
 def _module(module: nn.Module, paths: tuple[str, ...]) -> nn.Module | None:
