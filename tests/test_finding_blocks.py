@@ -95,3 +95,18 @@ def test_the_layer_that_an_encoder_is_made_of_may_stay_beside_it() -> None:
             return self.head(self.encoder(self.embed(images).flatten(2).mT).mean(dim=1))
 
     assert vitreous.explain(Copied().double().eval(), random_images(), "gae", TARGET).grid == (4, 4)
+
+
+def test_a_list_in_a_dictionary_is_no_list_of_parts() -> None:
+    """As GPTs hold their blocks; what is missing is a known name for their attention."""
+
+    class Held(nn.Module):
+        def __init__(self, **blocks: nn.Module) -> None:
+            super().__init__()
+            self.transformer = nn.ModuleDict(blocks)
+
+    block = nn.ModuleDict({"sa": nn.Linear(24, 24)})
+    with pytest.raises(UnsupportedModelError, match=r"has no stack of transformer blocks: in no nn\.ModuleList"):
+        find_anatomy(Held(h=nn.ModuleList([nn.Sequential(nn.Linear(24, 24))] * 3)))
+    with pytest.raises(UnsupportedModelError, match="keeps the parts of its blocks in lists"):
+        find_anatomy(Held(h=nn.ModuleList([block] * 3)))

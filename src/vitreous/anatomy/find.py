@@ -33,8 +33,9 @@ def find_anatomy(model: nn.Module) -> Anatomy:
     blocks = stacks[0][1] if stacks else _longest_alike(model)
     if not blocks and _holds_lists(model):
         raise UnsupportedModelError(
-            f"{name} keeps the parts of its blocks in lists (nn.ModuleList inside nn.ModuleList), so that no module is "
-            "called with the tokens of a block; make a module of each pair of attention and feed-forward part"
+            f"{name} keeps the parts of its blocks in lists (nn.ModuleList or nn.ModuleDict inside nn.ModuleList), so "
+            "that no module is called with the tokens of a block; make a module of each pair of attention and "
+            "feed-forward part"
         )
     if not blocks:
         raise UnsupportedModelError(
@@ -100,8 +101,8 @@ def _longest_alike(model: nn.Module) -> list[nn.Module]:
 
 
 def _holds_lists(model: nn.Module) -> bool:
-    lists = (module for module in model.modules() if isinstance(module, _LISTS))
-    return any(isinstance(part, _LISTS) for module in lists for part in module.children())
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    return any(isinstance(part, _LISTS) for module in lists for part in module)
 
 
 def _batch_first(attention: nn.Module | None) -> bool:
