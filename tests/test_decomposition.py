@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import vitreous
 from literal import decomposition as literal
@@ -231,6 +232,27 @@ def test_half_precision_gives_the_same_picture(dtype):
     half = vitreous.explain(model.to(dtype), pictures.to(dtype), names).scores
     for name in names:
         assert largest_difference(half[name], exact[name]) < 0.1, name
+
+
+@pytest.mark.parametrize("spelling", ["alti", "globenc", "tokentm"])
+def test_weights_are_those_of_the_run(spelling):
+    """A pruned layer computes its weight when it runs: what stood there before is older than weights loaded since."""
+
+    def pruned(seed):
+        model = small_vit(seed=seed)
+        for block in model.blocks:
+            for part, name in ((block.attn.qkv, "weight"), (block.attn.proj, "weight"), (block.ls1, "gamma")):
+                prune.l1_unstructured(part, name, 0.3)
+        return model
+
+    trained, loaded, pictures = pruned(seed=17), pruned(seed=18), random_images(1)
+    loaded.load_state_dict(trained.state_dict())
+    found = vitreous.explain(loaded, pictures, spelling, 1).scores[spelling]
+    for block in trained.blocks:
+        for part, name in ((block.attn.qkv, "weight"), (block.attn.proj, "weight"), (block.ls1, "gamma")):
+            prune.remove(part, name)
+    expected = vitreous.explain(trained, pictures, spelling, 1).scores[spelling]
+    assert torch.equal(found, expected)  # the same operations
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------

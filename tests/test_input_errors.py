@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType, SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -284,6 +286,7 @@ class Returning(nn.Module):
 
 OUTPUTS = {
     "nothing": (lambda scores: None, InputError, "returned NoneType"),
+    "a dictionary of something else": (lambda scores: {"out": scores}, InputError, "returned dict"),
     "a word": (lambda scores: "cat", InputError, "returned str"),
     "an empty tuple": (lambda scores: (), InputError, "returned tuple"),
     "one number per image": (lambda scores: scores[:, 0], InputError, r"returned \(2,\)"),
@@ -305,7 +308,17 @@ def test_models_that_return_no_class_scores(case):
     refused(error, pattern, Returning(change), GOOD, ["gae", "decompx"])
 
 
-@pytest.mark.parametrize("change", [lambda scores: (scores, "more"), lambda scores: scores], ids=["tuple", "tensor"])
+WAYS = {
+    "a tensor": lambda scores: scores,
+    "a tuple": lambda scores: (scores, "more"),
+    "a dictionary": lambda scores: {"loss": None, "logits": scores},
+    "embeddings": lambda scores: {"tokens": scores[:, :2], "image_embeds": scores},
+    "a read-only mapping": lambda scores: MappingProxyType({"pooler_output": scores}),
+    "attributes": lambda scores: SimpleNamespace(logits=scores),
+}
+
+
+@pytest.mark.parametrize("change", WAYS.values(), ids=WAYS)
 def test_usual_ways_to_return_class_scores(change):
     found = vitreous.explain(Returning(change), GOOD, ["gae"])
     assert found.scores["gae"].shape == (2, 16)

@@ -147,6 +147,46 @@ class LeavesEarly(nn.Module):
         return self.vit.forward_head(self.vit.norm(tokens))
 
 
+class Flipped(nn.Module):
+    """Test-time augmentation in one batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = vit()
+
+    def forward(self, images: Tensor) -> Tensor:
+        first, second = self.vit(torch.cat((images, images.flip(-1)))).chunk(2)
+        return (first + second) / 2
+
+
+class Joined(nn.Module):
+    """All pictures of a batch in one row of tokens, as Pixtral has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = vit(class_token=False, global_pool="avg")
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.vit._pos_embed(self.vit.patch_embed(images))
+        joined = self.vit.blocks(tokens.flatten(0, 1)[None])
+        return self.vit.forward_head(self.vit.norm(joined).view_as(tokens))
+
+
+@pytest.mark.parametrize(("build", "runs"), [(Flipped, "4 x 17 x 17"), (Joined, "1 x 32 x 32")])
+@pytest.mark.parametrize("method", ["gae", "rollout", "ixg", "occlusion"])
+def test_another_batch_inside_is_not_said_to_be_windows(build, runs: str, method: str) -> None:
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    with pytest.raises(UnsupportedModelError, match=f"over {runs} tokens.*joined, repeated or cut up") as refusal:
+        vitreous.explain(randomised(build()), images, method)
+    assert "no method" not in str(refusal.value)
+    assert "windowed" not in str(refusal.value)
+
+
+def test_pictures_that_would_be_joined_are_explained_one_at_a_time() -> None:
+    """As the refusal advises."""
+    assert vitreous.explain(randomised(Joined()), torch.randn(1, 3, 32, 32, dtype=torch.float64), "gae").grid == (4, 4)
+
+
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 2)}
 CAIT = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4, "num_classes": CLASSES}
 CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASSES}

@@ -53,12 +53,15 @@ class Anatomy:
         blocks: its blocks.
         batch_first: whether the stream is (batch, token, channel); where it is not, by its names, a run tells.
         scale: what its outputs are, where its configuration says so.
+        alike_outside: modules of the blocks' own class that stand elsewhere; one that runs on the same tokens is a
+            block that was not found.
     """
 
     name: str
     blocks: tuple[Block, ...]
     batch_first: bool
     scale: Scale | None = None
+    alike_outside: tuple[nn.Module, ...] = ()
 
     @property
     def depth(self) -> int:

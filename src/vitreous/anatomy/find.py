@@ -33,8 +33,9 @@ def find_anatomy(model: nn.Module) -> Anatomy:
     blocks = stacks[0][1] if stacks else _longest_alike(model)
     if not blocks and _holds_lists(model):
         raise UnsupportedModelError(
-            f"{name} keeps the parts of its blocks in lists (nn.ModuleList inside nn.ModuleList), so that no module is "
-            "called with the tokens of a block; make a module of each pair of attention and feed-forward part"
+            f"{name} keeps the parts of its blocks in lists (nn.ModuleList or nn.ModuleDict inside nn.ModuleList), so "
+            "that no module is called with the tokens of a block; make a module of each pair of attention and "
+            "feed-forward part"
         )
     if not blocks:
         raise UnsupportedModelError(
@@ -42,15 +43,44 @@ def find_anatomy(model: nn.Module) -> Anatomy:
             "found by its name (attn, self_attn, attention, mha, ...) in every module, so no method here serves it"
         )
     described = tuple(describe_block(block) for block in blocks)
-    return Anatomy(name, described, _batch_first(described[0].attention), scale_of(model))
+    batch_first, others = _batch_first(described[0].attention), _alike_outside(model, blocks)
+    return Anatomy(name, described, batch_first, scale_of(model), others)
 
 
 def _attending_stacks(model: nn.Module, *, own_names: bool) -> Iterator[tuple[str, list[nn.Module]]]:
+    chunks: set[nn.Module] = set()
     for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList | nn.Sequential):
-            blocks = list(module)
-            if blocks and all(_attends(block, own_names=own_names) for block in blocks):
-                yield path, blocks
+        if isinstance(module, nn.ModuleList | nn.Sequential) and module not in chunks:
+            for blocks in (list(module), _of_numbered_chunks(module)):
+                if blocks and all(_attends(block, own_names=own_names) for block in blocks):
+                    chunks.update(module)
+                    yield path, blocks
+                    break
+
+
+def _of_numbered_chunks(module: nn.ModuleList | nn.Sequential) -> list[nn.Module]:
+    """The blocks in a list of lists, each of which begins with as many ``nn.Identity`` as blocks stand before it.
+
+    DINOv2's own code keeps them so: the names of weights tell the number of a block. Lists without these may as well be
+    branches that run side by side.
+    """
+    blocks: list[nn.Module] = []
+    for chunk in module:
+        if not isinstance(chunk, nn.ModuleList | nn.Sequential):
+            return []
+        parts = list(chunk)
+        if len(parts) <= len(blocks) or not all(isinstance(part, nn.Identity) for part in parts[: len(blocks)]):
+            return []
+        blocks += parts[len(blocks) :]
+    return blocks
+
+
+def _alike_outside(model: nn.Module, blocks: list[nn.Module]) -> tuple[nn.Module, ...]:
+    """Modules of the blocks' own class that attend and are no part of them; a run tells whether they are used."""
+    inside = {part for block in blocks for part in block.modules()}
+    kinds = {type(block) for block in blocks}
+    outside = (module for module in model.modules() if type(module) in kinds and module not in inside)
+    return tuple(module for module in outside if attention_of(module) is not None)
 
 
 def _attends(block: nn.Module, *, own_names: bool) -> bool:
@@ -71,8 +101,8 @@ def _longest_alike(model: nn.Module) -> list[nn.Module]:
 
 
 def _holds_lists(model: nn.Module) -> bool:
-    lists = (module for module in model.modules() if isinstance(module, _LISTS))
-    return any(isinstance(part, _LISTS) for module in lists for part in module.children())
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
+    return any(isinstance(part, _LISTS) for module in lists for part in module)
 
 
 def _batch_first(attention: nn.Module | None) -> bool:

@@ -27,15 +27,24 @@ SECOND_TEXT_NORM = (
     *SECOND_POST_NORM,
     *("intermediate.LayerNorm", "LayerNorm", "ln", "mlp_norm", "post_attention_layernorm"),
 )
-FIRST_NORM = ("norm1", "ln_1", "layer_norm1", "layernorm_before", *FIRST_TEXT_NORM)
-SECOND_NORM = ("norm2", "ln_2", "layer_norm2", "layernorm_after", *SECOND_TEXT_NORM)
-PROJECTION = ("proj", "out_proj", "o_proj", "output.dense", "out_lin", "attn.o", "Wo")
-# Where the block, not the attention module, holds the projection: the BERT kinds.
-PROJECTION_BESIDE = ("attention.output.dense",)
+FIRST_NORM = (
+    *("norm1", "ln_1", "layer_norm1", "layernorm_before", *FIRST_TEXT_NORM),
+    *("layer_norm_1", "attention_norm", "rms_norm1"),
+)
+SECOND_NORM = (
+    *("norm2", "ln_2", "layer_norm2", "layernorm_after", *SECOND_TEXT_NORM),
+    *("layer_norm_2", "ffn_norm", "rms_norm2"),
+)
+PROJECTION = (
+    *("proj", "out_proj", "o_proj", "output.dense", "out_lin", "attn.o", "Wo"),
+    *("projection", "projection_layer", "out"),
+)
+# Where the block, not the attention module, holds the projection: the BERT kinds, then models of people's own.
+PROJECTION_BESIDE = ("attention.output.dense", "proj")
 # The value projection: by itself, or as the last third of a joint one for q, k and v.
 VALUE = (
     *("v_proj.weight", "value.weight", "attention.value.weight", "v_proj_weight"),
-    *("v_lin.weight", "value_proj.weight", "attn.v.weight"),
+    *("v_lin.weight", "value_proj.weight", "attn.v.weight", "proj_v.weight"),
 )
 QUERY_KEY_VALUE = ("qkv.weight", "in_proj_weight", "Wqkv.weight")
 LAYER_SCALE = ("ls1.gamma", "gamma_1", "ls_1.gamma", "lambda_1", "layer_scale1.lambda1")
@@ -51,11 +60,10 @@ def describe_block(module: nn.Module) -> Block:
     projection = None if attention is None else first_of(attention, PROJECTION)
     if projection is None:
         projection = first_of(module, PROJECTION_BESIDE)
-    scale = first_of(module, LAYER_SCALE)
 
     def heads_to_stream() -> Tensor:
         assert isinstance(projection, nn.Module)
-        weight = projection.weight
+        weight, scale = projection.weight, first_of(module, LAYER_SCALE)
         assert isinstance(weight, Tensor)
         # In float32 at least: a LayerScale of 1e-5 times a weight is next to nothing in half precision.
         weight = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
@@ -105,14 +113,21 @@ def first_of(module: nn.Module, paths: tuple[str, ...]) -> Any:
 
 
 def _value_weight(attention: nn.Module | None) -> Callable[[], Tensor] | None:
-    alone = joint = None
-    if attention is not None:
+    if attention is None:
+        return None
+
+    def find() -> Tensor | None:
         alone, joint = first_of(attention, VALUE), first_of(attention, QUERY_KEY_VALUE)
-    if isinstance(alone, Tensor):
-        return alone.detach
-    if isinstance(joint, Tensor):
-        return lambda: joint.detach().chunk(3)[-1]
-    return None
+        if isinstance(alone, Tensor):
+            return alone.detach()
+        return joint.detach().chunk(3)[-1] if isinstance(joint, Tensor) else None
+
+    def value_weight() -> Tensor:
+        found = find()  # when it is needed: pruning puts another tensor there in every run
+        assert found is not None
+        return found
+
+    return None if find() is None else value_weight
 
 
 def _module(module: nn.Module, paths: tuple[str, ...]) -> nn.Module | None:

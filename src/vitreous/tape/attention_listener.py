@@ -38,6 +38,16 @@ _ADDITION = (*heard.ADDITION, *heard.ADDITION_IN_PLACE)
 _ROUNDING = 1e-4  # of the largest score: float32 sums a few hundred products; a capped score is off by far more
 _HIDDEN = -9e3  # masks are written as -1e4 or less: a score lower by this much has no share of the softmax
 _EMPTY = AttentionRecord(None, torch.empty(0), torch.empty(0), 1.0)
+# Why attention that is not between all tokens of each picture is refused.
+_OTHER_TOKENS = (
+    "it is windowed, pooled or between channels, so there is no attention between all patches and no method here "
+    "serves it"
+)
+_OTHER_BATCH = (
+    "pictures are joined, repeated or cut up on the way to the blocks, or heads stand in front of the batch, so it is "
+    "not known which tokens are whose; where they are joined, give one picture at a time, where they are repeated (by "
+    "test-time augmentation), the model inside"
+)
 
 
 class AttentionListener:
@@ -186,10 +196,11 @@ class AttentionListener:
         """Between all tokens, or it is no attention between patches; which call behind the blocks pools shows later."""
         tokens = self._progress.tokens
         if layer < self._anatomy.depth and (batch, queries, keys) != (self._progress.batch, tokens, tokens):
+            reason = _OTHER_BATCH if (queries, keys) == (tokens, tokens) else _OTHER_TOKENS
             raise UnsupportedModelError(
                 f"{self._anatomy.name}: attention in block {layer} runs over {batch} x {queries} x {keys} tokens where "
-                f"the batch holds {self._progress.batch} pictures of {tokens} tokens: it is windowed, pooled or "
-                "between channels, so there is no attention between all patches and no method here serves it"
+                f"{self._progress.batch} x {tokens} x {tokens} were expected, for the pictures given and the tokens of "
+                f"the block: {reason}"
             )
 
     # Written out by hand: q kᵀ, perhaps scaled and masked, softmax, A v ----------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from torch import Tensor
@@ -20,18 +21,21 @@ def class_scores(output: Any, name: str, batch: int) -> Tensor:
     """
     found = output
     if not isinstance(found, Tensor):
-        for attribute in ("logits", "image_embeds", "pooler_output"):
-            if isinstance(getattr(output, attribute, None), Tensor):
-                found = getattr(output, attribute)
-                break
-        else:
-            found = output[0] if isinstance(output, tuple) and output else output
+        named = (_named(output, part) for part in ("logits", "image_embeds", "pooler_output"))
+        first = output[0] if isinstance(output, tuple) and output else output
+        found = next((value for value in named if isinstance(value, Tensor)), first)
     if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != batch or found.shape[1] == 0:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise InputError(f"{name} must return class scores of shape (batch, classes), but returned {shape}")
     if bool((found.isnan() | found.isposinf()).any()):
         raise InputError(f"{name} returned NaN or infinite class scores for these images in {found.dtype}")
     return found
+
+
+def _named(output: Any, name: str) -> Any:
+    """An attribute of an output, or an entry of a dictionary."""
+    found = getattr(output, name, None)
+    return output.get(name) if found is None and isinstance(output, Mapping) else found
 
 
 def explained(logits: Tensor, objective: str, scale: Scale | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
@@ -60,6 +61,8 @@ class Recorder:
         self.embeddings: list[Embedding] = []
         self.embedded: Tensor | None = None
         self.leaf: Tensor | None = None
+        self._seen_outside: set[torch.Size] = set()
+        self._stream_shape: torch.Size | None = None
         self._block_input: Tensor | None = None
         self._input_version = 0
         self._block_output: Tensor | None = None
@@ -82,7 +85,7 @@ class Recorder:
         return self.relevance.on_unknown(func, args, kwargs) if self.relevance.follows else func(*args, **kwargs)
 
     def _where_things_are(self) -> dict[nn.Module, tuple[str, int]]:
-        places: dict[nn.Module, tuple[str, int]] = {}
+        places = dict.fromkeys(self.anatomy.alike_outside, ("outside", -1))
         for layer, block in enumerate(self.anatomy.blocks):
             places[block.module] = ("block", layer)
             if block.attention is not None:
@@ -165,7 +168,9 @@ class Recorder:
         role, layer = self._places[module]
         if role == "block":
             return self._enter_block(layer, arguments)
-        if role == "attention":
+        if role == "outside":
+            self._enter_outside(arguments)
+        elif role == "attention":
             self.progress.attending = layer
             self.attention.forget()
         elif role == "projection":
@@ -200,6 +205,22 @@ class Recorder:
     def _place(self, layer: int) -> NormPlace:
         return self.anatomy.blocks[layer].norm_place
 
+    def _enter_outside(self, arguments: tuple[Any, ...]) -> None:
+        """A module like the blocks runs outside of their stack; on other tokens (a decoder, a fusion) it may."""
+        if not self.progress.inside_block and arguments and isinstance(arguments[0], Tensor):
+            self._seen_outside.add(arguments[0].shape)
+            self._check_outside()
+
+    def _check_outside(self) -> None:
+        """None may run on the stream, which before the first block is not known yet."""
+        if self._stream_shape in self._seen_outside:
+            kind = type(self.anatomy.blocks[0].module).__name__
+            raise UnsupportedModelError(
+                f"{self.anatomy.name} runs another {kind} on its tokens than the {self.anatomy.depth} of its stack of "
+                "blocks, so that maps would leave out what it attends to; put all of them into one nn.ModuleList or "
+                "nn.Sequential"
+            )
+
     def _enter_block(self, layer: int, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
         name = self.anatomy.name
         if layer != self.progress.next_block:
@@ -217,6 +238,8 @@ class Recorder:
             )
         self.progress.inside_block = True
         self._count_tokens(layer, tokens)
+        self._stream_shape = arguments[0].shape
+        self._check_outside()
         if self._reads_text and layer > 0 and arguments[0] is not self._block_output:
             raise UnsupportedModelError(
                 f"{name} does something with its tokens between blocks {layer - 1} and {layer}, a convolution over "
