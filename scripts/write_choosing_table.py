@@ -3,7 +3,7 @@
     python scripts/write_choosing_table.py [--check]
 
 Cost, class and sign come from the registry; the numbers are read from docs/results/*.json, which
-``scripts/write_results_page.py`` writes. What was not measured has no number.
+``scripts/write_results_page.py`` writes. What was not measured, or on fewer photos than others, has no number.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from generated import ending_of, write_or_check
 
@@ -70,15 +71,22 @@ def page(text: str, results: Path) -> str:
 
 
 def _numbers(results: Path) -> Numbers:
-    found: Numbers = {}
+    found: dict[Column, list[dict[str, Any]]] = {column: [] for column in COLUMNS}
     for file in sorted(results.glob("*.json")):
         stored = json.loads(file.read_text(encoding="utf-8"))
         run = stored["manifest"]["run"]
         for column in COLUMNS:
             if (run["protocol"], ending_of(run["data"])) == (column.protocol, column.data):
                 rows = [row for row in stored["rows"] if row["metric"] == column.metric and row["mean"] is not None]
-                found |= {(column, row["method"]): row["mean"] * column.scale for row in rows}
-    return found
+                found[column] += rows
+    largest = {column: max((row["n"] for row in rows), default=0) for column, rows in found.items()}
+    # A sample of the photos has another mean than all of them, whatever the method.
+    return {
+        (column, row["method"]): row["mean"] * column.scale
+        for column, rows in found.items()
+        for row in rows
+        if row["n"] == largest[column]
+    }
 
 
 def _table(numbers: Numbers) -> str:
