@@ -28,8 +28,13 @@ FUSED_ALL_THE_WAY = ["ixg", "ixg.plus", "gradient", "cat", "fullgrad", "fullgrad
 
 @pytest.fixture(scope="module")
 def model():
-    """Without LayerScale and with parameters that ask for gradients, as any freshly made model has them."""
-    return small_vit(depth=DEPTH, init_values=None)
+    """Without LayerScale and with parameters that ask for gradients, as any freshly made model has them.
+
+    It has been explained before: the first time a model is asked about pictures of some size, its grid is looked at.
+    """
+    fresh = small_vit(depth=DEPTH, init_values=None)
+    explained(fresh, "rollout")
+    return fresh
 
 
 def explained(model, *spellings: str, **options) -> Operations:
@@ -141,6 +146,17 @@ def test_methods_do_no_more_than_this(model, spelling, backward_products, softma
     assert found.attention_matrices == matrices
     # Where the head's gradient lands shows which tokens it reads: one product besides that of the backward pass.
     assert found.head_products == 1 + any(backward_products)
+
+
+def test_the_first_explanation_embeds_six_pictures_more_and_no_other_does():
+    model = small_vit(depth=DEPTH, init_values=None)
+    first, second = explained(model, "rollout"), explained(model, "ixg")
+    assert first.forward_passes == 2  # begun: one of them ends in front of the blocks
+    assert first.block_calls == second.block_calls == (1,) * DEPTH
+    assert second.forward_passes == 1
+    plain = explained(model, "rollout")
+    assert first.forward_flops - plain.forward_flops == 6 * EMBEDDING_FLOPS // BATCH
+    assert first.backward_flops == plain.backward_flops
 
 
 @pytest.mark.parametrize("spelling", FUSED_ALL_THE_WAY)

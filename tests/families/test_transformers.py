@@ -8,6 +8,7 @@ from checks import CLASSES, DEPTH, RULED_METHODS, Family, FamilyChecks
 from hooked import Pooling
 
 import vitreous
+from vitreous.errors import UnsupportedModelError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -173,3 +174,18 @@ def test_written_out_attention_gives_the_fused_maps(fused: Family, written_out: 
     found = vitreous.explain(written_out.model(), images, methods, target)
     for method in methods:
         torch.testing.assert_close(found.scores[method], expected.scores[method], **written_out.agrees)
+
+
+class ReadsTheClassToken(torch.nn.Module):
+    def __init__(self, backbone: torch.nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, torch.nn.Linear(SIZES["hidden_size"], CLASSES)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.backbone(images).last_hidden_state[:, 0])
+
+
+def test_tokens_for_detection_behind_the_patches_are_refused() -> None:
+    config = transformers.YolosConfig(**{**SQUARE, "image_size": [32, 32]}, num_detection_tokens=5)
+    with pytest.raises(UnsupportedModelError, match="the last 16 of 22 tokens do not change with the edges"):
+        vitreous.explain(ReadsTheClassToken(transformers.YolosModel(config)).eval(), torch.randn(1, 3, 32, 32), "ixg")

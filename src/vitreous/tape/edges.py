@@ -1,65 +1,164 @@
-"""The patch grid of a model that cuts up its pictures without a convolution: what changes when their edges do.
+"""The patch grid that a picture's edges show: what changes when they do.
 
 Which pixels a token is made of cannot be told from the shapes of tensors: 33 tokens of a picture of 32 x 64 pixels may
 be patches of 8 x 8, of 4 x 16 or of 16 x 4 pixels. But the first row of pixels is in the first row of patches alone,
-and the first column in the first column.
+and the first column in the first column. A convolution tells how many rows and columns of patches it makes, but not
+where they stand among the tokens, nor what of the picture it was given.
 """
 
 from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import suppress
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError
+from vitreous.tape.embedding import Embedding, Size
 from vitreous.tape.first_block import first_block_input
 from vitreous.tape.half import exact
+from vitreous.tape.inputs import Inputs
 
 _NOISE = 10.0  # so large that the change of an edge is seen in half precision, too
 _ROUNDING = 1e-3  # of what all pixels change of a token: one of its edges changes far more of it, rounding less
+_PICTURES = 6  # one as it is, all of it changed, and each of its four edges
+
+# What has passed the check of a model's convolution: its code is asked once, not with every picture.
+_CHECKED: WeakKeyDictionary[nn.Module, set[Hashable]] = WeakKeyDictionary()
 
 
-def grid_by_edges(anatomy: Anatomy, model: nn.Module, images: Tensor) -> tuple[int, int]:
-    """Rows and columns of patches; costs the embedding of six pictures.
+@dataclass(frozen=True)
+class Edges:
+    """A model, and the pictures of which one is run again with other edges, as far as the model's first block."""
 
-    Raises:
-        InputError: the far edges of the picture are in no patch.
-        UnsupportedModelError: patches in rows, behind all other tokens, would change in another way.
-    """
-    stream = first_block_input(anatomy, model, _with_other_edges(images[:1].detach()))
-    if stream is None or stream.dim() != 3:
-        raise _not_shown(anatomy.name)
-    stream = exact(stream if anatomy.batch_first else stream.transpose(0, 1))
-    change = (stream[1:] - stream[:1]).abs().amax(dim=-1)
-    rounding = torch.maximum(_ROUNDING * change.amax(dim=0), _ROUNDING**2 * change.amax())
-    whole, top, bottom, left, right = change > rounding
-    if bool(whole.any()) and not bool(bottom.any() and right.any()):
-        height, width = images.shape[-2:]
-        raise InputError(
-            f"the last rows or columns of images of {height} x {width} pixels are in no patch of {anatomy.name}, so "
-            "that no map fits them; cut or scale them"
+    anatomy: Anatomy
+    model: nn.Module
+    inputs: Inputs
+
+    def grid(self) -> Size:
+        """Rows and columns of patches that no convolution made; costs the embedding of six pictures.
+
+        Raises:
+            InputError: the far edges of the picture are in no patch.
+            UnsupportedModelError: patches in rows, behind all other tokens, would change in another way.
+        """
+        name = self.anatomy.name
+        changed = self._changed((1, 1))
+        if changed is None:
+            raise _not_shown(name)
+        whole, top, bottom, left, right = changed
+        if bool(whole.any()) and not bool(bottom.any() and right.any()):
+            raise self._in_no_patch("the last rows or columns")
+        patches = whole & ~(top & bottom & left & right)  # some models have a token that says something of all pixels
+        count, columns = int(patches.sum()), int((patches & top).sum())
+        places = torch.arange(len(patches), device=patches.device) - (len(patches) - count)
+        expected = [
+            (patches, places >= 0),
+            (patches & top, (places >= 0) & (places < columns)),
+            (patches & bottom, places >= count - columns),
+            (patches & left, (places >= 0) & (places % max(1, columns) == 0)),
+        ]
+        if count == 0 or columns == 0 or count % columns or not all(torch.equal(*pair) for pair in expected):
+            raise _not_shown(name)
+        return count // columns, columns
+
+    def check(self, made: Embedding, tokens: int) -> None:
+        """Refuse a convolution's grid if the edges show that its patches are not the last of the ``tokens``, in rows.
+
+        Costs the embedding of six pictures, once for a model and a size of pictures. Patches may overlap or see all of
+        the picture, so that more than one row of them may change with an edge; but that one has to. A model that does
+        not take six pictures at once is believed.
+
+        Raises:
+            InputError: an edge of the picture is in no patch, or an edge of the grid shows nothing of the picture.
+            UnsupportedModelError: other tokens change than the patches at that edge.
+        """
+        assert isinstance(self.inputs, Tensor)
+        known = _CHECKED.setdefault(self.model, set())
+        question = (self.inputs.shape[1:], self.inputs.dtype, made, tokens)
+        if question not in known:
+            self._compare(made, tokens)
+            known.add(question)
+
+    def _compare(self, made: Embedding, tokens: int) -> None:
+        changed = None
+        with suppress(Exception):  # whatever a model that takes one picture says to six
+            changed = self._changed(made.widest_edge(self._size))
+        if changed is None or changed.shape[1] != tokens or not bool(changed[0].any()):
+            return
+        if not bool(changed.any(dim=1).all()):
+            raise self._in_no_patch("rows or columns at an edge")
+        whole, *edges = changed[:, -made.patches :].reshape(-1, *made.grid)
+        places = (slice(1), ...), (slice(-1, None), ...), (..., slice(1)), (..., slice(-1, None))
+        # Patches that something else was put in the place of show nothing of a picture, wherever they are.
+        expected = [whole[place] for place in places]
+        height, width = self._size
+        rows, columns = made.grid
+        if made.enlarges(self._size) and not all(bool(shown.any()) for shown in expected):
+            raise InputError(
+                f"{self.anatomy.name} makes images of {height} x {width} pixels {made.given[0]} x {made.given[1]} "
+                f"large, and an edge of its {rows} x {columns} patches shows nothing of them, so that no map fits "
+                "them; cut or scale them"
+            )
+        in_place = (
+            bool(shown.any()) and not bool((shown & ~edge[place]).any())
+            for edge, place, shown in zip(edges, places, expected, strict=True)
         )
-    patches = whole & ~(top & bottom & left & right)  # some models have a token that says something of all pixels
-    count, columns = int(patches.sum()), int((patches & top).sum())
-    places = torch.arange(len(patches), device=patches.device) - (len(patches) - count)
-    expected = [
-        (patches, places >= 0),
-        (patches & top, (places >= 0) & (places < columns)),
-        (patches & bottom, places >= count - columns),
-        (patches & left, (places >= 0) & (places % max(1, columns) == 0)),
-    ]
-    if count == 0 or columns == 0 or count % columns or not all(torch.equal(*pair) for pair in expected):
-        raise _not_shown(anatomy.name)
-    return count // columns, columns
+        if _stand_further_ahead(changed[0], made.patches) or not all(in_place):
+            raise UnsupportedModelError(
+                f"a convolution of {self.anatomy.name} makes {rows} x {columns} patches, but the last {made.patches} "
+                f"of {tokens} tokens do not change with the edges of a picture as these would, row by row: other "
+                "tokens stand behind them, they stand column by column, or they are resized before the first block, "
+                "so no map can be laid out"
+            )
+
+    @property
+    def _size(self) -> Size:
+        assert isinstance(self.inputs, Tensor)
+        return self.inputs.shape[-2], self.inputs.shape[-1]
+
+    def _changed(self, width: Size) -> Tensor | None:
+        """Which tokens change with all pixels and with so many rows and columns at each edge, (change, token).
+
+        ``None`` where there is no stream to compare.
+        """
+        assert isinstance(self.inputs, Tensor)
+        stream = first_block_input(self.anatomy, self.model, _with_other_edges(self.inputs[:1].detach(), width))
+        if stream is None or stream.dim() != 3:
+            return None
+        stream = exact(stream if self.anatomy.batch_first else stream.transpose(0, 1))
+        if len(stream) != _PICTURES or not bool(stream.isfinite().all()):
+            return None
+        change = (stream[1:] - stream[:1]).abs().amax(dim=-1)
+        return change > torch.maximum(_ROUNDING * change.amax(dim=0), _ROUNDING**2 * change.amax())
+
+    def _in_no_patch(self, what: str) -> InputError:
+        height, width = self._size
+        return InputError(
+            f"{what} of images of {height} x {width} pixels are in no patch of {self.anatomy.name}, so that no map "
+            "fits them; cut or scale them"
+        )
 
 
-def _with_other_edges(image: Tensor) -> Tensor:
-    """A picture as it is, all of it changed, and its first and last rows and columns."""
+def _stand_further_ahead(shown: Tensor, patches: int) -> bool:
+    """Whether so many tokens in a row show something of a picture, and those behind them nothing."""
+    end = int(torch.where(shown)[0].max()) + 1
+    return patches <= end < len(shown) and bool(shown[end - patches : end].all())
+
+
+def _with_other_edges(image: Tensor, width: Size) -> Tensor:
+    """A picture as it is, all of it changed, and so many of its first and last rows and columns."""
     noise = torch.randn(image.shape[1:], generator=torch.Generator().manual_seed(0)) * _NOISE
-    images = image.repeat(6, 1, 1, 1)
-    every, first, last = slice(None), slice(1), slice(-1, None)
+    images = image.repeat(_PICTURES, 1, 1, 1)
+    every = slice(None)
+    (first_rows, last_rows), (first_columns, last_columns) = ((slice(size), slice(-size, None)) for size in width)
     for number, (rows, columns) in enumerate(
-        ((every, every), (first, every), (last, every), (every, first), (every, last)), start=1
+        ((every, every), (first_rows, every), (last_rows, every), (every, first_columns), (every, last_columns)),
+        start=1,
     ):
         images[number, :, rows, columns] += noise.to(image)[:, rows, columns]
     return images

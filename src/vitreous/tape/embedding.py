@@ -42,6 +42,26 @@ class Embedding:
         """How many patches it would have made."""
         return self.grid[0] * self.grid[1]
 
+    def enlarges(self, picture: Size) -> bool:
+        """Whether what it was given is higher or wider than the picture."""
+        return any(mine > theirs for mine, theirs in zip(self.given, picture, strict=True))
+
+    def widest_edge(self, picture: Size) -> Size:
+        """How many rows and columns at an edge of the picture change the outermost patches for certain.
+
+        As many as a patch has. But a model that hands squares of fewer pixels than the picture has to this call may
+        have scaled or cut it: scaling leaves out no more than one pixel of the outcome, and as much again for what
+        does not divide it, where cutting leaves out a border.
+        """
+        patch = tuple(math.ceil(length / count) for length, count in zip(picture, self.grid, strict=True))
+        if self.patch is None:
+            return patch[0], patch[1]
+        scaled = tuple(
+            2 * math.ceil(length / mine) if mine < length else side
+            for length, mine, side in zip(picture, self.given, patch, strict=True)
+        )
+        return min(patch[0], scaled[0]), min(patch[1], scaled[1])
+
     def check_border(self, name: str, picture: Size) -> None:
         """Refuse a picture whose far edges are in no patch, or so much padded that its grid does not tell the patches.
 

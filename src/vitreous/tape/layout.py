@@ -5,7 +5,6 @@ Seen in the run itself rather than looked up in attributes, so it holds for any 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,8 @@ from vitreous.float64 import in_float64
 from vitreous.tape.inputs import Inputs, Texts, texts_of
 
 if TYPE_CHECKING:
+    from vitreous.tape.edges import Edges
+    from vitreous.tape.embedding import Embedding
     from vitreous.tape.recorder import Recorder
 
 _NOTHING = 1e-6  # a token whose head gradient is below this part of the largest is not read
@@ -72,14 +73,28 @@ def find_layout(
     head_gradient: Tensor,
     pooling_gradient: Tensor | None,
     inputs: Inputs,
-    grid_by_edges: Callable[[], tuple[int, int]],
+    edges: Edges,
 ) -> Layout:
-    """Work out the layout from what was recorded; ``grid_by_edges`` runs the patch embedding again."""
+    """Work out the layout from what was recorded; ``edges`` runs the patch embedding again, if it has to."""
     tokens = head_gradient.shape[1]
-    if isinstance(inputs, Texts):
+    made = None if isinstance(inputs, Texts) else _made_patches(recorder, tokens, inputs.shape[-2:])
+    if made is not None:
+        grid = made.grid
+    elif isinstance(inputs, Texts):
         grid = (1, tokens - 1)
     else:
-        grid = _patch_grid(recorder, tokens, inputs.shape[-2:]) or grid_by_edges()
+        grid = edges.grid()
+    layout = _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid)
+    if made is not None:
+        edges.check(made, tokens)
+    return layout
+
+
+def _with_readers(
+    recorder: Recorder, head_gradient: Tensor, pooling_gradient: Tensor | None, inputs: Inputs, grid: tuple[int, int]
+) -> Layout:
+    """The layout of a known grid: which tokens come before it, and what the head reads."""
+    tokens = head_gradient.shape[1]
     prefix = tokens - grid[0] * grid[1]
     real = _real_tokens(inputs, head_gradient)
     stream = recorder.tokens[recorder.anatomy.depth].detach()
@@ -100,8 +115,8 @@ def find_layout(
     return Layout(grid, prefix, read, alike and queries_alike, queries)
 
 
-def _patch_grid(recorder: Recorder, tokens: int, image_size: torch.Size) -> tuple[int, int] | None:
-    """The patch embedding's own output if it was a convolution.
+def _made_patches(recorder: Recorder, tokens: int, image_size: torch.Size) -> Embedding | None:
+    """The patch embedding, if it was a convolution.
 
     A model may look at the picture in other ways besides, so of several convolutions that one counts whose patches are
     all but a few of the tokens.
@@ -112,7 +127,7 @@ def _patch_grid(recorder: Recorder, tokens: int, image_size: torch.Size) -> tupl
     if fitting:
         chosen = max(fitting, key=lambda embedding: embedding.patches)
         chosen.check_border(recorder.anatomy.name, (height, width))
-        return chosen.grid
+        return chosen
     if embeddings:
         rows, columns = embeddings[-1].grid
         raise UnsupportedModelError(

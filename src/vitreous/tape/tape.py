@@ -18,7 +18,7 @@ from vitreous.reason import reason_of
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.dependence import depends
-from vitreous.tape.edges import grid_by_edges
+from vitreous.tape.edges import Edges
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.half import HALF, exact
 from vitreous.tape.head_order import check_head_order
@@ -63,8 +63,8 @@ class Gradients:
 class Tape:
     """One recorded forward pass. Made by ``record``; holds the graph until that context ends.
 
-    ``again`` runs the model once more, on some of the images, with an intervention; ``grid_by_edges`` its patch
-    embedding alone, where that was no convolution, to see the patch grid.
+    ``again`` runs the model once more, on some of the images, with an intervention; ``edges`` its patch embedding
+    alone, to see the patch grid.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Tape:
         logits: Tensor,
         inputs: Inputs,
         again: Callable[[Rows, Needs, Intervention], AbstractContextManager[Tape]],
-        grid_by_edges: Callable[[], tuple[int, int]],
+        edges: Edges,
     ) -> None:
         self._recorder, self._again = recorder, again
         self._logits = logits
         self.anatomy = recorder.anatomy
         self.logits = logits.detach()
         head_gradient, pooling_gradient = self._head_gradients()
-        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs, grid_by_edges)
+        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs, edges)
         self.reads_text = isinstance(inputs, Texts)
         self._texts = texts_of(inputs, len(logits))
         self._part: tuple[Rows, int] | None = None
@@ -377,11 +377,7 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
         def again(rows: Rows, needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
             return record(model, anatomy, inputs[rows], Plan(anatomy.depth, needs, intervention))
 
-        def by_edges() -> tuple[int, int]:
-            assert isinstance(inputs, Tensor)
-            return grid_by_edges(anatomy, model, inputs)
-
-        yield Tape(recorder, logits, inputs, again, by_edges)
+        yield Tape(recorder, logits, inputs, again, Edges(anatomy, model, inputs))
 
 
 def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
