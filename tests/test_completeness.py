@@ -67,6 +67,39 @@ class Softened(nn.Module):
         return self.second(hidden) + torch.tanh(tokens)
 
 
+class Convolved(nn.Module):
+    """A feed-forward part with a convolution between its layers: over the grid of patches, or of tokens in a row."""
+
+    def __init__(self, in_features: int, hidden_features: int, form: str, **_) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(in_features, hidden_features), nn.Linear(hidden_features, in_features)
+        grid = nn.Conv2d(hidden_features, hidden_features, 3, padding=1, groups=hidden_features)
+        self.filter = grid if form == "grid" else nn.Conv1d(hidden_features, hidden_features, 3, padding=1)
+        self.form = form
+
+    def forward(self, tokens):
+        hidden = self.first(tokens)
+        if self.form == "row":
+            return self.second(F.gelu(self.filter(hidden.mT).mT))
+        if self.form == "row of activations":
+            return self.second(self.filter(torch.sigmoid(hidden).mT).mT)
+        patches = self.filter(hidden[:, 1:].mT.unflatten(-1, (4, 4))).flatten(2).mT
+        return self.second(F.gelu(torch.cat([hidden[:, :1], patches], dim=1)))
+
+
+class ConvolvedHead(nn.Module):
+    """TS-CAM: a convolution makes a map for each class, and its mean is the class's score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.visual = small_vit(depth=2, num_classes=0, global_pool="")
+        self.head = randomise(nn.Conv2d(24, 5, 3, padding=1)).double()
+
+    def forward(self, images):
+        tokens = self.visual(images)[:, 1:]
+        return self.head(tokens.mT.unflatten(-1, (4, 4))).mean(dim=(2, 3))
+
+
 class HandNorm(nn.Module):
     """RMSNorm by hand; ``root`` and ``power`` divide where others multiply by the inverse root."""
 
@@ -152,6 +185,11 @@ PLAIN_MODELS = {
         f"sigmoid, then {form}": partial(small_vit, mlp_layer=partial(Softened, form=form))
         for form in ("norm", "product", "row", "sum")
     },
+    **{
+        f"convolution, {form}": partial(small_vit, mlp_layer=partial(Convolved, form=form))
+        for form in ("grid", "row", "row of activations")
+    },
+    "convolution as head": ConvolvedHead,
     "tanh GELU": partial(small_vit, act_layer=GELUTanh),
     "QuickGELU": partial(small_vit, act_layer=partial(WrittenOut, "quick")),
     "written-out tanh GELU": partial(small_vit, act_layer=partial(WrittenOut, "tanh")),

@@ -57,7 +57,7 @@ class BiasNotes:
             self._add_up(output, lambda gradient: (gradient * constant).sum(dim=-1), tokens_first=tokens_first)
 
     def note_along_channels(self, output: Tensor, bias: Tensor) -> None:
-        """A bias whose channels lie along the second axis, (batch, channels, ...), as batch normalisation has them."""
+        """A bias whose channels lie along the second axis, as those of convolution and batch normalisation do."""
         if output.dim() == 2:
             self.note(output, bias)
             return

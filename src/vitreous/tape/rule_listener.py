@@ -252,6 +252,15 @@ class RuleListener:
         self.biases.note(output, _argument(args, kwargs, 2, "bias", None))
         return output
 
+    def on_convolution(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A convolution in a block or behind: a linear layer whose channels lie along the second axis."""
+        take_for_activation(args[0])
+        output = func(*args, **kwargs)
+        bias = _argument(args, kwargs, 2, "bias", None)
+        if bias is not None:
+            self.biases.note_along_channels(output, bias)
+        return output
+
     def on_opened_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A linear layer that is part of an opened-up call, where the batch always comes first."""
         output = func(*args, **kwargs)
