@@ -19,6 +19,7 @@ from vitreous.tape.attention import (
     attend_fused,
     bias_of_heads,
     heads_of,
+    in_every_head,
     score_rows,
 )
 from vitreous.tape.functions import Attend, Elementwise, InForce
@@ -296,7 +297,10 @@ class AttentionListener:
             if not self.in_one_row or self._head_factor is not None:
                 self._products += 1  # what leads from q kᵀ, of all heads in one row, to the softmax was not followed
             return self._attend_by_hand(layer, value, output).flatten(0, 1)
-        matrix, query, key = self._weights.detach(), self._operands[0], self._operands[1].transpose(-2, -1)
+        matrix = self._weights.detach()
+        query, key, value = (
+            in_every_head(part, matrix) for part in (self._operands[0], self._operands[1].transpose(-2, -1), value)
+        )
         if self._products > 1:  # relative positions that depend on q or k; what nobody knows must not be read
             self.mixed.add(layer)
             key = value.new_full((), float("nan")).expand_as(value)
@@ -399,5 +403,6 @@ def attention_arguments(
     if enable_gqa:
         repeats = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    key, value = in_every_head(key, query), in_every_head(value, query)
     bias = additive_bias(attn_mask, query, key.shape[-2], causal=is_causal)
     return query, key, value, bias, query.shape[-1] ** -0.5 if scale is None else scale
