@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from vitreous import __version__, cli, explanation_folder
 from vitreous.cli import app, explaining
 from vitreous.cli.console import one_line
+from vitreous.cli.photos import each_once
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.targets import find_class
 from vitreous.errors import MethodError, TargetError
@@ -442,3 +443,74 @@ def test_an_error_nobody_foresaw_is_one_line_unless_debugged(monkeypatch, capsys
     if not debug:
         assert caught.value.code == 70
         assert capsys.readouterr().err.startswith("error: unexpected ZeroDivisionError: division by zero")
+
+
+class TestNothingIsWrittenOverAPhoto:
+    def test_a_page_is_called_html(self, tmp_path):
+        photo = tmp_path / "cat.png"
+        Image.new("RGB", (8, 8)).save(photo)
+        before = photo.read_bytes()
+        for command in (
+            ("explain", "demo", "--report", photo),
+            ("explain-text", "a", "--model", "hf/a", "--html", photo),
+        ):
+            result = run(*command)
+            assert result.exit_code == 2
+            assert "a page is called .html, and cat.png is not" in result.output
+        assert photo.read_bytes() == before
+
+    def test_a_figure_is_not_its_own_photo(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        Image.new("RGB", (8, 8)).save("overlay.png")
+        before = Path("overlay.png").read_bytes()
+        result = run("figure", "overlay", "overlay.png")
+        assert result.exit_code == 2
+        assert "overlay.png is one of the photos; choose another --out" in one_line(result.output)
+        assert Path("overlay.png").read_bytes() == before
+
+
+def test_an_empty_name_is_not_the_current_folder():
+    result = run("explain", "")
+    assert result.exit_code == 2
+    assert "name is empty" in result.output
+
+
+def test_of_a_photo_that_is_named_twice_the_first_name_stays(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"")
+    (tmp_path / "b.jpg").symlink_to(tmp_path / "a.jpg")
+    names = [tmp_path / name for name in ("a.jpg", "b.jpg")]
+    assert each_once(names) == names[:1]
+    assert each_once(reversed(names)) == names[1:]
+
+
+def test_what_a_models_file_prints_is_no_result(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import timm\n\nprint('a line')\n\n\ndef build():\n    print('another')\n"
+        "    return timm.create_model('test_vit', num_classes=3)\n"
+    )
+    options = ("--image-size", 160, "--mean", 0.5, "--std", 0.5, "--method", "gae", "--out", tmp_path / "out", "--json")
+    result = shell("explain", "demo", "--model", f"py/{own}:build", *options)
+    assert result.returncode == 0, result.stderr
+    json.loads(result.stdout)
+    assert "a line" in result.stderr
+    assert "another" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_polite_end_lets_the_program_tidy_up(number):
+    """And what whoever started the program chose to ignore stays ignored."""
+    code = (
+        "import os, signal, sys\n"
+        "from vitreous import cli\n"
+        f"if len(sys.argv) > 1: signal.signal({int(number)}, signal.SIG_IGN)\n"
+        f"cli.app = lambda: os.kill(os.getpid(), {int(number)})\n"
+        "cli.main()\n"
+        "print('went on')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stdout) == (130, "")
+    ignored = subprocess.run(
+        [sys.executable, "-c", code, "x"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (ignored.returncode, ignored.stdout) == (0, "went on\n")

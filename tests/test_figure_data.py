@@ -165,6 +165,14 @@ class TestCurves:
                         expected = logits_with_patches(model, image, kept).softmax(-1)[0, 2]
                     assert abs(float(expected) - found[step]) < EXACT
 
+    def test_parts_are_those_that_are_really_gone_and_each_is_asked_for_once(self, model, image):
+        explanation = explain(model, image, "ixg", 2)
+        (one,) = perturbation_curves(model, image, explanation, steps=5)
+        np.testing.assert_array_equal(one.fractions, [PATCHES * step // 5 / PATCHES for step in range(6)])
+        (fine,) = perturbation_curves(model, image, explanation, steps=100_000)
+        np.testing.assert_array_equal(fine.fractions, np.arange(PATCHES + 1) / PATCHES)
+        assert fine.deletion.shape == fine.insertion.shape == (PATCHES + 1,)
+
     def test_by_pixels_are_the_model_on_painted_pictures(self, model, image):
         explanation = explain(model, image, "ixg", 1)
         (one,) = perturbation_curves(model, image, explanation, by="pixels", steps=4)

@@ -110,6 +110,17 @@ def test_sixteen_bit_gray_is_scaled_not_clipped(tmp_path, suffix):
     assert np.asarray(read_image(path))[..., 0].tolist() == [[0, 10], [128, 255]]
 
 
+@pytest.mark.parametrize("suffix", ["png", "pgm"])
+def test_sixteen_bit_gray_that_is_dark_stays_dark(tmp_path, suffix):
+    dark = np.array([[0, 50], [100, 257]], dtype=np.uint16)
+    path = tmp_path / f"dark.{suffix}"
+    if suffix == "pgm":
+        path.write_bytes(b"P5\n2 2\n65535\n" + dark.astype(">u2").tobytes())
+    else:
+        Image.fromarray(dark).save(path)
+    assert np.asarray(read_image(path))[..., 0].tolist() == [[0, 0], [0, 1]]
+
+
 def test_sixteen_bit_colour_keeps_its_colours(tmp_path):
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 
+import vitreous
 from loading_models import error_of, same_weights
 from vitreous.errors import MissingDependencyError
 from vitreous.models import load_model
@@ -39,6 +40,26 @@ def test_folder_of_a_classifier(hf, tmp_path, photo):
     assert loaded.class_names == ("cat", "dog", "bird")
     assert loaded.preprocessing.mean == (0.1, 0.1, 0.1)
     assert loaded.model(loaded.preprocessing([photo])).logits.shape == (1, 3)
+
+
+def test_a_timm_model_inside_transformers(hf, tmp_path, photo):
+    """Its photos are prepared as timm does; the largest rounding is that of a pixel, 1 of 255, over the deviation."""
+    prepared = {"input_size": [3, 48, 48], "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "crop_pct": 0.9}
+    config = hf.TimmWrapperConfig(
+        architecture="vit_tiny_patch16_224",
+        num_labels=3,
+        model_args={"img_size": 48, "patch_size": 16, "embed_dim": 48, "depth": 2, "num_heads": 3},
+        pretrained_cfg={**prepared, "interpolation": "bicubic", "crop_mode": "center", "num_classes": 3},
+    )
+    hf.TimmWrapperForImageClassification(config).save_pretrained(tmp_path)
+    loaded = load_model(f"hf/{tmp_path}")
+    assert loaded.preprocessing.image_size == (48, 48)
+    found = loaded.preprocessing([photo])
+    expected = hf.AutoImageProcessor.from_pretrained(tmp_path)(photo)["pixel_values"]
+    torch.testing.assert_close(found, expected, atol=1.01 / 255 / 0.4, rtol=0)
+    assert (found - expected).abs().mean() < 0.1 / 255
+    assert vitreous.explain(loaded, [photo], "gae").scores["gae"].shape == (1, 9)
+    assert "48 x 48 pixels only" in error_of(f"hf/{tmp_path}", image_size=64)
 
 
 def test_folder_without_processor_falls_back_and_says_so(hf, tmp_path):

@@ -191,7 +191,10 @@ class TestCommand:
         assert file.read_text() == "before"
 
     def test_a_place_that_cannot_be_written_is_one_line_before_any_work(self, photos, tmp_path):
-        result = run("explain", photos / "cat.png", *SMALL, "--out", tmp_path / "out", "--report", tmp_path)
+        (tmp_path / "folder.html").mkdir()
+        result = run(
+            "explain", photos / "cat.png", *SMALL, "--out", tmp_path / "out", "--report", tmp_path / "folder.html"
+        )
         assert result.exit_code == 2
         assert len(result.stderr.splitlines()) == 1
         assert not (tmp_path / "out").exists()

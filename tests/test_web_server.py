@@ -25,7 +25,7 @@ from gradio_client import Client, handle_file
 from running_server import TINY, running_server
 from vitreous.web import cards
 from vitreous.web.drawing import Sliders
-from vitreous.web.gate import fetch_nothing
+from vitreous.web.gate import Gate, fetch_nothing
 from vitreous.web.jobs import Job
 from vitreous.web.server import Settings, start
 from vitreous.web.shelf import Shelf
@@ -111,8 +111,8 @@ def get(server, path, data=None, headers=None):
     """The status and text of an answer, whatever it is; addresses are sent as they are written."""
     host, port = server.address.removeprefix("http://").rstrip("/").split(":")
     body = data or b""
-    head = f"{'POST' if data is not None else 'GET'} {path} HTTP/1.0\r\nHost: {host}:{port}\r\n"
-    head += "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+    head = f"{'POST' if data is not None else 'GET'} {path} HTTP/1.0\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in ({"Host": f"{host}:{port}"} | (headers or {})).items())
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         answer = b""
@@ -303,6 +303,38 @@ def test_nonsense_gets_no_stack_trace(server):
         assert status >= 400
         assert "Traceback" not in text
         assert 'File "' not in text
+
+
+def test_other_pages_and_other_names_are_turned_away(server):
+    """By a name that leads to this machine, any page could have read along."""
+    port = server.address.rstrip("/").rpartition(":")[2]
+    for headers in (
+        {"Host": f"evil.example:{port}"},
+        {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"},
+        {"Host": f"127.0.0.1.evil.example:{port}"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Host": ""},
+    ):
+        for path, data in (("/config", None), ("/gradio_api/upload", b"x")):
+            assert get(server, path, data, headers)[0] == 403
+    for headers in (
+        {},
+        {"Host": f"localhost:{port}"},
+        {"Host": f"LOCALHOST:{port}", "Origin": f"http://localhost:{port}"},
+    ):
+        assert get(server, "/config", None, headers)[0] == 200
+
+
+def test_a_server_for_everybody_answers_under_any_name_but_not_to_other_pages():
+    gate = Gate(None, "0.0.0.0")
+    for name, origin, foreign in (
+        ("here.example", None, False),
+        ("here.example:80", "http://here.example:80", False),
+        ("here.example", "http://evil.example", True),
+    ):
+        headers = [(b"host", name.encode()), *([(b"origin", origin.encode())] if origin else [])]
+        assert gate._is_foreign({"headers": headers}) == foreign
 
 
 def test_what_the_page_does_not_need_is_closed(server):

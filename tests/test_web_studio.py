@@ -317,7 +317,7 @@ def test_a_strip_of_a_photo_is_drawn_like_any_other(studio, tmp_path):
     assert cards.maps(record, wanted, Sliders()).count('alt="map of') == 2
     rows = do(studio, studio.rows, visit, 0)
     assert "<img" in cards.patch_rows(record, rows, (0, 0))
-    assert downloads.save_png(record, wanted, Sliders(), tmp_path).is_file()
+    assert downloads.save_png(record, visit, wanted, Sliders(), tmp_path).is_file()
 
 
 def test_nothing_a_visitor_names_becomes_markup(studio, file):
@@ -336,16 +336,27 @@ def test_nothing_a_visitor_names_becomes_markup(studio, file):
 def test_downloads(studio, visit, tmp_path):
     wanted = Wanted(("gae", "ixg"), (1, 2))
     record, found = do(studio, studio.curves, visit, wanted)
-    with Image.open(downloads.save_png(record, wanted, Sliders(), tmp_path)) as picture:
+    with Image.open(downloads.save_png(record, visit, wanted, Sliders(), tmp_path)) as picture:
         assert picture.format == "PNG"
         assert picture.width > 700
-    with np.load(downloads.save_npz(record, wanted, tmp_path), allow_pickle=False) as stored:
+    with np.load(downloads.save_npz(record, visit, wanted, tmp_path), allow_pickle=False) as stored:
         np.testing.assert_array_equal(stored["scores-ixg"][0, 1], record.scores["ixg", 2].numpy())
         assert stored["target"].tolist() == [[1, 2]]
         assert stored["logits"].shape == (1, 1000)
     text = downloads.save_report(record, visit, wanted, found, tmp_path).read_text()
     assert "leaf.png" in text
     assert text.count("deletion") >= 2
+
+
+def test_a_download_has_the_name_that_its_own_visitor_gave(studio, file, tmp_path):
+    """The same photo, uploaded by two people under two names, is explained once."""
+    wanted, names = Wanted(("gae",)), ("private-diagnosis.png", "leaf-of-mine.png")
+    for name in names:
+        visit = studio.receive(file, name, TINY)
+        record, found = do(studio, studio.curves, visit, wanted)
+        place = downloads.save_report(record, visit, wanted, found, tmp_path)
+        assert place.name == f"vitreous-{name.removesuffix('.png')}.html"
+        assert [other in place.read_text() for other in names] == [other == name for other in names]
 
 
 # Photos.

@@ -81,7 +81,7 @@ def read(directory: Path) -> dict[str, Any]:
             "provenance": manifest["provenance"],
             "scale": manifest.get("scale"),  # folders of earlier versions have none
         }
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise StorageError(f"{directory / MANIFEST} is damaged: {error} does not fit") from error
 
 

@@ -94,7 +94,9 @@ def read_upright(source: Source) -> Upright:
     except Exception as error:  # decoders fail on damaged bytes with any type there is
         raise ImageError(f"{name}: the image is damaged or cut off ({reason_of(error)})") from error
     try:
-        return Upright(ImageOps.exif_transpose(image), orientation)
+        upright = ImageOps.exif_transpose(image)
+        upright.format = image.format  # a copy forgets it, and it tells how deep gray is
+        return Upright(upright, orientation)
     except Exception:  # noqa: BLE001  a photo with damaged EXIF data is still a photo
         return Upright(image, None)
 

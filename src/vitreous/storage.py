@@ -121,7 +121,7 @@ def _any_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except OSError as error:
         raise StorageError(f"{folder} has no readable {MANIFEST}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"{folder / MANIFEST} is damaged: it is not JSON") from error
     if not isinstance(manifest, dict):
         raise StorageError(f"{folder / MANIFEST} is damaged: it describes nothing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 
@@ -21,5 +22,6 @@ def run_user_file(file: Path, kind: str) -> ModuleType | None:
         return None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    with redirect_stdout(sys.stderr):  # the standard output is for results
+        spec.loader.exec_module(module)
     return module

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ __all__ = ["app", "main"]
 def main() -> None:
     """Run the command line; an error nobody foresaw is one line as well, unless ``--debug`` asks for the traceback."""
     _open_streams()
+    _end_tidily()
     try:
         app()
     except KeyboardInterrupt:
@@ -26,6 +28,17 @@ def main() -> None:
             raise
         say_error(f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)")
         sys.exit(UNEXPECTED)
+
+
+def _end_tidily() -> None:
+    """Take the end of a session or a polite kill for an interrupt, so that drafts and uploads are removed.
+
+    What whoever started the program chose to ignore, as nohup does, stays ignored.
+    """
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
 
 
 def _open_streams() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,6 +76,8 @@ def run(arguments: Sequence[str], request: Request) -> Path:
     if request.methods and request.name == "transformation":
         raise MethodError("the figure 'transformation' looks into TokenTM's parts; leave out --method")
     photos = each_once(photo for argument in arguments for photo in photos_of(argument))
+    if os.path.realpath(request.out) in map(os.path.realpath, photos):
+        raise InputError(f"{request.out} is one of the photos; choose another --out")
     if len(photos) > 1 and not kind.several_photos:
         raise InputError(f"the figure {request.name!r} shows one photo, not {len(photos)}; comparison shows several")
     images = [read_image(photo) for photo in photos]

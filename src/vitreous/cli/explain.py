@@ -19,6 +19,7 @@ from vitreous.cli.options import (
     MethodOption,
     StdOption,
     TargetOption,
+    check_page,
     refuse_both,
 )
 from vitreous.cli.plugins import PluginOption
@@ -80,6 +81,7 @@ def explain(
     Exit code: 0 all photos are done, 1 some photos failed and the rest is done, 2 nothing could be done.
     """
     refuse_both(target, topk)
+    check_page(report, "--report")
     methods = split_spellings(method) if method else None
     channel_mean, channel_std = channel_values(mean, "--mean"), channel_values(std, "--std")
     size = height_and_width(image_size, "--image-size")

@@ -12,7 +12,7 @@ import typer
 import vitreous
 from vitreous.cli.console import messages, plain_warnings, print_json, results, say
 from vitreous.cli.guard import DebugOption
-from vitreous.cli.options import DeviceOption, MethodOption, TargetOption, refuse_both
+from vitreous.cli.options import DeviceOption, MethodOption, TargetOption, check_page, refuse_both
 from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.errors import InputError
@@ -49,6 +49,7 @@ def explain_text(
 ) -> None:
     """Explain texts: show every word in the colour of its score, red for the class and blue against it."""
     refuse_both(target, topk)
+    check_page(html, "--html")
     methods = split_spellings(method) if method else None
     given = [_text(text) for text in texts]
 
@@ -76,6 +77,8 @@ def explain_text(
 def _text(argument: str) -> str:
     if argument != "-":
         return argument
+    if sys.stdin is None:
+        raise InputError("the standard input is closed")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:

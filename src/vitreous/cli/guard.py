@@ -62,6 +62,11 @@ class GuardedGroup(TyperGroup):
             _silence_output()
             say_error(f"{error.filename or 'the output cannot be written'}: {error.strerror}")
             raise typer.Exit(WRONG_USE) from error
+        except MemoryError as error:
+            if ctx.meta.get(_DEBUG):
+                raise
+            say_error(f"there is not enough memory for what was asked for: {error}".rstrip(": "))
+            raise typer.Exit(WRONG_USE) from error
         except EOFError as error:  # would be taken for an end of what is typed, and only "Aborted." be said
             raise RuntimeError(f"unexpected end of data: {error}") from error
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,6 +34,12 @@ ImageSizeOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Size of the model's input, 224 or HEIGHTxWIDTH.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")]
+
+
+def check_page(path: Path | None, option: str) -> None:
+    """Refuse a page whose name says that it is something else: it would be written over a photo that was meant."""
+    if path is not None and path.suffix.lower() not in {".html", ".htm"}:
+        raise typer.BadParameter(f"a page is called .html, and {path.name} is not", param_hint=option)
 
 
 def refuse_both(target: Sequence[str] | None, topk: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +55,6 @@ def serve(
     )
     say(messages(), "loading the model and the page ...")
     server = start(settings)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends the program lets it tidy up
     try:
         say(results(), f"the page is at {server.address} - press Ctrl+C to end")
         server.wait()

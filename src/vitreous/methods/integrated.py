@@ -23,6 +23,7 @@ Baseline = Literal["zero", "black", "mean", "pad", "mask"]
 Quadrature = Literal["gauss", "right"]
 Read = Literal["magnitude", "input"]
 PLAIN = Pass("plain", "logit")
+_MOST_GAUSS_POINTS = 1000  # finding them takes as long as the eigenvalues of a matrix of that size
 
 
 class InputProcedure(Procedure):
@@ -78,8 +79,9 @@ class PathIntegral(InputProcedure):
         super().__init__(at, resolution)
         if steps < 1:
             raise MethodError(f"steps={steps} must be at least 1")
-        self.baseline = baseline
-        self.points, self.weights = _gauss_legendre(steps) if quadrature == "gauss" else _right_riemann(steps)
+        if quadrature == "gauss" and steps > _MOST_GAUSS_POINTS:
+            raise MethodError(f"steps={steps} is more than {_MOST_GAUSS_POINTS}: quadrature=right takes any number")
+        self.baseline, self.steps, self.quadrature = baseline, steps, quadrature
 
     def map(self, view: View) -> Tensor:
         """Scores of patches, or of pixels."""
@@ -89,7 +91,8 @@ class PathIntegral(InputProcedure):
     def mean_gradient(self, view: View, difference: Tensor) -> Tensor:
         """The integral of the gradient along the path, without the factor x - x'."""
         end, parts = self.input(view), []
-        pieces = zip(few_at_once(view, self.points), few_at_once(view, self.weights), strict=True)
+        all_points, all_weights = (_gauss_legendre if self.quadrature == "gauss" else _right_riemann)(self.steps)
+        pieces = zip(few_at_once(view, all_points), few_at_once(view, all_weights), strict=True)
         for points, weights in pieces:
             # x - (1 - a)(x - x'), as no third tensor of this size is needed then
             inputs = end - _along(1 - points, end) * difference

@@ -28,6 +28,7 @@ _IMAGE_TOWERS = {
 _TOWER_CLASSES = frozenset({*_IMAGE_TOWERS.values(), "CLIPVisionModel"})
 # These resize their position embedding by themselves in every forward pass.
 _ANY_SIZE = frozenset({"dinov2", "dinov2_with_registers"})
+_TIMM = "timm_wrapper"  # a timm model inside transformers
 
 
 def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
@@ -46,6 +47,8 @@ def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
         raise ModelError(f"{name}: the model cannot be loaded ({reason_of(error)})") from error
     native = _image_size(config)
     preprocessing = _preprocessing(transformers, name, place, native, options)
+    if config.model_type == _TIMM:
+        native = preprocessing.image_size  # the configuration itself does not say
     if image_size and image_size != native:
         if config.model_type not in _ANY_SIZE:
             raise ModelError(f"{name}: this model takes images of {native[0]} x {native[1]} pixels only")

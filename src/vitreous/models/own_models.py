@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -60,7 +61,8 @@ def _build(name: str, module: ModuleType, function: str) -> nn.Module | LoadedMo
         raise ModelError(f"{name}: there is no function {function} in {module.__file__}")
     torch.manual_seed(_SEED)  # so that a model whose weights are random is the same one in every process
     try:
-        built = build()
+        with redirect_stdout(sys.stderr):  # the standard output is for results
+            built = build()
     except VitreousError:
         raise
     except Exception as error:

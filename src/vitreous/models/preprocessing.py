@@ -151,7 +151,10 @@ def from_timm(model: nn.Module, image_size: tuple[int, int] | None = None) -> Pr
     from timm.data.config import resolve_data_config  # noqa: PLC0415  (timm takes a second to import)
 
     arguments = {"input_size": (3, *image_size)} if image_size else {}
-    config = resolve_data_config(arguments, model=model)  # type: ignore[no-untyped-call]
+    return _from_timm_settings(resolve_data_config(arguments, model=model))  # type: ignore[no-untyped-call]
+
+
+def _from_timm_settings(config: Mapping[str, Any]) -> Preprocessing:
     size = as_image_size(config["input_size"][-2:])
     mode = config["crop_mode"]
     if mode not in ("center", "squash"):
@@ -177,6 +180,8 @@ def from_processor(settings: Mapping[str, Any], fallback_size: tuple[int, int]) 
         settings: The processor's settings.
         fallback_size: The size to resize to where the processor expects resized photos.
     """
+    if "data_config" in settings:  # a timm model inside transformers has timm's settings
+        return _from_timm_settings(settings["data_config"])
     foreign = [name for name in _FOREIGN_SETTINGS if settings.get(name)]
     if foreign:
         raise ModelError(f"the image processor's setting {foreign[0]!r} is not supported")

@@ -100,7 +100,7 @@ class _Line:
         tallest = self._picture_height(tile)
         for number, one in enumerate(self.tiles):
             left = MARGIN + number * (tile + GAP)
-            width, height = _fit(one.image, tile)
+            width, height = fit(one.image, tile)
             # Captions stand close below their picture, so pictures keep to the bottom.
             sheet.picture(left + (tile - width) / 2, pictures + tallest - height, width, height, one.image)
             if one.caption:
@@ -120,7 +120,7 @@ class _Line:
         return len(wrap(self.label, style, inner, lines=2)) * line_height(style) + 4 if self.label else 0
 
     def _picture_height(self, tile: int) -> float:
-        return max(_fit(one.image, tile)[1] for one in self.tiles)
+        return max(fit(one.image, tile)[1] for one in self.tiles)
 
     def _caption_height(self, tile: int) -> float:
         style = font(_CAPTION)
@@ -159,7 +159,7 @@ class _Parts:
         return [wrap(heading, font(_LABEL, bold=True), self.tile, lines=3) for heading in self.headings]
 
 
-def _fit(image: Image.Image, tile: int) -> tuple[float, float]:
+def fit(image: Image.Image, tile: int) -> tuple[float, float]:
     """Width and height on the page: as wide as the tile, and not taller than a third more."""
     scale = min(tile / image.width, tile * 4 / 3 / image.height)
     return image.width * scale, image.height * scale

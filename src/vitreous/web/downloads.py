@@ -24,7 +24,7 @@ from vitreous.web.wanted import Wanted, classes_of
 _TILE = 260
 
 
-def save_png(record: Record, wanted: Wanted, sliders: Sliders, folder: Path) -> Path:
+def save_png(record: Record, visit: Visit, wanted: Wanted, sliders: Sliders, folder: Path) -> Path:
     """Write the maps with their sliders as one picture."""
     methods = _shown(record, wanted)
     backdrop = backdrop_of(record, _TILE * SHARPNESS)
@@ -38,13 +38,13 @@ def save_png(record: Record, wanted: Wanted, sliders: Sliders, folder: Path) -> 
         for class_index in classes_of(wanted, record)
     ]
     signs = sorted({record.signed[method] for method in methods})
-    return tiled(rows, tile=_TILE, headings=("photo", *methods), legend=signs).save(folder / _name(record, "png"))
+    return tiled(rows, tile=_TILE, headings=("photo", *methods), legend=signs).save(folder / _name(visit, "png"))
 
 
-def save_npz(record: Record, wanted: Wanted, folder: Path) -> Path:
+def save_npz(record: Record, visit: Visit, wanted: Wanted, folder: Path) -> Path:
     """Write the raw scores, the classes and the logits, as ``Explanation.save`` does."""
     explanation = record.explanation(_shown(record, wanted), classes_of(wanted, record))
-    place = folder / _name(record, "npz")
+    place = folder / _name(visit, "npz")
     np.savez(place, **arrays_of(explanation))
     return place
 
@@ -56,11 +56,11 @@ def save_report(record: Record, visit: Visit, wanted: Wanted, found: Sequence[Se
     measured = [report.Measured(tuple(curves), record.by) for curves in found] if record.has_curves else []
     command = f"vitreous serve: {visit.model}, {', '.join(methods)}"
     body = (
-        report.photo_section(record.photo.name, record.photo.picture, explanation, measured)
+        report.photo_section(visit.upload.name, record.photo.picture, explanation, measured)
         + report.methods_section(methods, curves=record.has_curves)
         + report.making_section(explanation.provenance, command)
     )
-    place = folder / _name(record, "html")
+    place = folder / _name(visit, "html")
     write_text(place, page.document("Why did the model say this?", body, style=report.STYLE))
     return place
 
@@ -82,7 +82,7 @@ def _shown(record: Record, wanted: Wanted) -> list[str]:
     return methods
 
 
-def _name(record: Record, kind: str) -> str:
-    """Name a file after the photo, with nothing in it that a file system could mistake."""
-    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(record.photo.name).stem).strip("-")[:60]
+def _name(visit: Visit, kind: str) -> str:
+    """Name a file after the photo as this visitor calls it, with nothing in it that a file system could mistake."""
+    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(visit.upload.name).stem).strip("-")[:60]
     return f"vitreous-{stem or 'photo'}.{kind}"

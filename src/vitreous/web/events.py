@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -183,7 +184,7 @@ class Events:
         def begin() -> tuple[Visit, Controls, Record | None]:
             # Classes of another photo or model mean nothing here, and the depth is another model's.
             controls = read_controls([values[0], [], values[2], None, *values[4:]])
-            self.studio.shelf.check(model)
+            self.studio.shelf.check(str(model or ""))
             visits.append(self.studio.receive(path, name, model))
             return visits[0], controls, self.studio.known(visits[0], controls.wanted)
 
@@ -254,11 +255,12 @@ class Events:
             folder = self.desk.new_folder()
             if kind == "report":
                 record, found = job.future.result()
-                file = downloads.save_report(record, visit, wanted, found, folder)
+                save = partial(downloads.save_report, record, visit, wanted, found, folder)
             elif kind == "png":
-                file = downloads.save_png(job.future.result(), wanted, controls.sliders, folder)
+                save = partial(downloads.save_png, job.future.result(), visit, wanted, controls.sliders, folder)
             else:
-                file = downloads.save_npz(job.future.result(), wanted, folder)
+                save = partial(downloads.save_npz, job.future.result(), visit, wanted, folder)
+            file = await asyncio.to_thread(save)  # drawing takes seconds, in which others would wait
             ready = cards.status(f"{file.name} is ready.")
             yield {self.parts.download: str(file), self.parts.status: ready} | self.desk.idle()
 

@@ -30,11 +30,22 @@ _HEADERS = (
 )
 
 
-class Gate:
-    """Turns away what the page does not need."""
+_THIS_MACHINE = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
-    def __init__(self, app: App) -> None:
+
+class Gate:
+    """Turns away what the page does not need, and whoever was sent here by another page.
+
+    Args:
+        app: What answers the page.
+        host: The address that is listened on. Where that is this machine's own, a request has to name it so: a browser
+            that was led here under another name would let that name's pages read along.
+    """
+
+    def __init__(self, app: App, host: str) -> None:
         self._app = app
+        own = _bracketed(host)
+        self._names = _THIS_MACHINE | {own} if own in _THIS_MACHINE else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer that there is nothing."""
@@ -47,11 +58,26 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
+        if self._is_foreign(scope):
+            await send_with_headers({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"This page answers nobody but its own visitors."})
+            return
         if is_open(scope["path"]):
             await self._app(scope, receive, send_with_headers)
             return
         await send_with_headers({"type": "http.response.start", "status": 404, "headers": []})
         await send({"type": "http.response.body", "body": b"There is nothing here."})
+
+    def _is_foreign(self, scope: Scope) -> bool:
+        given = {name.lower(): value.decode("latin-1").lower() for name, value in scope["headers"]}
+        host, origin = given.get(b"host", ""), given.get(b"origin")
+        if self._names is not None and re.sub(r":\d+$", "", host) not in self._names:
+            return True
+        return origin is not None and origin.partition("://")[2] != host
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host.lower()
 
 
 def is_open(path: str) -> bool:

@@ -19,6 +19,7 @@ from vitreous.web.text_studio import TextStudio
 from vitreous.web.visitors import Visitors
 
 _HOUR = 3600
+_NO_DOCUMENTATION = ("docs_url", "redoc_url", "openapi_url")  # of the addresses, by which one could call them
 _PART_FOR_TEXTS = 16  # of what is remembered: a text takes kilobytes where a photo takes megabytes
 _MOST_AT_ONCE = 32  # requests that may wait for work; they take no thread meanwhile
 
@@ -165,7 +166,7 @@ def _launch(gradio: Any, page: Any, settings: Settings) -> None:
         pwa=False,
         max_file_size=settings.upload_bytes,
         state_session_capacity=1000,
-        app_kwargs={"middleware": [Middleware(Gate)], "docs_url": None, "redoc_url": None, "openapi_url": None},
+        app_kwargs={"middleware": [Middleware(Gate, host=settings.host)], **dict.fromkeys(_NO_DOCUMENTATION)},
         theme=gradio.themes.Default(primary_hue="blue", **fonts),
         css=CSS,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -133,7 +134,9 @@ def _local_place(family: str, identifier: str) -> Path | None:
             return Path(identifier.removeprefix("local-dir:"))
         _, at, source = identifier.partition("@")
         return Path(source) if at and source != "random" else None
-    if family == "hf" and (not _HUB_NAME.fullmatch(identifier) or ".." in identifier or Path(identifier).exists()):
+    # os.path says of a name that is too long for a file that there is none, where pathlib raises.
+    is_there = os.path.exists(identifier)  # noqa: PTH110
+    if family == "hf" and (not _HUB_NAME.fullmatch(identifier) or ".." in identifier or is_there):
         return Path(identifier)
     return None
 

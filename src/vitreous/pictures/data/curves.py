@@ -74,11 +74,12 @@ def perturbation_curves(
         target_index: Which of the explained classes is followed.
         by: ``patches`` are really dropped behind the positional embedding; ``pixels`` of the smooth map are painted
             black, or with 0 where the model's preprocessing is not known.
-        steps: Into how many equal parts the photo is cut.
+        steps: Into how many equal parts the photo is cut, as far as whole patches or pixels allow.
 
     Returns:
-        Curves with steps + 1 points. A point is NaN where the model cannot be asked, which is the case without any
-        patch in models that read nothing but patches; all are where the map holds NaN or infinity and so has no order.
+        Curves with steps + 1 points, fewer where there are fewer patches. A point is NaN where the model cannot be
+        asked, which is the case without any patch in models that read nothing but patches; all are where the map holds
+        NaN or infinity and so has no order.
 
     Raises:
         InputError: the outputs of the model are values, which have no probability to follow.
@@ -95,12 +96,13 @@ def perturbation_curves(
     target = explanation.class_index(index, target_index)
     orders = torch.stack([_order(explanation, method, index, target_index, by) for method in explanation.methods])
     ask = _asking(subject, target, by)
-    counts = [orders.shape[1] * step // steps for step in range(steps + 1)]
+    parts = orders.shape[1]
+    counts = list(dict.fromkeys(parts * step // steps for step in range(steps + 1)))
     deletion = np.stack([ask(orders[:, count:]) for count in counts], axis=1)
     insertion = np.stack([ask(orders[:, :count]) for count in counts], axis=1)
     unordered = [not explanation.shows(method, index, target_index) for method in explanation.methods]
     deletion[unordered] = insertion[unordered] = np.nan
-    fractions = np.linspace(0, 1, steps + 1)
+    fractions = np.array(counts) / parts  # what is gone, not what was asked for: patches are whole
     return tuple(
         Curves(method, fractions, deletion[row], insertion[row]) for row, method in enumerate(explanation.methods)
     )

@@ -8,7 +8,7 @@ from vitreous.pictures.backdrop import Backdrop, Look, Photo
 from vitreous.pictures.captions import class_caption, font, line_height, wrap
 from vitreous.pictures.data.transformation import Transformation
 from vitreous.pictures.sheet import FAINT, Sheet
-from vitreous.pictures.tiles import GAP, MARGIN, SHARPNESS
+from vitreous.pictures.tiles import GAP, MARGIN, SHARPNESS, fit
 
 _TILE = 220
 
@@ -25,7 +25,7 @@ def transformation_figure(
         tile: The width of a map.
     """
     backdrop = Backdrop.of(seen.explanation, 0, photo).fitted(tile * SHARPNESS, tile * SHARPNESS * 4 // 3)
-    height = tile * backdrop.photo.height / backdrop.photo.width
+    wide, height = fit(backdrop.photo, tile)
     panels = _panels(seen)
     title, heading = line_height(font(18, bold=True)) + 6, line_height(font(15, bold=True)) + 2
     texts = [class_caption(seen.explanation), *(meaning for _, meaning, _ in panels)]
@@ -37,13 +37,13 @@ def transformation_figure(
     sheet.write(MARGIN, top, "photo", width=tile, bold=True)
     sheet.write(MARGIN, top + heading, class_caption(seen.explanation), width=tile, size=12, ink=FAINT, lines=3)
     pictures = top + heading + about
-    sheet.picture(MARGIN, pictures, tile, height, backdrop.photo)
+    sheet.picture(MARGIN, pictures, wide, height, backdrop.photo)
     for number, (name, meaning, values) in enumerate(panels, start=1):
         left = MARGIN + number * (tile + GAP)
         sheet.write(left, top, name, width=tile, bold=True)
         sheet.write(left, top + heading, meaning, width=tile, size=12, ink=FAINT, lines=3)
         picture = backdrop.lay(values, seen.explanation.grid, signed=False, look=look)
-        sheet.picture(left, pictures, tile, height, picture)
+        sheet.picture(left, pictures, wide, height, picture)
         marks = (f"{float(values.min()):.3g}", f"{float(values.max()):.3g}")
         sheet.bar(left, pictures + height + 8, tile, signed=False, marks=marks)
     return sheet
