@@ -125,6 +125,26 @@ class ConvolvedHead(nn.Module):
         return self.head(tokens.mT.unflatten(-1, (4, 4))).mean(dim=(2, 3))
 
 
+class WeighedTokens(nn.Module):
+    """A head that adds up tokens by a softmax over them: of a linear layer (CCT), or of a gated one (ABMIL)."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.visual, self.form = small_vit(depth=2, num_classes=0, global_pool=""), form
+        parts = {"score": nn.Linear(24, 1), "tanh": nn.Linear(24, 24), "gate": nn.Linear(24, 24)}
+        self.parts = randomise(nn.ModuleDict(parts)).double()
+        self.head = randomise(nn.Linear(24, 5)).double()
+
+    def forward(self, images):
+        tokens = self.visual(images)
+        if self.form == "CCT":
+            weights = F.softmax(self.parts["score"](tokens), dim=1)
+            return self.head((weights.transpose(-1, -2) @ tokens).squeeze(-2))
+        patches = tokens[:, 1:]
+        hidden = torch.tanh(self.parts["tanh"](patches)) * torch.sigmoid(self.parts["gate"](patches))
+        return self.head((self.parts["score"](hidden).softmax(1) * patches).sum(dim=1))
+
+
 class HandNorm(nn.Module):
     """RMSNorm by hand; ``root`` and ``power`` divide where others multiply by the inverse root."""
 
@@ -215,6 +235,7 @@ PLAIN_MODELS = {
         for form in ("grid", "row", "row of activations")
     },
     "convolution as head": ConvolvedHead,
+    **{f"weighed tokens, {form}": partial(WeighedTokens, form) for form in ("CCT", "ABMIL")},
     "DyT": partial(small_vit, norm_layer=DynamicTanh),
     **{
         form: partial(small_vit, act_layer=partial(Changed, form))

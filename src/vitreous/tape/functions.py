@@ -27,7 +27,7 @@ _SAME_NUMBERS = {
 _CONSTANT_STEPS = {
     *("MulBackward0", "DivBackward0", "AddBackward0", "SubBackward0", "RsubBackward1", "NegBackward0"),
 }
-Kind = Literal["activation", "softmax", "gate", "deviation", "length"]
+Kind = Literal["activation", "softmax", "pooling", "gate", "deviation", "length"]
 NoteResidue = Callable[[ElementwiseCall, Tensor, Tensor], None]  # is told the gradients at output and input
 
 
