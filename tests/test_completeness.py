@@ -67,6 +67,84 @@ class Softened(nn.Module):
         return self.second(hidden) + torch.tanh(tokens)
 
 
+class DynamicTanh(nn.Module):
+    """DyT (Zhu et al., CVPR 2025), in the place of a norm: tanh(a x) w + b."""
+
+    def __init__(self, width: int, **_) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1))
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, tokens):
+        return torch.tanh(self.alpha * tokens) * self.weight + self.bias
+
+
+class Changed(nn.Module):
+    """Saturating activations that constants are multiplied with or added to."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, values):
+        if self.form == "scaled tanh":
+            return 1.7159 * torch.tanh(values * 2 / 3)
+        return torch.sigmoid(values) - 0.5 if self.form == "shifted sigmoid" else 1 - 3 * torch.sigmoid(values)
+
+
+class Convolved(nn.Module):
+    """A feed-forward part with a convolution between its layers: over the grid of patches, or of tokens in a row."""
+
+    def __init__(self, in_features: int, hidden_features: int, form: str, **_) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(in_features, hidden_features), nn.Linear(hidden_features, in_features)
+        grid = nn.Conv2d(hidden_features, hidden_features, 3, padding=1, groups=hidden_features)
+        self.filter = grid if form == "grid" else nn.Conv1d(hidden_features, hidden_features, 3, padding=1)
+        self.form = form
+
+    def forward(self, tokens):
+        hidden = self.first(tokens)
+        if self.form == "row":
+            return self.second(F.gelu(self.filter(hidden.mT).mT))
+        if self.form == "row of activations":
+            return self.second(self.filter(torch.sigmoid(hidden).mT).mT)
+        patches = self.filter(hidden[:, 1:].mT.unflatten(-1, (4, 4))).flatten(2).mT
+        return self.second(F.gelu(torch.cat([hidden[:, :1], patches], dim=1)))
+
+
+class ConvolvedHead(nn.Module):
+    """TS-CAM: a convolution makes a map for each class, and its mean is the class's score."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.visual = small_vit(depth=2, num_classes=0, global_pool="")
+        self.head = randomise(nn.Conv2d(24, 5, 3, padding=1)).double()
+
+    def forward(self, images):
+        tokens = self.visual(images)[:, 1:]
+        return self.head(tokens.mT.unflatten(-1, (4, 4))).mean(dim=(2, 3))
+
+
+class WeighedTokens(nn.Module):
+    """A head that adds up tokens by a softmax over them: of a linear layer (CCT), or of a gated one (ABMIL)."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.visual, self.form = small_vit(depth=2, num_classes=0, global_pool=""), form
+        parts = {"score": nn.Linear(24, 1), "tanh": nn.Linear(24, 24), "gate": nn.Linear(24, 24)}
+        self.parts = randomise(nn.ModuleDict(parts)).double()
+        self.head = randomise(nn.Linear(24, 5)).double()
+
+    def forward(self, images):
+        tokens = self.visual(images)
+        if self.form == "CCT":
+            weights = F.softmax(self.parts["score"](tokens), dim=1)
+            return self.head((weights.transpose(-1, -2) @ tokens).squeeze(-2))
+        patches = tokens[:, 1:]
+        hidden = torch.tanh(self.parts["tanh"](patches)) * torch.sigmoid(self.parts["gate"](patches))
+        return self.head((self.parts["score"](hidden).softmax(1) * patches).sum(dim=1))
+
+
 class HandNorm(nn.Module):
     """RMSNorm by hand; ``root`` and ``power`` divide where others multiply by the inverse root."""
 
@@ -151,6 +229,17 @@ PLAIN_MODELS = {
     **{
         f"sigmoid, then {form}": partial(small_vit, mlp_layer=partial(Softened, form=form))
         for form in ("norm", "product", "row", "sum")
+    },
+    **{
+        f"convolution, {form}": partial(small_vit, mlp_layer=partial(Convolved, form=form))
+        for form in ("grid", "row", "row of activations")
+    },
+    "convolution as head": ConvolvedHead,
+    **{f"weighed tokens, {form}": partial(WeighedTokens, form) for form in ("CCT", "ABMIL")},
+    "DyT": partial(small_vit, norm_layer=DynamicTanh),
+    **{
+        form: partial(small_vit, act_layer=partial(Changed, form))
+        for form in ("scaled tanh", "shifted sigmoid", "sigmoid taken from 1")
     },
     "tanh GELU": partial(small_vit, act_layer=GELUTanh),
     "QuickGELU": partial(small_vit, act_layer=partial(WrittenOut, "quick")),
@@ -239,3 +328,33 @@ def test_a_hand_written_norm_counts_as_the_called_one():
     for spelling in spellings:
         one, other = (all_token_scores(model, random_images(), spelling, 1)[0] for model in (by_hand, called))
         assert largest_difference(one, other) < 1e-10, spelling
+
+
+@pytest.mark.parametrize("spelling", ["decompx", "decompx:bias=token", "decompx.skipplus", "attnlrp", "fullgrad"])
+def test_constants_behind_an_activation_are_those_of_the_next_layer(spelling):
+    """1 - 3 sigmoid(u), then W and a bias, is sigmoid(u), then -3 W and another bias."""
+    apart, folded = small_vit(act_layer=partial(Changed, "1 - 3 sigmoid")), small_vit(act_layer=nn.Sigmoid)
+    for block in folded.blocks:
+        layer = block.mlp.fc2
+        layer.bias.data += layer.weight.data.sum(dim=1)
+        layer.weight.data *= -3
+    found, expected = (all_token_scores(model, random_images(), spelling, 1)[0] for model in (apart, folded))
+    # Float64; products in another order.
+    assert largest_difference(found, expected) < 1e-11
+
+
+def test_a_gate_stays_one_whatever_constants_do_to_it():
+    """u (tanh(u) / 2 + 1 / 2) is u sigmoid(2 u): what is divided and then added to still weighs u."""
+
+    class ByTanh(nn.Module):
+        def forward(self, values):
+            return values * (torch.tanh(values) / 2 + torch.full_like(values, 0.5))
+
+    class BySigmoid(nn.Module):
+        def forward(self, values):
+            return values * torch.sigmoid(2 * values)
+
+    found, expected = (
+        all_token_scores(small_vit(act_layer=form), random_images(), "decompx", 1)[0] for form in (ByTanh, BySigmoid)
+    )
+    assert largest_difference(found, expected) < 1e-12

@@ -103,6 +103,24 @@ def test_half_precision_is_refused():
         vitreous.explain(model, random_images(1, dtype=torch.bfloat16), "transattr")
 
 
+class CastsItself(nn.Module):
+    """Runs in half precision by an autocast of its own, which nobody outside sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_vit(depth=2, dtype=torch.float32)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(images)
+
+
+@pytest.mark.parametrize("method", ["transattr", "plrp", "lrp", "abslrp", "lrp_rollout"])
+def test_a_models_own_autocast_is_refused_as_half_precision(method):
+    with pytest.raises(UnsupportedModelError, match=r"it runs in torch.bfloat16, .*; run it in float32"):
+        vitreous.explain(CastsItself(), random_images(1, dtype=torch.float32), method)
+
+
 def test_a_convolutional_stem_is_refused_on_the_way_to_the_pixels_only():
     model = small_vit(depth=2)
     model.patch_embed.proj = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 24, 2, 2)).double()

@@ -199,6 +199,16 @@ def heads_of(rows: Tensor, batch: int) -> Tensor:
     return rows.reshape(batch, -1, *rows.shape[1:])
 
 
+def in_every_head(part: Tensor, others: Tensor) -> Tensor:
+    """K or v, (batch, head, token, channel), once for each head of ``others``, if all share it (multi-query attention).
+
+    What reaches the heads adds up where they share it: relevance as gradients do.
+    """
+    if part.dim() != 4 or part.shape[1] != 1 or part.shape[0] != others.shape[0] or others.shape[1] == 1:
+        return part
+    return part.expand(-1, others.shape[1], -1, -1)
+
+
 def bias_of_heads(bias: Tensor | None, batch: int) -> Tensor | None:
     """The same of a score bias, which may have one row for all heads, or no such axis."""
     return bias if bias is None or bias.dim() < 3 or len(bias) == 1 else heads_of(bias, batch)

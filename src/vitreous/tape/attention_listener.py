@@ -19,9 +19,10 @@ from vitreous.tape.attention import (
     attend_fused,
     bias_of_heads,
     heads_of,
+    in_every_head,
     score_rows,
 )
-from vitreous.tape.functions import Attend, Elementwise, InForce
+from vitreous.tape.functions import Attend, Elementwise, InForce, Kind
 from vitreous.tape.half import EXACT, exact
 from vitreous.tape.interception import in_graph, of_first
 from vitreous.tape.plan import Plan
@@ -158,11 +159,11 @@ class AttentionListener:
         self._keep(layer, record, output)
         return output
 
-    def _softmax(self, function: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
+    def _softmax(self, function: Callable[[Tensor], Tensor], scores: Tensor, kind: Kind = "softmax") -> Tensor:
         """A, under the rule in force."""
         if not (self._rules_differ and scores.requires_grad):
             return function(scores)
-        weights: Tensor = Elementwise.apply(scores, function, 0.0, "softmax", self._in_force)
+        weights: Tensor = Elementwise.apply(scores, function, 0.0, kind, self._in_force)
         return weights
 
     def _attend_scaled(self, layer: int, record: AttentionRecord, value: Tensor) -> Tensor:
@@ -259,12 +260,24 @@ class AttentionListener:
         scores = args[0]
         if self._progress.layer is None or not isinstance(scores, Tensor):
             return func(*args, **kwargs)
+        if self._weighs_tokens(scores, args[1] if len(args) > 1 else kwargs.get("dim")):
+            return self._softmax(of_first(func, args, kwargs), scores, "pooling")
         if scores.dim() != 4 and not self._are_of_all_heads(scores, self._progress.layer):
             return func(*args, **kwargs)
         self._known, self._entering = scores is self._scores, scores
         self._followed = self._followed and self._known
         self._weights = self._softmax(of_first(func, args, kwargs), scores)
         return self._weights
+
+    def _weighs_tokens(self, scores: Tensor, axis: Any) -> bool:
+        """Whether a head is about to add up its tokens, by scores of shape (batch, tokens, any), some prefix left out.
+
+        Slots that compete for tokens, (batch, slots, tokens), have a softmax over the same axis, but are fewer.
+        """
+        if not self._progress.behind or not self._anatomy.batch_first or scores.dim() != 3 or axis not in (1, -2):
+            return False
+        tokens = self._progress.tokens
+        return len(scores) == self._progress.batch and tokens < 2 * scores.shape[1] <= 2 * tokens
 
     def _are_of_all_heads(self, scores: Tensor, layer: int) -> bool:
         """Whether these are q kᵀ of a block with all heads of a batch in one row: (batch x head, to, from)."""
@@ -307,7 +320,10 @@ class AttentionListener:
             if not self.in_one_row or self._head_factor is not None:
                 self._products += 1  # what leads from q kᵀ, of all heads in one row, to the softmax was not followed
             return self._attend_by_hand(layer, value, output).flatten(0, 1)
-        matrix, query, key = self._weights.detach(), self._operands[0], self._operands[1].transpose(-2, -1)
+        matrix = self._weights.detach()
+        query, key, value = (
+            in_every_head(part, matrix) for part in (self._operands[0], self._operands[1].transpose(-2, -1), value)
+        )
         if self._products > 1:  # relative positions that depend on q or k; what nobody knows must not be read
             self.mixed.add(layer)
             key = value.new_full((), float("nan")).expand_as(value)
@@ -410,5 +426,6 @@ def attention_arguments(
     if enable_gqa:
         repeats = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    key, value = in_every_head(key, query), in_every_head(value, query)
     bias = additive_bias(attn_mask, query, key.shape[-2], causal=is_causal)
     return query, key, value, bias, query.shape[-1] ** -0.5 if scale is None else scale

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape.functions import InForce, NoteResidue
+from vitreous.tape.functions import InForce, NoteResidue, origin_of
 from vitreous.tape.half import exact
 from vitreous.tape.layout import Layout
 from vitreous.tape.plan import Plan
@@ -57,7 +57,7 @@ class BiasNotes:
             self._add_up(output, lambda gradient: (gradient * constant).sum(dim=-1), tokens_first=tokens_first)
 
     def note_along_channels(self, output: Tensor, bias: Tensor) -> None:
-        """A bias whose channels lie along the second axis, (batch, channels, ...), as batch normalisation has them."""
+        """A bias whose channels lie along the second axis, as those of convolution and batch normalisation do."""
         if output.dim() == 2:
             self.note(output, bias)
             return
@@ -90,12 +90,16 @@ class BiasNotes:
             output, lambda gradient: None if in_force.rule.constant_gates else -(gradient * product).sum(dim=-1)
         )
 
-    def note_shifted(self, gate: Tensor) -> None:
-        """A constant plus a gate, 1 + tanh(...): not followed any further where the gate has a gradient."""
-        in_force = self._in_force
+    def note_shifted(self, gate: Tensor, constants: Iterable[Tensor | float]) -> None:
+        """A constant plus a gate, 1 + tanh(...): not followed any further where the gate has a gradient.
 
-        def refuse(gradient: Tensor) -> Tensor | None:
-            del gradient
+        Unless it was no gate but an activation, which shows later: then the constant is a bias.
+        """
+        in_force, origin, shift = self._in_force, origin_of(gate), sum(constants)
+
+        def contribution(gradient: Tensor) -> Tensor | None:
+            if getattr(origin, "kind", None) == "activation":
+                return (gradient * shift).sum(dim=-1)
             if in_force.rule.constant_gates:
                 return None
             raise UnsupportedModelError(
@@ -103,7 +107,7 @@ class BiasNotes:
                 f"bias is not known under rule={in_force.rule.name}, but it is under rule=libra or rule=frozen"
             )
 
-        self._add_up(gate, refuse)
+        self._add_up(gate, contribution)
 
     def _add_up(self, output: Tensor, contribution: Contribution, *, tokens_first: bool | None = None) -> None:
         """Have what ``contribution`` makes of the gradient at ``output``, summed over channels, added up."""

@@ -26,7 +26,8 @@ class Call:
         """The ordinary gradients at the inputs, by running the call once more."""
         with torch.enable_grad():
             leaves = [value.detach().requires_grad_() for value in inputs]
-            return torch.autograd.grad(self.function(*leaves), leaves, gradient)
+            output = self.function(*leaves)
+            return torch.autograd.grad(output, leaves, gradient.to(output.dtype))
 
 
 class LinearCall(Call):
@@ -39,9 +40,9 @@ class LinearCall(Call):
         self.weight, self.bias = weight, bias
 
     def gradients(self, inputs: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Times the weight."""
+        """Times the weight, which a model's own autocast leaves in another dtype than the output."""
         del inputs
-        return (gradient @ self.weight,)
+        return (gradient.to(self.weight.dtype) @ self.weight,)
 
 
 @dataclass

@@ -24,7 +24,10 @@ from vitreous.tape.rules import ElementwiseCall, NormCall, Rule, statistics
 _SAME_NUMBERS = {
     *("ViewBackward0", "UnsafeViewBackward0", "TransposeBackward0", "PermuteBackward0", "CloneBackward0"),
 }
-Kind = Literal["activation", "softmax", "gate", "deviation", "length"]
+_CONSTANT_STEPS = {
+    *("MulBackward0", "DivBackward0", "AddBackward0", "SubBackward0", "RsubBackward1", "NegBackward0"),
+}
+Kind = Literal["activation", "softmax", "pooling", "gate", "deviation", "length"]
 NoteResidue = Callable[[ElementwiseCall, Tensor, Tensor], None]  # is told the gradients at output and input
 
 
@@ -153,15 +156,33 @@ def kind_of(tensor: Any) -> Kind | None:
     return kind
 
 
-def take_for_activation(tensor: Any) -> None:
-    """A sigmoid or tanh whose output is used as it is, and not to weigh something, was an activation."""
-    if kind_of(tensor) == "gate":
-        _made_by(tensor).kind = "activation"
+def take_for_activation(tensor: Any, *, as_made: bool = False) -> None:
+    """A sigmoid or tanh whose output is used as it is, and not to weigh something, was an activation.
+
+    So was one that constants were multiplied with or added to before, c tanh(u) + b, unless it counts ``as_made`` only.
+    """
+    origin = _made_by(tensor) if as_made else origin_of(tensor)
+    if getattr(origin, "kind", None) == "gate":
+        origin.kind = "activation"
+
+
+def origin_of(tensor: Any) -> Any:
+    """The step of the way back that leads to a tensor, or to what it was made of by constants alone."""
+    node = _made_by(tensor)
+    while node is not None and node.name() in _CONSTANT_STEPS:
+        operands = [step for step, _ in node.next_functions if step is not None]
+        if len(operands) != 1:
+            break
+        node = _past_views(operands[0])
+    return node
 
 
 def _made_by(tensor: Any) -> Any:
     """The step of the way back that leads to a tensor, or to what it is a view of."""
-    node = tensor.grad_fn if isinstance(tensor, Tensor) else None
+    return _past_views(tensor.grad_fn) if isinstance(tensor, Tensor) else None
+
+
+def _past_views(node: Any) -> Any:
     while node is not None and node.name() in _SAME_NUMBERS:
         node = node.next_functions[0][0]
     return node

@@ -187,6 +187,7 @@ SCORE_STEPS = (
 )
 POOLING = (Tensor.__getitem__, torch.mean, Tensor.mean)
 CONVOLUTION = (F.conv2d, torch.conv2d)
+CONVOLUTION_OF_ROW = (F.conv1d, torch.conv1d)
 GRID_POOLING = (F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.pixel_unshuffle)
 # Activations f, and their slope at 0 (for f(u)/u at u = 0, which is a gate; f(0) counts as a bias where it is not 0).
 ACTIVATIONS: Mapping[Callable[..., Any], float] = {

@@ -106,6 +106,7 @@ class Recorder:
             handlers.update(dict.fromkeys(functions, handler))
 
         hear(heard.CONVOLUTION, relevance.over(self._on_convolution, relevance.on_embedding))
+        hear(heard.CONVOLUTION_OF_ROW, relevance.noting(self._on_convolution_of_row))
         hear(heard.GRID_POOLING, self._on_pooling)
         in_blocks = lambda: self.progress.layer is not None  # noqa: E731
         hear(heard.ATTENTION, relevance.noting(attention.on_fused, unless=in_blocks))
@@ -313,10 +314,15 @@ class Recorder:
         )
 
     def _on_convolution(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.progress.reached_blocks:
+            return self._rules.on_convolution(func, args, kwargs)
         output = func(*args, **kwargs)
-        if not self.progress.reached_blocks:
-            self.embeddings.append(embedding_of(output, *args, **kwargs))
+        self.embeddings.append(embedding_of(output, *args, **kwargs))
         return output
+
+    def _on_convolution_of_row(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """In front of the blocks it makes no grid of patches."""
+        return self._rules.on_convolution(func, args, kwargs) if self.progress.reached_blocks else func(*args, **kwargs)
 
     def _on_pooling(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = self._otherwise(func, args, kwargs)

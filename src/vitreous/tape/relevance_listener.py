@@ -213,9 +213,10 @@ class RelevanceListener:
         return (self._progress.next_block if self._progress.reached_blocks else PIXELS) >= self._lowest
 
     def _follow(self, call: Call, *inputs: Tensor) -> Any:
-        if inputs[0].dtype not in EXACT:
-            self._gap(f"it runs in {inputs[0].dtype}, in which relevance is lost to rounding; run it in float32")
-        return Follow.apply(call, self._in_force, *inputs)
+        output: Tensor = Follow.apply(call, self._in_force, *inputs)
+        for dtype in {inputs[0].dtype, output.dtype}.difference(EXACT):
+            self._gap(f"it runs in {dtype}, in which relevance is lost to rounding; run it in float32")
+        return output
 
     def _gap(self, reason: str, rules: set[str] | None = None) -> None:
         for name in self.rules if rules is None else rules & self.rules:

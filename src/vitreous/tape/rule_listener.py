@@ -225,16 +225,18 @@ class RuleListener:
     ) -> Any:
         constants = zip(args, factors, strict=False) if self.biases.listens and any(map(in_graph, args)) else ()
         # As they are before the call, which may change its first operand.
-        biases = [value * factor for value, factor in constants if isinstance(value, Tensor) and not in_graph(value)]
+        added = [value * factor for value, factor in constants if not in_graph(value)]
+        biases = [value for value in added if isinstance(value, Tensor)]
         operands = [value for value in args[:2] if in_graph(value)]
         output = func(*args, **kwargs)
         if self._pass_on_gate(args, output):
-            self.biases.note_shifted(output)
+            self.biases.note_shifted(output, added)
         elif not self._pass_on_deviation(args, output):
             for bias in biases:
                 self.biases.note(output, bias)
             for value in operands:
-                take_for_activation(value)
+                # With a constant alone, it may still be on its way to weigh something: tanh(u) / 2 + 1 / 2.
+                take_for_activation(value, as_made=len(operands) == 1)
         return output
 
     def _pass_on_gate(self, args: tuple[Any, ...], output: Any) -> bool:
@@ -252,8 +254,18 @@ class RuleListener:
         self.biases.note(output, _argument(args, kwargs, 2, "bias", None))
         return output
 
+    def on_convolution(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A convolution in a block or behind: a linear layer whose channels lie along the second axis."""
+        take_for_activation(args[0])
+        output = func(*args, **kwargs)
+        bias = _argument(args, kwargs, 2, "bias", None)
+        if bias is not None:
+            self.biases.note_along_channels(output, bias)
+        return output
+
     def on_opened_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A linear layer that is part of an opened-up call, where the batch always comes first."""
+        take_for_activation(args[0])
         output = func(*args, **kwargs)
         self.biases.note(output, _argument(args, kwargs, 2, "bias", None), tokens_first=False)
         return output

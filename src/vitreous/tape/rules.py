@@ -98,6 +98,10 @@ class Rule:
         """The gradient at the scores of attention that a model writes out itself."""
         return call.gradient(gradient)
 
+    def pooling(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """The gradient at the scores by which tokens are weighed where a head adds them up."""
+        return call.gradient(gradient)
+
     def gate(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
         """The gradient through a sigmoid or tanh that only weighs something else."""
         return None if self.constant_gates else call.gradient(gradient)
@@ -161,6 +165,11 @@ class FrozenRule(Rule):
         del call, gradient
         return None
 
+    def pooling(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """Nothing reaches the scores: the weights are constants, as A is."""
+        del call, gradient
+        return None
+
     def deviation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
         """A constant passes nothing on."""
         del call, gradient
@@ -198,6 +207,10 @@ class AttnLrpRule(LibraRule):
         """Half through A V; of A's half, half through q kᵀ."""
         query, key, value = plain_gradients(call, gradient)
         return query.div_(4), key.div_(4), value.div_(2)
+
+    def pooling(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """A softmax has its ordinary gradient; products behind the blocks are not halved."""
+        return Rule.pooling(self, call, gradient)
 
 
 class ConservativeRule(FrozenRule):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -392,6 +394,11 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
         if "in-place operation" in str(error):
             raise recorder.changes_in_place() from error
         if recorder.progress.reached_blocks:
+            if _is_about_flex_attention(error):
+                raise UnsupportedModelError(
+                    f"{recorder.anatomy.name} attends by flex_attention, which is compiled and shows neither A nor its "
+                    'gradients; load it with attn_implementation="sdpa" or "eager"'
+                ) from error
             raise
         if not isinstance(inputs, Texts) and takes_cut_patches(model):
             raise InputError(
@@ -399,6 +406,12 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
                 "not the picture itself; wrap it in a module whose forward takes images and cuts them"
             ) from error
         raise InputError(f"{recorder.anatomy.name} cannot take {_described(inputs)}: {reason_of(error)}") from error
+
+
+def _is_about_flex_attention(error: BaseException) -> bool:
+    """By the files that the error came through, or by its text: what was compiled is in no file."""
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    return "flex_attention" in str(error) or any(Path(file).stem == "flex_attention" for file in files)
 
 
 def _described(inputs: Inputs) -> str:
