@@ -195,6 +195,7 @@ def test_the_model_is_as_it_was(case):
 def test_the_head_sees_every_block_in_one_further_run(monkeypatch):
     """LeGrad's cost: one forward pass of the batch, one of a single image."""
     model, images = small_vit(depth=3), random_images(3)
+    vitreous.explain(model, images, "rollout")  # the first call checks the grid of patches
     runs = []
     embed = model.patch_embed.forward
     monkeypatch.setattr(model.patch_embed, "forward", lambda pixels: runs.append(len(pixels)) or embed(pixels))
