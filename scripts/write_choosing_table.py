@@ -3,7 +3,7 @@
     python scripts/write_choosing_table.py [--check]
 
 Cost, class and sign come from the registry; the numbers are read from docs/results/*.json, which
-``scripts/write_results_page.py`` writes. What was not measured, or on fewer photos than others, has no number.
+``scripts/keep_results.py`` writes. What was not measured, or on fewer photos than others, has no number.
 """
 
 from __future__ import annotations

@@ -1,85 +1,140 @@
-"""Put the tables of finished runs into docs/results.md, and their manifests and rows beside it.
+"""Write the tables of docs/results.md from the runs that docs/results/ keeps.
 
-    python scripts/write_results_page.py RUNS
+    python scripts/write_results_page.py [--check]
 
-RUNS is the folder that ``vitreous evaluate --out`` was given. The page's words are written by hand; a table stands
-between ``<!-- results: PROTOCOL DATASET -->`` and ``<!-- end -->``, where DATASET is how the data set's folder ends.
-Every run behind a table is kept in docs/results/ with its manifest, the command that makes it, and all rows.
+The page's words are written by hand; tables stand between ``<!-- results: PROTOCOL DATASET -->`` and ``<!-- end -->``,
+where DATASET is how the data set's folder ends. Runs of one protocol and model on the same photos share a table,
+whenever they were measured; ``scripts/keep_results.py`` puts them there.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from generated import ending_of
+from generated import ending_of, write_or_check
 
-from vitreous.benchmark.report.curves import F1_CURVE, Curves, curves_of
-from vitreous.benchmark.report.gathering import gather
-from vitreous.benchmark.results import Results
-from vitreous.benchmark.statistics import estimates
-from vitreous.benchmark.store import read_manifest
-from vitreous.benchmark.summary import counted_values, summarise
-from vitreous.benchmark.tables import ResultTable, as_rows, markdown_grid, number_parts, published_rows, table_heading
-from vitreous.metrics.metric import Metric, mean_of
+from vitreous.benchmark.published import published_results
+from vitreous.benchmark.statistics import Estimate
+from vitreous.benchmark.tables import ResultTable, markdown_grid, number_parts, published_rows, table_heading
+from vitreous.metrics.metric import Metric
+from vitreous.protocols import find_protocol
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 START_LAYER = re.compile(r"[:,]start=\d+")  # a sweep over start layers puts it into every spelling
-SHARED = re.compile(r"[\w./-]*/(?=shared/)")
+# A photo explained beside others may have another last digit, which may put a pixel on the other side of a threshold:
+# so much of its interval a number may move when it is measured again.
+SAME = 0.02
 
 
-def main() -> None:
-    """Fill every place of the page for which there are results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=Path)
-    found = gather(parser.parse_args().runs, lambda text: print(text, file=sys.stderr))
-    page = DOCS / "results.md"
+@dataclass(frozen=True)
+class Kept:
+    """A run that was kept.
+
+    Attributes:
+        run: what was measured, as its manifest says it.
+        rows: its numbers.
+        points: the points of its curve; empty where a table has none.
+    """
+
+    run: Mapping[str, Any]
+    rows: Sequence[Estimate]
+    points: Sequence[Estimate]
+
+    @property
+    def measured(self) -> int:
+        """How many photos or texts were to be measured."""
+        run = self.run
+        return run["images"] if run["limit"] is None else min(run["limit"], run["images"])
+
+    @property
+    def counted(self) -> int:
+        """How many of them count."""
+        return max((row.n for row in self.rows), default=0)
+
+    @property
+    def table(self) -> str:
+        """What runs of one table have in common."""
+        same = {name: self.run[name] for name in ("protocol", "settings", "model", "preprocessing", "images", "seed")}
+        return json.dumps([same, ending_of(self.run["data"]), self.measured, self.counted], sort_keys=True)
+
+
+def page(text: str, results: Path) -> str:
+    """The page with its tables written anew."""
+    tables: dict[str, list[Kept]] = {}
+    for file in sorted(results.glob("*.json")):
+        kept = _read(file)
+        tables.setdefault(kept.table, []).append(kept)
 
     def filled(place: re.Match[str]) -> str:
-        chosen = [one for one in found if (one.run.protocol, ending_of(one.run.data)) == (place[2], place[3])]
-        chosen.sort(key=lambda one: -one.counted.sum())
-        return place[1] + "\n" + "\n".join(map(_section, chosen)) + place[4] if chosen else place[0]
+        chosen = [
+            runs
+            for runs in tables.values()
+            if (runs[0].run["protocol"], ending_of(runs[0].run["data"])) == (place[2], place[3])
+        ]
+        chosen.sort(key=lambda runs: -runs[0].counted)
+        return place[1] + "\n" + "\n".join(map(_section, chosen)) + place[4]
 
-    page.write_text(PLACE.sub(filled, page.read_text(encoding="utf-8")), encoding="utf-8")
+    return PLACE.sub(filled, text)
 
 
-def _section(results: Results) -> str:
-    table = summarise(results)
-    commands = "\n".join(_kept(store.folder, table, len(results.images)) for store in results.stores)
-    counted = int(results.counted.sum())
-    things = "photos" if results.run.things == "images" else results.run.things
-    parts = [f"{counted} {things}, {len(table.methods)} methods, 95% bootstrap intervals.", _markdown(table)]
-    parts += [_curve_table(results, table, curve) for curve in curves_of(results) if curve.title == F1_CURVE]
+def _read(file: Path) -> Kept:
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    return Kept(stored["manifest"]["run"], *(_estimates(stored.get(name, [])) for name in ("rows", "curves")))
+
+
+def _estimates(rows: Sequence[Mapping[str, Any]]) -> list[Estimate]:
+    return [
+        Estimate(
+            row["method"],
+            row["metric"],
+            *(math.nan if row[name] is None else row[name] for name in ("mean", "low", "high")),
+            row["n"],
+        )
+        for row in rows
+    ]
+
+
+def _section(runs: Sequence[Kept]) -> str:
+    runs = sorted(runs, key=lambda kept: -len(kept.run["methods"]))
+    run = runs[0].run
+    protocol = find_protocol(run["protocol"])
+    merged = _merged([kept.rows for kept in runs])
+    table = ResultTable(protocol.title, protocol.metrics(), merged, published=published_results(protocol.name))
+    things = "texts" if run["settings"].get("reads") == "texts" else "photos"
+    parts = [f"{runs[0].counted} {things}, {len(table.methods)} methods, 95% bootstrap intervals.", _markdown(table)]
+    points = _merged([kept.points for kept in runs])
+    if points:
+        parts.append(_curve_table(points, table))
     if table.published:
         headings, rows = published_rows(table.published)
         parts += [
             "Published by others, on other models and data, not measured here (percent):",
             markdown_grid(headings, rows),
         ]
+    commands = "\n".join(_command(kept) for kept in runs)
     return "\n\n".join([*parts, f"```\n{commands}\n```", ""])
 
 
-def _kept(folder: Path, table: ResultTable, images: int) -> str:
-    """Keep a run's manifest and rows beside the page, and give the command that makes it."""
-    manifest = read_manifest(folder)
-    for name in ("command", "folder"):
-        manifest.pop(name, None)  # where things lay on the machine is nobody's business; the page shows the command
-    methods = set(manifest["run"]["methods"])
-    rows = [row for row in as_rows(table) if row["method"] in methods]
-    lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)  # a line each, so that changes can be seen
-    text = f'{{"manifest": {json.dumps(manifest, ensure_ascii=False)},\n"rows": [\n{lines}\n]}}\n'
-    (DOCS / "results" / f"{folder.name}.json").write_text(SHARED.sub("../", text), encoding="utf-8")
-    return SHARED.sub("../", _command(manifest["run"], images))
+def _merged(parts: Sequence[Sequence[Estimate]]) -> list[Estimate]:
+    """Numbers of several runs, each once; what two of them have measured has to agree."""
+    found: dict[tuple[str, str], Estimate] = {}
+    for estimate in (one for part in parts for one in part):
+        before = found.setdefault((estimate.method, estimate.metric), estimate)
+        if abs(before.mean - estimate.mean) > SAME * (before.high - before.low):
+            sys.exit(f"{estimate.method}, {estimate.metric}: {before.mean} in one run, {estimate.mean} in another")
+    return list(found.values())
 
 
-def _command(run: dict[str, Any], images: int) -> str:
-    model = run["model"]
+def _command(kept: Kept) -> str:
+    run, model = kept.run, kept.run["model"]
     parts = [f"vitreous evaluate --protocol {run['protocol']}", f"--model {model['name']}"]
     parts += [f"--{name} {','.join(map(str, model[name]))}" for name in ("mean", "std") if model[name]]
     parts.append(f"--data {run['data']}")
@@ -91,41 +146,40 @@ def _command(run: dict[str, Any], images: int) -> str:
         )
         parts.append(f"--methods {','.join(dict.fromkeys(asked))}")
     parts += ["--shuffle"] if run["shuffled"] else []
-    parts += [f"--limit {images}"] if images < run["images"] else []
+    parts += [f"--limit {kept.measured}"] if kept.measured < run["images"] else []
     parts += [f"--shard-size {run['shard_size']}", f"--threads {run['threads']}"]
     return " ".join(parts)
 
 
 def _markdown(table: ResultTable) -> str:
     """One line per method, best first by the first metric that has a direction."""
-    first = next(metric for metric in table.metrics if metric.direction is not None)
     headings = ["method", *(table_heading(metric) for metric in table.metrics)]
-    rows = [[f"`{method}`", *(_cell(table, method, metric) for metric in table.metrics)] for method in table.methods]
-    return markdown_grid(headings, [row for _, row in sorted(zip(_order(table, first), rows, strict=True))])
+    rows = [[f"`{name}`", *(_cell(table, name, metric) for metric in table.metrics)] for name in _ranked(table)]
+    return markdown_grid(headings, rows)
 
 
-def _curve_table(results: Results, table: ResultTable, curve: Curves) -> str:
-    """The points of a curve with their intervals, the methods in the order of the table above."""
-    steps = [(f"{step:g}", column) for step, column in zip(curve.steps, curve.columns, strict=True) if step % 10 == 0]
-    points = [mean_of(column, step, "higher", (0.0, 1.0), curve.title) for step, column in steps]
-    columns = [column for _, column in steps]
+def _curve_table(points: Sequence[Estimate], table: ResultTable) -> str:
+    """The points of the curve of token-F1, the methods in the order of the table above."""
+    steps = list(dict.fromkeys(point.metric for point in points))
     found: dict[str, list[str]] = {}
-    for estimate in estimates(counted_values(results, columns), columns, points):
-        mean, low, high = (f"{100 * value:.1f}" for value in (estimate.mean, estimate.low, estimate.high))
-        interval = f" <small>{low} to {high}</small>" if math.isfinite(estimate.low) else ""  # one text has none
-        found.setdefault(estimate.method, []).append(f"{mean}{interval}")
+    for point in points:
+        mean, low, high = (f"{100 * value:.1f}" for value in (point.mean, point.low, point.high))
+        interval = f" <small>{low} to {high}</small>" if math.isfinite(point.low) else ""  # one text has none
+        found.setdefault(point.method, []).append(f"{mean}{interval}")
+    rows = [[f"`{name}`", *found[name]] for name in _ranked(table)]
+    title = "token-F1 (%) over the number of words taken, the highest first, 95% intervals:"
+    return f"{title}\n\n{markdown_grid(['method', *steps], rows)}"
+
+
+def _ranked(table: ResultTable) -> list[str]:
     first = next(metric for metric in table.metrics if metric.direction is not None)
-    ranked = sorted(zip(_order(table, first), table.methods, strict=True))
-    rows = [[f"`{name}`", *found[name]] for _, name in ranked]
-    headings = ["method", *(step for step, _ in steps)]
-    return f"{curve.title} (%) over the number of {curve.axis}, 95% intervals:\n\n{markdown_grid(headings, rows)}"
+    sign = -1 if first.direction == "higher" else 1
 
+    def place(method: str) -> tuple[float, str]:
+        found = table.estimate(method, first.name)
+        return (math.inf if found is None or math.isnan(found.mean) else sign * found.mean), method
 
-def _order(table: ResultTable, metric: Metric) -> list[tuple[float, str]]:
-    sign = -1 if metric.direction == "higher" else 1
-    found = {method: table.estimate(method, metric.name) for method in table.methods}
-    known = {method: one.mean for method, one in found.items() if one is not None and math.isfinite(one.mean)}
-    return [(sign * known[method] if method in known else math.inf, method) for method in found]
+    return sorted(table.methods, key=place)
 
 
 def _cell(table: ResultTable, method: str, metric: Metric) -> str:
@@ -135,6 +189,12 @@ def _cell(table: ResultTable, method: str, metric: Metric) -> str:
     mean, bounds = number_parts(estimate, metric)
     text = f"**{mean}**" if table.is_best(estimate, metric) else mean
     return text if bounds is None else f"{text} <small>{bounds[0]} to {bounds[1]}</small>"
+
+
+def main() -> None:
+    """Write the tables, or with --check fail if they are not what the kept runs say."""
+    file = DOCS / "results.md"
+    write_or_check(file, page(file.read_text(encoding="utf-8"), DOCS / "results"), "write_results_page")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import signal
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 import vitreous
 from evaluations import everything, only_run, start, wait_for
+from loading_scripts import load_script
 from small_reviews import reviews, save_text_model, write_movies
 from vitreous.benchmark.engines.ray import compute_by_name
 from vitreous.benchmark.run import RunError
@@ -110,3 +112,15 @@ def test_the_report_shows_words(unbroken):
     assert "words taken, the highest first" in page  # the curve of token-F1
     assert "22 word pieces" in page
     assert f"{TEXTS} of {TEXTS}" in page
+
+
+def test_the_page_of_results_has_the_curve_of_token_f1(unbroken, tmp_path, monkeypatch):
+    keeping, writing = (load_script(name, monkeypatch) for name in ("keep_results", "write_results_page"))
+    keeping.keep(unbroken, tmp_path)
+    data = writing.ending_of(unbroken.run.data)
+    page = writing.page(f"<!-- results: eraser-movies {data} -->\n<!-- end -->\n", tmp_path)
+    curve = page.partition("words taken, the highest first")[2]
+    points = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+)", curve, re.MULTILINE))
+    assert {name: float(points[name]) for name in METHODS} == {
+        name: pytest.approx(100 * np.nanmean(unbroken.values(["token_f1_10"])[name]), abs=0.05) for name in METHODS
+    }  # the page shows one digit

@@ -1,7 +1,6 @@
 """``vitreous evaluate``, ``report``, ``protocols`` and ``datasets`` as people use them."""
 
 import csv
-import importlib.util
 import io
 import json
 import os
@@ -17,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from evaluations import MODEL, PROTOCOL, everything, only_run, some_run, write_photos
+from loading_scripts import load_script
 from vitreous.benchmark import workbench
 from vitreous.benchmark.store import Store
 from vitreous.cli import app, evaluating_progress
@@ -263,15 +263,6 @@ def copied(out, place, method, shards):
     return runs
 
 
-def results_script(monkeypatch):
-    scripts = Path(__file__).parents[1] / "scripts"
-    monkeypatch.syspath_prepend(scripts)  # where the script finds what it shares with the others
-    spec = importlib.util.spec_from_file_location("results_page", scripts / "write_results_page.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 class TestReport:
     def test_one_page_holds_everything_and_asks_nobody(self, out, folder):
         result = run("report", out, "--out", folder / "page.html", "--pictures", "2")
@@ -358,21 +349,21 @@ class TestReport:
         assert len(alone.stderr.splitlines()) == 1
 
     def test_the_page_of_results_has_finished_runs_whole(self, out, tmp_path, monkeypatch):
-        """``scripts/write_results_page.py`` beside a run that was killed: both tables, each with its own command."""
+        """Beside a run that was killed there are both tables, each with the command that makes it."""
         runs = copied(out, tmp_path, "rollout", shards=1)
-        script = results_script(monkeypatch)
-        (tmp_path / "docs" / "results").mkdir(parents=True)
-        page = tmp_path / "docs" / "results.md"
-        data = script.ending_of(only_data(runs))
-        page.write_text(f"<!-- results: {PROTOCOL} {data} -->\n<!-- end -->\n")
-        monkeypatch.setattr(script, "DOCS", tmp_path / "docs")
-        monkeypatch.setattr("sys.argv", ["write_results_page.py", str(runs)])
-        script.main()
-        whole, killed = page.read_text().split("95% bootstrap intervals.")[1:]
-        assert page.read_text().count("9 photos, 2 methods") == 1
+        keeping, writing = (load_script(name, monkeypatch) for name in ("keep_results", "write_results_page"))
+        kept = tmp_path / "kept"
+        kept.mkdir()
+        monkeypatch.setattr(keeping, "KEPT", kept)
+        monkeypatch.setattr("sys.argv", ["keep_results.py", str(runs)])
+        keeping.main()
+        data = writing.ending_of(only_data(runs))
+        page = writing.page(f"<!-- results: {PROTOCOL} {data} -->\n<!-- end -->\n", kept)
+        whole, killed = page.split("95% bootstrap intervals.")[1:]
+        assert page.count("9 photos, 2 methods") == 1
         assert "--limit" not in whole
         assert "--limit 4 " in killed
-        assert len(list((tmp_path / "docs" / "results").iterdir())) == 2
+        assert len(list(kept.iterdir())) == 2
 
     def test_tables_for_other_documents(self, out):
         rows = list(csv.DictReader(io.StringIO(run("report", out, "--format", "csv").stdout)))

@@ -1,6 +1,5 @@
 """The documentation holds together: links lead somewhere, code compiles, the example runs, the site builds."""
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -13,6 +12,7 @@ import torch
 import typer
 
 import vitreous
+from loading_scripts import load_script
 from small_models import golden_model
 from vitreous.cli.app import app
 from vitreous.cli.spellings import split_spellings
@@ -122,13 +122,7 @@ class TestChoosingTable:
 
     @pytest.fixture
     def script(self, monkeypatch):
-        monkeypatch.syspath_prepend(ROOT / "scripts")  # where the script finds what it shares with the others
-        spec = importlib.util.spec_from_file_location("choosing", ROOT / "scripts" / "write_choosing_table.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["choosing"] = module
-        spec.loader.exec_module(module)
-        yield module
-        del sys.modules["choosing"]
+        return load_script("write_choosing_table", monkeypatch)
 
     def test_it_is_up_to_date(self, script):
         page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
@@ -155,6 +149,65 @@ class TestChoosingTable:
         assert "| [`gae.plus`](methods.md#gae) | forward + backward | yes | no | **62.50** |" in page
         assert "| [`rollout`](methods.md#rollout) | forward | no | no | - |" in page
         assert "99.00" not in page
+
+
+class TestResultsPage:
+    """``scripts/write_results_page.py``: tables come from the kept runs alone, and what they share has to agree."""
+
+    PLACE = "<!-- results: chefer-2021-segmentation pets/seg -->\nold\n<!-- end -->"
+
+    @pytest.fixture
+    def script(self, monkeypatch):
+        return load_script("write_results_page", monkeypatch)
+
+    @staticmethod
+    def keep(folder, name, numbers, **changed):
+        run = {
+            "protocol": "chefer-2021-segmentation",
+            "settings": find_protocol("chefer-2021-segmentation").settings(),
+            "model": {"name": "demo", "mean": None, "std": None},
+            "preprocessing": {},
+            "data": "pets:../shared/data/pets/seg",
+            "images": 9,
+            "limit": None,
+            "seed": 0,
+            "shuffled": False,
+            "shard_size": 16,
+            "threads": 1,
+            "methods": list(numbers),
+        } | changed
+        rows = [
+            {"method": method, "metric": metric, "mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": 9}
+            for method, mean in numbers.items()
+            for metric in ("pixel accuracy", "mAP", "mIoU")
+        ]
+        (folder / f"{name}.json").write_text(json.dumps({"manifest": {"run": run}, "rows": rows}))
+
+    def test_it_is_up_to_date(self, script):
+        page = RESULTS.with_suffix(".md").read_text(encoding="utf-8")
+        assert page == script.page(page, RESULTS), "run scripts/write_results_page.py"
+
+    def test_runs_on_the_same_photos_share_a_table(self, script, tmp_path):
+        self.keep(tmp_path, "first", {"gae": 0.5, "rollout": 0.4})
+        self.keep(tmp_path, "second", {"dix": 0.6, "gae": 0.5001}, shuffled=True)
+        page = script.page(self.PLACE, tmp_path)
+        assert "9 photos, 3 methods" in page
+        methods = re.findall(r"^\| `(\w+)` \| \S*?(\d\d\.\d\d)", page, re.MULTILINE)
+        assert methods == [("dix", "60.00"), ("gae", "50.00"), ("rollout", "40.00")]
+        assert len(re.findall("^vitreous evaluate", page, re.MULTILINE)) == 2
+        assert "old" not in page
+
+    @pytest.mark.parametrize("changed", [{"limit": 4}, {"seed": 1}, {"preprocessing": {"mean": 0.5}}])
+    def test_runs_on_others_have_a_table_of_their_own(self, script, tmp_path, changed):
+        self.keep(tmp_path, "first", {"gae": 0.5})
+        self.keep(tmp_path, "second", {"gae": 0.7}, **changed)
+        assert script.page(self.PLACE, tmp_path).count("1 methods, 95%") == 2
+
+    def test_two_runs_that_disagree_about_a_method_are_not_merged(self, script, tmp_path):
+        self.keep(tmp_path, "first", {"gae": 0.5, "rollout": 0.4})
+        self.keep(tmp_path, "second", {"gae": 0.51})  # a twentieth of its interval away
+        with pytest.raises(SystemExit, match=r"gae, pixel accuracy: 0\.5 in one run, 0\.51 in another"):
+            script.page(self.PLACE, tmp_path)
 
 
 class _Loaded(HTMLParser):
