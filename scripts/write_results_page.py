@@ -25,7 +25,15 @@ from vitreous.benchmark.results import Results
 from vitreous.benchmark.statistics import estimates
 from vitreous.benchmark.store import read_manifest
 from vitreous.benchmark.summary import counted_values, summarise
-from vitreous.benchmark.tables import ResultTable, as_rows, markdown_grid, number_parts, published_rows, table_heading
+from vitreous.benchmark.tables import (
+    ResultTable,
+    as_rows,
+    markdown_grid,
+    number_parts,
+    published_data,
+    published_rows,
+    table_heading,
+)
 from vitreous.metrics.metric import Metric, mean_of
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -57,10 +65,10 @@ def _section(results: Results) -> str:
     parts = [f"{counted} {things}, {len(table.methods)} methods, 95% bootstrap intervals.", _markdown(table)]
     parts += [_curve_table(results, table, curve) for curve in curves_of(results) if curve.title == F1_CURVE]
     if table.published:
-        headings, rows = published_rows(table.published)
+        data = published_data(table.published)
         parts += [
-            "Published by others, on other models and data, not measured here (percent):",
-            markdown_grid(headings, rows),
+            f"Published by others, with other models on {data}, not measured here (percent):",
+            markdown_grid(*published_rows(table.published)),
         ]
     return "\n\n".join([*parts, f"```\n{commands}\n```", ""])
 
