@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from vitreous.metrics import MetricError, text
-from vitreous.metrics import complexity as com
+from vitreous.metrics import concentration as com
 from vitreous.metrics import correlation as cor
 from vitreous.metrics import localisation as loc
 from vitreous.metrics import randomisation as ran
