@@ -6,13 +6,11 @@ python scripts/write_protocols_page.py [--check]
 from __future__ import annotations
 
 import inspect
-import math
 from pathlib import Path
 
-from generated import first_paragraph, write_or_check
+from generated import first_paragraph, metric_rows, write_or_check
 
 from vitreous.benchmark.tasks.task import Task
-from vitreous.metrics.metric import Metric
 from vitreous.protocols import Protocol, list_protocols
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocols.md"
@@ -49,9 +47,7 @@ def _about(protocol: Protocol) -> str:
         *(f"- {note}" for note in protocol.notes),
         "",
         *(_task(task) for task in protocol.tasks),
-        "| metric | better | range | what it is |",
-        "| --- | --- | --- | --- |",
-        *(_metric(metric) for metric in protocol.metrics()),
+        *metric_rows(protocol.metrics()),
         "",
     ]
     return "\n".join(lines)
@@ -81,15 +77,6 @@ def _task(task: Task) -> str:
 
 def _value(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-
-
-def _metric(metric: Metric) -> str:
-    low, high = (_bound(value) for value in metric.range)
-    return f"| {metric.name} | {metric.direction or 'neither'} | {low} to {high} | {metric.description} |"
-
-
-def _bound(value: float) -> str:
-    return f"{value:g}" if math.isfinite(value) else ("∞" if value > 0 else "-∞")
 
 
 def _meanings(kind: type) -> dict[str, str]:

@@ -22,7 +22,14 @@ from generated import ending_of, write_or_check
 
 from vitreous.benchmark.published import published_results
 from vitreous.benchmark.statistics import Estimate
-from vitreous.benchmark.tables import ResultTable, markdown_grid, number_parts, published_rows, table_heading
+from vitreous.benchmark.tables import (
+    ResultTable,
+    markdown_grid,
+    number_parts,
+    published_data,
+    published_rows,
+    table_heading,
+)
 from vitreous.metrics.metric import Metric
 from vitreous.protocols import find_protocol
 
@@ -114,10 +121,10 @@ def _section(runs: Sequence[Kept]) -> str:
     if points:
         parts.append(_curve_table(points, table))
     if table.published:
-        headings, rows = published_rows(table.published)
+        data = published_data(table.published)
         parts += [
-            "Published by others, on other models and data, not measured here (percent):",
-            markdown_grid(headings, rows),
+            f"Published by others, with other models on {data}, not measured here (percent):",
+            markdown_grid(*published_rows(table.published)),
         ]
     commands = "\n".join(_command(kept) for kept in runs)
     return "\n\n".join([*parts, f"```\n{commands}\n```", ""])

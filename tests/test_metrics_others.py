@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from vitreous.metrics import MetricError, text
-from vitreous.metrics import complexity as com
+from vitreous.metrics import concentration as com
 from vitreous.metrics import correlation as cor
 from vitreous.metrics import localisation as loc
 from vitreous.metrics import randomisation as ran
@@ -116,6 +116,12 @@ class TestLocalisation:
         with pytest.raises(MetricError, match="tolerance"):
             loc.pointing_game(point(4, 4), SQUARE, tolerance=-1)
 
+    @pytest.mark.parametrize("measure", [loc.pointing_game, loc.energy_in_mask, loc.rank_accuracy])
+    def test_several_maps_are_not_taken_for_one(self, measure):
+        """Their common maximum, energy or order is not the mean of their own."""
+        with pytest.raises(MetricError, match="one by one"):
+            measure(np.stack([point(4, 4), point(0, 0)]), np.stack([SQUARE, SQUARE]))
+
     def test_a_map_that_is_not_finite_is_refused(self):
         with pytest.raises(MetricError, match="not finite"):
             loc.pointing_game(np.full((9, 9), np.nan), SQUARE)
@@ -204,6 +210,10 @@ class TestRandomisation:
         assert ran.spearman(map_, np.zeros(SHAPE)) == 0
         assert ran.spearman(np.ones(SHAPE), np.zeros(SHAPE)) == 1
 
+    def test_maps_of_several_images_are_not_ranked_together(self):
+        with pytest.raises(MetricError, match="one by one"):
+            ran.spearman(np.zeros((2, *SHAPE)), np.ones((2, *SHAPE)))
+
     def test_ssim_is_skimages(self):
         skimage = pytest.importorskip("skimage.metrics", reason="scikit-image comes with quantus")
         first, second = np.random.default_rng(0).random((2, 20, 25))
@@ -265,6 +275,8 @@ class TestText:
             text.token_f1([1, 2], [0, 1], top=0)
         with pytest.raises(MetricError, match="whole number"):
             text.token_f1([1, 2], [0, 1], top=1.5)
+        with pytest.raises(MetricError, match="a rationale is 1"):
+            text.token_f1([1, 2], [-1, 1], top=1)
         with pytest.raises(MetricError, match="one row"):
             text.token_f1([[1, 2], [3, 4]], [[0, 1], [1, 1]], top=2)
         with pytest.raises(MetricError, match="at least one"):

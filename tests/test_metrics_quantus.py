@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitreous.metrics import complexity as com
+from vitreous.metrics import concentration as com
 from vitreous.metrics import correlation as cor
 from vitreous.metrics import localisation as loc
 from vitreous.metrics import perturbation as per

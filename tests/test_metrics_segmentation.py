@@ -39,6 +39,19 @@ def test_masks_of_any_kind_say_the_same(kind):
         assert precision(kind(map_), kind(mask)) == precision(map_, mask)
 
 
+@pytest.mark.parametrize("precision", [seg.mask_average_precision, seg.two_class_average_precision])
+def test_several_maps_are_not_taken_for_one(precision):
+    """Their pixels ranked together have another precision than the mean of each map's."""
+    map_, mask = map_and_mask(shape=(2, 20, 30))
+    with pytest.raises(MetricError, match="one by one"):
+        precision(map_, mask)
+
+
+def test_pixels_that_do_not_count_are_not_taken_for_relevant():
+    with pytest.raises(MetricError, match="what is relevant is 1"):
+        seg.average_precision([0.9, 0.8, 0.1], [-1, 1, 0])
+
+
 class TestAveragePrecision:
     def test_of_a_hand_made_list(self):
         # Found at places 1 and 3 of 4: (1/1 + 2/3) / 2.

@@ -305,7 +305,8 @@ def test_what_a_crop_adds_around_a_photo_does_not_count():
     assert (found == -1).all()
 
 
-def test_the_page_of_all_protocols_is_up_to_date():
-    script = Path(__file__).parents[1] / "scripts" / "write_protocols_page.py"
+@pytest.mark.parametrize("things", ["protocols", "metrics"])
+def test_the_page_of_all_protocols_or_metrics_is_up_to_date(things):
+    script = Path(__file__).parents[1] / "scripts" / f"write_{things}_page.py"
     result = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -214,6 +215,15 @@ def test_the_right_map_lets_the_probability_fall_first_and_stay_longest():
         assert areas[1] == pytest.approx(-areas[0], abs=1e-9)  # the opposite map swaps the two curves
         steps = [right[f"positive_probability_{percent}"] for percent in range(0, 101, 10)]
         assert steps == sorted(steps, reverse=True)
+
+
+def test_classes_that_may_all_be_right_have_their_sigmoid_for_a_probability():
+    model, images = Bright(), random_images(1)
+    model.config = SimpleNamespace(problem_type="multi_label_classification")
+    batch = batch_of(model, images, {"x": torch.ones(1, 32, 32, dtype=torch.float64)}, [0])
+    (row,) = AreaBetweenCurves(explained=("label",)).measure(batch, list(batch.maps))
+    # In float64: class 0 has the logit 0, whatever class 1 has.
+    assert list(row.values()) == pytest.approx([0.5] * 22, abs=1e-12)
 
 
 class TestOneMapPerClass:

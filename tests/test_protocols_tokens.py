@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +11,17 @@ import pytest
 import torch
 from torch import nn
 
+import vitreous
 from areas import trapezoid
 from small_data import arrays_in, as_tensor, finite, loaded, samples
 from small_models import golden_model, random_images, small_vit
 from test_protocols_perturbation import batch_of
+from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.measuring import columns_of, measure
 from vitreous.benchmark.tasks.batch import Case
 from vitreous.benchmark.tasks.token_masking import InfluenceDeletion, InsertionDeletion
 from vitreous.protocols import find_protocol
+from vitreous.subject import Subject
 
 GOLDEN = Path(__file__).parent / "golden" / "skipplus_true_token_masking.npz"
 PERCENT = range(10, 100, 10)
@@ -184,6 +188,29 @@ class TestOneLogit:
         for row, photo, logit in zip(rows, photos, logits, strict=True):
             assert row["error"] is None
             assert row["deletion_hit_0"] == float((logit > 0) == (photo.label == 1))
+
+    def test_the_target_is_the_logit_or_its_opposite_and_the_probability_its_sigmoid(self):
+        # So large a gradient that gae, which adds it to an identity, ranks patches otherwise for half of it.
+        model = small_vit(num_classes=1, depth=2)
+        with torch.no_grad():
+            model.head.weight.mul_(300)
+        opposite = deepcopy(model)
+        with torch.no_grad():
+            opposite.head.weight.neg_()
+            opposite.head.bias.neg_()
+        photos = samples(4, classes=2)
+        rows = measure(loaded(model), photos, find_protocol("skipplus-faithfulness"), ["gae"])
+        images = loaded(model).preprocessing([photo.image for photo in photos]).double()
+        for row, photo, image in zip(rows, photos, images[:, None], strict=True):
+            towards = model if photo.label == 1 else opposite
+            scores = vitreous.explain(towards, image, "gae", target=0).scores["gae"]
+            order = scores.argsort(descending=True, stable=True)
+            subject = Subject(towards, find_anatomy(towards), image)
+            whole = subject.logits(image).sigmoid().item()
+            for percent in PERCENT:
+                left = subject.logits_of_kept(image, order[:, percent * order.shape[1] // 100 :]).sigmoid().item()
+                # Probabilities in float64.
+                assert row[f"deletion_drop_{percent}"] == pytest.approx(whole - left, abs=1e-9)
 
     def test_explaining_no_is_the_opposite_of_explaining_yes(self):
         model = small_vit(num_classes=1, depth=2)

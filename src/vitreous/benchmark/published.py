@@ -21,6 +21,7 @@ class PublishedResult:
         protocol: the protocol here that it comes nearest to.
         paper: the paper that proposes the method; the number may have been printed in a later comparison.
         model: as far as it is known.
+        data: the data set that it was measured on.
         method: as the papers call it.
         metric: as the metric here is called.
         value: as printed, in percent.
@@ -29,6 +30,7 @@ class PublishedResult:
     protocol: str
     paper: str
     model: str | None
+    data: str
     method: str
     metric: str
     value: float
@@ -54,18 +56,19 @@ _PERTURBATION = (
     (_ROLLOUT, None, "Rollout", (20.05, 53.10)),
 )
 _TABLES = (
-    ("chefer-2021-segmentation", ("pixel accuracy", "mAP", "mIoU"), _SEGMENTATION),
+    ("chefer-2021-segmentation", "ImageNet-Segmentation", ("pixel accuracy", "mAP", "mIoU"), _SEGMENTATION),
     (
         "gradtoken-segmentation",
+        "ImageNet-Segmentation",
         ("pixel accuracy (best threshold)", "mAP", "mIoU (best threshold)"),
         _BEST_THRESHOLD,
     ),
-    ("chefer-2021-perturbation", ("AUC positive", "AUC negative"), _PERTURBATION),
+    ("chefer-2021-perturbation", "ImageNet", ("AUC positive", "AUC negative"), _PERTURBATION),
 )
 
 PUBLISHED = tuple(
-    PublishedResult(protocol, paper, model, method, metric, value)
-    for protocol, metrics, lines in _TABLES
+    PublishedResult(protocol, paper, model, data, method, metric, value)
+    for protocol, data, metrics, lines in _TABLES
     for paper, model, method, values in lines
     for metric, value in zip(metrics, values, strict=True)
 )

@@ -16,7 +16,6 @@ from vitreous.benchmark.published import PublishedResult
 from vitreous.benchmark.statistics import EQUAL, Comparison, Estimate
 from vitreous.metrics.metric import Metric
 
-PUBLISHED_TITLE = "Published by others, not measured here (percent)"
 COLUMNS = (
     *("method", "metric", "mean", "low", "high", "n", "rank"),
     *("best", "difference", "difference_low", "difference_high", "p"),
@@ -86,7 +85,10 @@ def as_markdown(table: ResultTable) -> str:
     ]
     parts = [f"**{table.title}**", markdown_grid(headings, rows)]
     if table.published:
-        parts += [f"**{PUBLISHED_TITLE}**", markdown_grid(*published_rows(table.published), aligned="---")]
+        parts += [
+            f"**{published_title(table.published)}**",
+            markdown_grid(*published_rows(table.published), aligned="---"),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -101,7 +103,8 @@ def as_latex(table: ResultTable) -> str:
     if table.published:
         found, lines = published_rows(table.published)
         escaped = [[_latex(cell) for cell in line] for line in lines]
-        parts.append(_latex_grid(PUBLISHED_TITLE, [_latex(name) for name in found], escaped, "l" * len(found)))
+        title = published_title(table.published)
+        parts.append(_latex_grid(title, [_latex(name) for name in found], escaped, "l" * len(found)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -112,7 +115,7 @@ def as_rows(table: ResultTable) -> list[dict[str, Any]]:
 
 def published_as_rows(table: ResultTable) -> list[dict[str, Any]]:
     """Give others' results as JSON values."""
-    names = ("method", "model", "paper", "metric", "value")
+    names = ("method", "model", "data", "paper", "metric", "value")
     return [{name: getattr(result, name) for name in names} for result in table.published]
 
 
@@ -194,6 +197,16 @@ def table_heading(metric: Metric) -> str:
 
 def _latex_cell(text: str, *, best: bool) -> str:
     return rf"\textbf{{{_latex(text)}}}" if best else _latex(text)
+
+
+def published_title(results: Sequence[PublishedResult]) -> str:
+    """Say what others' results are, and on which data set: own results may be of another one."""
+    return f"Published by others, not measured here (percent), on {published_data(results)}"
+
+
+def published_data(results: Sequence[PublishedResult]) -> str:
+    """Name the data set that others measured on."""
+    return ", ".join(dict.fromkeys(result.data for result in results))
 
 
 def published_rows(results: Sequence[PublishedResult]) -> tuple[list[str], list[list[str]]]:

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.benchmark.tables import PUBLISHED_TITLE, ResultTable, cell_of, published_rows, table_heading
+from vitreous.benchmark.tables import ResultTable, cell_of, published_rows, published_title, table_heading
 from vitreous.metrics.metric import Metric
 
 _BETWEEN = 3  # what stands between two columns
@@ -83,7 +83,7 @@ def _cell(table: ResultTable, method: str, metric: Metric, *, stacked: bool) -> 
 
 def _published(table: ResultTable) -> Table:
     headings, rows = published_rows(table.published)
-    others = Table(title=Text(PUBLISHED_TITLE), box=SIMPLE_HEAD, title_justify="left", style="dim")
+    others = Table(title=Text(published_title(table.published)), box=SIMPLE_HEAD, title_justify="left", style="dim")
     for heading in headings:
         others.add_column(Text(heading))
     for row in rows:

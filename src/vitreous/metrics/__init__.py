@@ -1,6 +1,74 @@
 """Metrics of explanations: pure functions on arrays, and numbers over a data set with their direction and range."""
 
+from vitreous.metrics.arrays import min_max
+from vitreous.metrics.concentration import complexity, effective_complexity, sparseness
+from vitreous.metrics.correlation import faithfulness_correlation, pearson
+from vitreous.metrics.localisation import energy_in_mask, pointing_game, rank_accuracy
 from vitreous.metrics.metric import Direction, Metric, MetricError, prefixed, row
+from vitreous.metrics.perturbation import (
+    aopc,
+    change_of_highest,
+    curve_area,
+    drops,
+    hits,
+    log_odds,
+    of_class,
+    probabilities,
+)
+from vitreous.metrics.randomisation import spearman, structural_similarity
 from vitreous.metrics.registry import list_metrics
+from vitreous.metrics.segmentation import (
+    above_mean,
+    above_threshold,
+    average_precision,
+    count_at_thresholds,
+    count_classes,
+    count_pixels,
+    mask_average_precision,
+    two_class_average_precision,
+)
+from vitreous.metrics.sensitivity import average_sensitivity, max_sensitivity, relative_changes
+from vitreous.metrics.text import comprehensiveness, sufficiency, token_f1, word_scores
 
-__all__ = ["Direction", "Metric", "MetricError", "list_metrics", "prefixed", "row"]
+__all__ = [
+    "Direction",
+    "Metric",
+    "MetricError",
+    "above_mean",
+    "above_threshold",
+    "aopc",
+    "average_precision",
+    "average_sensitivity",
+    "change_of_highest",
+    "complexity",
+    "comprehensiveness",
+    "count_at_thresholds",
+    "count_classes",
+    "count_pixels",
+    "curve_area",
+    "drops",
+    "effective_complexity",
+    "energy_in_mask",
+    "faithfulness_correlation",
+    "hits",
+    "list_metrics",
+    "log_odds",
+    "mask_average_precision",
+    "max_sensitivity",
+    "min_max",
+    "of_class",
+    "pearson",
+    "pointing_game",
+    "prefixed",
+    "probabilities",
+    "rank_accuracy",
+    "relative_changes",
+    "row",
+    "sparseness",
+    "spearman",
+    "structural_similarity",
+    "sufficiency",
+    "token_f1",
+    "two_class_average_precision",
+    "word_scores",
+]

@@ -33,6 +33,14 @@ def whole(values: ArrayLike, what: str = "a mask") -> NDArray[np.int64]:
     return integers
 
 
+def yes_or_no(values: ArrayLike, what: str) -> NDArray[np.bool_]:
+    """Take ``values`` as truth values, or raise if one is neither 0 nor 1: -1, which does not count, is not yes."""
+    numbers = whole(values, what)
+    if ((numbers != 0) & (numbers != 1)).any():
+        raise MetricError(f"{what} is 1 (yes) or 0 (no), and nothing else")
+    return numbers.astype(np.bool_)
+
+
 def same_shape(first: NDArray[np.generic], second: NDArray[np.generic], what: str) -> None:
     """Raise unless two arrays have the same shape."""
     if first.shape != second.shape:
@@ -44,6 +52,14 @@ def finite_maps(maps: ArrayLike) -> Floats:
     found = finite(maps)
     if found.ndim < 2:
         raise MetricError(f"a map has rows and columns, and this one is of shape {found.shape}")
+    return found
+
+
+def of_one_image(map_: ArrayLike) -> Floats:
+    """Take the map of one image, (height, width), or raise: ranked together, pixels of several say something else."""
+    found = finite_maps(map_)
+    if found.ndim > 2:
+        raise MetricError(f"maps are measured one by one, and these are several, of shape {found.shape}")
     return found
 
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitreous.metrics.arrays import IGNORED, finite_maps, same_shape, whole
+from vitreous.metrics.arrays import IGNORED, of_one_image, same_shape, whole
 from vitreous.metrics.metric import Metric, MetricError, mean_of
 
 
@@ -65,7 +65,7 @@ def rank_accuracy(map_: ArrayLike, mask: ArrayLike) -> float:
 
 
 def _prepared(map_: ArrayLike, mask: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-    scores, classes = finite_maps(map_), whole(mask)
+    scores, classes = of_one_image(map_), whole(mask)
     same_shape(scores, classes, "a map and its mask")
     return scores, classes > 0, classes != IGNORED
 

@@ -30,9 +30,16 @@ def hits(logits: ArrayLike, labels: ArrayLike) -> Floats:
     return right
 
 
-def probabilities(logits: ArrayLike) -> Floats:
-    """Take the softmax over the last axis."""
+def probabilities(logits: ArrayLike, *, exclusive: bool = True) -> Floats:
+    """Turn logits (..., classes) into probabilities.
+
+    Args:
+        logits: what a model says.
+        exclusive: one class is right, so take the softmax over them; otherwise each is right or not, by its sigmoid.
+    """
     scores = finite(logits, "logits")
+    if not exclusive:
+        return np.exp(-np.logaddexp(0.0, -scores))
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares: Floats = powers / powers.sum(axis=-1, keepdims=True)
     return shares

@@ -17,6 +17,8 @@ def spearman(first: ArrayLike, second: ArrayLike) -> float:
     """
     one, other = finite(first), finite(second)
     same_shape(one, other, "two maps")
+    if one.ndim > 2:
+        raise MetricError(f"maps are compared one by one, and these are several, of shape {one.shape}")
     one, other = one.ravel(), other.ravel()
     if is_constant(one) or is_constant(other):
         return float(is_constant(one) and is_constant(other))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vitreous.metrics import complexity, correlation, localisation, perturbation, randomisation, sensitivity, text
+from vitreous.metrics import concentration, correlation, localisation, perturbation, randomisation, sensitivity, text
 from vitreous.metrics import segmentation as seg
 from vitreous.metrics import thresholds as thr
 from vitreous.metrics.metric import Metric
@@ -65,9 +65,9 @@ def _others() -> tuple[Metric, ...]:
         sensitivity.mean_average_sensitivity(),
         randomisation.mean_randomisation_spearman(),
         randomisation.mean_randomisation_ssim(),
-        complexity.mean_sparseness(),
-        complexity.mean_complexity(),
-        complexity.mean_effective_complexity(),
+        concentration.mean_sparseness(),
+        concentration.mean_complexity(),
+        concentration.mean_effective_complexity(),
         text.average_token_f1(),
         text.mean_comprehensiveness(),
         text.mean_sufficiency(),

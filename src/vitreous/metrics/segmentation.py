@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitreous.metrics.arrays import IGNORED, divided, finite, min_max, same_shape, whole
+from vitreous.metrics.arrays import IGNORED, divided, finite, min_max, of_one_image, same_shape, whole, yes_or_no
 from vitreous.metrics.metric import Floats, Metric, MetricError, mean_of, prefixed
 
 COUNTS = ("intersection_background", "intersection_foreground", "union_background", "union_foreground")
@@ -93,9 +93,9 @@ def average_precision(scores: ArrayLike, relevant: ArrayLike) -> float:
 
     Equal scores enter together, so the result does not depend on their order. NaN where nothing is relevant.
     """
-    scores, relevant = finite(scores, "a list of scores").ravel(), np.asarray(relevant, dtype=bool).ravel()
-    same_shape(scores, relevant, "scores and what is relevant")
-    return _average_precision_of_sorted(np.sort(scores[relevant]), np.sort(scores[~relevant]))
+    values, wanted = finite(scores, "a list of scores").ravel(), yes_or_no(relevant, "what is relevant").ravel()
+    same_shape(values, wanted, "scores and what is relevant")
+    return _average_precision_of_sorted(np.sort(values[wanted]), np.sort(values[~wanted]))
 
 
 def _average_precision_of_sorted(relevant: Floats, others: Floats) -> float:
@@ -109,7 +109,7 @@ def _average_precision_of_sorted(relevant: Floats, others: Floats) -> float:
 
 def mask_average_precision(map_: ArrayLike, mask: ArrayLike) -> float:
     """Measure the average precision of one map over the pixels that count; NaN without a foreground."""
-    scores, classes = finite(map_), whole(mask)
+    scores, classes = of_one_image(map_), whole(mask)
     same_shape(scores, classes, "a map and its mask")
     counted = classes != IGNORED
     return average_precision(scores[counted], classes[counted] > 0) if counted.any() else float("nan")
@@ -122,7 +122,7 @@ def two_class_average_precision(map_: ArrayLike, mask: ArrayLike) -> float:
     no R: as in the authors' program, where a division by zero is set to 0 in both halves, it ranks nothing and has the
     share of the right among all, 1/2. NaN where no pixel counts.
     """
-    scaled, classes = min_max(map_), whole(mask)
+    scaled, classes = min_max(of_one_image(map_)), whole(mask)
     same_shape(scaled, classes, "a map and its mask")
     counted = classes != IGNORED
     if not counted.any():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vitreous.metrics.arrays import finite, same_shape, whole
+from vitreous.metrics.arrays import finite, same_shape, whole, yes_or_no
 from vitreous.metrics.metric import Floats, Metric, MetricError, Weighted, mean_of
 from vitreous.metrics.perturbation import aopc
 
@@ -35,7 +35,7 @@ def token_f1(scores: ArrayLike, rationale: ArrayLike, top: int) -> float:
 
     NaN where the rationale is empty. A text with fewer tokens than ``top`` is taken whole.
     """
-    values, wanted = finite(scores, "scores of tokens"), np.asarray(rationale, dtype=bool)
+    values, wanted = finite(scores, "scores of tokens"), yes_or_no(rationale, "a rationale")
     same_shape(values, wanted, "scores of tokens and their rationale")
     if values.ndim != 1:
         raise MetricError(f"scores of tokens are one row, not of shape {values.shape}")

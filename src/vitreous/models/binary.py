@@ -12,12 +12,13 @@ from vitreous.errors import UnsupportedModelError
 
 
 class TwoSided(nn.Module):
-    """Answers [-z/2, z/2] where the model inside answers z.
+    """Answers [-z, z] where the model inside answers z, two classes of which each has its sigmoid as probability.
 
-    The softmax of that is the sigmoid of z, so probabilities stay what they were, and the score of class 0 is the
-    opposite of that of class 1: explaining class 0 explains -z. Methods that treat positive and negative parts of every
-    layer apart (transattr, plrp, lrp_rollout, abslrp) see the halving as one more layer, and give nothing or something
-    else for the side that the model is against.
+    So probabilities stay what they were and add up to 1, and explaining class 1 is explaining z, explaining class 0 is
+    explaining -z, at their own size: methods that add the gradient to an identity (gae, transattr, iia) would give
+    another map for a part of z. Methods that treat positive and negative parts of every layer apart (transattr, plrp,
+    lrp_rollout, abslrp) see the sign as one more layer, and give nothing or something else for the side that the model
+    is against.
     """
 
     sides: Tensor
@@ -25,10 +26,10 @@ class TwoSided(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        # Whatever the model inside says of its one output: of these two, one is right.
-        self.config = SimpleNamespace(problem_type="single_label_classification")
+        # Whatever the model inside says of its one output: a sigmoid makes a probability of each of these.
+        self.config = SimpleNamespace(problem_type="multi_label_classification")
         # Not part of the weights: a checkpoint of the model inside stays one.
-        self.register_buffer("sides", torch.tensor([[-0.5], [0.5]]), persistent=False)
+        self.register_buffer("sides", torch.tensor([[-1.0], [1.0]]), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the two scores, (batch, 2)."""

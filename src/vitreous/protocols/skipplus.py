@@ -7,7 +7,7 @@ from vitreous.benchmark.tasks.token_masking import InsertionDeletion
 from vitreous.protocols.protocol import Protocol
 
 PAPER = "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers, CVPR Workshops 2024"
-_BINARY = "A model with one logit (MURA) counts as two classes, -z/2 and z/2, so the target is the label."
+_BINARY = "One logit z (MURA) counts as two classes, -z and z with their sigmoids, so the target is the label."
 
 FAITHFULNESS = Protocol(
     name="skipplus-faithfulness",

@@ -18,11 +18,11 @@ from vitreous.benchmark.results import Failure, Results
 from vitreous.benchmark.store import read_manifest
 from vitreous.benchmark.summary import summarise
 from vitreous.benchmark.tables import (
-    PUBLISHED_TITLE,
     ResultTable,
     difference_parts,
     number_parts,
     published_rows,
+    published_title,
     table_heading,
 )
 from vitreous.html.page import document, escape
@@ -182,8 +182,8 @@ def _published_table(table: ResultTable) -> str:
     lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     heads = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     return (
-        f"<h3>{escape(PUBLISHED_TITLE)}</h3><p class='faint'>Other models and other data: nothing here was measured "
-        "by this run.</p>"
+        f"<h3>{escape(published_title(table.published))}</h3>"
+        "<p class='faint'>Other models and other data: nothing here was measured by this run.</p>"
         f'<div class="scroll"><table class="published"><tr>{heads}</tr>{lines}</table></div>'
     )
 

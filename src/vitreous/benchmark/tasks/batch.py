@@ -107,6 +107,11 @@ class Batch(Generic[ModelT, SeenT]):
         """The model's input, (photos, channel, height, width)."""
         return self.subject.images
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether one of the model's classes is right (softmax), and not each of them or none (sigmoid)."""
+        return self.subject.scale != "sigmoid"
+
     def map_of(self, case: Case, target: int) -> Tensor:
         """The map of a case for one class, (rows, columns) or (pieces,)."""
         return self.maps[case][target]

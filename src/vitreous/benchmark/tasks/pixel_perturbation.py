@@ -26,16 +26,18 @@ class Curves(NamedTuple):
         whole: Of the unperturbed photo, (classes,).
         erased: With pixels erased, (explained, directions, steps, classes).
         explained: The class that each of the maps explains, (explained,).
+        exclusive: Whether one of the classes is right, see ``Batch``.
     """
 
     whole: Floats
     erased: Floats
     explained: NDArray[np.int64]
+    exclusive: bool
 
     def probabilities(self) -> tuple[Floats, Floats]:
         """p0 (explained,) and pk (explained, directions, steps) of the explained classes."""
-        before = perturbation.probabilities(self.whole)[self.explained]
-        after = perturbation.probabilities(self.erased)
+        before = perturbation.probabilities(self.whole, exclusive=self.exclusive)[self.explained]
+        after = perturbation.probabilities(self.erased, exclusive=self.exclusive)
         return before, perturbation.of_class(after, self.explained[:, None, None])
 
 
@@ -81,7 +83,8 @@ class PixelErasing(PhotoTask):
         positions = np.array(orders.positions).reshape(len(cases), len(self.explained))
         for case, classes, places in zip(cases, targets, positions, strict=True):
             # One case at a time: in float64, all of them would be larger than the model.
-            yield Curves(float64_array(batch.logits[case.image]), float64_array(logits[places]), np.array(classes))
+            whole, erased = float64_array(batch.logits[case.image]), float64_array(logits[places])
+            yield Curves(whole, erased, np.array(classes), batch.exclusive)
 
     def _explained_classes(self, picture: Picture) -> list[int]:
         return [explained_class(picture, explained) for explained in self.explained]
@@ -152,7 +155,7 @@ class ErasingProbability(PixelErasing):
     """AOPC and LOdds: how the probability of the explained class falls while the highest pixels are erased.
 
     Attributes:
-        aopc: Over the steps, p being the softmax over the classes.
+        aopc: Over the steps, p being the softmax over the classes, or the sigmoid where several may be right.
         log_odds: The same of the logarithm.
     """
 

@@ -18,7 +18,7 @@ from vitreous.benchmark.tasks.task import Explained, PhotoTask, Values, explaine
 from vitreous.explaining import explain
 from vitreous.float64 import float64_array, in_float64
 from vitreous.methods.masks import patch_of_pixel
-from vitreous.metrics.complexity import complexity, mean_complexity, mean_sparseness, sparseness
+from vitreous.metrics.concentration import complexity, mean_complexity, mean_sparseness, sparseness
 from vitreous.metrics.correlation import faithfulness_correlation, mean_faithfulness_correlation, random_subsets
 from vitreous.metrics.metric import Floats, Metric
 from vitreous.metrics.randomisation import mean_randomisation_spearman, spearman

@@ -55,7 +55,8 @@ class TokenDropping(PhotoTask):
         found = []
         for case, target, position in zip(cases, targets, orders.positions, strict=True):
             along = torch.split(logits[position], [len(curve) for curve in curves])
-            found.append([_answers(batch.logits[case.image], part, target) for part in along])
+            whole = batch.logits[case.image]
+            found.append([_answers(whole, part, target, exclusive=batch.exclusive) for part in along])
         return found
 
     def counts(self, batch: PhotoBatch) -> list[int]:
@@ -82,10 +83,10 @@ class _Answers:
     drops: Floats
 
 
-def _answers(whole: Tensor, along: Tensor, target: int) -> _Answers:
+def _answers(whole: Tensor, along: Tensor, target: int, *, exclusive: bool) -> _Answers:
     before, after = float64_array(whole), float64_array(along)
-    probabilities = perturbation.probabilities(after)[:, target]
-    drops = perturbation.drops(perturbation.probabilities(before)[target], probabilities)
+    p0, pk = (perturbation.probabilities(logits, exclusive=exclusive)[..., target] for logits in (before, after))
+    drops = perturbation.drops(p0, pk)
     return _Answers(float(perturbation.hits(before, target)), perturbation.hits(after, target), drops)
 
 

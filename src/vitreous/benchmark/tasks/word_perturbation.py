@@ -50,8 +50,8 @@ class WordTask(TextTask):
             rows += self._rows(batch, batch.pictures[case.image], ranked_words(batch, case, target), ways)
         logits = float64_array(logits_of(batch, rows))
         shape = (len(cases), len(ways), len(self.percent), -1)
-        along = perturbation.probabilities(logits.reshape(shape))
-        whole = perturbation.probabilities(float64_array(batch.logits))
+        along = perturbation.probabilities(logits.reshape(shape), exclusive=batch.exclusive)
+        whole = perturbation.probabilities(float64_array(batch.logits), exclusive=batch.exclusive)
         return [
             (float(whole[case.image, target]), along[number, ..., target])
             for number, (case, target) in enumerate(zip(cases, targets, strict=True))
@@ -70,7 +70,7 @@ class WordErasing(WordTask):
     Attributes:
         ways: ``removed``: the text gets shorter; ``masked``: every piece becomes the mask token.
         mask: What a masked piece becomes.
-        aopc: Over the steps, p being the softmax over the classes.
+        aopc: Over the steps, p being the softmax over the classes, or the sigmoid where several may be right.
         log_odds: The same of the logarithm.
     """
 
