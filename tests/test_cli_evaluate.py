@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -328,6 +330,36 @@ class TestReport:
         assert page.count("This run is not finished: 4 of 10 images.") == 1
         rows = list(csv.DictReader(io.StringIO(run("report", runs, "--format", "csv").stdout)))
         assert {(row["images"], row["wanted"]) for row in rows if row["method"] == "rollout"} == {("4", "10")}
+
+    @pytest.mark.parametrize("damage", ["cut", "another number", "of another run"])
+    def test_a_damaged_shard_is_told_and_hides_no_other(self, out, tmp_path, damage):
+        runs = copied(out, tmp_path, "rollout", shards=3)
+        changed, other = sorted(runs.iterdir(), key=lambda place: "rollout" not in only_methods(place))
+        file = sorted(changed.glob("*.parquet"))[1]
+        if damage == "cut":
+            file.write_bytes(file.read_bytes()[:-100])
+        elif damage == "of another run":
+            shutil.copy(other / file.name, file)
+        else:
+            table = pq.read_table(file)
+            last = table.num_columns - 1
+            pq.write_table(table.set_column(last, table.schema.names[last], pc.add(table.column(last), 0.25)), file)
+        result = run("report", runs, "--format", "json")
+        assert result.exit_code == 0, result.output
+        whole, damaged = json.loads(result.stdout)
+        assert (whole["images"], damaged["images"], damaged["wanted"]) == (10, 6, 10)
+        assert methods_of(damaged) == {"gae", "rollout"}
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"warning: {file} ")
+        assert line.endswith("; evaluate again to have it computed anew")
+
+    def test_a_run_of_which_nothing_can_be_read_is_no_run_that_has_just_begun(self, out, tmp_path):
+        runs = copied(out, tmp_path, "rollout", shards=1)
+        (changed,) = (place for place in runs.iterdir() if "rollout" in only_methods(place))
+        next(changed.glob("*.parquet")).write_bytes(b"")
+        result = run("report", changed, "--format", "json")
+        assert result.exit_code == 2
+        assert result.stderr.splitlines()[-1].endswith(": nothing of it can be read)")
 
     def test_runs_that_were_killed_at_the_same_place_are_one_table(self, out, tmp_path):
         runs = copied(out, tmp_path, "rollout", shards=1)
