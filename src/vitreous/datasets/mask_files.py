@@ -35,7 +35,7 @@ def read_indices(file: Path) -> NDArray[Any]:
     values = read_values(file)
     if values.ndim != 2 or values.dtype.kind not in "uib":
         raise DataError(f"{file}: this mask holds colours where one number per pixel is expected")
-    return values
+    return values.astype(np.uint8) if values.dtype.kind == "b" else values  # to numpy, yes and no are no numbers
 
 
 def read_nonzero(file: Path) -> Mask:
