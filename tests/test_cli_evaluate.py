@@ -443,6 +443,15 @@ class TestReport:
         assert "img" in page.tags
         assert Path.cwd() == tmp_path
 
+    def test_a_run_may_have_been_started_from_a_folder_that_others_cannot_enter(self, out, tmp_path, monkeypatch):
+        def refuse(folder):
+            raise PermissionError(13, "Permission denied", str(folder))
+
+        monkeypatch.setattr("os.chdir", refuse)  # tests may run as root, whom no folder refuses
+        result = run("report", out, "--out", tmp_path / "page.html", "--pictures", "1")
+        assert result.exit_code == 0, result.output
+        assert "img" in Page((tmp_path / "page.html").read_text()).tags
+
     def test_what_files_say_is_not_markup(self, folder):
         """A data set with hostile names: everything on the page is text."""
         photos = folder / "<img src=x onerror=alert(1)>"
