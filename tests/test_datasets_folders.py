@@ -368,6 +368,23 @@ def test_classes_and_what_is_not_counted_are_turned_with_the_photo(tmp_path):
     assert np.array_equal(open_dataset(f"pets:{tmp_path}").load(0).mask, expected[::-1, ::-1])
 
 
+@pytest.mark.parametrize(("high", "mode"), [(255, "L"), (255, "RGB"), (90, "L")])
+def test_a_mask_in_a_jpeg_has_the_edges_that_it_was_drawn_with(tmp_path, high, mode):
+    """Around an edge a JPEG stores almost black for black, which made objects five percent larger."""
+    down, right = np.mgrid[:60, :80]
+    drawn = (right - 35) ** 2 + (down - 30) ** 2 < 20**2
+    photo(tmp_path / "images" / "a.jpg", size=(80, 60))
+    photo(tmp_path / "images" / "empty.jpg", size=(80, 60))
+    (tmp_path / "masks").mkdir()
+    Image.fromarray((drawn * high).astype(np.uint8)).convert(mode).save(tmp_path / "masks" / "a.jpg", quality=75)
+    Image.new(mode, (80, 60)).save(tmp_path / "masks" / "empty.jpg")
+    stored = np.asarray(Image.open(tmp_path / "masks" / "a.jpg"))
+    assert (stored.reshape(60, 80, -1).max(-1) > 0).sum() > 1.1 * drawn.sum()
+    data = open_dataset(f"masks:{tmp_path}")
+    assert np.array_equal(data.load(0).mask, drawn)
+    assert not data.load(1).mask.any()
+
+
 def test_labels_of_masks_keep_photos_of_one_name_apart(tmp_path):
     for name in ("a.jpg", "a.png", "b.jpg", "c.png"):
         photo(tmp_path / "images" / name)
