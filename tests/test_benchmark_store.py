@@ -10,6 +10,7 @@ import textwrap
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -100,6 +101,15 @@ class TestFiles:
             "shard-00000004-00000007.parquet",
             "shard-00000008-00000009.parquet",
         ]
+
+    def test_a_folder_with_a_colon_is_no_address(self, tmp_path, monkeypatch):
+        """As ``--out runs:2`` gives it, relative: pyarrow would look for a file system that is called ``runs``."""
+        monkeypatch.chdir(tmp_path)
+        store = create(Path("runs:2"))
+        assert store.missing(nothing) == RUN.shards()
+        fill(store)
+        assert store.missing(nothing) == []
+        assert len(store.read(RUN.shards(), ["x"])) == RUN.wanted * len(RUN.methods)
 
     @pytest.mark.parametrize("damage", ["cut", "bytes", "empty", "text", "file gone"])
     def test_a_damaged_shard_is_noticed_and_computed_again(self, tmp_path, damage):

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -320,6 +322,36 @@ class TestReport:
         rows = list(csv.DictReader(io.StringIO(run("report", runs, "--format", "csv").stdout)))
         assert {(row["images"], row["wanted"]) for row in rows if row["method"] == "rollout"} == {("4", "10")}
 
+    @pytest.mark.parametrize("damage", ["cut", "another number", "of another run"])
+    def test_a_damaged_shard_is_told_and_hides_no_other(self, out, tmp_path, damage):
+        runs = copied(out, tmp_path, "rollout", shards=3)
+        changed, other = sorted(runs.iterdir(), key=lambda place: "rollout" not in only_methods(place))
+        file = sorted(changed.glob("*.parquet"))[1]
+        if damage == "cut":
+            file.write_bytes(file.read_bytes()[:-100])
+        elif damage == "of another run":
+            shutil.copy(other / file.name, file)
+        else:
+            table = pq.read_table(file)
+            last = table.num_columns - 1
+            pq.write_table(table.set_column(last, table.schema.names[last], pc.add(table.column(last), 0.25)), file)
+        result = run("report", runs, "--format", "json")
+        assert result.exit_code == 0, result.output
+        whole, damaged = json.loads(result.stdout)
+        assert (whole["images"], damaged["images"], damaged["wanted"]) == (10, 6, 10)
+        assert methods_of(damaged) == {"gae", "rollout"}
+        (line,) = result.stderr.splitlines()
+        assert line.startswith(f"warning: {file} ")
+        assert line.endswith("; evaluate again to have it computed anew")
+
+    def test_a_run_of_which_nothing_can_be_read_is_no_run_that_has_just_begun(self, out, tmp_path):
+        runs = copied(out, tmp_path, "rollout", shards=1)
+        (changed,) = (place for place in runs.iterdir() if "rollout" in only_methods(place))
+        next(changed.glob("*.parquet")).write_bytes(b"")
+        result = run("report", changed, "--format", "json")
+        assert result.exit_code == 2
+        assert result.stderr.splitlines()[-1].endswith(": nothing of it can be read)")
+
     def test_runs_that_were_killed_at_the_same_place_are_one_table(self, out, tmp_path):
         runs = copied(out, tmp_path, "rollout", shards=1)
         copied(out, tmp_path, "tokentm:gradient=probability", shards=1)
@@ -401,6 +433,15 @@ class TestReport:
         assert "Pictures are missing" not in page.text
         assert "img" in page.tags
         assert Path.cwd() == tmp_path
+
+    def test_a_run_may_have_been_started_from_a_folder_that_others_cannot_enter(self, out, tmp_path, monkeypatch):
+        def refuse(folder):
+            raise PermissionError(13, "Permission denied", str(folder))
+
+        monkeypatch.setattr("os.chdir", refuse)  # tests may run as root, whom no folder refuses
+        result = run("report", out, "--out", tmp_path / "page.html", "--pictures", "1")
+        assert result.exit_code == 0, result.output
+        assert "img" in Page((tmp_path / "page.html").read_text()).tags
 
     def test_what_files_say_is_not_markup(self, folder):
         """A data set with hostile names: everything on the page is text."""

@@ -74,6 +74,28 @@ def test_labelled_finds_the_table_above_and_names_of_classes(tmp_path):
         assert data.class_names == ("cat", "dog")
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_labelled_takes_a_table_as_spreadsheets_write_it(tmp_path, separator):
+    """With a mark in front, carriage returns, quotes, and semicolons where numbers are written with a comma."""
+    for name in ("a, b; c.jpg", "d.jpg"):
+        photo(tmp_path / name)
+    rows = [("File", "Notes", "Class_Index"), ('"a, b; c.jpg"', '"says ""dog"""', "7"), ("d.jpg", "", "0")]
+    table = "\ufeff" + "".join(separator.join(row) + "\r\n" for row in rows)
+    (tmp_path / "labels.csv").write_bytes(table.encode())
+    assert names_and_labels(open_dataset(f"labelled:{tmp_path}")) == [("a, b; c.jpg", 7), ("d.jpg", 0)]
+
+
+def test_labelled_finds_its_photos_where_the_first_one_is_missing(tmp_path):
+    """One lost photo is an error of that photo, also where it would have told in which folder the others are."""
+    for name in ("b.jpg", "c.jpg"):
+        photo(tmp_path / "images" / name)
+    text(tmp_path / "labels.csv", f"file,label\na.jpg,0\n{'x' * 300}.jpg,1\nb.jpg,2\nc.jpg,3\n")
+    data = open_dataset(f"labelled:{tmp_path}")
+    assert [data.load(index).label for index in (2, 3)] == [2, 3]
+    with pytest.raises(ImageError, match=r"images/a\.jpg: there is no such file"):
+        data.load(0)
+
+
 def test_labelled_does_not_choose_between_classes_of_one_name(tmp_path):
     photo(tmp_path / "x.jpg")
     text(tmp_path / "labels.csv", "file,label\nx.jpg,crane\n")
@@ -177,6 +199,13 @@ def test_pets_in_the_original_layout(tmp_path):
     assert sample.objects == (0,)
     text(tmp_path / "annotations" / "test.txt", "american_bulldog_2 2 2 1\n")
     assert names_and_labels(open_dataset(f"pets:{tmp_path}")) == [("american_bulldog_2", 1)]
+
+
+def test_a_trimap_of_one_bit_holds_numbers(tmp_path):
+    """A program that saves space may store an animal that fills its photo as one bit per pixel."""
+    pets_original(tmp_path)
+    Image.new("1", (8, 5), 1).save(tmp_path / "annotations" / "trimaps" / "Abyssinian_1.png")
+    assert (open_dataset(f"pets:{tmp_path}").load(0).mask == 1).all()
 
 
 def test_pets_say_what_is_missing(tmp_path):
@@ -337,6 +366,35 @@ def test_classes_and_what_is_not_counted_are_turned_with_the_photo(tmp_path):
     expected = REGION.astype(np.int16)
     expected[4, 7] = -1
     assert np.array_equal(open_dataset(f"pets:{tmp_path}").load(0).mask, expected[::-1, ::-1])
+
+
+@pytest.mark.parametrize(("high", "mode"), [(255, "L"), (255, "RGB"), (90, "L")])
+def test_a_mask_in_a_jpeg_has_the_edges_that_it_was_drawn_with(tmp_path, high, mode):
+    """Around an edge a JPEG stores almost black for black, which made objects five percent larger."""
+    down, right = np.mgrid[:60, :80]
+    drawn = (right - 35) ** 2 + (down - 30) ** 2 < 20**2
+    photo(tmp_path / "images" / "a.jpg", size=(80, 60))
+    photo(tmp_path / "images" / "empty.jpg", size=(80, 60))
+    (tmp_path / "masks").mkdir()
+    Image.fromarray((drawn * high).astype(np.uint8)).convert(mode).save(tmp_path / "masks" / "a.jpg", quality=75)
+    Image.new(mode, (80, 60)).save(tmp_path / "masks" / "empty.jpg")
+    stored = np.asarray(Image.open(tmp_path / "masks" / "a.jpg"))
+    assert (stored.reshape(60, 80, -1).max(-1) > 0).sum() > 1.1 * drawn.sum()
+    data = open_dataset(f"masks:{tmp_path}")
+    assert np.array_equal(data.load(0).mask, drawn)
+    assert not data.load(1).mask.any()
+
+
+def test_labels_of_masks_keep_photos_of_one_name_apart(tmp_path):
+    for name in ("a.jpg", "a.png", "b.jpg", "c.png"):
+        photo(tmp_path / "images" / name)
+    for name in ("a.png", "b.png", "c.png"):
+        png(tmp_path / "masks" / name, np.ones((5, 8), np.uint8))
+    text(tmp_path / "labels.csv", "file,label\na.jpg,1\na.png,2\nb.png,3\nc,4\n")
+    data = open_dataset(f"masks:{tmp_path}")
+    assert names_and_labels(data) == [("a.jpg", 1), ("a.png", 2), ("b.jpg", 3), ("c.png", 4)]
+    text(tmp_path / "labels.csv", "file,label\ncats/a.jpg,1\ndogs/a.jpg,2\n")
+    assert "a.jpg is listed twice in labels.csv" in error_of(f"masks:{tmp_path}")
 
 
 def test_masks_that_do_not_fit_or_are_absent(tmp_path):
@@ -531,6 +589,26 @@ def test_imagenet_s_believes_a_list_even_where_the_folders_could_be_a_whole_set(
     text(root / "ImageNetS_categories_im50.txt", "\n".join(folders))
     with pytest.raises(DataError, match="300, but there are 50 classes"):
         open_dataset(f"imagenet-s:{root}").load(0)
+
+
+def test_another_list_of_imagenet_s_is_another_data_set(tmp_path):
+    """It gives the same masks other classes, so that results of the one must not go on with the other."""
+    numbers = list(imagenet_indices())
+    root, folders = tmp_path / "set", numbers[10:60]
+    imagenet_s(root, folders)
+    before = open_dataset(f"imagenet-s:{root}").fingerprint
+    text(tmp_path / "ImageNetS_categories_im919.txt", "\n".join(numbers[:919]))
+    assert open_dataset(f"imagenet-s:{root}").fingerprint != before
+    text(tmp_path / "ImageNetS_categories_im50.txt", "\n".join(folders))  # says what was taken for granted
+    assert open_dataset(f"imagenet-s:{root}").fingerprint == before
+
+
+def test_masks_of_imagenet_s_may_end_in_capitals(tmp_path):
+    numbers = list(imagenet_indices())[::3][:300]
+    imagenet_s(tmp_path, numbers)
+    mask = tmp_path / "validation-segmentation" / numbers[0] / "ILSVRC2012_val_00000001.png"
+    mask.rename(mask.with_suffix(".PNG"))
+    assert open_dataset(f"imagenet-s:{tmp_path}").load(0).objects == (3, 897)
 
 
 def test_imagenet_s_needs_no_list_where_all_folders_are_there(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +28,7 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 
 def write_shard(folder: Path, run: Run, shard: Shard, table: pa.Table) -> None:
     """Write a shard's file; whenever the process dies, the file is either there and whole or not there."""
-    described = table.replace_schema_metadata({name: str(value) for name, value in _about(run, shard, table).items()})
+    described = table.replace_schema_metadata(_about(run.key, shard, table))
     place = folder / f"{shard.name}{ENDING}"
     try:
         with durable_file(place, shard.name) as file:
@@ -38,12 +37,29 @@ def write_shard(folder: Path, run: Run, shard: Shard, table: pa.Table) -> None:
         raise StorageError(f"{place} cannot be written: {error.strerror or error}") from error
 
 
-def fault_of(folder: Path, run: Run, shard: Shard) -> str | None:
-    """Why a shard's file cannot be used: ``missing``, or what is wrong with it; None where it is whole."""
+# Files are opened here: pyarrow takes a path such as runs:1/shard.parquet for an address of another machine.
+
+
+def read_columns(place: Path, columns: Sequence[str]) -> pa.Table:
+    """Some columns of a shard's file, which is believed to be whole."""
+    with place.open("rb") as stream, pq.ParquetFile(stream) as file:
+        return file.read(columns=list(columns), use_threads=False).replace_schema_metadata(None)
+
+
+def fault_of(folder: Path, run: Run, shard: Shard, key: str | None = None) -> str | None:
+    """Why a shard's file cannot be used: ``missing``, or what is wrong with it; None where it is whole.
+
+    Args:
+        folder: the run's folder.
+        run: what the shard belongs to.
+        shard: which images.
+        key: of the run, where another version of vitreous may have made it of other parts.
+    """
     place = folder / f"{shard.name}{ENDING}"
     try:
-        # A flipped bit in a name, a string or a checksum shows only where it is decoded, as a ValueError.
-        fault = _fault_in(pq.read_table(place, partitioning=None), run, shard)
+        with place.open("rb") as file:
+            # A flipped bit in a name, a string or a checksum shows only where it is decoded, as a ValueError.
+            fault = _fault_in(pq.read_table(file, partitioning=None), run, shard, key or run.key)
     except FileNotFoundError:
         return "missing"
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -51,19 +67,19 @@ def fault_of(folder: Path, run: Run, shard: Shard) -> str | None:
     return None if fault is None else f"{place} {fault}"
 
 
-def _fault_in(table: pa.Table, run: Run, shard: Shard) -> str | None:
+def _fault_in(table: pa.Table, run: Run, shard: Shard, key: str) -> str | None:
     stored = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
-    if stored.get("key") != run.key or not table.schema.equals(schema_of(run.columns)):
+    if stored.get("key") != key or not table.schema.equals(schema_of(run.columns)):
         return "belongs to another run"
-    about = {name: str(value) for name, value in _about(run, shard, table).items()}
+    about = _about(key, shard, table)
     if any(stored.get(name) != about[name] for name in _ABOUT) or len(table) != len(shard) * len(run.methods):
         return "is damaged (its content is not what was written)"
     return None
 
 
-def _about(run: Run, shard: Shard, table: pa.Table) -> dict[str, Any]:
-    found = {"first": shard.first, "last": shard.last, "rows": len(table)}
-    return {"key": run.key, **found, "sha256": content_hash(table)}
+def _about(key: str, shard: Shard, table: pa.Table) -> dict[str, str]:
+    found = {"first": shard.first, "last": shard.last, "rows": len(table), "sha256": content_hash(table)}
+    return {"key": key} | {name: str(value) for name, value in found.items()}
 
 
 def content_hash(table: pa.Table) -> str:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from vitreous.benchmark import locks
 from vitreous.benchmark.drafts import DRAFT_ENDING, durable_file, remove_drafts
 from vitreous.benchmark.run import Run, RunError, Shard
-from vitreous.benchmark.shard_file import ENDING, fault_of, write_shard
+from vitreous.benchmark.shard_file import ENDING, fault_of, read_columns, write_shard
 from vitreous.reason import reason_of
 from vitreous.storage import MANIFEST, StorageError, parse_manifest
 
@@ -48,10 +47,16 @@ class Store:
     """A run's folder.
 
     Exactly the shards of the run's plan are read from it: what other limits left there does no harm.
+
+    Attributes:
+        folder: where it is.
+        run: what it holds.
+        damaged: shards that count as not there, see ``readable``.
     """
 
     folder: Path
     run: Run
+    damaged: frozenset[Shard] = frozenset()
 
     @classmethod
     def create(cls, out: Path, run: Run, details: Mapping[str, Any], *, keep_threads: bool = True) -> Store:
@@ -83,6 +88,17 @@ class Store:
         """Open the folder of a run that was started before."""
         return cls(folder, read_run(folder))
 
+    def readable(self, notice: Notice) -> Store:
+        """The same folder for who only reads it: what is not as it was written is reported, and not there."""
+        key = read_manifest(self.folder).get("key")
+        damaged = []
+        for shard in self.run.shards():
+            fault = fault_of(self.folder, self.run, shard, key)
+            if fault not in (None, "missing"):
+                damaged.append(shard)
+                notice(f"{fault}; evaluate again to have it computed anew")
+        return replace(self, damaged=frozenset(damaged))
+
     def missing(self, notice: Notice) -> list[Shard]:
         """The shards of the plan that are not there, or are not what was written, each of which is reported."""
         missing = []
@@ -100,7 +116,7 @@ class Store:
 
     def is_there(self, shard: Shard) -> bool:
         """Whether a shard's file exists, without reading it."""
-        return self._place(shard).exists()
+        return shard not in self.damaged and self._place(shard).exists()
 
     def claim(self, shard: Shard) -> Claim | None:
         """Try to have a shard for this process alone; None where another process works on it."""
@@ -169,8 +185,7 @@ class Store:
     def _read_one(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
         place = self._place(shard)
         try:
-            with pq.ParquetFile(place) as file:
-                return file.read(columns=list(columns), use_threads=False).replace_schema_metadata(None)
+            return read_columns(place, columns)
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"{place} cannot be read: {reason_of(error)}; evaluate again") from error
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, stem_of
+from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names
 from vitreous.datasets.imagenet import wordnet_folders
 from vitreous.datasets.imagenet_classes import imagenet_indices, imagenet_names
 from vitreous.datasets.list_files import read_list
@@ -42,21 +42,25 @@ class ImageNetS(FileDataSet):
         items = []
         for number in numbers:
             photos = by_stem(photo_names(self.path / _PHOTOS / number))
-            stems = [stem_of(name) for name in photo_names(self.path / _MASKS / number)]
+            masks = by_stem(photo_names(self.path / _MASKS / number))
             items += [
                 Item(
                     f"{number}/{stem}",
                     f"{_PHOTOS}/{number}/{photos.get(stem, f'{stem}.JPEG')}",
                     known[number],
-                    f"{_MASKS}/{number}/{stem}.png",
+                    f"{_MASKS}/{number}/{mask}",
                 )
-                for stem in stems
+                for stem, mask in masks.items()
             ]
         return items
 
     @property
     def class_names(self) -> tuple[str, ...]:
         return imagenet_names()
+
+    def _records(self) -> Iterator[str]:
+        yield ",".join(map(str, self._classes))  # what the numbers in the masks mean, which another list changes
+        yield from super()._records()
 
     def _categories(self, folders: list[str]) -> list[str]:
         """Return the set's classes in the order of their numbers in the masks."""

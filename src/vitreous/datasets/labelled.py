@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, stem_of
@@ -24,10 +24,11 @@ class Labelled(FileDataSet):
         self._names = read_class_names(table.parent / NAMES)
         listed = read_labels(table, self._names)
         labels, self._classes = listed.labels, listed.classes(self._names)
-        self.root = _photo_folder([table.parent, folder, table.parent / "images"], next(iter(labels)))
-        files = _files(self.root, list(labels))
-        if not any((self.root / file).is_file() for file in files):
+        places = (table.parent, folder, table.parent / "images")  # where the table's names may start from
+        found = next((place for place in places if any(_is_file(place / file) for file in _files(place, labels))), None)
+        if found is None:
             raise self._error(f"none of the {len(labels)} photos that {TABLE} names is there")
+        self.root, files = found, _files(found, labels)
         return [Item(name, file, label) for file, (name, label) in zip(files, labels.items(), strict=True)]
 
     @property
@@ -39,12 +40,14 @@ class Labelled(FileDataSet):
         return self._classes
 
 
-def _photo_folder(places: Sequence[Path], first: str) -> Path:
-    """Return the folder that the table's names start from: where its first photo is."""
-    return next((place for place in places if (place / _files(place, [first])[0]).is_file()), places[0])
+def _is_file(place: Path) -> bool:
+    try:
+        return place.is_file()
+    except OSError:  # no file can be called so
+        return False
 
 
-def _files(folder: Path, names: Sequence[str]) -> list[str]:
+def _files(folder: Path, names: Collection[str]) -> list[str]:
     """Return the file of each name: a table may leave out the suffix."""
     complete = all(stem_of(name) != name for name in names)
     found = {} if complete else by_stem(photo_names(folder))

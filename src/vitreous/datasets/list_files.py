@@ -8,6 +8,8 @@ from pathlib import Path
 
 from vitreous.errors import DataError
 
+_SEPARATORS = ",;\t"  # spreadsheets write semicolons where people write numbers with a comma
+
 
 class ListError(DataError):
     """A list is damaged; the message names the file and not yet where the set comes from."""
@@ -27,14 +29,15 @@ def read_list(file: Path) -> str:
 
 
 def read_table(file: Path) -> list[list[str]]:
-    """Return the rows of a CSV file.
+    """Return the rows of a CSV file; its cells are separated by what its first line has most of.
 
     Raises:
         ListError: It is not such a table.
         OSError: It cannot be read.
     """
     text = read_list(file)
+    separator = max(_SEPARATORS, key=text.partition("\n")[0].count)
     try:
-        return list(csv.reader(io.StringIO(text)))
+        return list(csv.reader(io.StringIO(text), delimiter=separator))
     except csv.Error as error:
-        raise ListError(f"{file} is not a table with commas ({error})") from error
+        raise ListError(f"{file} is not a table with commas, semicolons or tabs ({error})") from error

@@ -15,6 +15,8 @@ from vitreous.errors import DataError
 from vitreous.images import Upright, read_upright, turned
 from vitreous.metrics.arrays import IGNORED
 
+_WITHOUT_EXACT_COLOURS = ("JPEG", "MPO")
+
 
 def read_values(file: Path) -> NDArray[Any]:
     """Return what is stored for each pixel: a palette index, a gray value, or (height, width, channels) of colours.
@@ -35,13 +37,14 @@ def read_indices(file: Path) -> NDArray[Any]:
     values = read_values(file)
     if values.ndim != 2 or values.dtype.kind not in "uib":
         raise DataError(f"{file}: this mask holds colours where one number per pixel is expected")
-    return values
+    return values.astype(np.uint8) if values.dtype.kind == "b" else values  # to numpy, yes and no are no numbers
 
 
 def read_nonzero(file: Path) -> Mask:
     """Return 1 where anything but black is shown, 0 elsewhere; what is transparent counts by its colour.
 
-    A palette may list its colours in any order: the number 0 is white in many masks of black and white.
+    A palette may list its colours in any order: the number 0 is white in many masks of black and white. A JPEG keeps
+    no pixel near an edge exactly black: there, black is what has less than half of the highest value.
 
     Raises:
         ImageError: The file cannot be read.
@@ -49,7 +52,10 @@ def read_nonzero(file: Path) -> Mask:
     stored = read_upright(file).image
     # By way of RGBA, for Pillow warns of palettes with transparent colours that become RGB.
     values = _values(stored.convert("RGBA") if stored.mode in ("P", "PA") else stored)
-    nonzero: NDArray[np.bool_] = (values.reshape(*values.shape[:2], -1) != 0).any(axis=-1)
+    channels = values.reshape(*values.shape[:2], -1)
+    nonzero: NDArray[np.bool_] = (channels != 0).any(axis=-1)
+    if stored.format in _WITHOUT_EXACT_COLOURS:
+        nonzero &= channels.max(axis=-1) >= channels.max() / 2
     return nonzero.astype(np.int16)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, stem_of
@@ -28,7 +29,7 @@ class MaskedFolder(FileDataSet):
             raise self._error("none of its photos has a mask")
         self._names = read_class_names(self.path / NAMES)
         labels = self._labels()
-        return [item._replace(label=labels.get(stem_of(item.name))) for item in items]
+        return [item._replace(label=labels.get(item.name, labels.get(stem_of(item.name)))) for item in items]
 
     # A photo that lacks its mask stays in the list, so that it is reported instead of hidden.
 
@@ -47,12 +48,18 @@ class MaskedFolder(FileDataSet):
         return [Item(file, file, mask=stems.get(mask, f"{mask}.png")) for file, mask in zip(photos, masks, strict=True)]
 
     def _labels(self) -> dict[str, int]:
+        """The class of each photo by its file's name, and by what is before the suffix where that is unique."""
         self._classes: int | None = None
         if not (self.path / TABLE).is_file():
             return {}
         listed = read_labels(self.path / TABLE, self._names)
         self._classes = listed.classes(self._names)
-        return {stem_of(name.rpartition("/")[2]): label for name, label in listed.labels.items()}
+        files = [name.rpartition("/")[2] for name in listed.labels]
+        self._refuse_repeated(files, f" in {TABLE}")
+        labels = dict(zip(files, listed.labels.values(), strict=True))
+        # A photo may be listed without its suffix or with that of its mask, as long as no other is called like it.
+        stems = Counter(map(stem_of, files))
+        return {stem_of(file): label for file, label in labels.items() if stems[stem_of(file)] == 1} | labels
 
     def _read_mask(self, item: Item) -> tuple[Mask, tuple[int | None, ...]]:
         assert item.mask is not None

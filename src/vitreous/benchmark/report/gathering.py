@@ -23,14 +23,15 @@ def gather(folder: Path, notice: Notice) -> list[Results]:
     Args:
         folder: where to look.
         notice: told about every folder that is left out: it is no run, one of a protocol that is not known here, or
-            one that has not stored anything yet.
+            one that has not stored anything yet; and about damaged files, whose images count as not finished.
 
     Raises:
         StorageError: nothing is left.
     """
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a folder")
-    found, left_out = _opened([path.parent for path in (*folder.glob(MANIFEST), *sorted(folder.glob(f"*/{MANIFEST}")))])
+    places = [path.parent for path in (*folder.glob(MANIFEST), *sorted(folder.glob(f"*/{MANIFEST}")))]
+    found, left_out = _opened(places, notice)
     if not found:
         reasons = "; ".join(left_out)
         raise StorageError(f"{folder} holds no results of `vitreous evaluate`{reasons and f' ({reasons})'}")
@@ -43,25 +44,27 @@ def gather(folder: Path, notice: Notice) -> list[Results]:
     return sorted(tables, key=_place)
 
 
-def _opened(folders: list[Path]) -> tuple[list[Results], list[str]]:
+def _opened(folders: list[Path], notice: Notice) -> tuple[list[Results], list[str]]:
     """The results of each run alone, and why some folders have none."""
     found, left_out = [], []
     for folder in folders:
         try:
-            found.append(_results_in(folder))
+            found.append(_results_in(folder, notice))
         except VitreousError as error:
             left_out.append(f"{folder.resolve().name}: {error}")
     return found, left_out
 
 
-def _results_in(folder: Path) -> Results:
+def _results_in(folder: Path, notice: Notice) -> Results:
     store = Store.open(folder)
     protocol = find_protocol(store.run.protocol)
     if not {column for metric in protocol.metrics() for column in metric.columns} <= {*store.run.columns}:
         raise RunError(f"it was measured by another version of {protocol.name}")
-    results = Results((store,), protocol)
+    results = Results((store.readable(notice),), protocol)
     if not len(results.images):
-        raise StorageError("it has not stored anything yet")
+        raise StorageError(
+            "nothing of it can be read" if results.stores[0].damaged else "it has not stored anything yet"
+        )
     return results
 
 

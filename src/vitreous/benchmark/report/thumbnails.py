@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import chdir, nullcontext
+from contextlib import ExitStack, chdir, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,7 +52,9 @@ def thumbnails_of(results: Results, extremes: Iterable[Extremes]) -> tuple[Thumb
 def _opened(store: Store) -> Workbench:
     """What a run is made of; a model whose name is a path lies where the run was started from."""
     folder = Path(read_manifest(store.folder).get("folder", ""))
-    with chdir(folder) if folder.is_dir() else nullcontext():
+    with ExitStack() as elsewhere:
+        with suppress(OSError):  # it is gone, or somebody else's: then only a path from the root is found
+            elsewhere.enter_context(chdir(folder))
         return open_workbench(store.run)
 
 
