@@ -261,11 +261,15 @@ class TestManifest:
     @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": "something"}'])
     def test_a_damaged_manifest_is_refused(self, tmp_path, content):
         store = create(tmp_path)
-        (store.folder / "manifest.json").write_text(content)
-        with pytest.raises(StorageError):
+        fill(store)
+        manifest = store.folder / "manifest.json"
+        manifest.write_text(content)
+        with pytest.raises(StorageError, match=re.escape(f"without {manifest} the same command goes on")):
             create(tmp_path)
         with pytest.raises(StorageError):
             Store.open(store.folder)
+        manifest.unlink()
+        assert create(tmp_path).missing(nothing) == []
 
     def test_a_folder_that_cannot_be_made_is_one_sentence(self, tmp_path):
         (tmp_path / "file").write_text("in the way")

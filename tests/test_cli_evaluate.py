@@ -195,6 +195,19 @@ class TestEvaluate:
         assert len(lines) == 1
         assert message in lines[0]
 
+    def test_home_folders_are_followed_for_results_too(self, photos, tmp_path, monkeypatch):
+        """A shell leaves ``--out=~/runs`` as it is, and ``vitreous.evaluate`` has no shell."""
+        home, here = tmp_path / "home", tmp_path / "here"
+        home.mkdir()
+        here.mkdir()
+        monkeypatch.chdir(here)
+        at_home = {"HOME": str(home), "USERPROFILE": str(home)}
+        asked = ("evaluate", *SMALL, "--data", photos, "--methods", "rollout", "--limit", "2", "--out=~/runs")
+        assert run(*asked, **at_home).exit_code == 0
+        assert run("report", "~/runs", "--out=~/page.html", "--pictures", "0", **at_home).exit_code == 0
+        assert sorted(place.name for place in home.iterdir()) == ["page.html", "runs"]
+        assert not list(here.iterdir())
+
     def test_a_file_in_the_way_is_one_line(self, folder, photos):
         (folder / "file").write_text("")
         result = run("evaluate", *SMALL, "--data", photos, "--methods", "rollout", "--out", folder / "file" / "runs")

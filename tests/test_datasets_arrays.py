@@ -320,6 +320,16 @@ def test_movies_from_folder_and_archive(tmp_path):
     assert sorted(tmp_path.parent.rglob("*")) == before
 
 
+def test_movies_whose_lists_hold_letters_that_end_lines_elsewhere(tmp_path):
+    """JSON may hold U+0085, which older reviews have for an ellipsis, and U+2028 as they are."""
+    folder = movies(tmp_path / "movies")
+    for part in ("train", "val"):
+        rows = (folder / f"{part}.jsonl").read_text().splitlines()
+        told = [json.dumps({**json.loads(row), "query": "so\u0085 what\u2028"}, ensure_ascii=False) for row in rows]
+        (folder / f"{part}.jsonl").write_text("\r\n".join(told), encoding="utf-8", newline="")
+    assert [review.name for review in read_movies(folder, "train")] == ["negR_0.txt", "posR_2.txt"]
+
+
 def test_movies_as_a_data_set(tmp_path):
     """The test reviews, or the part whose list the path ends in; folder and archive are the same set."""
     folder = movies(tmp_path / "movies")

@@ -82,7 +82,10 @@ def test_labelled_takes_a_table_as_spreadsheets_write_it(tmp_path, separator):
     rows = [("File", "Notes", "Class_Index"), ('"a, b; c.jpg"', '"says ""dog"""', "7"), ("d.jpg", "", "0")]
     table = "\ufeff" + "".join(separator.join(row) + "\r\n" for row in rows)
     (tmp_path / "labels.csv").write_bytes(table.encode())
-    assert names_and_labels(open_dataset(f"labelled:{tmp_path}")) == [("a, b; c.jpg", 7), ("d.jpg", 0)]
+    (tmp_path / "class_names.json").write_bytes('\ufeff["cat", "dog"]'.encode())
+    data = open_dataset(f"labelled:{tmp_path}")
+    assert names_and_labels(data) == [("a, b; c.jpg", 7), ("d.jpg", 0)]
+    assert data.class_names == ("cat", "dog")
 
 
 def test_labelled_finds_its_photos_where_the_first_one_is_missing(tmp_path):

@@ -19,6 +19,7 @@ from vitreous.benchmark.workbench import Workbench
 from vitreous.datasets import DataSet
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
+from vitreous.paths import expanded
 from vitreous.protocols import Protocol
 
 
@@ -54,7 +55,7 @@ def evaluate(
     chosen = Options(**options)
     told = watcher or Silent()
     asked = [methods] if isinstance(methods, str) else list(methods)
-    store, bench = start(model, data, protocol, asked, Path(out), chosen, told)
+    store, bench = start(model, data, protocol, asked, expanded(out), chosen, told)
     compute(store, bench, chosen, told)
     return Results((store,), bench.protocol)
 

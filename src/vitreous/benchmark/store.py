@@ -211,8 +211,12 @@ def _agree(folder: Path, run: Run, details: Mapping[str, Any], *, keep_threads: 
     if not (folder / MANIFEST).exists():
         _write_manifest(folder, run, details)
         return run
-    manifest = read_manifest(folder)
-    started = Run.from_json(manifest["run"])
+    try:
+        started = read_run(folder)
+    except StorageError as error:
+        # Not written anew unasked: it alone knows the number of threads.
+        advice = f"without {folder / MANIFEST} the same command goes on with what is stored"
+        raise StorageError(f"{error}; {advice}") from error
     if started.key != run.key:
         raise StorageError(f"{folder} holds another run; choose another --out")
     if started.threads != run.threads and not keep_threads:

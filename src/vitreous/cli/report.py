@@ -44,12 +44,14 @@ def report(
     """
     from vitreous.benchmark.report.documents import write_document  # noqa: PLC0415  # imports torch
     from vitreous.benchmark.report.gathering import gather  # noqa: PLC0415
+    from vitreous.paths import expanded  # noqa: PLC0415
     from vitreous.storage import write_text  # noqa: PLC0415
 
+    folder = expanded(folder)
     text = write_document(gather(folder, say_warning), form.value, pictures=pictures)
     if out is None and form is not Format.HTML:
         sys.stdout.write(text)
         return
-    place = out or folder / "report.html"
+    place = folder / "report.html" if out is None else expanded(out)
     write_text(place, text)
     say(results(), f"report: {place}")

@@ -153,7 +153,7 @@ def _open(path: Path) -> _Source:
 def _rows(source: _Source, split: str) -> list[dict[str, Any]]:
     name = f"{split}{_LIST_ENDING}"
     rows = []
-    for number, line in enumerate(source.read(name).splitlines(), start=1):
+    for number, line in enumerate(source.read(name).split("\n"), start=1):
         try:
             row = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError) as error:

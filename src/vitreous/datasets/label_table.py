@@ -91,7 +91,7 @@ def read_class_names(file: Path) -> tuple[str, ...] | None:
     if not file.is_file():
         return None
     try:
-        names = json.loads(file.read_text(encoding="utf-8"))
+        names = json.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError, OSError) as error:
         raise DataError(f"{file}: this is not JSON ({error})") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
