@@ -8,6 +8,7 @@ from vitreous.benchmark.tasks.thresholds import ClassSegmentation, ThresholdSear
 from vitreous.protocols.protocol import Protocol, Sweep
 
 PAPER = "Cheng et al., GradToken, Neural Networks 2025"
+_HALVES = "Halves go by the hash of a photo's name; where a few photos are all in one, there is no held-out number."
 _PROPAGATIONS = ("rollout_elementwise", "rollout_matrix", "average_elementwise", "average_matrix")
 
 SEGMENTATION = Protocol(
@@ -19,6 +20,7 @@ SEGMENTATION = Protocol(
     notes=(
         "The paper searches the threshold on the same photos that it reports; the held-out one is what others get.",
         "One threshold serves all metrics of a method: the one with the highest mIoU.",
+        _HALVES,
     ),
 )
 
@@ -32,6 +34,7 @@ VOC = Protocol(
         "The classes that are explained are those of the photo's mask, so the model is not asked to find them.",
         "Maps are scaled one by one before they are compared, for scores of classes have no common scale.",
         "A model with 20 outputs has the classes of VOC in their order; one with 21 has background as output 0.",
+        _HALVES,
     ),
 )
 
@@ -53,6 +56,7 @@ ABLATION = Protocol(
         "The rows are the paper's variants 0 to 4, each with i (heads averaged) and ii (ReLU, then averaged).",
         "gradtoken:depth=n propagates through the n blocks below the last one (Fig. 11).",
         "A photo without a mask has no numbers of segmentation, one without a label no accuracy.",
+        _HALVES,
     ),
 )
 
