@@ -25,9 +25,9 @@ from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe, parse
 from vitreous.subject import Subject
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
-from vitreous.tape.attention_listener import NEED_NO_SCORES
 from vitreous.tape.inputs import Inputs, Rows
 from vitreous.tape.relevance_listener import NOT_FOLLOWED
+from vitreous.tape.rulebook import RULES
 from vitreous.targets import Target, Targets, find_targets
 
 Found = TypeVar("Found")
@@ -283,7 +283,8 @@ def _missing_attention(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
-    if tape.unknown_keys and (needs.keys & tape.unknown_keys or needs.rules - NEED_NO_SCORES):
+    needs_all_keys = any(RULES[name].follows_scores for name in needs.rules)
+    if tape.unknown_keys and (needs.keys & tape.unknown_keys or needs_all_keys):
         return (
             "the scores of its attention are made of more than q and k (relative positions that depend on the tokens, "
             "or a step in front of the softmax that is not known), so that q and k by themselves say only a part"

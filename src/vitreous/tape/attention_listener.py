@@ -31,8 +31,6 @@ from vitreous.tape.rulebook import RULES
 
 # mypy: disable-error-code="no-untyped-call"
 
-# Rules to which a hand-written A is a constant or an ordinary softmax, so that its steps need not be followed.
-NEED_NO_SCORES = {"plain", "frozen", "libra", "conservative"}
 _MULTIPLICATION = (*heard.MULTIPLICATION, *heard.MULTIPLICATION_IN_PLACE)
 _DIVISION = (*heard.DIVISION, *heard.DIVISION_IN_PLACE)
 _ADDITION = (*heard.ADDITION, *heard.ADDITION_IN_PLACE)
@@ -76,6 +74,7 @@ class AttentionListener:
         self.in_one_row = False
         self._rules_differ = bool(plan.rules - {"plain"})
         self._plain_gradients = self._rules_differ and any(RULES[name].plain_attention for name in plan.rules)
+        self._following = sorted(name for name in plan.rules if RULES[name].follows_scores)
         self.forget()
 
     def forget(self) -> None:
@@ -341,11 +340,11 @@ class AttentionListener:
         if layer in self._plan.intervention.attention_scale:
             self.forget()
             return self._attend_scaled(layer, record, value)
-        if self._plan.rules - NEED_NO_SCORES:
+        if self._following:
             if not self._followed:
-                rules = ", ".join(sorted(self._plan.rules - NEED_NO_SCORES))
                 raise UnsupportedModelError(
-                    f"{self._anatomy.name} writes out its attention in a way that the rules {rules} cannot follow; "
+                    f"{self._anatomy.name} writes out its attention in a way that the rules "
+                    f"{', '.join(self._following)} cannot follow; "
                     "use its fused attention, if it has one"
                 )
             ours = AttentionRecord(query, key, value, self._factor, matrix=matrix)
