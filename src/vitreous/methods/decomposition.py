@@ -21,7 +21,6 @@ from vitreous.methods.registry import register
 from vitreous.methods.view import Row, View
 from vitreous.tape import Needs
 from vitreous.tape.attention import Rows
-from vitreous.tape.half import exact
 
 Heads = Literal["together", "apart"]
 Norm = Literal["none", "following"]
@@ -71,7 +70,7 @@ class AttentionLength(LengthMatrix):
             return contributions(view, layer, biases=True, residual=False).lengths
         attention = view.attention(layer)
         lengths = projected_lengths(view.value(layer), view.heads_to_stream(layer))[:, :, None]
-        return lambda rows: mean_over_heads(exact(attention.rows(rows)) * lengths)
+        return lambda rows: mean_over_heads(attention.rows(rows) * lengths)
 
 
 class StreamLength(LengthMatrix):

@@ -15,6 +15,7 @@ from vitreous.methods.pixel_maps import Resolution
 from vitreous.methods.view import Row, View
 from vitreous.tape import AttentionRecord, GradientNeeds, Needs, Pass
 from vitreous.tape.attention import Rows
+from vitreous.tape.half import exact
 from vitreous.tape.plan import Layers
 
 Residual = Literal["add", "half", "none"]
@@ -142,8 +143,8 @@ def _row_pieces(attention: AttentionRecord, row: Row) -> Iterator[tuple[Rows, Te
 
 
 def mean_over_heads(matrices: Tensor) -> Tensor:
-    """mean_h of (batch, head, rows, tokens)."""
-    return matrices.mean(dim=1)
+    """mean_h of (batch, head, rows, tokens), in float32 at least."""
+    return exact(matrices).mean(dim=1)
 
 
 def projected_lengths(value: Tensor, projection: Tensor) -> Tensor:
