@@ -266,6 +266,7 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
         _missing_attention(tape, needs)
         or tape.gradient_gap(needs)
         or _missing_norm(tape, needs)
+        or tape.relevance_gap(needs)
         or missing_linear_part(tape, needs)
     )
 
@@ -307,7 +308,7 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
         if layer in tape.misplaced_norms:
             return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
-    return tape.relevance_gap(needs)
+    return None
 
 
 def _norms_get_no_gradient(tape: Tape, needs: Needs) -> bool:
