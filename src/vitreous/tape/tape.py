@@ -17,6 +17,7 @@ from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.outputs import Scale, likelihood_slope
 from vitreous.reason import reason_of
+from vitreous.tape.attention import AttentionRecord
 from vitreous.tape.attention_listener import only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.dependence import depends
@@ -33,7 +34,7 @@ from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
 from vitreous.tape.token_axis import with_token_axis
 
-_FEW = 4  # as many channels as a usual picture has: grey, red, green, blue, alpha
+_MOST_CHANNELS = 4  # of a usual picture: red, green, blue, alpha
 
 
 @dataclass
@@ -86,7 +87,7 @@ class Tape:
         self.reads_text = isinstance(inputs, Texts)
         self._texts = texts_of(inputs, len(logits))
         self._part: tuple[Rows, int] | None = None
-        self._attention: dict[int, Any] = {}
+        self._attention: dict[int, AttentionRecord] = {}
 
     def cut(self, rows: Rows, count: int) -> Tape:
         """The same run as if only some texts had been in it, without the padding behind their ``count`` tokens.
@@ -175,7 +176,7 @@ class Tape:
         """The stream with the feed-forward part of a block added, before a post-norm block normalises it."""
         return self._seen(self._recorder.ends[layer])
 
-    def attention(self, layer: int) -> Any:
+    def attention(self, layer: int) -> AttentionRecord:
         """The attention call of a block; index L is a pooling attention behind the last block."""
         record = self._recorder.attention.records[layer]
         if self._part is None:
@@ -420,7 +421,8 @@ def _described(inputs: Inputs) -> str:
     _, channels, height, width = inputs.shape
     what = f"images of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"
     # Where the last axis is as short as only channels are, that is what it probably is.
-    return what if width > _FEW or channels <= _FEW else f"{what} (channels come first: {tuple(inputs.shape)})"
+    channels_last = width <= _MOST_CHANNELS < channels
+    return f"{what} (channels come first: {tuple(inputs.shape)})" if channels_last else what
 
 
 def _reads_again(anatomy: Anatomy) -> UnsupportedModelError:
