@@ -243,7 +243,7 @@ class AttentionListener:
             self._scores = None if output is self._scores else self._scores  # changed in place into something else
             return output
         elif self._progress.layer is not None:
-            self.biases[self._progress.layer] = other if func in _ADDITION else _hidden(args, output)
+            self.biases[self._progress.layer] = torch.as_tensor(other) if func in _ADDITION else _hidden(args, output)
         self._scores = output
         return output
 

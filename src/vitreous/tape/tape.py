@@ -144,7 +144,7 @@ class Tape:
         """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
         listener = self._recorder.relevance
         if listener.rules & needs.rules and not all(map(only_hides, self._recorder.attention.biases.values())):
-            return "it adds relative positions or a mask to its attention scores, for which relevance has no rule"
+            return "it adds relative positions or the like to its attention scores, for which relevance has no rule"
         return listener.gap_of(needs)
 
     def gradient_gap(self, needs: Needs) -> str | None:
