@@ -55,7 +55,7 @@ class AttentionListener:
     Attributes:
         records: the attention calls of the blocks.
         outputs: O of each call, as it stands in the graph.
-        biases: what is added to the scores of a block: relative positions, a mask; ``None`` where it is not known.
+        biases: all that is added to the scores of a block: relative positions, masks; ``None`` for what is not known.
         mixed: the blocks whose scores are not q kᵀ alone or not followed to the softmax, so that k is not known.
         behind: the attention calls behind the last block, in order; one of them may be what pools the tokens.
         in_one_row: whether all heads of a batch lay along one axis, (batch x head, token, channel).
@@ -68,7 +68,7 @@ class AttentionListener:
         self._linear = linear
         self.records: dict[int, AttentionRecord] = {}
         self.outputs: dict[int, Tensor] = {}
-        self.biases: dict[int, Tensor | None] = {}
+        self.biases: dict[int, list[Tensor | None]] = {}
         self.mixed: set[int] = set()
         self.behind: list[tuple[AttentionRecord, Tensor]] = []
         self.in_one_row = False
@@ -124,7 +124,7 @@ class AttentionListener:
         constant_bias = None if bias is None else bias.detach()
         record = AttentionRecord(query.detach(), key.detach(), value.detach(), scale, constant_bias)
         if bias is not None:
-            self.biases[layer] = constant_bias
+            self.biases.setdefault(layer, []).append(constant_bias)
         if layer in self._plan.intervention.attention_scale:
             return self._attend_scaled(layer, record, value)
         if in_graph(bias):
@@ -243,7 +243,8 @@ class AttentionListener:
             self._scores = None if output is self._scores else self._scores  # changed in place into something else
             return output
         elif self._progress.layer is not None:
-            self.biases[self._progress.layer] = torch.as_tensor(other) if func in _ADDITION else _hidden(args, output)
+            added = torch.as_tensor(other) if func in _ADDITION else _hidden(args, output)
+            self.biases.setdefault(self._progress.layer, []).append(added)
         self._scores = output
         return output
 

@@ -143,7 +143,8 @@ class Tape:
     def relevance_gap(self, needs: Needs) -> str | None:
         """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
         listener = self._recorder.relevance
-        if listener.rules & needs.rules and not all(map(only_hides, self._recorder.attention.biases.values())):
+        biases = self._recorder.attention.biases.values()
+        if listener.rules & needs.rules and not all(only_hides(bias) for added in biases for bias in added):
             return "it adds relative positions or the like to its attention scores, for which relevance has no rule"
         return listener.gap_of(needs)
 
