@@ -17,8 +17,7 @@ from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.outputs import Scale, likelihood_slope
 from vitreous.reason import reason_of
-from vitreous.tape.attention import AttentionRecord
-from vitreous.tape.attention_listener import only_hides
+from vitreous.tape.attention import AttentionRecord, only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.dependence import depends
 from vitreous.tape.edges import Edges
