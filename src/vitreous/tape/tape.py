@@ -27,8 +27,8 @@ from vitreous.tape.head_order import check_head_order
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference, takes_cut_patches, texts_of
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
-from vitreous.tape.output import class_scores, explained
-from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
+from vitreous.tape.output import class_scores
+from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Objective, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
 from vitreous.tape.token_axis import with_token_axis
@@ -432,19 +432,11 @@ def _reads_again(anatomy: Anatomy) -> UnsupportedModelError:
     )
 
 
-def _slope(logits: Tensor, target: Tensor, objective: str, scale: Scale | None) -> Tensor:
+def _slope(logits: Tensor, target: Tensor, objective: Objective, scale: Scale | None) -> Tensor:
     """The explained quantity's gradient at the logits, in float32 at least: bfloat16 takes 0.999 for 1."""
     logits = exact(logits)
     if objective == "probability":
         return likelihood_slope(logits, target, scale)
-    leaf = logits.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(_objective(leaf, target, objective, scale), leaf)
-    return slope
-
-
-def _objective(logits: Tensor, target: Tensor, objective: str, scale: Scale | None) -> Tensor:
-    """Σ over images of the explained quantity: images do not mix, so the gradient of the sum is each one's own."""
-    scores = explained(logits, objective, scale)
-    chosen = scores.gather(1, target[:, None]).sum()
+    chosen = torch.zeros_like(logits).scatter_(1, target[:, None], 1)
     # A single output has no others; whatever they would be told is nothing.
-    return chosen if objective != "others" else (scores.sum() - chosen) / max(1, logits.shape[1] - 1)
+    return chosen if objective == "logit" else (1 - chosen) / max(1, logits.shape[1] - 1)
