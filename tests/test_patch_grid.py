@@ -226,7 +226,7 @@ def test_a_border_that_is_cut_off_inside_the_model_is_refused():
 
 def test_whole_patches_of_padding_are_refused():
     model = ConvolutionPatches(behind_a(made_square))
-    with pytest.raises(InputError, match=r"images of 24 x 40 pixels 40 x 40 large, and an edge of its 5 x 5 patches"):
+    with pytest.raises(InputError, match=r"images of 24 x 40 pixels to 40 x 40, and an edge of its 5 x 5 patches"):
         vitreous.explain(model, pictures(24, 40), "rollout")
     assert vitreous.explain(model, pictures(38, 40), "rollout").grid == (5, 5)
 

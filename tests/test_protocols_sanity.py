@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import vitreous
 from small_data import finite, loaded, samples
 from small_models import random_images, small_vit
 from test_protocols_perturbation import batch_of
 from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.benchmark.tasks.batch import Case, seed_of
+from vitreous.benchmark.tasks.batch import Case, generator_of, seed_of
 from vitreous.benchmark.tasks.randomising import STAGES, randomise, randomised_models
 from vitreous.benchmark.tasks.sanity import Concentration, Faithfulness, Randomisation, Sensitivity
 from vitreous.metrics.correlation import random_subsets
@@ -65,6 +66,13 @@ class TestRandomisation:
             assert changed["head"] <= changed[stage]
         assert changed["everything"] == set(original)
 
+    def test_no_hook_is_put_on_the_model(self, monkeypatch):
+        network = small_vit(depth=1)
+        batch = replace(batch_of(network, random_images(1), {}), model=loaded(network))
+        for kind in ("register_forward_pre_hook", "register_forward_hook"):
+            monkeypatch.setattr(nn.Module, kind, lambda *_: pytest.fail("the model was edited"))
+        assert [stage for stage, _ in randomised_models(batch, STAGES, seed=0)] == list(STAGES)
+
     def test_random_weights_are_the_same_every_time_and_other_with_another_seed(self):
         first, again = (measure(loaded(), samples(2), only(Randomisation()), ["gae"]) for _ in range(2))
         assert first == again
@@ -75,7 +83,7 @@ class TestRandomisation:
 def test_random_weights_keep_the_mean_and_the_spread_of_each_parameter(mean, spread):
     before = mean + spread * torch.randn(100, 100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     after = before.clone()
-    randomise(after, "seed")
+    randomise(after, generator_of("weight", "seed"))
     error = spread / 100  # of the mean of 10,000 numbers; that of their spread is smaller
     assert float(after.mean()) == pytest.approx(float(before.mean()), abs=4 * error)
     assert float(after.std()) == pytest.approx(float(before.std()), abs=4 * error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import nn
 
 import vitreous
@@ -84,8 +84,44 @@ def test_relative_positions_in_the_scores_are_refused():
         img_size=SIZE, patch_size=8, embed_dim=24, depth=2, num_heads=3, num_classes=5, use_rel_pos_bias=True
     )
     model = randomise(model).double().eval()
-    with pytest.raises(UnsupportedModelError, match="relative positions or a mask"):
+    with pytest.raises(UnsupportedModelError, match="relative positions or the like"):
         vitreous.explain(model, random_images(1), "transattr")
+
+
+def with_added_to_scores(*added: float | torch.Tensor) -> VisionTransformer:
+    """A small ViT that writes out its attention and adds to the scores, one thing after the other."""
+
+    class Shifted(Attention):
+        def forward(self, tokens: torch.Tensor, **_) -> torch.Tensor:
+            query, key, value = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+            scores = (query @ key.mT) * self.scale
+            for one in added:
+                scores = scores + one
+            return self.proj((scores.softmax(dim=-1) @ value).transpose(1, 2).flatten(2))
+
+    model = small_vit(depth=2)
+    for block in model.blocks:
+        block.attn.__class__ = Shifted
+    return model
+
+
+def test_a_number_that_is_added_to_the_scores_is_refused_unless_it_is_0():
+    with pytest.raises(UnsupportedModelError, match="to its attention scores"):
+        vitreous.explain(with_added_to_scores(0.5), random_images(1), "transattr")
+    found, expected = (
+        vitreous.explain(model, random_images(1), "transattr").scores["transattr"]
+        for model in (with_added_to_scores(0.0), small_vit(depth=2))
+    )
+    assert largest_difference(found, expected) < 1e-10  # float64, 1e-15 per step
+
+
+@pytest.mark.parametrize("first", ["positions", "mask"])
+@pytest.mark.parametrize("method", ["transattr", "lrp", "abslrp"])
+def test_a_mask_does_not_hide_that_positions_are_added_too(first, method):
+    positions, mask = torch.randn(17, 17, dtype=torch.float64), torch.zeros(17, 17, dtype=torch.float64)
+    model = with_added_to_scores(positions, mask) if first == "positions" else with_added_to_scores(mask, positions)
+    with pytest.raises(UnsupportedModelError, match="relative positions or the like"):
+        vitreous.explain(model, random_images(1), method)
 
 
 def test_rotated_positions_are_refused():

@@ -12,7 +12,7 @@ import vitreous
 from device_without_float64 import There, device_without_float64
 from small_models import largest_difference, random_images, small_vit
 from test_protocols_perturbation import batch_of
-from vitreous.benchmark.tasks.batch import Case
+from vitreous.benchmark.tasks.batch import Case, generator_of
 from vitreous.benchmark.tasks.randomising import randomise
 from vitreous.benchmark.tasks.sanity import Concentration
 from vitreous.float64 import float64_array, in_float64
@@ -83,10 +83,10 @@ def test_what_is_measured_of_maps():
 def test_random_weights_are_those_of_the_processor():
     before = torch.rand(50, 4)
     here = before.clone()
-    randomise(here, "seed")
+    randomise(here, generator_of("weight", "seed"))
     with device_without_float64() as device:
         there = before.clone().to(device)
-        randomise(there, "seed")
+        randomise(there, generator_of("weight", "seed"))
         assert torch.equal(there.cpu(), here)
 
 

@@ -25,9 +25,9 @@ from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe, parse
 from vitreous.subject import Subject
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
-from vitreous.tape.attention_listener import NEED_NO_SCORES
 from vitreous.tape.inputs import Inputs, Rows
 from vitreous.tape.relevance_listener import NOT_FOLLOWED
+from vitreous.tape.rulebook import RULES
 from vitreous.targets import Target, Targets, find_targets
 
 Found = TypeVar("Found")
@@ -266,6 +266,7 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
         _missing_attention(tape, needs)
         or tape.gradient_gap(needs)
         or _missing_norm(tape, needs)
+        or tape.relevance_gap(needs)
         or missing_linear_part(tape, needs)
     )
 
@@ -283,7 +284,8 @@ def _missing_attention(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
-    if tape.unknown_keys and (needs.keys & tape.unknown_keys or needs.rules - NEED_NO_SCORES):
+    needs_all_keys = any(RULES[name].follows_scores for name in needs.rules)
+    if tape.unknown_keys and (needs.keys & tape.unknown_keys or needs_all_keys):
         return (
             "the scores of its attention are made of more than q and k (relative positions that depend on the tokens, "
             "or a step in front of the softmax that is not known), so that q and k by themselves say only a part"
@@ -306,7 +308,7 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
         if layer in tape.misplaced_norms:
             return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
-    return tape.relevance_gap(needs)
+    return None
 
 
 def _norms_get_no_gradient(tape: Tape, needs: Needs) -> bool:

@@ -14,13 +14,13 @@ from vitreous.methods.readout import Procedure
 from vitreous.methods.view import View
 from vitreous.tape import Needs
 from vitreous.tape.half import exact
-from vitreous.tape.output import Objective, explained
+from vitreous.tape.output import Quantity, explained
 
 By = Literal["paint", "drop"]
 Ask = Callable[[Tensor, Tensor], Tensor]
 
 
-def responses(view: View, masks: Masks, by: By, objective: Objective) -> Tensor:
+def responses(view: View, masks: Masks, by: By, quantity: Quantity) -> Tensor:
     """What the model says of every target with every mask, (batch, masks, targets).
 
     Painted parts become 0, the mean colour of normalised pictures; dropped patches are really gone (only masks of whole
@@ -32,7 +32,7 @@ def responses(view: View, masks: Masks, by: By, objective: Objective) -> Tensor:
             view,
             [torch.arange(len(masks))],
             lambda image, mask: subject.logits(subject.images[image] * masks.pixels(mask).to(subject.images)),
-            objective,
+            quantity,
         )
     assert isinstance(masks, PatchMasks)
     counts = masks.kept.sum(dim=1)
@@ -41,10 +41,10 @@ def responses(view: View, masks: Masks, by: By, objective: Objective) -> Tensor:
         patches = masks.kept[mask].nonzero()[:, 1].view(len(mask), -1)
         return subject.logits_of_kept(subject.inputs[image], patches)
 
-    return ask_pairs(view, [torch.where(counts == count)[0] for count in sorted(set(counts.tolist()))], ask, objective)
+    return ask_pairs(view, [torch.where(counts == count)[0] for count in sorted(set(counts.tolist()))], ask, quantity)
 
 
-def ask_pairs(view: View, groups: Iterable[Tensor], ask: Ask, objective: Objective) -> Tensor:
+def ask_pairs(view: View, groups: Iterable[Tensor], ask: Ask, quantity: Quantity) -> Tensor:
     """(batch, masks, targets) from ``ask(image numbers, mask numbers)``, which gives logits.
 
     The masks of one group may be asked together; the groups have all masks between them.
@@ -56,14 +56,14 @@ def ask_pairs(view: View, groups: Iterable[Tensor], ask: Ask, objective: Objecti
     for group in groups:
         image, mask = torch.arange(batch).repeat_interleave(len(group)), group.repeat(batch)
         for images, masks in zip(*(torch.split(numbers, subject.batch) for numbers in (image, mask)), strict=True):
-            said = explained(exact(ask(images, masks)), objective, subject.scale)
+            said = explained(exact(ask(images, masks)), quantity, subject.scale)
             found[images, masks] = said.gather(1, targets[images])
     return found
 
 
-def unperturbed(view: View, objective: Objective) -> Tensor:
+def unperturbed(view: View, quantity: Quantity) -> Tensor:
     """What the model says of every target for the picture as it is, (batch, targets); this is on the tape."""
-    return explained(exact(view.tape.logits), objective, view.subject.scale).gather(1, all_targets(view))
+    return explained(exact(view.tape.logits), quantity, view.subject.scale).gather(1, all_targets(view))
 
 
 def all_targets(view: View) -> Tensor:

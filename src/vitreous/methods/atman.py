@@ -14,7 +14,7 @@ from vitreous.methods.occlusion import average_over
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
-from vitreous.tape.output import Objective
+from vitreous.tape.output import Quantity
 
 Measure = Literal["loss", "logit", "probability"]
 
@@ -44,7 +44,7 @@ class AtMan(Questioning):
             raise MethodError("budget must be at least 1")
         self._budget = budget
         self._factor, self._similarity = factor, similarity
-        self._of: Objective = "log_probability" if of == "loss" else of
+        self._of: Quantity = "log_probability" if of == "loss" else of
 
     def needs(self, layer: int, depth: int) -> Needs:
         """The tokens that enter the first block; and attention that can be seen, or it could not be suppressed."""

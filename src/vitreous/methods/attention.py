@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal
 from torch import Tensor
 
 from vitreous.methods.options import RuleOption
-from vitreous.methods.readout import MatrixReadout, Readout, Residual, mean_over_heads, row_pieces, times, total
+from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, mean_over_heads
 from vitreous.methods.registry import register
-from vitreous.methods.view import Row, View
+from vitreous.methods.view import View
 from vitreous.tape.attention import Rows
 
 Convention = Literal["chefer", "skipplus"]
@@ -22,11 +22,10 @@ class MeanAttention(MatrixReadout):
     # Rows of mean_h A sum to 1, so normalising the rows of I + A is halving it (SkipPLUS eq. 2).
     residual: Residual = "half"
 
-    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
-        """Row x mean_h A."""
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """mean_h A."""
         attention = view.attention(layer)
-        pieces = row_pieces(attention, row)
-        return total(times(weights, mean_over_heads(attention.rows(rows))) for rows, weights in pieces)
+        return lambda rows: mean_over_heads(attention.rows(rows))
 
 
 class GradientAttention(MatrixReadout):
@@ -35,16 +34,14 @@ class GradientAttention(MatrixReadout):
     values = ("attention",)
     slopes = ("attention",)
 
-    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
-        """Row x mean_h (A * dA)^+."""
-        return total(
-            times(weights, mean_over_heads(self.matrix(view, layer, rows)))
-            for rows, weights in row_pieces(view.attention(layer), row)
-        )
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """mean_h (A * dA)^+."""
 
-    def matrix(self, view: View, layer: int, rows: Rows) -> Tensor:
-        """(A * dA)^+ for some rows, (batch, head, rows, tokens)."""
-        return view.attention_gradient(self.backward, layer, rows).mul_(view.attention(layer).rows(rows)).clamp_(min=0)
+        def read(rows: Rows) -> Tensor:
+            gradient = view.attention_gradient(self.backward, layer, rows)
+            return mean_over_heads(gradient.mul_(view.attention(layer).rows(rows)).clamp_(min=0))
+
+        return read
 
 
 class HeadWeightedAttention(MatrixReadout):
@@ -53,14 +50,11 @@ class HeadWeightedAttention(MatrixReadout):
     values = ("attention",)
     slopes = ("attention",)
 
-    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
-        """Row x (mean_h w_h A)^+."""
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """(mean_h w_h A)^+."""
         head_weights = self.head_weights(view, layer)[:, :, None, None]
         attention = view.attention(layer)
-        return total(
-            times(weights, mean_over_heads(head_weights * attention.rows(rows)).clamp_(min=0))
-            for rows, weights in row_pieces(attention, row)
-        )
+        return lambda rows: mean_over_heads(head_weights * attention.rows(rows)).clamp_(min=0)
 
     def head_weights(self, view: View, layer: int) -> Tensor:
         """w_h, (batch, head)."""
@@ -79,15 +73,15 @@ class RowHeadWeightedAttention(MatrixReadout):
     slopes = ("attention",)
     signed = True
 
-    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
-        """Row x mean_h w_h A."""
-        pieces = row_pieces(view.attention(layer), row)
-        return total(times(weights, mean_over_heads(self.matrix(view, layer, rows))) for rows, weights in pieces)
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """mean_h w_h A."""
 
-    def matrix(self, view: View, layer: int, rows: Rows) -> Tensor:
-        """w_h A for some rows, (batch, head, rows, tokens)."""
-        gradient = view.attention_gradient(self.backward, layer, rows)
-        return gradient[..., -view.layout.patches :].mean(dim=-1, keepdim=True) * view.attention(layer).rows(rows)
+        def read(rows: Rows) -> Tensor:
+            gradient = view.attention_gradient(self.backward, layer, rows)
+            head_weights = gradient[..., -view.layout.patches :].mean(dim=-1, keepdim=True)
+            return mean_over_heads(head_weights * view.attention(layer).rows(rows))
+
+        return read
 
 
 @register(

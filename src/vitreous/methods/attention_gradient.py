@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitreous.methods.readout import MatrixReadout, Readout, TokenReadout, row_pieces, times, total
+from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, TokenReadout, total
 from vitreous.methods.registry import register
-from vitreous.methods.view import Row, View
+from vitreous.methods.view import View
 from vitreous.tape import Pass
+from vitreous.tape.attention import Rows
 from vitreous.tape.half import exact
 
 
@@ -24,19 +25,14 @@ class GradientGuidedBySigmoid(MatrixReadout):
     slopes = ("attention",)
     backward = Pass("residual", "logit")
 
-    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
-        """Row x Σ_h (dA)^+ * sigmoid(S)."""
-        attention = view.attention(layer)
-        return total(
-            times(
-                weights,
-                view.attention_gradient(self.backward, layer, rows)
-                .clamp_(min=0)
-                .mul_(torch.sigmoid(exact(attention.score_rows(rows))))
-                .sum(dim=1),
-            )
-            for rows, weights in row_pieces(attention, row)
-        )
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """Σ_h (dA)^+ * sigmoid(S)."""
+
+        def read(rows: Rows) -> Tensor:
+            guide = torch.sigmoid(exact(view.attention(layer).score_rows(rows)))
+            return view.attention_gradient(self.backward, layer, rows).clamp_(min=0).mul_(guide).sum(dim=1)
+
+        return read
 
 
 class FeatureFormation(TokenReadout):

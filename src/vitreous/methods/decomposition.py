@@ -7,7 +7,6 @@ and in how a vector becomes a number: its length, or how near it comes to the su
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import torch
@@ -17,27 +16,16 @@ from vitreous.float64 import has_float64
 from vitreous.methods.attention import MeanAttention
 from vitreous.methods.contributions import Contributions, contributions
 from vitreous.methods.linear_parts import norms
-from vitreous.methods.readout import (
-    MatrixReadout,
-    Readout,
-    Residual,
-    mean_over_heads,
-    projected_lengths,
-    row_pieces,
-    times,
-    total,
-)
+from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, mean_over_heads, projected_lengths
 from vitreous.methods.registry import register
 from vitreous.methods.view import Row, View
 from vitreous.tape import Needs
 from vitreous.tape.attention import Rows
-from vitreous.tape.half import exact
 
 Heads = Literal["together", "apart"]
 Norm = Literal["none", "following"]
 Setting = Literal["skipplus", "original"]
 Zero = Literal["length", "farthest"]
-ReadRows = Callable[[Rows], Tensor]
 
 
 class ContributionMatrix(MatrixReadout):
@@ -45,17 +33,11 @@ class ContributionMatrix(MatrixReadout):
 
     residual: Residual = "none"  # it is among the contributions
 
-    @abstractmethod
-    def reader(self, view: View, layer: int) -> ReadRows:
-        """What gives some rows of the matrix, (batch, rows, tokens)."""
-
     def row_times(self, view: View, layer: int, row: Row) -> Tensor:
         """Row x matrix; pooling by attention, behind which there is no stream to contribute to, is read as mean_h A."""
         if layer == view.depth:
             return MeanAttention().row_times(view, layer, row)
-        read = self.reader(view, layer)
-        pieces = row_pieces(view.attention(layer), row)
-        return total(times(weights, read(rows).to(weights.dtype)) for rows, weights in pieces)
+        return super().row_times(view, layer, row)
 
 
 class LengthMatrix(ContributionMatrix):
@@ -88,7 +70,7 @@ class AttentionLength(LengthMatrix):
             return contributions(view, layer, biases=True, residual=False).lengths
         attention = view.attention(layer)
         lengths = projected_lengths(view.value(layer), view.heads_to_stream(layer))[:, :, None]
-        return lambda rows: mean_over_heads(exact(attention.rows(rows)) * lengths)
+        return lambda rows: mean_over_heads(attention.rows(rows) * lengths)
 
 
 class StreamLength(LengthMatrix):

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from vitreous.methods.options import StreamRuleOption
-from vitreous.methods.readout import Readout, TokenReadout
+from vitreous.methods.readout import Readout, TokenReadout, total
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
+from vitreous.tape.half import exact
 
 Channels = Annotated[Literal["sum", "l2"], "how channels become one score: their sum, or the length of the vector"]
 
@@ -78,8 +79,7 @@ class AttendedInputGradient(InputGradient):
         if self._stream(layer) >= view.depth:
             return view.read_row.weights.new_zeros(len(view.tape.logits), view.layout.tokens)
         attention = view.attention(layer)
-        received = sum(attention.rows(piece).sum(dim=(1, 2)) for piece in attention.pieces())
-        assert isinstance(received, Tensor)
+        received = total(exact(attention.rows(piece)).sum(dim=(1, 2)) for piece in attention.pieces())
         return super().read(view, self._stream(layer)) * (received / (attention.heads * attention.queries))
 
     def _stream(self, layer: int) -> int:

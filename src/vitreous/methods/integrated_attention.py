@@ -9,13 +9,12 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention, MeanAttention
-from vitreous.methods.readout import Procedure, Readout, Residual, row_pieces, times, total
+from vitreous.methods.readout import Procedure, Readout, ReadRows, Residual, times, total
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun_scaled, sum_of_variations
 from vitreous.methods.view import Row, View
 from vitreous.tape import GradientNeeds, Needs, Pass
-from vitreous.tape.attention import row_pieces as pieces_of_rows
-from vitreous.tape.attention import value_gradient
+from vitreous.tape.attention import row_pieces, value_gradient
 from vitreous.tape.half import exact
 
 PLAIN = Pass("plain", "logit")
@@ -74,8 +73,8 @@ class IteratedIntegral(Procedure):
 
 def _sum_of_matrices(readout: GradientAttention, run: View, block: int, batch: int) -> Tensor:
     """Over the run's variations, mean_h (A * dA)^+, (batch, tokens, tokens)."""
-    pieces = (readout.matrix(run, block, rows).mean(dim=1) for rows in run.attention(block).pieces())
-    return sum_of_variations(torch.cat(list(pieces), dim=1), batch)
+    read = readout.reader(run, block)
+    return sum_of_variations(torch.cat([read(rows) for rows in run.attention(block).pieces()], dim=1), batch)
 
 
 def integrated_gradient_row(view: View, steps: int) -> Tensor:
@@ -173,14 +172,11 @@ class HeadwiseAttention(Feedback):
     slopes = ("attention",)
     backward = PLAIN
 
-    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
-        """Row x Σ_h I_h A_h."""
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """Σ_h I_h A_h."""
         attention = view.attention(layer)
         importance = self.head_importance(view, layer)[:, :, None, None]
-        return total(
-            times(weights, (importance * attention.rows(rows)).sum(dim=1))
-            for rows, weights in row_pieces(attention, row)
-        )
+        return lambda rows: (importance * attention.rows(rows)).sum(dim=1)
 
     def head_importance(self, view: View, layer: int) -> Tensor:
         """I_h, (batch, head)."""
@@ -189,7 +185,7 @@ class HeadwiseAttention(Feedback):
         batch, heads, tokens = value.shape[:3]
         size = total(
             (reaching_values[:, :, rows].to(value.dtype) @ value.transpose(-2, -1)).abs_().sum(dim=(2, 3))
-            for rows in pieces_of_rows(batch * heads, tokens, tokens)
+            for rows in row_pieces(batch * heads, tokens, tokens)
         )
         return size / size.sum(dim=1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
 

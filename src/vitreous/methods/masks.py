@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.pixel_maps import cell_of_pixel
+from vitreous.methods.readout import total
 from vitreous.tape import Layout
 
 Size = tuple[int, int]
@@ -29,9 +30,7 @@ class Masks(ABC):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_j weights_j mask_j, (..., masks) -> (..., height x width)."""
         parts = torch.split(torch.arange(len(self)), _AT_ONCE)
-        return sum(  # type: ignore[return-value]
-            weights[..., part] @ self.pixels(part).flatten(1).to(weights) for part in parts
-        )
+        return total(weights[..., part] @ self.pixels(part).flatten(1).to(weights) for part in parts)
 
 
 class PatchMasks(Masks):

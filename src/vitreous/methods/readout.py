@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -15,9 +15,11 @@ from vitreous.methods.pixel_maps import Resolution
 from vitreous.methods.view import Row, View
 from vitreous.tape import AttentionRecord, GradientNeeds, Needs, Pass
 from vitreous.tape.attention import Rows
+from vitreous.tape.half import exact
 from vitreous.tape.plan import Layers
 
 Residual = Literal["add", "half", "none"]
+ReadRows = Callable[[Rows], Tensor]
 
 
 class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
@@ -102,8 +104,13 @@ class MatrixReadout(Readout):
     only_as_product: ClassVar[bool] = False
 
     @abstractmethod
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """What gives some rows of the layer's matrix, (batch, rows, tokens)."""
+
     def row_times(self, view: View, layer: int, row: Row) -> Tensor:
         """``row`` times the layer's matrix, (batch, tokens)."""
+        read = self.reader(view, layer)
+        return total(times(weights, read(rows)) for rows, weights in _row_pieces(view.attention(layer), row))
 
     def top_row(self, view: View) -> Row:
         """Where a rollout starts: the class token, the pooled tokens, or the pooling attention's own row."""
@@ -129,15 +136,15 @@ class MatrixReadout(Readout):
         return row.dense(view.layout.tokens)
 
 
-def row_pieces(attention: AttentionRecord, row: Row) -> Iterator[tuple[Rows, Tensor]]:
+def _row_pieces(attention: AttentionRecord, row: Row) -> Iterator[tuple[Rows, Tensor]]:
     """The rows that a row vector has entries at, with those entries, in pieces that bound memory."""
     for piece in attention.pieces(row.weights.shape[1]):
         yield piece if isinstance(row.rows, slice) else row.rows[piece], row.weights[:, piece]
 
 
 def mean_over_heads(matrices: Tensor) -> Tensor:
-    """mean_h of (batch, head, rows, tokens)."""
-    return matrices.mean(dim=1)
+    """mean_h of (batch, head, rows, tokens), in float32 at least."""
+    return exact(matrices).mean(dim=1)
 
 
 def projected_lengths(value: Tensor, projection: Tensor) -> Tensor:
@@ -151,8 +158,9 @@ def projected_lengths(value: Tensor, projection: Tensor) -> Tensor:
 
 
 def times(weights: Tensor, matrix: Tensor) -> Tensor:
-    """(batch, rows) x (batch, rows, tokens) -> (batch, tokens)."""
-    return torch.bmm(weights[:, None].to(matrix.dtype), matrix)[:, 0]
+    """(batch, rows) x (batch, rows, tokens) -> (batch, tokens), in the finer of their precisions."""
+    dtype = torch.promote_types(weights.dtype, matrix.dtype)
+    return torch.bmm(weights[:, None].to(dtype), matrix.to(dtype))[:, 0]
 
 
 def total(parts: Iterable[Tensor]) -> Tensor:

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from vitreous.methods.pixel_maps import Resolution, ResolutionOption, input_scores
-from vitreous.methods.readout import MatrixReadout, Procedure, Readout, mean_over_heads, row_pieces, times, total
+from vitreous.methods.readout import MatrixReadout, Procedure, Readout, ReadRows, mean_over_heads
 from vitreous.methods.registry import register
-from vitreous.methods.view import Row, View
+from vitreous.methods.view import View
 from vitreous.tape import PIXELS, GradientNeeds, Needs, Pass
 from vitreous.tape.attention import Rows
 
@@ -31,19 +31,16 @@ class AttentionRelevance(MatrixReadout):
         passes = {self.backward: here, self.relevance: here} if self.weighed else {self.relevance: here}
         return super().needs(layer, depth) | Needs(gradients=passes)
 
-    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
-        """Row x the mean over heads."""
-        return total(
-            times(weights, mean_over_heads(self.matrix(view, layer, rows)))
-            for rows, weights in row_pieces(view.attention(layer), row)
-        )
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """The mean over heads of the positive part."""
 
-    def matrix(self, view: View, layer: int, rows: Rows) -> Tensor:
-        """The positive part for some rows, (batch, head, rows, tokens)."""
-        relevance = view.attention_relevance(self.relevance, layer, rows)
-        if self.weighed:
-            relevance.mul_(view.attention_gradient(self.backward, layer, rows))
-        return relevance.clamp_(min=0)
+        def read(rows: Rows) -> Tensor:
+            relevance = view.attention_relevance(self.relevance, layer, rows)
+            if self.weighed:
+                relevance.mul_(view.attention_gradient(self.backward, layer, rows))
+            return mean_over_heads(relevance.clamp_(min=0))
+
+        return read
 
 
 class PixelRelevance(Procedure):

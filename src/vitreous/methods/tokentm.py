@@ -18,16 +18,7 @@ from torch import Tensor
 from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention
 from vitreous.methods.options import RuleOption
-from vitreous.methods.readout import (
-    MatrixReadout,
-    Readout,
-    Residual,
-    mean_over_heads,
-    projected_lengths,
-    row_pieces,
-    times,
-    total,
-)
+from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, mean_over_heads, projected_lengths
 from vitreous.methods.registry import register
 from vitreous.methods.view import Row, View
 from vitreous.tape import Needs, Pass
@@ -55,11 +46,10 @@ class TokenTransformation(MatrixReadout):
         """The tokens of this block, and those of the first for C_0."""
         return super().needs(layer, depth) | Needs(tokens=frozenset({0}))
 
-    def row_times(self, view: View, layer: int, row: Row) -> Tensor:
-        """Row x mean_h[(dp/dA)^+ * (A W_h)]: the attention part without the identity."""
+    def reader(self, view: View, layer: int) -> ReadRows:
+        """mean_h[(dp/dA)^+ * (A W_h)]: the attention part without the identity."""
         weight = None if layer == view.depth else self.attention_weight(view, layer)
-        pieces = row_pieces(view.attention(layer), row)
-        return total(times(entries, self.update(view, layer, rows, weight)) for rows, entries in pieces)
+        return lambda rows: self.update(view, layer, rows, weight)
 
     def update(self, view: View, layer: int, rows: Rows, weight: Tensor | None) -> Tensor:
         """mean_h[(dp/dA)^+ * (A W_h)] for some rows, (batch, rows, tokens)."""

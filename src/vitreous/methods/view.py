@@ -81,8 +81,7 @@ class View:
 
     def attention(self, layer: int) -> AttentionRecord:
         """The attention call of a block."""
-        record: AttentionRecord = self.tape.attention(layer)
-        return record
+        return self.tape.attention(layer)
 
     def attended(self, layer: int) -> Tensor:
         """The stream with the attention part of a block added, before a post-norm block normalises it."""

@@ -22,6 +22,7 @@ class AbsoluteLrpRule(RelevanceRule):
     """
 
     name = "abslrp_share"
+    scales_modules = True
 
     def linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """R_in = x (Wᵀ S) + |x| (|W|ᵀ S), S = R / |y|."""

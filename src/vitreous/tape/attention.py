@@ -21,6 +21,7 @@ _PIECE = 1 << 23
 # tenth less time and half the peak of relevance), as long as a product has some rows: 100 cost 15% more than 200.
 _SMALL_PIECE = 1 << 21
 _SOME_ROWS = 256
+HIDDEN = -9e3  # masks are written as -1e4 or less: a score lower by this much has no share of the softmax
 
 Rows = slice | Tensor
 
@@ -192,6 +193,31 @@ def additive_bias(mask: Tensor | None, query: Tensor, keys: int, *, causal: bool
         hidden = torch.zeros(mask.shape, dtype=query.dtype, device=query.device)
         return hidden.masked_fill_(~mask, float("-inf"))
     return mask
+
+
+def only_hides(bias: Tensor | None) -> bool:
+    """Whether what is added to scores is a mask: nothing, or so much that nothing is left of them."""
+    return bias is not None and bool(((bias == 0) | (bias < HIDDEN)).all())
+
+
+def attention_arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - this is the signature of scaled_dot_product_attention
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, float]:
+    """q, k, v with one k and v per head, the score bias and the scale of a fused attention call."""
+    del dropout_p  # explained as in evaluation
+    if enable_gqa:
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
+    key, value = in_every_head(key, query), in_every_head(value, query)
+    bias = additive_bias(attn_mask, query, key.shape[-2], causal=is_causal)
+    return query, key, value, bias, query.shape[-1] ** -0.5 if scale is None else scale
 
 
 def heads_of(rows: Tensor, batch: int) -> Tensor:

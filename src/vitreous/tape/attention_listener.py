@@ -11,33 +11,26 @@ from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape import interception as heard
 from vitreous.tape import multihead
 from vitreous.tape.attention import (
     AttentionRecord,
-    additive_bias,
     attend_fused,
+    attention_arguments,
     bias_of_heads,
     heads_of,
     in_every_head,
     score_rows,
 )
 from vitreous.tape.functions import Attend, Elementwise, InForce, Kind
-from vitreous.tape.half import EXACT, exact
+from vitreous.tape.half import EXACT
 from vitreous.tape.interception import in_graph, of_first
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
 from vitreous.tape.rulebook import RULES
+from vitreous.tape.written_attention import WrittenAttention
 
 # mypy: disable-error-code="no-untyped-call"
 
-# Rules to which a hand-written A is a constant or an ordinary softmax, so that its steps need not be followed.
-NEED_NO_SCORES = {"plain", "frozen", "libra", "conservative"}
-_MULTIPLICATION = (*heard.MULTIPLICATION, *heard.MULTIPLICATION_IN_PLACE)
-_DIVISION = (*heard.DIVISION, *heard.DIVISION_IN_PLACE)
-_ADDITION = (*heard.ADDITION, *heard.ADDITION_IN_PLACE)
-_ROUNDING = 1e-4  # of the largest score: float32 sums a few hundred products; a capped score is off by far more
-_HIDDEN = -9e3  # masks are written as -1e4 or less: a score lower by this much has no share of the softmax
 _EMPTY = AttentionRecord(None, torch.empty(0), torch.empty(0), 1.0)
 # Why attention that is not between all tokens of each picture is refused.
 _OTHER_TOKENS = (
@@ -57,7 +50,7 @@ class AttentionListener:
     Attributes:
         records: the attention calls of the blocks.
         outputs: O of each call, as it stands in the graph.
-        biases: what is added to the scores of a block: relative positions, a mask; ``None`` where it is not known.
+        biases: all that is added to the scores of a block: relative positions, masks; ``None`` for what is not known.
         mixed: the blocks whose scores are not q kᵀ alone or not followed to the softmax, so that k is not known.
         behind: the attention calls behind the last block, in order; one of them may be what pools the tokens.
         in_one_row: whether all heads of a batch lay along one axis, (batch x head, token, channel).
@@ -70,25 +63,14 @@ class AttentionListener:
         self._linear = linear
         self.records: dict[int, AttentionRecord] = {}
         self.outputs: dict[int, Tensor] = {}
-        self.biases: dict[int, Tensor | None] = {}
+        self.biases: dict[int, list[Tensor | None]] = {}
         self.mixed: set[int] = set()
         self.behind: list[tuple[AttentionRecord, Tensor]] = []
         self.in_one_row = False
         self._rules_differ = bool(plan.rules - {"plain"})
         self._plain_gradients = self._rules_differ and any(RULES[name].plain_attention for name in plan.rules)
-        self.forget()
-
-    def forget(self) -> None:
-        """Start anew with hand-written attention: another attention module or block begins."""
-        self._operands: tuple[Tensor, Tensor] | None = None
-        self._products = 0
-        self._scores: Tensor | None = None
-        self._factor = 1.0
-        self._head_factor: Tensor | None = None
-        self._known = False  # whether all steps from q kᵀ to the softmax were followed
-        self._followed = False  # whether rules can follow them, too
-        self._entering: Tensor | None = None
-        self._weights: Tensor | None = None
+        self._following = sorted(name for name in plan.rules if RULES[name].follows_scores)
+        self._written = WrittenAttention()
 
     def on_fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``scaled_dot_product_attention``."""
@@ -125,7 +107,7 @@ class AttentionListener:
         constant_bias = None if bias is None else bias.detach()
         record = AttentionRecord(query.detach(), key.detach(), value.detach(), scale, constant_bias)
         if bias is not None:
-            self.biases[layer] = constant_bias
+            self.biases.setdefault(layer, []).append(constant_bias)
         if layer in self._plan.intervention.attention_scale:
             return self._attend_scaled(layer, record, value)
         if in_graph(bias):
@@ -206,68 +188,44 @@ class AttentionListener:
 
     # Written out by hand: q kᵀ, perhaps scaled and masked, softmax, A v ----------------------------------------------
 
+    def forget(self) -> None:
+        """Start anew with hand-written attention: another attention module or block begins."""
+        self._written = WrittenAttention()
+
     def on_matrix_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The first product before a softmax is q kᵀ, the one that the softmax's output enters is A v."""
         output = func(*args, **kwargs)
         layer = self._progress.layer
         if layer is None or len(args) < 2 or not isinstance(args[1], Tensor):
             return output
-        if self._weights is not None and args[0] is self._weights and self._operands is not None:
+        if self._written.meets_values(args[0]):
             return self._attend_by_hand(layer, args[1], output)
-        if self._weights is None:
-            # A product with a weight matrix is a projection, not a part of the scores.
-            projects = min(args[0].dim(), args[1].dim()) <= 2
-            if not projects:
-                self._products, self._scores = self._products + 1, output
-                self._factor, self._head_factor, self._followed = 1.0, None, True
-            if not projects or not self._products:
-                self._operands = args[0], args[1]
+        if self._written.weights is None:
+            self._written.multiply(args[0], args[1], output)
         return output
 
     def follows(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call works on q kᵀ on its way to the softmax, perhaps with a constant in front of it."""
-        if self._scores is None or not args:
-            return False
-        return args[0] is self._scores or (len(args) > 1 and args[1] is self._scores and not in_graph(args[0]))
+        """Whether a call works on q kᵀ on its way to the softmax."""
+        return self._written.is_taken_by(args)
 
     def on_score_step(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Scores are scaled by a number or head by head, or something constant is added to them; perhaps in place."""
-        first = args[0] is self._scores
+        """Arithmetic on q kᵀ."""
         output = func(*args, **kwargs)
-        other = (args[1] if len(args) > 1 else None) if first else args[0]
-        factor = _factor_of(other)
-        if func in _MULTIPLICATION and factor is not None:
-            self._multiply(factor)
-        elif func in _DIVISION and factor is not None and first:
-            self._multiply(1 / factor)
-        elif func not in (*_ADDITION, *heard.MASKED_FILL) or in_graph(other):
-            self._scores = None if output is self._scores else self._scores  # changed in place into something else
-            return output
-        elif self._progress.layer is not None:
-            self.biases[self._progress.layer] = other if func in _ADDITION else _hidden(args, output)
-        self._scores = output
+        self._written.step(func, args, output)
         return output
-
-    def _multiply(self, factor: float | Tensor) -> None:
-        if not isinstance(factor, Tensor):
-            self._factor *= factor
-            return
-        self._head_factor = factor if self._head_factor is None else self._head_factor * factor
-        self._followed = False
 
     def on_softmax(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What enters is the scores, what comes out is A."""
-        scores = args[0]
-        if self._progress.layer is None or not isinstance(scores, Tensor):
+        scores, layer = args[0], self._progress.layer
+        if layer is None or not isinstance(scores, Tensor):
             return func(*args, **kwargs)
         if self._weighs_tokens(scores, args[1] if len(args) > 1 else kwargs.get("dim")):
             return self._softmax(of_first(func, args, kwargs), scores, "pooling")
-        if scores.dim() != 4 and not self._are_of_all_heads(scores, self._progress.layer):
+        if scores.dim() != 4 and not self._are_of_all_heads(scores, layer):
             return func(*args, **kwargs)
-        self._known, self._entering = scores is self._scores, scores
-        self._followed = self._followed and self._known
-        self._weights = self._softmax(of_first(func, args, kwargs), scores)
-        return self._weights
+        weights = self._softmax(of_first(func, args, kwargs), scores)
+        self._written.pass_softmax(scores, weights)
+        return weights
 
     def _weighs_tokens(self, scores: Tensor, axis: Any) -> bool:
         """Whether a head is about to add up its tokens, by scores of shape (batch, tokens, any), some prefix left out.
@@ -280,152 +238,75 @@ class AttentionListener:
         return len(scores) == self._progress.batch and tokens < 2 * scores.shape[1] <= 2 * tokens
 
     def _are_of_all_heads(self, scores: Tensor, layer: int) -> bool:
-        """Whether these are q kᵀ of a block with all heads of a batch in one row: (batch x head, to, from)."""
-        if self._scores is None or self._operands is None or layer == self._anatomy.depth:
-            return False
-        tokens, rows = self._progress.tokens, len(self._operands[0])
-        of_rows = all(part.dim() == 3 for part in self._operands) and rows % self._progress.batch == 0
-        return of_rows and scores.shape == (rows, tokens, tokens)
+        """Whether these are q kᵀ of a block with all heads of a batch in one row."""
+        batch, tokens = self._progress.batch, self._progress.tokens
+        return layer < self._anatomy.depth and self._written.lies_in_one_row(scores, batch, tokens)
 
     def on_same_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Dropout that does nothing, or another dtype, between softmax and A v or between q kᵀ and softmax."""
+        """Dropout that does nothing, or another dtype."""
         output = func(*args, **kwargs)
-        if self._weights is None and self._scores is not None and args and args[0] is self._scores:
-            self._followed = self._followed and output is self._scores
-            self._scores = output
-        if self._weights is not None and args and args[0] is self._weights:
-            self._weights = output
+        if args:
+            self._written.keep_values(args[0], output)
         return output
 
     def on_reshape(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A may be multiplied with v for all heads of a batch in one row: (batch x head, to, from)."""
+        """Another shape of the same numbers."""
         output = func(*args, **kwargs)
-        if self._weights is not None and args[0] is self._weights:
-            self._weights = output
+        self._written.reshape(args[0], output)
         return output
 
     def _attend_by_hand(self, layer: int, value: Tensor, output: Tensor) -> Tensor:
-        assert self._weights is not None
-        assert self._operands is not None
-        if self._weights.dim() == 3:
-            self._weights, value, output, *operands = (
-                heads_of(part, self._progress.batch) if part.dim() == 3 else part
-                for part in (self._weights, value, output, *self._operands)
-            )
-            self._operands = operands[0], operands[1]
-            assert self._entering is not None
-            self.in_one_row = self._entering.dim() == 3
-            if self.in_one_row:
-                self._entering = heads_of(self._entering, self._progress.batch)
-            if not self.in_one_row or self._head_factor is not None:
-                self._products += 1  # what leads from q kᵀ, of all heads in one row, to the softmax was not followed
+        written, batch = self._written, self._progress.batch
+        assert written.weights is not None
+        if written.weights.dim() == 3:
+            self.in_one_row |= written.split_heads(batch)
+            value, output = (heads_of(part, batch) if part.dim() == 3 else part for part in (value, output))
             return self._attend_by_hand(layer, value, output).flatten(0, 1)
-        matrix = self._weights.detach()
+        assert written.operands is not None
+        matrix = written.weights.detach()
         query, key, value = (
-            in_every_head(part, matrix) for part in (self._operands[0], self._operands[1].transpose(-2, -1), value)
+            in_every_head(part, matrix) for part in (written.operands[0], written.operands[1].transpose(-2, -1), value)
         )
-        if self._products > 1:  # relative positions that depend on q or k; what nobody knows must not be read
+        if written.mixed:  # relative positions that depend on q or k; what nobody knows must not be read
             self.mixed.add(layer)
             key = value.new_full((), float("nan")).expand_as(value)
-        elif not self._known and not self._measure_factor(query.detach(), key.detach()):
+        elif not written.known and not written.measure_factor(query.detach(), key.detach()):
             self.mixed.add(layer)
         self._check(layer, matrix.shape[0], *matrix.shape[-2:])
+        if written.added:
+            self.biases.setdefault(layer, []).extend(written.added)
         record = AttentionRecord(
-            *(None, key.detach(), value.detach(), self._scale(layer, key)),
+            query=None,
+            key=key.detach(),
+            value=value.detach(),
+            scale=self._scale(layer, key),
             matrix=matrix,
-            head_scale=self._head_factor,
+            head_scale=written.head_factor,
         )
         if self._plan.needs.scores & {layer, layer - 1}:  # behind the last block as in it
-            assert self._entering is not None
-            record.scores = self._entering.detach()
+            assert written.entering is not None
+            record.scores = written.entering.detach()
+        self.forget()
         if layer in self._plan.intervention.attention_scale:
-            self.forget()
             return self._attend_scaled(layer, record, value)
-        if self._plan.rules - NEED_NO_SCORES:
-            if not self._followed:
-                rules = ", ".join(sorted(self._plan.rules - NEED_NO_SCORES))
+        if self._following:
+            if not written.followed:
                 raise UnsupportedModelError(
-                    f"{self._anatomy.name} writes out its attention in a way that the rules {rules} cannot follow; "
-                    "use its fused attention, if it has one"
+                    f"{self._anatomy.name} writes out its attention in a way that the rules "
+                    f"{', '.join(self._following)} cannot follow; use its fused attention, if it has one"
                 )
-            ours = AttentionRecord(query, key, value, self._factor, matrix=matrix)
+            ours = AttentionRecord(query, key, value, written.factor, matrix=matrix)
             output = Attend.apply(query, key, value, output.detach, ours, self._in_force)
         self._keep(layer, record, output)
-        self.forget()
         return output
-
-    def _measure_factor(self, query: Tensor, key: Tensor) -> bool:
-        """Find out what q kᵀ was multiplied with on a way that was not followed; whether that is a number per head.
-
-        To a softmax it is the same what is added to a whole row (written-out ones take off the largest score), so rows
-        are compared without their means.
-        """
-        assert self._entering is not None
-        products, scores = (
-            rows - rows.mean(dim=-1, keepdim=True)
-            for rows in (exact(query @ key.transpose(-2, -1)), exact(self._entering.detach()))
-        )
-        factor = (products * scores).sum(dim=(0, 2, 3)) / products.square().sum(dim=(0, 2, 3))
-        factor = factor.view(-1, 1, 1)
-        if not bool((scores - factor * products).abs().amax() < _ROUNDING * scores.abs().amax()):
-            return False
-        one = float(factor.mean())
-        alike = bool((factor - one).abs().amax() < _ROUNDING * abs(one))
-        self._factor, self._head_factor = (1.0 if abs(one - 1) < _ROUNDING else one, None) if alike else (1.0, factor)
-        return True
 
     def _scale(self, layer: int, key: Tensor) -> float:
         """The number in front of q kᵀ: what scores were multiplied with, or else what q is likely to have been."""
-        if self._factor != 1:
-            return self._factor
+        if self._written.factor != 1:
+            return self._written.factor
         module = self._anatomy.blocks[layer].attention if layer < self._anatomy.depth else None
         for name in ("scale", "scaling"):
             scale = getattr(module, name, None)
             if isinstance(scale, float):
                 return scale
-        return float(key.shape[-1] ** -0.5) if self._head_factor is None else 1.0
-
-
-def _factor_of(other: Any) -> float | Tensor | None:
-    """A constant that scores are multiplied with: a number, or one for every head (head, 1, 1); ``None`` for others."""
-    if isinstance(other, int | float):
-        return other
-    if not isinstance(other, Tensor) or in_graph(other) or other.dtype == torch.bool:
-        return None
-    if other.numel() == 1:
-        return float(other)
-    by_head = other.dim() in (3, 4) and other.numel() == other.shape[-3]
-    return exact(other.detach()).reshape(-1, 1, 1) if by_head else None
-
-
-def only_hides(bias: Tensor | None) -> bool:
-    """Whether what is added to scores is a mask: nothing, or so much that nothing is left of them."""
-    return bias is not None and bool(((bias == 0) | (bias < _HIDDEN)).all())
-
-
-def _hidden(args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-    """The bias that ``masked_fill(scores, mask, value)`` stands for, if its value hides."""
-    value = args[2] if len(args) > 2 else None
-    if not isinstance(value, int | float) or value >= _HIDDEN:
-        return None
-    return torch.zeros((), dtype=output.dtype, device=output.device)
-
-
-def attention_arguments(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001, FBT002 - this is the signature of scaled_dot_product_attention
-    scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, float]:
-    """q, k, v with one k and v per head, the score bias and the scale of a fused attention call."""
-    del dropout_p  # explained as in evaluation
-    if enable_gqa:
-        repeats = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(repeats, -3), value.repeat_interleave(repeats, -3)
-    key, value = in_every_head(key, query), in_every_head(value, query)
-    bias = additive_bias(attn_mask, query, key.shape[-2], causal=is_causal)
-    return query, key, value, bias, query.shape[-1] ** -0.5 if scale is None else scale
+        return float(key.shape[-1] ** -0.5) if self._written.head_factor is None else 1.0

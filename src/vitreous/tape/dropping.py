@@ -38,7 +38,7 @@ class Dropping:
         handlers: dict[Callable[..., Any], Handler] = {
             **dict.fromkeys((*heard.ADDITION, *heard.ADDITION_IN_PLACE), self._on_pair),
             **dict.fromkeys((*heard.MULTIPLICATION, *heard.MULTIPLICATION_IN_PLACE), self._on_pair),
-            **dict.fromkeys((torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_), self._on_pair),
+            **dict.fromkeys(heard.MASKED_FILL, self._on_pair),
             **dict.fromkeys(heard.ATTENTION, self._on_attention),
             **dict.fromkeys((torch.split, Tensor.split), self._on_split),
         }

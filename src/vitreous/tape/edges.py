@@ -100,9 +100,9 @@ class Edges:
         rows, columns = made.grid
         if made.enlarges(self._size) and not all(bool(shown.any()) for shown in expected):
             raise InputError(
-                f"{self.anatomy.name} makes images of {height} x {width} pixels {made.given[0]} x {made.given[1]} "
-                f"large, and an edge of its {rows} x {columns} patches shows nothing of them, so that no map fits "
-                "them; cut or scale them"
+                f"{self.anatomy.name} enlarges images of {height} x {width} pixels to {made.given[0]} x "
+                f"{made.given[1]}, and an edge of its {rows} x {columns} patches shows nothing of them, so that no map "
+                "fits them; crop or resize them first"
             )
         in_place = (
             bool(shown.any()) and not bool((shown & ~edge[place]).any())
@@ -140,7 +140,7 @@ class Edges:
         height, width = self._size
         return InputError(
             f"{what} of images of {height} x {width} pixels are in no patch of {self.anatomy.name}, so that no map "
-            "fits them; cut or scale them"
+            "fits them; crop or resize them first"
         )
 
 

@@ -75,12 +75,13 @@ class Embedding:
         if self.given != picture and told != self.patch and _less_than_a_patch(self.given, picture, self.patch):
             raise InputError(
                 f"{name} pads images of {picture[0]} x {picture[1]} pixels to {self.given[0]} x {self.given[1]}, so "
-                "that the last patches are mostly padding and no map fits them; cut or scale them"
+                "that the last patches are mostly padding and no map fits them; crop or resize them first"
             )
         if self.given == picture and covered != picture:
             raise InputError(
-                f"of images of {picture[0]} x {picture[1]} pixels {name} sees {covered[0]} x {covered[1]} only, whole "
-                f"patches of {self.patch[0]} x {self.patch[1]} pixels, so that no map fits them; cut or scale them"
+                f"{name} sees only {covered[0]} x {covered[1]} of the {picture[0]} x {picture[1]} pixels of these "
+                f"images, in whole patches of {self.patch[0]} x {self.patch[1]}, so that no map fits them; crop or "
+                "resize them first"
             )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from vitreous.errors import InputError
 from vitreous.outputs import Scale, likelihoods
 
-Objective = Literal["probability", "logit", "log_probability"]
+Quantity = Literal["probability", "logit", "log_probability"]
 
 
 def class_scores(output: Any, name: str, batch: int) -> Tensor:
@@ -38,11 +38,9 @@ def _named(output: Any, name: str) -> Any:
     return output.get(name) if found is None and isinstance(output, Mapping) else found
 
 
-def explained(logits: Tensor, objective: str, scale: Scale | None) -> Tensor:
-    """The explained quantity of every class, (batch, classes); ``objective`` is an ``Objective``.
+def explained(logits: Tensor, quantity: Quantity, scale: Scale | None) -> Tensor:
+    """The explained quantity of every class, (batch, classes).
 
     A value, of which there is no probability, is explained itself.
     """
-    if objective in ("probability", "log_probability"):
-        return likelihoods(logits, scale, log=objective == "log_probability")
-    return logits
+    return logits if quantity == "logit" else likelihoods(logits, scale, log=quantity == "log_probability")

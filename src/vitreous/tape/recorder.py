@@ -68,10 +68,13 @@ class Recorder:
         self._block_output: Tensor | None = None
         self._rules = RuleListener(plan, self.progress, self.in_force, batch_first=anatomy.batch_first)
         self.relevance = RelevanceListener(anatomy, plan, self.progress, self.in_force, self._rules.is_gate)
-        linear = self.relevance.over(self._rules.on_opened_linear, self.relevance.on_linear)
-        self.attention = AttentionListener(
-            *(anatomy, plan, self.progress, self.in_force), lambda *given: linear(F.linear, given, {})
-        )
+        on_linear = self.relevance.over(self._rules.on_opened_linear, self.relevance.on_linear)
+
+        def linear(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            result: Tensor = on_linear(F.linear, (tokens, weight, bias), {})
+            return result
+
+        self.attention = AttentionListener(anatomy, plan, self.progress, self.in_force, linear)
         self.sums = ResidualSums(plan.needs.projections, batch_first=anatomy.batch_first, reads_text=reads_text)
         self._places = self._where_things_are()
 

@@ -44,6 +44,7 @@ class RelevanceRule(Rule):
 
     carries_relevance = True
     plain_attention = False
+    follows_scores = True
 
     def follow(self, call: Call, inputs: tuple[Tensor, ...], gradient: Tensor) -> Shares:
         """The relevance of the inputs of a linear map, sum, scale, pooling, dropout or patch embedding."""

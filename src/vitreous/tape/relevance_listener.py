@@ -42,7 +42,6 @@ _READING = {
     "stride",
     "data_ptr",
 }
-_ABSOLUTE = {"abslrp", "abslrp_share"}
 NOT_FOLLOWED = "relevance was not followed so far in this run"
 
 
@@ -60,11 +59,12 @@ class RelevanceListener:
         self._anatomy, self._progress, self._in_force, self._is_gate = anatomy, progress, in_force, is_gate
         self.rules = {name for name in plan.rules if RULES[name].carries_relevance}
         self.follows = bool(self.rules)
+        self._scaling = {name for name in self.rules if RULES[name].scales_modules}
         self._lowest = _lowest(plan.needs, self.rules)
         self.gaps: dict[str, str] = {}
         self._last_sum: SumCall | None = None
         if not anatomy.batch_first:
-            self._gap("its tokens come before the images of a batch", _ABSOLUTE)
+            self._gap("its tokens come before the images of a batch", self._scaling)
 
     def gap_of(self, needs: Needs) -> str | None:
         """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
@@ -144,7 +144,7 @@ class RelevanceListener:
             return func(*args, **kwargs)
         stream, factor = args if in_graph(args[0]) and not self._is_gate(args[0]) else reversed(args)
         if in_graph(stream) and self._is_gate(factor):
-            self._gap("an activation is written out by hand", _ABSOLUTE)
+            self._gap("an activation is written out by hand", self._scaling)
             return self._follow(ScaleCall(torch.mul), stream, factor)
         return self._scale(torch.mul, stream, factor)
 
@@ -175,7 +175,7 @@ class RelevanceListener:
     def on_same_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Dropout, from the first block on; another dtype would round relevance."""
         output = func(*args, **kwargs)
-        counts = func.__name__ == "dropout" and self._progress.reached_blocks and self.rules & _ABSOLUTE
+        counts = func.__name__ == "dropout" and self._progress.reached_blocks and self._scaling
         if not (counts and self._watches(args[0])):
             return output
         tokens, *options = args
@@ -219,7 +219,7 @@ class RelevanceListener:
         return output
 
     def _gap(self, reason: str, rules: set[str] | None = None) -> None:
-        for name in self.rules if rules is None else rules & self.rules:
+        for name in self.rules if rules is None else rules:
             self.gaps.setdefault(name, reason)
 
 

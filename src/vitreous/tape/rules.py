@@ -68,14 +68,20 @@ class Rule:
         name: how it is spelled.
         halves_products: whether each factor of a product of two streams gets half of the gradient.
         constant_gates: whether an activation is its input times a constant, f(u)/u, so that nothing of it is a bias.
+        carries_relevance: whether relevance goes on instead of a gradient, so linear maps and sums need a rule too.
+        scales_modules: whether the relevance of every module is scaled by itself, so that it matters what is one.
         plain_attention: whether attention is asked for its ordinary gradients.
+        follows_scores: whether attention that a model writes out itself has to be followed from q kᵀ to A v; if not, A
+            is a constant there, or an ordinary softmax.
     """
 
     name = "plain"
     halves_products = False
     constant_gates = False
     carries_relevance = False
+    scales_modules = False
     plain_attention = True
+    follows_scores = False
 
     def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """dq, dk, dv from the gradient at O = A V; ``None`` for nothing."""
@@ -202,6 +208,7 @@ class AttnLrpRule(LibraRule):
 
     name = "attnlrp"
     plain_attention = True
+    follows_scores = True
 
     def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Half through A V; of A's half, half through q kᵀ."""
@@ -232,6 +239,7 @@ class ResidualRule(Rule):
 
     name = "residual"
     plain_attention = False
+    follows_scores = True
 
     def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Nothing reaches q, k or v."""

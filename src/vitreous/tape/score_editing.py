@@ -16,8 +16,7 @@ from vitreous.anatomy import Anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape import multihead
-from vitreous.tape.attention import bias_of_heads, heads_of
-from vitreous.tape.attention_listener import attention_arguments
+from vitreous.tape.attention import attention_arguments, bias_of_heads, heads_of
 from vitreous.tape.dropping import with_prefix
 from vitreous.tape.interception import Handler, Interception
 

@@ -17,7 +17,7 @@ from vitreous.anatomy import Anatomy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.outputs import Scale, likelihood_slope
 from vitreous.reason import reason_of
-from vitreous.tape.attention_listener import only_hides
+from vitreous.tape.attention import AttentionRecord, only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.dependence import depends
 from vitreous.tape.edges import Edges
@@ -27,13 +27,13 @@ from vitreous.tape.head_order import check_head_order
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference, takes_cut_patches, texts_of
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
-from vitreous.tape.output import class_scores, explained
-from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Pass, Plan
+from vitreous.tape.output import class_scores
+from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Objective, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
 from vitreous.tape.token_axis import with_token_axis
 
-_FEW = 4  # as many channels as a usual picture has: grey, red, green, blue, alpha
+_MOST_CHANNELS = 4  # of a usual picture: red, green, blue, alpha
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Tape:
         self.reads_text = isinstance(inputs, Texts)
         self._texts = texts_of(inputs, len(logits))
         self._part: tuple[Rows, int] | None = None
-        self._attention: dict[int, Any] = {}
+        self._attention: dict[int, AttentionRecord] = {}
 
     def cut(self, rows: Rows, count: int) -> Tape:
         """The same run as if only some texts had been in it, without the padding behind their ``count`` tokens.
@@ -142,8 +142,9 @@ class Tape:
     def relevance_gap(self, needs: Needs) -> str | None:
         """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
         listener = self._recorder.relevance
-        if listener.rules & needs.rules and not all(map(only_hides, self._recorder.attention.biases.values())):
-            return "it adds relative positions or a mask to its attention scores, for which relevance has no rule"
+        biases = self._recorder.attention.biases.values()
+        if listener.rules & needs.rules and not all(only_hides(bias) for added in biases for bias in added):
+            return "it adds relative positions or the like to its attention scores, for which relevance has no rule"
         return listener.gap_of(needs)
 
     def gradient_gap(self, needs: Needs) -> str | None:
@@ -175,7 +176,7 @@ class Tape:
         """The stream with the feed-forward part of a block added, before a post-norm block normalises it."""
         return self._seen(self._recorder.ends[layer])
 
-    def attention(self, layer: int) -> Any:
+    def attention(self, layer: int) -> AttentionRecord:
         """The attention call of a block; index L is a pooling attention behind the last block."""
         record = self._recorder.attention.records[layer]
         if self._part is None:
@@ -420,7 +421,8 @@ def _described(inputs: Inputs) -> str:
     _, channels, height, width = inputs.shape
     what = f"images of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"
     # Where the last axis is as short as only channels are, that is what it probably is.
-    return what if width > _FEW or channels <= _FEW else f"{what} (channels come first: {tuple(inputs.shape)})"
+    channels_last = width <= _MOST_CHANNELS < channels
+    return f"{what} (channels come first: {tuple(inputs.shape)})" if channels_last else what
 
 
 def _reads_again(anatomy: Anatomy) -> UnsupportedModelError:
@@ -430,19 +432,11 @@ def _reads_again(anatomy: Anatomy) -> UnsupportedModelError:
     )
 
 
-def _slope(logits: Tensor, target: Tensor, objective: str, scale: Scale | None) -> Tensor:
+def _slope(logits: Tensor, target: Tensor, objective: Objective, scale: Scale | None) -> Tensor:
     """The explained quantity's gradient at the logits, in float32 at least: bfloat16 takes 0.999 for 1."""
     logits = exact(logits)
     if objective == "probability":
         return likelihood_slope(logits, target, scale)
-    leaf = logits.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(_objective(leaf, target, objective, scale), leaf)
-    return slope
-
-
-def _objective(logits: Tensor, target: Tensor, objective: str, scale: Scale | None) -> Tensor:
-    """Σ over images of the explained quantity: images do not mix, so the gradient of the sum is each one's own."""
-    scores = explained(logits, objective, scale)
-    chosen = scores.gather(1, target[:, None]).sum()
+    chosen = torch.zeros_like(logits).scatter_(1, target[:, None], 1)
     # A single output has no others; whatever they would be told is nothing.
-    return chosen if objective != "others" else (scores.sum() - chosen) / max(1, logits.shape[1] - 1)
+    return chosen if objective == "logit" else (1 - chosen) / max(1, logits.shape[1] - 1)

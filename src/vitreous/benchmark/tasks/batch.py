@@ -147,7 +147,7 @@ def _neighbours(length: int, cells: int, like: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def seed_of(name: str, purpose: str) -> int:
-    """A seed that depends on nothing but a photo's name and what it is for."""
+    """A seed that depends on nothing but a name, of a photo or of a weight, and what it is for."""
     return int.from_bytes(hashlib.sha256(f"{purpose}|{name}".encode()).digest()[:8], "big") >> 1
 
 

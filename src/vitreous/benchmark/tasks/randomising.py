@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import find_anatomy
-from vitreous.benchmark.tasks.batch import PhotoBatch
+from vitreous.benchmark.tasks.batch import PhotoBatch, generator_of
 from vitreous.float64 import in_float64
+from vitreous.tape.interception import Interception
 
 # Parts of a model that are randomised one after the other, the earlier ones staying random.
 STAGES = ("head", "top quarter", "top half", "top three quarters", "all blocks", "everything")
@@ -26,16 +27,14 @@ def randomised_models(batch: PhotoBatch, stages: Sequence[str], seed: int) -> It
     done: set[str] = set()
     for stage in STAGES[: max(map(STAGES.index, stages)) + 1]:
         for name in parts[stage] - done:
-            randomise(parameters[name], f"{seed}|{name}")
+            randomise(parameters[name], generator_of(name, str(seed)))
         done |= parts[stage]
         if stage in stages:
             yield stage, network
 
 
-def randomise(parameter: Tensor, seed: str) -> None:
+def randomise(parameter: Tensor, generator: torch.Generator) -> None:
     """Draw a parameter anew, normally distributed with the mean and the spread that it has."""
-    number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big") >> 1
-    generator = torch.Generator().manual_seed(number)
     with torch.no_grad():
         values = in_float64(parameter)
         spread = values.std() if values.numel() > 1 else values.abs().mean()
@@ -64,24 +63,29 @@ def _parts(batch: PhotoBatch) -> dict[str, set[str]]:
     }
 
 
+class _Behind:
+    """Sees which modules run behind the last block: final norm, pooling and head."""
+
+    def __init__(self, last_block: nn.Module) -> None:
+        self._last_block = last_block
+        self._passed = False
+        self.modules: list[nn.Module] = []
+
+    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Note a module, if the last block has run."""
+        del arguments
+        self.modules += [module] if self._passed else []
+        return None
+
+    def leave(self, module: nn.Module, output: Any) -> Any:
+        """Note that the last block has run."""
+        del output
+        self._passed |= module is self._last_block
+
+
 def _behind(batch: PhotoBatch, last_block: nn.Module) -> list[nn.Module]:
-    """The modules that run behind the last block: final norm, pooling and head."""
-    passed = False
-    found: list[nn.Module] = []
-
-    def leave(*_: object) -> None:
-        nonlocal passed
-        passed = True
-
-    def enter(module: nn.Module, *_: object) -> None:
-        if passed:
-            found.append(module)
-
-    hooks = [module.register_forward_pre_hook(enter) for module in batch.model.model.modules()]
-    hooks.append(last_block.register_forward_hook(leave))
-    try:
+    """The modules that run behind the last block."""
+    behind = _Behind(last_block)
+    with Interception(behind, {}, frozenset(batch.model.model.modules())):
         batch.subject.logits(batch.images[:1])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
+    return behind.modules
