@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from test_protocols_perturbation import batch_of
 from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.measuring import columns_of, measure
 from vitreous.benchmark.tasks.batch import Case
+from vitreous.benchmark.tasks.sanity import Concentration
 from vitreous.benchmark.tasks.token_masking import InfluenceDeletion, InsertionDeletion
+from vitreous.metrics import sparseness
 from vitreous.protocols import find_protocol
 from vitreous.subject import Subject
 
@@ -211,6 +214,25 @@ class TestOneLogit:
                 left = subject.logits_of_kept(image, order[:, percent * order.shape[1] // 100 :]).sigmoid().item()
                 # Probabilities in float64.
                 assert row[f"deletion_drop_{percent}"] == pytest.approx(whole - left, abs=1e-9)
+
+    @pytest.mark.parametrize("outputs", [1, 3])
+    def test_a_value_is_neither_yes_nor_no(self, outputs):
+        model = small_vit(num_classes=outputs, depth=2)
+        model.config = SimpleNamespace(problem_type="regression")
+        for row in measure(loaded(model), samples(2, classes=1), find_protocol("libra-mif"), ["ixg"]):
+            assert "values (regression)" in row["error"]
+
+    def test_a_value_is_explained_as_it_is_where_no_class_has_to_be_right(self):
+        model = small_vit(num_classes=1, depth=2)
+        model.config = SimpleNamespace(problem_type="regression")
+        photos = samples(2)
+        (task,) = (task for task in find_protocol("sanity").tasks if isinstance(task, Concentration))
+        protocol = replace(find_protocol("sanity"), tasks=(task,))
+        images = loaded(model).preprocessing([photo.image for photo in photos]).double()
+        scores = vitreous.explain(model, images, "gae", target=0).scores["gae"]
+        found = [row["sparseness"] for row in measure(loaded(model), photos, protocol, ["gae"])]
+        # In float64.
+        assert found == pytest.approx(sparseness(scores), abs=1e-12)
 
     def test_explaining_no_is_the_opposite_of_explaining_yes(self):
         model = small_vit(num_classes=1, depth=2)

@@ -33,7 +33,8 @@ class PhotoMaterial(Material):
     def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> PhotoBatch:
         model, pixels = self._model, torch.cat(list(prepared))
         subject, logits = first_run(model, pixels)
-        if logits.shape[1] == 1:  # one logit for "yes" has two answers that can be right, and be explained
+        # One logit for "yes" has two answers that can be right, and be explained; a value is explained as it is.
+        if logits.shape[1] == 1 and subject.scale != "value":
             model = replace(model, model=TwoSided(model.model).eval())
             subject, logits = first_run(model, pixels)
         pictures = tuple(self._picture(sample, row) for sample, row in zip(samples, logits, strict=True))

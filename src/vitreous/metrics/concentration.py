@@ -13,7 +13,10 @@ from vitreous.metrics.metric import Floats, Metric, mean_of
 
 
 def sparseness(maps: ArrayLike) -> Floats:
-    """Measure the Gini index of |map| (Chalasani et al., 2020): 0 for a constant map, 1 - 1/n for a single feature."""
+    """Measure the Gini index of |map| of maps (..., n) (Chalasani et al., 2020).
+
+    It is 0 for a constant map and 1 - 1/n for a single feature.
+    """
     shares = np.sort(_shares(maps), axis=-1)
     features = shares.shape[-1]
     index: Floats = ((2 * np.arange(1, features + 1) - features - 1) * shares).sum(axis=-1) / features
@@ -21,14 +24,14 @@ def sparseness(maps: ArrayLike) -> Floats:
 
 
 def complexity(maps: ArrayLike) -> Floats:
-    """Measure the entropy of |map| as shares (Bhatt et al., 2020), in nats: log n for a constant map."""
+    """Measure the entropy of |map| as shares, of maps (..., n), in nats (Bhatt et al., 2020): log n if constant."""
     shares = _shares(maps)
     entropy: Floats = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=-1)
     return np.maximum(entropy, 0.0)
 
 
 def effective_complexity(maps: ArrayLike, threshold: float = 1e-5) -> Floats:
-    """Count the features above ``threshold`` times the largest of |map| (after Nguyen and Martínez, 2020)."""
+    """Count the features of maps (..., n) above ``threshold`` times their largest (after Nguyen and Martínez, 2020)."""
     shares = _shares(maps)
     count: Floats = (shares > threshold * shares.max(axis=-1, keepdims=True)).sum(axis=-1).astype(np.float64)
     return count

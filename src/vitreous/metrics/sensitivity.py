@@ -10,7 +10,7 @@ from vitreous.metrics.metric import Floats, Metric, MetricError, mean_of
 
 
 def relative_changes(original: ArrayLike, disturbed: ArrayLike) -> Floats:
-    """Measure ‖map of the disturbed image - map‖ / ‖map‖.
+    """Measure ‖map of the disturbed image - map‖ / ‖map‖ of maps (..., n) and (samples, ..., n).
 
     Args:
         original: the map of the image, (..., n).
@@ -30,7 +30,7 @@ def relative_changes(original: ArrayLike, disturbed: ArrayLike) -> Floats:
 
 
 def max_sensitivity(original: ArrayLike, disturbed: ArrayLike) -> Floats:
-    """Take the largest of ``relative_changes`` over the samples."""
+    """Take the largest of ``relative_changes`` over the samples (Yeh et al., 2019)."""
     largest: Floats = relative_changes(original, disturbed).max(axis=0)
     return largest
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from vitreous.errors import UnsupportedModelError
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.subject import Subject
@@ -109,7 +110,15 @@ class Batch(Generic[ModelT, SeenT]):
 
     @property
     def exclusive(self) -> bool:
-        """Whether one of the model's classes is right (softmax), and not each of them or none (sigmoid)."""
+        """Whether one of the model's classes is right (softmax), and not each of them or none (sigmoid).
+
+        Raises:
+            UnsupportedModelError: its outputs are no classes.
+        """
+        if self.subject.scale == "value":
+            raise UnsupportedModelError(
+                "the model's outputs are values (regression), of which none is right and none has a probability"
+            )
         return self.subject.scale != "sigmoid"
 
     def map_of(self, case: Case, target: int) -> Tensor:
