@@ -594,6 +594,21 @@ def test_imagenet_s_believes_a_list_even_where_the_folders_could_be_a_whole_set(
         open_dataset(f"imagenet-s:{root}").load(0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "file", "name", "classes"),
+    [
+        ("imagenet", "LOC_val_solution.csv", "ILSVRC2012_val_00000001", (",n01440764 1 2 3 4", ",n01443537 1 2 3 4")),
+        ("imagenet", "val.txt", "ILSVRC2012_val_00000001", (".JPEG 65", ".JPEG 66")),
+        ("pets", "annotations/list.txt", "Abyssinian_1", (" 1 1 1", " 2 2 1")),
+    ],
+)
+def test_a_list_that_gives_a_photo_two_classes_is_refused(tmp_path, kind, file, name, classes):
+    pets_original(tmp_path / "pets")
+    photo(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000001.JPEG")
+    text(tmp_path / kind / file, "".join(f"{name}{each}\n" for each in classes))
+    assert f"{file}, line 2: {name} is listed twice" in error_of(f"{kind}:{tmp_path / kind}")
+
+
 def test_another_list_of_imagenet_s_is_another_data_set(tmp_path):
     """It gives the same masks other classes, so that results of the one must not go on with the other."""
     numbers = list(imagenet_indices())

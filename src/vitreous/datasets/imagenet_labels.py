@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.datasets.imagenet_classes import CLASSES, imagenet_indices, is_wordnet_number
-from vitreous.datasets.list_files import ListError, read_list, read_table
+from vitreous.datasets.list_files import ListError, add_label, read_list, read_table
 from vitreous.errors import MissingDependencyError
 
 KAGGLE = "LOC_val_solution.csv"
@@ -47,14 +47,14 @@ def _folders(places: tuple[Path, ...]) -> Iterator[Path]:
 def _read_kaggle(file: Path) -> dict[str, int]:
     """Read ``ILSVRC2012_val_00048981,n03995372 85 1 499 272``: a WordNet number, then boxes."""
     known = imagenet_indices()
-    labels = {}
+    labels: dict[str, int] = {}
     for number, row in enumerate(read_table(file), start=1):
         if number == 1 and row and row[0] == "ImageId":
             continue
         word = row[1].split()[:1] if len(row) == 2 else []
         if not word or word[0] not in known:
             raise ListError(f"{file}, line {number}: this is not a photo's name and a WordNet number")
-        labels[row[0]] = known[word[0]]
+        add_label(labels, row[0], known[word[0]], f"{file}, line {number}")
     return labels
 
 
@@ -64,7 +64,7 @@ def _read_caffe(file: Path) -> dict[str, int]:
     Some copies have the WordNet number itself instead, ``ILSVRC2012_val_00000001.JPEG n01751748``.
     """
     known = imagenet_indices()
-    labels = {}
+    labels: dict[str, int] = {}
     by_index: bool | None = None  # how the first line says it
     for number, words in _lines(read_list(file)):
         is_index = len(words) == 2 and words[1].isdecimal() and int(words[1]) < CLASSES
@@ -76,7 +76,8 @@ def _read_caffe(file: Path) -> dict[str, int]:
         by_index = is_index if by_index is None else by_index
         if is_index != by_index:
             raise ListError(f"{file}, line {number}: indices and WordNet numbers are mixed")
-        labels[words[0].rpartition("/")[2].partition(".")[0]] = int(words[1]) if is_index else known[words[1]]
+        stem = words[0].rpartition("/")[2].partition(".")[0]
+        add_label(labels, stem, int(words[1]) if is_index else known[words[1]], f"{file}, line {number}")
     return labels
 
 

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from vitreous.datasets.imagenet_classes import CLASSES
-from vitreous.datasets.list_files import read_table
+from vitreous.datasets.list_files import add_label, read_table
 from vitreous.errors import DataError
 
 TABLE = "labels.csv"
@@ -76,9 +76,7 @@ def read_labels(file: Path, class_names: tuple[str, ...] | None = None) -> Label
         if len(row) <= max(file_column, label_column):
             raise DataError(f"{where}: there are {len(row)} columns where the header has {len(header)}")
         name = _inside(row[file_column].strip(), where)
-        if name in labels:
-            raise DataError(f"{where}: {name} is listed twice")
-        labels[name] = _index(row[label_column].strip(), class_names, where)
+        add_label(labels, name, _index(row[label_column].strip(), class_names, where), where)
     return LabelTable(labels, header[label_column])
 
 

@@ -41,3 +41,14 @@ def read_table(file: Path) -> list[list[str]]:
         return list(csv.reader(io.StringIO(text), delimiter=separator))
     except csv.Error as error:
         raise ListError(f"{file} is not a table with commas, semicolons or tabs ({error})") from error
+
+
+def add_label(labels: dict[str, int], name: str, label: int, where: str) -> None:
+    """Note the class of a photo.
+
+    Raises:
+        ListError: It has one already: which of two is right is not for a reader to choose.
+    """
+    if name in labels:
+        raise ListError(f"{where}: {name} is listed twice")
+    labels[name] = label
