@@ -115,6 +115,16 @@ class Tape:
         return frozenset(range(self.depth)) - self._recorder.attention.records.keys()
 
     @property
+    def repeated_attention(self) -> frozenset[int]:
+        """The blocks that attend more than once, so that they have no one A."""
+        return frozenset(self._recorder.attention.repeated)
+
+    @property
+    def unknown_products(self) -> frozenset[int]:
+        """The blocks in which tokens are multiplied with each other, or weighed, in a way that is no attention."""
+        return frozenset(self._recorder.attention.unknown)
+
+    @property
     def unknown_keys(self) -> frozenset[int]:
         """The blocks in which more than q and k makes the scores, so that k by itself was not recognised."""
         return frozenset(self._recorder.attention.mixed)
