@@ -203,6 +203,26 @@ def test_the_head_sees_every_block_in_one_further_run(monkeypatch):
     assert runs == [3, 1]
 
 
+class CountsPictures(nn.Module):
+    """Lays the patches out as a picture again behind the blocks, as timm's DeepSeek and Qwen3 classifiers do."""
+
+    def __init__(self, vit: VisionTransformer) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.vit.forward_features(images)
+        return self.vit.head(features.reshape(len(images), 4, 4, -1).mean(dim=(1, 2)))
+
+
+@pytest.mark.parametrize("method", [*METHODS, "vit_recipro_cam"])
+def test_a_head_that_counts_its_pictures_gets_as_many_as_it_reads_streams(method):
+    model, images = small_case(seed=1, depth=3, class_token=False, global_pool="avg", fc_norm=False)
+    expected = vitreous.explain(model, images, method).scores[method]
+    found = vitreous.explain(CountsPictures(model), images, method).scores[method]
+    assert largest_difference(found, expected) < EXACT
+
+
 def test_methods_that_end_with_the_same_integral_find_it_once_for_each_target(monkeypatch):
     model, images, targets = small_vit(depth=3), random_images(2), torch.tensor([[0, 1], [2, 3]])
     spellings = ["tam:steps=4", "bi_token:steps=4", "bi_head:steps=4", "tam:steps=3"]

@@ -63,7 +63,8 @@ class Harmless(nn.Linear):
         visible = (x < 2 * largest) & (x.argmax(dim=-1, keepdim=True) >= 0) & x.isfinite()
         values, places = x.sort(dim=-1)
         unsorted = torch.empty_like(x).scatter(-1, places, values)
-        return super().forward(torch.where(visible, unsorted, torch.full_like(x, 0.0)))
+        one = torch.ones(()).type_as(x) * torch.ones(x.shape[-1]).to(x).view_as(x[0, 0]).expand_as(x)
+        return super().forward(one * torch.where(visible, unsorted, torch.full_like(x, 0.0)))
 
 
 def with_layer(kind: type[nn.Linear], block: int, place: str = "mlp.fc1") -> tuple[nn.Module, nn.Module]:

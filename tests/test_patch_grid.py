@@ -252,6 +252,26 @@ def test_pictures_may_be_scaled_inside_the_model(mode, size):
     assert vitreous.explain(model, pictures(*size), "rollout").grid == (4, 4)
 
 
+def shuffled(patches: Tensor) -> Tensor:
+    """Another order for each picture and run, as masked autoencoders have it even if they mask nothing."""
+    return torch.stack([rows[torch.randperm(len(rows))] for rows in patches])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: ConvolutionPatches(lay_out=lambda made: shuffled(made.flatten(2).mT)),
+        lambda: LinearPatches(lambda images: shuffled(squares(images)), 1),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_shuffled_patches_are_refused(dtype, build):
+    model = build().to(dtype)
+    for _ in range(4):  # chance may not let one through
+        with pytest.raises(UnsupportedModelError, match="in another order each time"):
+            vitreous.explain(model, torch.randn(2, 3, 32, 32).to(dtype), "ixg")
+
+
 def test_a_model_that_takes_few_pictures_at_once_is_believed():
     def few(images: Tensor) -> Tensor:
         if len(images) > 2:

@@ -470,7 +470,7 @@ def test_a_batch_gives_what_single_images_give(spelling):
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_several_targets_cost_the_evaluations_of_one(spelling):
     model, images, targets = small_vit(), random_images(), two_classes()
-    vitreous.explain(model, images, "rollout")  # the first call checks the grid of patches
+    vitreous.explain(model, images, "pami:by=drop")  # the first call checks patches: their grid, and without some
     asked: list[int] = []
     model.patch_embed.register_forward_pre_hook(lambda _, given: asked.append(len(given[0])))
     one = [vitreous.explain(model, images, spelling, target).scores[spelling] for target in targets.T]
@@ -513,7 +513,7 @@ def test_several_targets_cost_the_evaluations_of_one(spelling):
 )
 def test_a_budget_is_kept_exactly(spelling, evaluations):
     model, images = small_vit(depth=2), random_images()
-    vitreous.explain(model, images, "rollout")  # the first call checks the grid of patches
+    vitreous.explain(model, images, "pami:by=drop")  # the first call checks patches: their grid, and without some
     asked: list[int] = []
     model.patch_embed.register_forward_pre_hook(lambda _, given: asked.append(len(given[0])))
     vitreous.explain(model, images, spelling)

@@ -138,7 +138,8 @@ def test_patches_of_all_methods_and_photos_are_asked_about_once_and_together():
     maps = {name: torch.rand(3, 4, 4, dtype=torch.float64, generator=generator) for name in ("one", "two")}
     maps["same"] = maps["one"].clone()
     batch = batch_of(model, random_images(3), maps)
-    _ = batch.subject.layout  # found by one run of its own
+    # The layout, and whether patches can be dropped, are found by runs of their own.
+    batch.subject.logits_of_kept(random_images(1), torch.tensor([[0]]))
     with model.blocks[0].register_forward_pre_hook(lambda _, given: lengths.append(tuple(given[0].shape[:2]))):
         InsertionDeletion().measure(batch, list(batch.maps))
         InsertionDeletion().measure(batch, list(batch.maps))

@@ -264,6 +264,7 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
         return "its head reads several blocks at once, so that what it says of one block's output alone is not defined"
     return (
         _missing_attention(tape, needs)
+        or _unclear_attention(tape, needs)
         or tape.gradient_gap(needs)
         or _missing_norm(tape, needs)
         or tape.relevance_gap(needs)
@@ -289,6 +290,19 @@ def _missing_attention(tape: Tape, needs: Needs) -> str | None:
         return (
             "the scores of its attention are made of more than q and k (relative positions that depend on the tokens, "
             "or a step in front of the softmax that is not known), so that q and k by themselves say only a part"
+        )
+    return None
+
+
+def _unclear_attention(tape: Tape, needs: Needs) -> str | None:
+    """What blocks have besides one attention."""
+    repeated, unknown = tape.repeated_attention, tape.unknown_products
+    if needs.uses_attention and repeated:
+        return f"it attends more than once in its block {min(repeated)}, so that no one A is the block's"
+    if needs.rules - {"plain"} and unknown:
+        return (
+            f"in its block {min(unknown)} tokens are multiplied with each other, or weighed by a softmax, in a way "
+            "that is no attention as it is known, so that a rule does not know what to hold constant"
         )
     return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,10 @@ from vitreous.anatomy import Anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.outputs import Scale
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
+from vitreous.tape.doing_without import Listening, find_way
 from vitreous.tape.dropping import Dropping, check_kept, nothing_left
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask
-from vitreous.tape.interception import Interception
 from vitreous.tape.output import class_scores
 from vitreous.tape.score_editing import ScoreEditing
 from vitreous.tape.token_axis import with_token_axis
@@ -31,10 +31,6 @@ _PIXELS_AT_ONCE = 16 * 224 * 224
 TOKENS_AT_ONCE = 16 * 196  # the same for texts
 # So many images are recorded together even where fewer are explained: one at a time leaves most of a processor idle.
 _A_FEW = 8
-
-
-class _Listening(Protocol):
-    def listening(self) -> Interception: ...
 
 
 @dataclass
@@ -57,7 +53,7 @@ class Subject:
     evaluations: int = 0
     memory: dict[Hashable, Tensor] = field(default_factory=dict)
     _layout: Layout | None = None
-    _cannot_drop: bool = False
+    _cannot_drop: bool | None = None  # whether patches have to be hidden instead; None until that is known
     _bare: Callable[..., Any] | None = None  # the model in another form, for evaluations that nobody listens to
 
     def __post_init__(self) -> None:
@@ -164,24 +160,26 @@ class Subject:
         with torch.inference_mode(mode=False), torch.no_grad(), evaluation_mode(self._model), autocast:
             yield
 
-    def _ask(self, images: Inputs, listener: _Listening | None = None) -> Tensor:
-        with nullcontext() if listener is None else listener.listening():
-            output = ask(self._bare if self._bare is not None and listener is None else self._model, images)
+    def _ask(self, images: Inputs, listener: Listening | None = None) -> Tensor:
         self.evaluations += len(images)
+        if listener is not None:
+            return self._listen(images, listener)
+        output = ask(self._model if self._bare is None else self._bare, images)
+        return class_scores(output, self._anatomy.name, len(images))
+
+    def _listen(self, images: Inputs, listener: Listening) -> Tensor:
+        with listener.listening():
+            output = ask(self._model, images)
         return class_scores(output, self._anatomy.name, len(images))
 
     def _ask_kept(self, images: Inputs, kept: Tensor) -> Tensor:
+        if self._cannot_drop is None:
+            way = find_way(self._model, self._anatomy, images, self.layout.patches, self._listen)
+            self._cannot_drop = way == "hide"
         if not self._cannot_drop:
-            try:
-                return self._ask(images, Dropping(self._anatomy, kept, self.layout.patches))
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:
-                # Something inside counts on all tokens. Patches that nobody may look at and that are dropped behind
-                # the last block leave the same numbers, at full cost.
-                logits = self._ask_edited(images, kept=kept)
-                self._cannot_drop = True
-                return logits
+            return self._ask(images, Dropping(self._anatomy, kept, self.layout.patches))
+        # Patches that nobody may look at and that are dropped behind the last block leave the same numbers, at full
+        # cost.
         return self._ask_edited(images, kept=kept)
 
     def _ask_edited(self, images: Inputs, *, factor: Tensor | None = None, kept: Tensor | None = None) -> Tensor:

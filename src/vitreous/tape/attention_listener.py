@@ -52,6 +52,8 @@ class AttentionListener:
         outputs: O of each call, as it stands in the graph.
         biases: all that is added to the scores of a block: relative positions, masks; ``None`` for what is not known.
         mixed: the blocks whose scores are not q kᵀ alone or not followed to the softmax, so that k is not known.
+        repeated: the blocks that attend more than once, so that none of the matrices is the block's.
+        unknown: the blocks in which tokens are multiplied with each other, or weighed, in a way that is no attention.
         behind: the attention calls behind the last block, in order; one of them may be what pools the tokens.
         in_one_row: whether all heads of a batch lay along one axis, (batch x head, token, channel).
     """
@@ -65,12 +67,22 @@ class AttentionListener:
         self.outputs: dict[int, Tensor] = {}
         self.biases: dict[int, list[Tensor | None]] = {}
         self.mixed: set[int] = set()
+        self.repeated: set[int] = set()
+        self.unknown: set[int] = set()
+        self._open = False  # whether something like a part of an attention was heard and none came of it so far
         self.behind: list[tuple[AttentionRecord, Tensor]] = []
         self.in_one_row = False
         self._rules_differ = bool(plan.rules - {"plain"})
         self._plain_gradients = self._rules_differ and any(RULES[name].plain_attention for name in plan.rules)
         self._following = sorted(name for name in plan.rules if RULES[name].follows_scores)
         self._written = WrittenAttention()
+
+    def leave_block(self, layer: int) -> None:
+        """A block has run: what was not recognised in it will not be."""
+        if self._open:
+            self.unknown.add(layer)
+        self._open = False
+        self.forget()
 
     def on_fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``scaled_dot_product_attention``."""
@@ -170,8 +182,9 @@ class AttentionListener:
         if layer == self._anatomy.depth:
             self.behind.append((record, output))
             return
+        self._open = False
         if layer in self.records:
-            raise UnsupportedModelError(f"{self._anatomy.name} attends more than once in block {layer}")
+            self.repeated.add(layer)
         self.outputs[layer] = output
         self.records[layer] = record if layer in self._plan.attention else _EMPTY
 
@@ -201,6 +214,7 @@ class AttentionListener:
         if self._written.meets_values(args[0]):
             return self._attend_by_hand(layer, args[1], output)
         if self._written.weights is None:
+            self._open |= in_graph(args[0]) and in_graph(args[1])
             self._written.multiply(args[0], args[1], output)
         return output
 
@@ -221,6 +235,7 @@ class AttentionListener:
             return func(*args, **kwargs)
         if self._weighs_tokens(scores, args[1] if len(args) > 1 else kwargs.get("dim")):
             return self._softmax(of_first(func, args, kwargs), scores, "pooling")
+        self._open |= in_graph(scores)
         if scores.dim() != 4 and not self._are_of_all_heads(scores, layer):
             return func(*args, **kwargs)
         weights = self._softmax(of_first(func, args, kwargs), scores)

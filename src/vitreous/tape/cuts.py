@@ -19,6 +19,8 @@ from vitreous.tape.progress import Progress
 
 # What gives numbers without a gradient on purpose; by name, for most exist as a function and as a method.
 _CONSTANT = {"__get__", "__set__", "detach", "detach_", "tensor", "as_tensor", "asarray", "scalar_tensor"}
+# What takes only the dtype, the device or the shape of its second operand: a constant is one afterwards, too.
+_AS_ANOTHER = {"to", "type_as", "expand_as", "view_as", "reshape_as"}
 _NO_KERNEL = "WarnNotImplemented"  # autograd's own mark of an operator that was registered without a way back
 
 
@@ -56,8 +58,11 @@ class Cuts:
             # Most calls end here.
             if in_graph(output) and not isinstance(func, OpOverload | OpOverloadPacket):
                 return output
-            if torch.is_grad_enabled() and func.__name__ not in _CONSTANT and any(map(in_graph, flat(args, kwargs))):
-                self._note(func.__name__, output)
+            name = func.__name__
+            if torch.is_grad_enabled() and name not in _CONSTANT:
+                operands = args[:1] if name in _AS_ANOTHER else flat(args, kwargs)
+                if any(map(in_graph, operands)):
+                    self._note(name, output)
             return output
 
         return watched

@@ -25,6 +25,7 @@ from vitreous.tape.inputs import Inputs
 
 _NOISE = 10.0  # so large that the change of an edge is seen in half precision, too
 _ROUNDING = 1e-3  # of what all pixels change of a token: one of its edges changes far more of it, rounding less
+_SOME_TOKENS = 8  # so many are looked for in other places
 _PICTURES = 6  # one as it is, all of it changed, and each of its four edges
 
 # What has passed the check of a model's convolution: its code is asked once, not with every picture.
@@ -47,10 +48,11 @@ class Edges:
             UnsupportedModelError: patches in rows, behind all other tokens, would change in another way.
         """
         name = self.anatomy.name
-        changed = self._changed((1, 1))
-        if changed is None:
+        streams = self._streams((1, 1))
+        if streams is None:
             raise _not_shown(name)
-        whole, top, bottom, left, right = changed
+        self._check_order(streams)
+        whole, top, bottom, left, right = _changed(streams)
         if bool(whole.any()) and not bool(bottom.any() and right.any()):
             raise self._in_no_patch("the last rows or columns")
         patches = whole & ~(top & bottom & left & right)  # some models have a token that says something of all pixels
@@ -85,10 +87,14 @@ class Edges:
             known.add(question)
 
     def _compare(self, made: Embedding, tokens: int) -> None:
-        changed = None
+        streams = None
         with suppress(Exception):  # whatever a model that takes one picture says to six
-            changed = self._changed(made.widest_edge(self._size))
-        if changed is None or changed.shape[1] != tokens or not bool(changed[0].any()):
+            streams = self._streams(made.widest_edge(self._size))
+        if streams is None or streams.shape[1] != tokens:
+            return
+        self._check_order(streams)
+        changed = _changed(streams)
+        if not bool(changed[0].any()):
             return
         if not bool(changed.any(dim=1).all()):
             raise self._in_no_patch("rows or columns at an edge")
@@ -121,20 +127,34 @@ class Edges:
         assert isinstance(self.inputs, Tensor)
         return self.inputs.shape[-2], self.inputs.shape[-1]
 
-    def _changed(self, width: Size) -> Tensor | None:
-        """Which tokens change with all pixels and with so many rows and columns at each edge, (change, token).
+    def _streams(self, width: Size) -> Tensor | None:
+        """What becomes of a picture, of another and of it with so many other rows or columns at each edge.
 
-        ``None`` where there is no stream to compare.
+        (picture, token, channel); ``None`` where there is no stream to compare.
         """
         assert isinstance(self.inputs, Tensor)
         stream = first_block_input(self.anatomy, self.model, _with_other_edges(self.inputs[:1].detach(), width))
         if stream is None or stream.dim() != 3:
             return None
         stream = exact(stream if self.anatomy.batch_first else stream.transpose(0, 1))
-        if len(stream) != _PICTURES or not bool(stream.isfinite().all()):
-            return None
-        change = (stream[1:] - stream[:1]).abs().amax(dim=-1)
-        return change > torch.maximum(_ROUNDING * change.amax(dim=0), _ROUNDING**2 * change.amax())
+        return stream if len(stream) == _PICTURES and bool(stream.isfinite().all()) else None
+
+    def _check_order(self, streams: Tensor) -> None:
+        """Refuse tokens that were found in other places when the picture was given a second time with another edge.
+
+        In every place something has changed then, at every edge, so that any grid would do.
+        """
+        first, rounding = streams[0], _ROUNDING * (streams[1] - streams[0]).abs().amax()
+        some = torch.arange(0, len(first), max(1, len(first) // _SOME_TOKENS), device=first.device)
+        for edge in streams[2:]:
+            distance = (edge[some, None] - first).abs().amax(dim=-1)
+            moved = distance.gather(1, some[:, None])[:, 0] > rounding
+            if bool((moved & (distance.amin(dim=1) < rounding / 100)).any()):
+                raise UnsupportedModelError(
+                    f"{self.anatomy.name} lays out the patches of a picture in another order each time (masked "
+                    "autoencoders shuffle them, also where they mask none), so no map can be laid out; keep them in "
+                    "their order"
+                )
 
     def _in_no_patch(self, what: str) -> InputError:
         height, width = self._size
@@ -142,6 +162,12 @@ class Edges:
             f"{what} of images of {height} x {width} pixels are in no patch of {self.anatomy.name}, so that no map "
             "fits them; crop or resize them first"
         )
+
+
+def _changed(streams: Tensor) -> Tensor:
+    """Which tokens change with all pixels and with those at each edge, (change, token)."""
+    change = (streams[1:] - streams[:1]).abs().amax(dim=-1)
+    return change > torch.maximum(_ROUNDING * change.amax(dim=0), _ROUNDING**2 * change.amax())
 
 
 def _stand_further_ahead(shown: Tensor, patches: int) -> bool:

@@ -292,7 +292,7 @@ class Recorder:
         if read and self._block_input is not None and _version_of(self._block_input) != self._input_version:
             raise self.changes_in_place()
         self.progress.inside_block, self.progress.next_block, self._block_input = False, layer + 1, None
-        self.attention.forget()
+        self.attention.leave_block(layer)
         self._rules.forget()
         self.sums.leave_block()
         last = layer + 1 == self.anatomy.depth

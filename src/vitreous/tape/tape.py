@@ -115,6 +115,16 @@ class Tape:
         return frozenset(range(self.depth)) - self._recorder.attention.records.keys()
 
     @property
+    def repeated_attention(self) -> frozenset[int]:
+        """The blocks that attend more than once, so that they have no one A."""
+        return frozenset(self._recorder.attention.repeated)
+
+    @property
+    def unknown_products(self) -> frozenset[int]:
+        """The blocks in which tokens are multiplied with each other, or weighed, in a way that is no attention."""
+        return frozenset(self._recorder.attention.unknown)
+
+    @property
     def unknown_keys(self) -> frozenset[int]:
         """The blocks in which more than q and k makes the scores, so that k by itself was not recognised."""
         return frozenset(self._recorder.attention.mixed)
@@ -358,14 +368,14 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
     ``autocast`` may surround this.
     """
     with torch.inference_mode(mode=False), torch.enable_grad():
-        given = outside_inference(inputs)
         anatomy = with_token_axis(anatomy, model, inputs)
-        recorder = Recorder(anatomy, plan, len(inputs), reads_text=isinstance(inputs, Texts))
-        if plan.graph_start == PIXELS and isinstance(given, Tensor):
-            given = given.clone().requires_grad_()
-            recorder.tokens[PIXELS] = recorder.leaf = given
-        with evaluation_mode(model), recorder.listening():
-            output = _run(model, given, recorder)
+        try:
+            recorder, output = _listen(model, anatomy, inputs, plan)
+        except _OtherBatchError:
+            # A head that counts its pictures (to lay out a grid, perhaps) gets as many of them as of other streams.
+            assert plan.intervention.stream is not None
+            first = torch.zeros(len(plan.intervention.stream), dtype=torch.int64, device=inputs.device)
+            recorder, output = _listen(model, anatomy, inputs[first], plan)
         if not recorder.progress.behind:
             raise UnsupportedModelError(
                 f"{anatomy.name} ran {recorder.progress.next_block} of its {anatomy.depth} blocks; a model that leaves "
@@ -383,6 +393,21 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
         yield Tape(recorder, logits, inputs, again, Edges(anatomy, model, inputs))
 
 
+class _OtherBatchError(UnsupportedModelError):
+    """A model failed when other streams were put in the place of its tokens, and not as many as it got pictures."""
+
+
+def _listen(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> tuple[Recorder, Any]:
+    """Run a model, and give what was kept of the run and its output."""
+    given = outside_inference(inputs)
+    recorder = Recorder(anatomy, plan, len(inputs), reads_text=isinstance(inputs, Texts))
+    if plan.graph_start == PIXELS and isinstance(given, Tensor):
+        given = given.clone().requires_grad_()
+        recorder.tokens[PIXELS] = recorder.leaf = given
+    with evaluation_mode(model), recorder.listening():
+        return recorder, _run(model, given, recorder)
+
+
 def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
     """The model's output; what it cannot embed at all is the picture's or text's fault, not the model's."""
     try:
@@ -391,7 +416,7 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
         raise
     except (AssertionError, ValueError, RuntimeError, IndexError) as error:
         if recorder.progress.batch != len(inputs) and not isinstance(error, torch.OutOfMemoryError):
-            raise _reads_again(recorder.anatomy) from error  # as many others were put in the place of its tokens
+            raise _OtherBatchError(str(_reads_again(recorder.anatomy))) from error
         if "in-place operation" in str(error):
             raise recorder.changes_in_place() from error
         if recorder.progress.reached_blocks:

@@ -49,8 +49,8 @@ def block_rows(model: LoadedModel, pixels: Tensor, block: int) -> BlockRows:
         raise UnsupportedModelError(f"there is no block {block}: this model has {depth_of(model)} of them")
     recipe = parse(f"attin:layer={block}")
     with recorded(model, pixels, recipe) as view:
-        if block in view.tape.unseen_attention:
-            raise UnsupportedModelError(f"no attention was seen in block {block} of this model")
+        if block in view.tape.unseen_attention | view.tape.repeated_attention:
+            raise UnsupportedModelError(f"no attention was seen in block {block} of this model, or more than one")
         layout = view.layout
         patches = slice(layout.prefix, layout.prefix + layout.patches)
         attention = view.attention(block).rows(patches).mean(dim=1)[0][:, patches].clone().cpu()

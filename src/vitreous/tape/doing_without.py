@@ -1,0 +1,123 @@
+"""Whether a model's patches can be dropped at all: the model itself is asked, with patches in two orders.
+
+Which patches stay is a set. A block that works out positions from how many tokens it has (rotary ones, distances, a
+grid of neighbours) takes the kept ones for the first of a picture and raises no error; but to such a block their order
+matters. Where patches cannot be dropped they can be hidden, if blocks look at each other's tokens by attention alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.anatomy import Anatomy
+from vitreous.errors import UnsupportedModelError, VitreousError
+from vitreous.reason import reason_of
+from vitreous.tape.dropping import Dropping
+from vitreous.tape.half import HALF
+from vitreous.tape.inputs import Inputs
+from vitreous.tape.interception import Interception
+from vitreous.tape.score_editing import ScoreEditing
+
+Way = Literal["drop", "hide"]
+# What models raise that count on all of their tokens.
+FAILURES = (AssertionError, ValueError, RuntimeError, IndexError)
+_TELLING = 8  # tokens: so many have orders enough
+_ROUNDING = 1e-3  # of the largest logit: sums in another order differ by far less, other positions by far more
+_ROUNDING_OF_HALF = 1e-2  # if rounding is taken for more, patches are hidden, which costs more and is as right
+
+# How patches are taken from a model: it is asked once, not with every picture, and again when it has been trained.
+_KNOWN: WeakKeyDictionary[nn.Module, dict[object, Way]] = WeakKeyDictionary()
+
+
+class Listening(Protocol):
+    """What a run can be listened to with."""
+
+    def listening(self) -> Interception:
+        """The context in which the model has to run."""
+
+
+Ask = Callable[[Inputs, Listening], Tensor]
+
+
+def find_way(model: nn.Module, anatomy: Anatomy, inputs: Inputs, patches: int, ask: Ask) -> Way:
+    """How some of the ``patches`` can be taken from a model; costs two or four pictures, the first time.
+
+    Raises:
+        UnsupportedModelError: they can be neither dropped nor hidden.
+    """
+    known = _KNOWN.setdefault(model, {})
+    # Texts have many lengths, but a short one's order tells less.
+    shape = inputs.shape[1:] if isinstance(inputs, Tensor) else min(patches, _TELLING)
+    question = (shape, sum(map(_version, model.parameters())))
+    if question not in known:
+        same_twice = inputs[torch.zeros(2, dtype=torch.int64, device=inputs.device)]
+        known[question] = _asked_way(anatomy, same_twice, patches, ask)
+    return known[question]
+
+
+def _asked_way(anatomy: Anatomy, same_twice: Inputs, patches: int, ask: Ask) -> Way:
+    some = torch.randperm(patches, generator=torch.Generator().manual_seed(0))[: max(1, patches * 3 // 4)]
+    two_orders = torch.stack((some.sort().values, some)).to(same_twice.device)
+    with suppress(*FAILURES):
+        if _alike(ask(same_twice, Dropping(anatomy, two_orders, patches))):
+            return "drop"
+    check_hiding(anatomy, same_twice, patches, two_orders[:1].expand(2, -1), ask)
+    return "hide"
+
+
+def check_hiding(anatomy: Anatomy, same_twice: Inputs, patches: int, kept: Tensor, ask: Ask) -> None:
+    """Refuse a model in which what is hidden is seen: one and the same picture, with other hidden tokens.
+
+    Raises:
+        UnsupportedModelError: something else than attention reads them, or the model cannot do without them.
+    """
+    editing = _OtherwiseHidden(anatomy, factor=None, kept=kept, patches=patches)
+    try:
+        logits = ask(same_twice, editing)
+    except (VitreousError, torch.OutOfMemoryError):
+        raise
+    except FAILURES as error:
+        raise UnsupportedModelError(
+            f"{anatomy.name} counts on all of its patches ({reason_of(error).rstrip('.')}), so none can be dropped; "
+            "paint them instead (by=paint)"
+        ) from error
+    editing.check()
+    if not _alike(logits):
+        raise UnsupportedModelError(
+            f"the tokens of {anatomy.name} meet in another way than by attention (a convolution over neighbours or a "
+            "mean over all of them in its blocks, or chance), so that no patch can be dropped; paint them instead "
+            "(by=paint)"
+        )
+
+
+class _OtherwiseHidden(ScoreEditing):
+    """Hides patches, and puts other numbers into those of the second picture."""
+
+    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        first = self._hidden is None
+        super().enter(module, arguments)
+        if not first or self._hidden is None:
+            return None
+        stream: Tensor = arguments[0]
+        changed = self._hidden.isinf() & torch.tensor([[False], [True]], device=stream.device)
+        changed = (changed if self._anatomy.batch_first else changed.T)[..., None]
+        return (torch.where(changed, stream.roll(1, dims=-1), stream), *arguments[1:])
+
+
+def _alike(logits: Tensor) -> bool:
+    """Whether two pictures have the same logits, of which some may be -inf."""
+    one, other = logits.unbind()
+    largest = logits[logits.isfinite()].abs().amax() if bool(logits.isfinite().any()) else 0
+    rounding = _ROUNDING_OF_HALF if logits.dtype in HALF else _ROUNDING
+    return bool(((one == other) | ((one - other).abs() <= rounding * largest)).all())
+
+
+def _version(parameter: Tensor) -> int:
+    """How often a parameter was changed in place; those of inference mode are not."""
+    return 0 if parameter.is_inference() else parameter._version  # noqa: SLF001  # there is no public name for it
