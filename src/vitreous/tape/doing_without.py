@@ -46,7 +46,7 @@ Ask = Callable[[Inputs, Listening], Tensor]
 
 
 def find_way(model: nn.Module, anatomy: Anatomy, inputs: Inputs, patches: int, ask: Ask) -> Way:
-    """How some of the ``patches`` can be taken from a model; costs two or four pictures, the first time.
+    """How some of the ``patches`` can be taken from a model; the first time it costs a part of a picture, or two more.
 
     Raises:
         UnsupportedModelError: they can be neither dropped nor hidden.
@@ -62,7 +62,8 @@ def find_way(model: nn.Module, anatomy: Anatomy, inputs: Inputs, patches: int, a
 
 
 def _asked_way(anatomy: Anatomy, same_twice: Inputs, patches: int, ask: Ask) -> Way:
-    some = torch.randperm(patches, generator=torch.Generator().manual_seed(0))[: max(1, patches * 3 // 4)]
+    few = max(1, min(patches - 1, _TELLING), patches // 8)  # they cost what they are, and their order tells as much
+    some = torch.randperm(patches, generator=torch.Generator().manual_seed(0))[:few]
     two_orders = torch.stack((some.sort().values, some)).to(same_twice.device)
     with suppress(*FAILURES):
         if _alike(ask(same_twice, Dropping(anatomy, two_orders, patches))):
