@@ -71,6 +71,7 @@ def test_passes_of_a_method_are_counted(plain, method, expected):
 
 def test_passes_of_a_part_of_the_images_or_tokens_are_parts(plain):
     assert str(counted(plain, lambda: plain.network(plain.images[:1]))) == "0.5 forward"
+    vitreous.explain(plain.network, plain.images, "pami:by=drop")  # the first call asks whether patches can be dropped
     dropped = counted(plain, lambda: vitreous.explain(plain.network, plain.images, "occlusion:by=drop"))
     # 17 tokens in the recorded run, then 16 runs with one patch less.
     assert math.isclose(dropped.forward_passes, 1 + 16 * 16 / 17)
