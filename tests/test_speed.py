@@ -77,6 +77,12 @@ def test_passes_of_a_part_of_the_images_or_tokens_are_parts(plain):
     assert math.isclose(dropped.forward_passes, 1 + 16 * 16 / 17)
 
 
+def test_what_a_model_is_asked_once_is_not_what_a_method_takes():
+    model, images = small_vit(), random_images()
+    (row,) = measure_speed(model, images, ["occlusion:by=drop"], repeats=1)
+    assert row.passes == f"{1 + 16 * 16 / 17:.2f} forward"  # as above
+
+
 def test_blocks_that_a_method_skips_are_not_counted(plain):
     """ViT-ReciproCAM masks the last block's input, for each of 16 patches; the blocks below run on a single image."""
     passes = counted(plain, lambda: vitreous.explain(plain.network, plain.images, "vit_recipro_cam"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import find_anatomy
-from vitreous.errors import InputError, RefusedMethodsError, VitreousError
+from vitreous.errors import InputError, RefusedMethodsError, UnsupportedModelError, VitreousError
 from vitreous.explaining import explain, find_recipes, network_of
 from vitreous.models import LoadedModel, load_model
 from vitreous.speed.peers import Peer, Scene, find_peers
@@ -117,8 +118,10 @@ class _Bench:
     def __init__(self, model: LoadedModel | nn.Module, plain: Plain, notice: Notice) -> None:
         self._model, self._plain, self._notice = model, plain, notice
         self._prober = Prober(plain)
-        layout = Subject(plain.network, plain.anatomy, plain.images).layout
-        self._scene = Scene(plain.network, plain.anatomy, plain.images, plain.target, layout)
+        subject = Subject(plain.network, plain.anatomy, plain.images)
+        with suppress(UnsupportedModelError):  # a model is asked once whether its patches can be dropped
+            subject.logits_of_kept(plain.images[:1], torch.zeros((1, 1), dtype=torch.int64))
+        self._scene = Scene(plain.network, plain.anatomy, plain.images, plain.target, subject.layout)
 
     def entries_of(self, recipe: Recipe, peers: Sequence[Peer]) -> list[_Entry]:
         """A method, and the peers that have it."""
