@@ -25,10 +25,11 @@ class Labelled(FileDataSet):
         listed = read_labels(table, self._names)
         labels, self._classes = listed.labels, listed.classes(self._names)
         places = (table.parent, folder, table.parent / "images")  # where the table's names may start from
-        found = next((place for place in places if any(_is_file(place / file) for file in _files(place, labels))), None)
+        candidates = ((place, _files(place, labels)) for place in places)
+        found = next((each for each in candidates if any(_is_file(each[0] / file) for file in each[1])), None)
         if found is None:
             raise self._error(f"none of the {len(labels)} photos that {TABLE} names is there")
-        self.root, files = found, _files(found, labels)
+        self.root, files = found
         return [Item(name, file, label) for file, (name, label) in zip(files, labels.items(), strict=True)]
 
     @property
