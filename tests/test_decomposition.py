@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
+
 import pytest
 import torch
+from timm.layers import RmsNormFp32
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from transformers.models.aimv2.modeling_aimv2 import Aimv2RMSNorm
 
 import vitreous
 from literal import decomposition as literal
@@ -13,6 +18,7 @@ from literal import forward
 from recorded import Recorded, whole_matrix
 from small_models import golden_model, largest_difference, random_images, small_case, small_vit
 from vitreous.anatomy import find_anatomy
+from vitreous.anatomy.norms import linear_norm
 from vitreous.errors import UnsupportedModelError
 from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.speed.timing import one_thread
@@ -418,6 +424,50 @@ def test_norms_that_are_no_linear_map_are_refused():
         with pytest.raises(UnsupportedModelError, match=r"TanhNorm in block \d is neither LayerNorm nor RMSNorm"):
             vitreous.explain(model, pictures, spelling)
     assert torch.isfinite(vitreous.explain(model, pictures, "attin_residual").scores["attin_residual"]).all()
+
+
+class OwnNorm(nn.Module):
+    """A norm as people write it, its eps a number in the code."""
+
+    def __init__(self, width: int, *, centred: bool = False, offset: float = 0.0) -> None:
+        super().__init__()
+        self.weight, self.centred, self.offset = nn.Parameter(torch.ones(width)), centred, offset
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.centred:
+            tokens = tokens - tokens.mean(-1, keepdim=True)
+        return tokens * (tokens.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * (self.offset + self.weight)
+
+
+OWN_NORMS = {
+    "timm's, in float32": (RmsNormFp32, nn.RMSNorm, 0.0),
+    "transformers' eps": (partial(Aimv2RMSNorm, eps=1e-6), nn.RMSNorm, 0.0),
+    "eps in the code": (OwnNorm, nn.RMSNorm, 0.0),
+    "1 + weight": (partial(OwnNorm, offset=1.0), nn.RMSNorm, 1.0),
+    "LayerNorm": (partial(OwnNorm, centred=True), partial(nn.LayerNorm, bias=False), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", OWN_NORMS)
+def test_norms_are_known_by_what_they_do(name):
+    own, of_torch, offset = OWN_NORMS[name]
+    same, pictures = small_vit(seed=15), random_images(2)
+    model = copy.deepcopy(same)
+    for block, block_of_torch in zip(model.blocks, same.blocks, strict=True):
+        for part in ("norm1", "norm2"):
+            width = getattr(block, part).weight.numel()
+            weight = torch.linspace(0.5, 1.5, width)
+            for owner, norm, values in (
+                (block, own(width), weight - offset),
+                (block_of_torch, of_torch(width, eps=1e-6), weight),
+            ):
+                norm.weight.data.copy_(values)
+                setattr(owner, part, norm.double())
+                assert linear_norm(norm).eps == pytest.approx(1e-6, rel=1e-4)  # measured in float32 by some
+    for spelling in ("globenc", "alti"):
+        expected = vitreous.explain(same, pictures, spelling).scores[spelling]
+        # timm's and transformers' norms compute in float32, whatever they are given.
+        assert largest_difference(vitreous.explain(model, pictures, spelling).scores[spelling], expected) < 1e-5
 
 
 def test_a_run_that_was_recorded_for_others_can_still_be_asked_what_would_work():

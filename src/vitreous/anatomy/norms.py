@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -40,20 +42,82 @@ class LinearNorm:
 
 
 def linear_norm(module: nn.Module | None) -> LinearNorm | None:
-    """The norm as a linear map, or ``None`` for a module that is neither LayerNorm nor RMSNorm over channels."""
+    """The norm as a linear map, or ``None`` for a module that is neither LayerNorm nor RMSNorm over channels.
+
+    What is not torch's own LayerNorm is tried on two tokens: every library has an RMSNorm of its own, by many names,
+    and some multiply by 1 + weight.
+    """
     if isinstance(module, nn.Identity):  # ModernBERT has none in its first block, for its embeddings have one
         return LinearNorm(weight=None, bias=None, eps=0.0, centred=False, divides=False)
-    centred = isinstance(module, nn.LayerNorm)
-    # By name, for torch, timm and others each have their own; some of the others multiply by 1 + weight.
-    if module is None or not (centred or type(module).__name__ in {"RMSNorm", "RmsNorm"}):
+    if module is None:
         return None
-    weight, bias, eps = (getattr(module, name, None) for name in ("weight", "bias", "eps"))
-    if isinstance(weight, Tensor) and weight.dim() != 1:
-        return None
-    return LinearNorm(
-        weight=weight.detach() if isinstance(weight, Tensor) else None,
-        bias=bias.detach() if isinstance(bias, Tensor) else None,
-        # torch's RMSNorm without eps takes the precision of what it is given.
-        eps=float(eps) if eps is not None else torch.finfo(weight.dtype if weight is not None else torch.float32).eps,
-        centred=centred,
+    weight, bias = (
+        value.detach() if isinstance(value, Tensor) else None
+        for value in (getattr(module, name, None) for name in ("weight", "bias"))
     )
+    if weight is not None and weight.dim() != 1:
+        return None
+    if type(module) is nn.LayerNorm:
+        return LinearNorm(weight, bias, module.eps, centred=True)
+    return _norm_by_answer(module, weight, bias)
+
+
+def _norm_by_answer(module: nn.Module, weight: Tensor | None, bias: Tensor | None) -> LinearNorm | None:
+    """The form of norm that gives what the module gives, if one does."""
+    tokens = _probe(module, weight)
+    given = _answer(module, tokens)
+    if given is None:
+        return None
+    factors = [weight] if weight is None else [weight, 1 + weight]
+    for centred, factor in product((False, True), factors):
+        norm = LinearNorm(factor, bias, 0.0, centred)
+        norm = replace(norm, eps=_named_eps(module) or _measured_eps(norm, tokens, given))
+        if _gives(norm, tokens, given):
+            return norm
+    return None
+
+
+def _probe(module: nn.Module, weight: Tensor | None) -> Tensor:
+    """Two tokens, (1, 2, channels): one whose mean is not 0, and one so short that eps counts."""
+    channels = math.prod(getattr(module, "normalized_shape", (16,))) if weight is None else weight.numel()
+    like = torch.zeros(()) if weight is None else weight
+    wave = torch.linspace(0, 6, channels, dtype=torch.float64).sin()
+    # Half precision has no room for the squares of small numbers.
+    short = 1e-3 if torch.finfo(like.dtype).bits > 16 else 0.1
+    return torch.stack([1 + wave, short * (wave - 0.5)])[None].to(like.dtype).to(like.device)
+
+
+def _answer(module: nn.Module, tokens: Tensor) -> Tensor | None:
+    """What a module makes of tokens; ``None`` where it does not take them, or gives something else back."""
+    try:
+        with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
+            given = module.forward(tokens)  # not the module itself: its owner's hooks are for real pictures
+    except Exception:  # noqa: BLE001  what is no norm fails in its own ways
+        return None
+    return given if isinstance(given, Tensor) and given.shape == tokens.shape else None
+
+
+def _named_eps(module: nn.Module) -> float | None:
+    """What a norm says that it adds to the variance; torch's RMSNorm may not say."""
+    named = (getattr(module, name, None) for name in ("eps", "variance_epsilon", "epsilon"))
+    return next((float(eps) for eps in named if isinstance(eps, int | float)), None)
+
+
+def _measured_eps(norm: LinearNorm, tokens: Tensor, given: Tensor) -> float:
+    """What a norm adds to the variance, from what it divided the short token by."""
+    short = tokens[0, 1].to(torch.promote_types(tokens.dtype, torch.float32))
+    linear = norm.linear(short)
+    divided = given[0, 1] if norm.bias is None else given[0, 1] - norm.bias
+    deviation = linear.square().sum() / (linear * divided).sum()
+    return max(0.0, float(deviation.square() - norm.deviation(short).square()))
+
+
+def _gives(norm: LinearNorm, tokens: Tensor, given: Tensor) -> bool:
+    """Whether it gives what was given, to rounding."""
+    tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+    expected = norm.linear(tokens) / norm.deviation(tokens)[..., None]
+    if norm.bias is not None:
+        expected = expected + norm.bias
+    # A few roundings of the module's precision, or of float32, in which many norms work; other forms are far off.
+    precision = max(torch.finfo(given.dtype).eps, torch.finfo(torch.float32).eps)
+    return bool(((given - expected).abs() <= 8 * precision * expected.abs().amax(dim=-1, keepdim=True)).all())
