@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import shutil
 import tarfile
 
 import numpy as np
@@ -21,13 +22,15 @@ def error_of(call, *arguments):
     return str(caught.value)
 
 
-def write_segmentation(file, *, ids=("n02119789_7", "n00000001_9"), nested=True):
+def write_segmentation(file, *, ids=("n02119789_7", "n00000001_9"), nested=True, dtype=np.uint8):
     """Write what Matlab 7.3 writes: axes in reverse, cells as references, the mask's cell inside of a cell."""
     h5py = pytest.importorskip("h5py")
     image = np.zeros((HEIGHT, WIDTH, 3), dtype=np.uint8)
     image[0, :, 0], image[:, 0, 1], image[4, 7, 2] = 10, 20, 30
-    mask = np.zeros((HEIGHT, WIDTH), dtype=np.uint8)
+    mask = np.zeros((HEIGHT, WIDTH), dtype=dtype)
     mask[0, :], mask[1:3, 0] = 1, 1
+    if np.dtype(dtype).kind in "if":
+        mask[4, :] = -1
     with h5py.File(file, "w") as content:
         columns = {"img": [], "gt": [], "id": []}
         for number, identifier in enumerate(ids):
@@ -47,9 +50,10 @@ def write_segmentation(file, *, ids=("n02119789_7", "n00000001_9"), nested=True)
     return image, mask
 
 
-@pytest.mark.parametrize("nested", [True, False])
-def test_imagenet_segmentation(tmp_path, nested):
-    image, mask = write_segmentation(tmp_path / "gtsegs_ijcv.mat", nested=nested)
+@pytest.mark.parametrize(("nested", "dtype"), [(True, np.uint8), (False, bool), (True, np.int16), (False, np.float64)])
+def test_imagenet_segmentation(tmp_path, nested, dtype):
+    """Pixels of -1, as Chefer's program ignores them, do not count."""
+    image, mask = write_segmentation(tmp_path / "gtsegs_ijcv.mat", nested=nested, dtype=dtype)
     data = open_dataset(f"imagenet-seg:{tmp_path}")
     again = pickle.loads(pickle.dumps(data))
     assert data.fingerprint == again.fingerprint
@@ -125,13 +129,17 @@ def test_cifar_is_the_same_in_every_form(tmp_path, kind, classes, python, binary
         (tmp_path / binary).parent,
         tmp_path / "test.npz",
     ]
-    opened = [open_dataset(f"{kind}:{place}") for place in places]
+    (tmp_path / "alone").mkdir()
+    shutil.copy(tmp_path / "test.npz", tmp_path / "alone")
+    opened = [open_dataset(f"{kind}:{place}") for place in (*places, tmp_path / "alone")]
     assert len({data.fingerprint for data in opened}) == 1
     for data in opened:
         sample = pickle.loads(pickle.dumps(data)).load(1)
         assert (len(data), sample.name, sample.label) == (6, "test-00001", classes - 1)
         assert data.classes == classes
         assert np.array_equal(np.asarray(sample.image), pixels[1])
+    shutil.copy(tmp_path / "test.npz", tmp_path / "alone" / "again.npz")
+    assert "of again.npz, test.npz, give one" in error_of(open_dataset, f"{kind}:{tmp_path / 'alone'}")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"\x93NUMPY\x01\x00"])
@@ -337,8 +345,10 @@ def test_movies_as_a_data_set(tmp_path):
     archive = tmp_path / "movies.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(folder, arcname="movies")
+    (tmp_path / "packed").mkdir()
+    shutil.copy(archive, tmp_path / "packed")
     fingerprints = set()
-    for place in (folder, archive):
+    for place in (folder, archive, tmp_path / "packed"):
         tested = open_dataset(f"eraser-movies:{place}")
         assert (tested.holds, tested.class_names, len(tested)) == ("texts", ("NEG", "POS"), 1)
         assert tested.name(0) == tested.load(0).name == "negR_0.txt"

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from vitreous.datasets import DataError, list_datasets, open_dataset
-from vitreous.datasets.imagenet_classes import imagenet_indices
+from vitreous.datasets.imagenet_classes import imagenet_indices, imagenet_names
 from vitreous.errors import ImageError, VitreousError
 
 # Neither square nor symmetric, so that a transposed or flipped mask is another one.
@@ -164,6 +164,17 @@ def test_fingerprint_follows_content_and_not_place(tmp_path):
     assert open_dataset(f"labelled:{tmp_path / 'other'}").fingerprint != one.fingerprint
     photo(tmp_path / "one" / "a.jpg", size=(80, 50))
     assert open_dataset(f"labelled:{tmp_path / 'one'}").fingerprint != one.fingerprint
+
+
+def test_fingerprint_sees_every_byte_of_a_large_file(tmp_path):
+    text(tmp_path / "labels.csv", "file,label\na.bmp,1\n")
+    pixels = np.zeros((64, 64, 3), dtype=np.uint8)
+    found = set()
+    for row in (0, 12, 20, 40, 63):
+        pixels[row] = 255
+        Image.fromarray(pixels).save(tmp_path / "a.bmp")
+        found.add(open_dataset(f"labelled:{tmp_path}").fingerprint)
+    assert len(found) == 5
 
 
 def test_a_pickled_set_is_small_and_opens_from_another_folder(tmp_path, monkeypatch):
@@ -518,6 +529,29 @@ def test_imagenet_flat_with_wordnet_numbers_for_indices(tmp_path):
         assert "image-net.org" in message
     text(tmp_path / "val.txt", line.format("1.JPEG", "65") + line.format("3.JPEG", "n02119789"))
     assert "mixed" in error_of(f"imagenet:{tmp_path}")
+
+
+def test_imagenet_flat_with_a_list_of_wordnet_numbers(tmp_path):
+    flat_imagenet(tmp_path)
+    file = "imagenet_2012_validation_synset_labels.txt"
+    text(tmp_path / file, "n02119789\nn01440764\nn01440764\n")
+    assert labels_of(tmp_path) == [278, 0]
+    text(tmp_path / file, "n02119789\nn00000001\n")
+    assert "line 2: this is not a WordNet number of the 1000 classes" in error_of(f"imagenet:{tmp_path}")
+
+
+def test_imagenet_flat_with_a_table_of_labels(tmp_path):
+    flat_imagenet(tmp_path)
+    row = "ILSVRC2012_val_0000000{}.JPEG,{}\n"
+    text(tmp_path / "labels.csv", "file,class_index\n" + row.format(3, 278) + row.format(1, 65))
+    assert labels_of(tmp_path) == [65, 278]
+    named = [f'"{imagenet_names()[index]}"' for index in (0, 278)]
+    text(tmp_path / "labels.csv", "file,class_name\n" + row.format(3, named[1]) + row.format(1, named[0]))
+    assert labels_of(tmp_path) == [0, 278]
+    text(tmp_path / "labels.csv", "file,class_index\n" + row.format(3, 1000) + row.format(1, 65))
+    message = error_of(f"imagenet:{tmp_path}")
+    assert "ILSVRC2012_val_00000003.JPEG has class 1000, and there are 1000 classes" in message
+    assert "image-net.org" in message
 
 
 def test_imagenet_flat_with_the_development_kit(tmp_path):

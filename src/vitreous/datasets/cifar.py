@@ -65,7 +65,11 @@ class _Cifar(DataSet):
             for file in (self.path / name, self.path / Path(name).name):
                 if file.is_file():
                     return self._read_file(file)
-        raise self._error(f"there is neither {self.python_file} nor {self.binary_file}")
+        archives = sorted(self.path.glob("*.npz"))
+        if len(archives) == 1:
+            return self._read_file(archives[0])
+        several = f"; of {', '.join(file.name for file in archives)}, give one" if archives else ""
+        raise self._error(f"there is neither {self.python_file} nor {self.binary_file}{several}")
 
     def _read_file(self, file: Path) -> tuple[Pixels, Labels]:
         if file.suffix == ".npz":

@@ -26,6 +26,7 @@ Split = Literal["train", "val", "test"]
 
 _LIST_ENDING = ".jsonl"
 _ORIGIN = "ERASER's set of movie reviews (movies.tar.gz) comes from https://www.eraserbenchmark.com"
+_ARCHIVE = "movies.tar.gz"
 _MOST_BYTES = 200 * 2**20
 
 
@@ -147,7 +148,10 @@ class _Archive(_Source):
 def _open(path: Path) -> _Source:
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder; {_ORIGIN}")
-    return _Folder(path) if path.is_dir() else _Archive(path)
+    if not path.is_dir():
+        return _Archive(path)
+    unpacked = any((path / name).exists() for name in ("movies", "docs"))
+    return _Archive(path / _ARCHIVE) if not unpacked and (path / _ARCHIVE).is_file() else _Folder(path)
 
 
 def _rows(source: _Source, split: str) -> list[dict[str, Any]]:

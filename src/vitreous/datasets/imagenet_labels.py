@@ -7,7 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from vitreous.datasets.imagenet_classes import CLASSES, imagenet_indices, is_wordnet_number
+from vitreous.datasets.imagenet_classes import CLASSES, imagenet_indices, imagenet_names, is_wordnet_number
+from vitreous.datasets.label_table import TABLE, read_labels
 from vitreous.datasets.list_files import ListError, add_label, read_list, read_table
 from vitreous.errors import MissingDependencyError
 
@@ -16,7 +17,8 @@ CAFFE = "val.txt"
 DEVKIT = "ILSVRC2012_validation_ground_truth.txt"
 META = "meta.mat"
 CLASS_MAP = "map_clsloc.txt"
-FILES = (KAGGLE, CAFFE, DEVKIT)
+SYNSETS = "imagenet_2012_validation_synset_labels.txt"
+FILES = (KAGGLE, CAFFE, DEVKIT, SYNSETS, TABLE)
 
 _BELOW = (".", "ILSVRC2012_devkit_t12/data", "devkit/data", "data")
 
@@ -30,8 +32,8 @@ def read_validation_labels(*places: Path) -> dict[str, int] | None:
     Raises:
         ListError: The file is damaged, or it numbers the classes in an order that cannot be known from what is there.
     """
-    readers = {KAGGLE: _read_kaggle, CAFFE: _read_caffe, DEVKIT: _read_devkit}
-    for name, read in readers.items():
+    readers = (_read_kaggle, _read_caffe, _read_devkit, _read_synsets, _read_labels)
+    for name, read in zip(FILES, readers, strict=True):
         for folder in _folders(places):
             if (folder / name).is_file():
                 return read(folder / name)
@@ -89,6 +91,27 @@ def _read_devkit(file: Path) -> dict[str, int]:
         if len(words) != 1 or not words[0].isdecimal() or int(words[0]) not in indices:
             raise ListError(f"{file}, line {number}: this is not a class number from 1 to {CLASSES}")
         labels[f"ILSVRC2012_val_{number:08d}"] = indices[int(words[0])]
+    return labels
+
+
+def _read_synsets(file: Path) -> dict[str, int]:
+    """Read one WordNet number per line for photos 1, 2, ..."""
+    known = imagenet_indices()
+    labels = {}
+    for number, words in _lines(read_list(file)):
+        if len(words) != 1 or words[0] not in known:
+            raise ListError(f"{file}, line {number}: this is not a WordNet number of the {CLASSES} classes")
+        labels[f"ILSVRC2012_val_{number:08d}"] = known[words[0]]
+    return labels
+
+
+def _read_labels(file: Path) -> dict[str, int]:
+    """Read a table of files and class indices, or names."""
+    labels: dict[str, int] = {}
+    for name, index in read_labels(file, imagenet_names()).labels.items():
+        if index >= CLASSES:
+            raise ListError(f"{file}: {name} has class {index}, and there are {CLASSES} classes")
+        add_label(labels, name.rpartition("/")[2].partition(".")[0], index, str(file))
     return labels
 
 

@@ -17,6 +17,7 @@ from vitreous.datasets.mask_files import check_mask
 from vitreous.datasets.sample import Mask, Sample
 from vitreous.errors import DataError, MissingDependencyError
 from vitreous.images import MAX_PIXELS
+from vitreous.metrics.arrays import IGNORED
 from vitreous.reason import reason_of
 
 _FILE = "gtsegs_ijcv.mat"
@@ -123,8 +124,9 @@ class ImageNetSegmentation(DataSet):
         if stored.dtype.kind not in "uifb" or stored.ndim != 2:
             _refuse(stored, where, "mask")
         _check_size(stored, where)
-        foreground: Mask = (stored[()].T != 0).astype(np.int16)
-        return foreground
+        values = stored[()].T
+        mask: Mask = np.where(values < 0, IGNORED, values != 0).astype(np.int16)  # -1 does not count
+        return mask
 
 
 def _text(stored: Any) -> str:

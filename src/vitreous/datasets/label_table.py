@@ -7,8 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from vitreous.datasets.imagenet_classes import CLASSES
-from vitreous.datasets.list_files import add_label, read_table
-from vitreous.errors import DataError
+from vitreous.datasets.list_files import ListError, add_label, read_table
 
 TABLE = "labels.csv"
 NAMES = "class_names.json"
@@ -16,8 +15,8 @@ NAMES = "class_names.json"
 IMAGENET_COLUMN = "imagenet_index"
 
 _FILE_COLUMNS = ("file", "filename", "file_name", "image", "image_path", "path", "name", "id", "image_id")
-# Indices before names; the index of the model's output before one of the set's own. A bare "index" comes last: it is
-# also what programs call the number of a row.
+# Indices before names; the index of the model's output before one of the set's own. A bare "index" comes after
+# them: it is also what programs call the number of a row.
 _LABEL_COLUMNS = (
     IMAGENET_COLUMN,
     "class_index",
@@ -29,6 +28,7 @@ _LABEL_COLUMNS = (
     "target",
     "breed_index",
     "index",
+    "class_name",
 )
 
 
@@ -62,7 +62,7 @@ def read_labels(file: Path, class_names: tuple[str, ...] | None = None) -> Label
         class_names: Lets the label column hold names instead of indices.
 
     Raises:
-        DataError: It is no table, a column is missing, or a row names no class, a file twice, or a file outside of the
+        ListError: It is no table, a column is missing, or a row names no class, a file twice, or a file outside of the
             set.
         OSError: It cannot be read.
     """
@@ -74,7 +74,7 @@ def read_labels(file: Path, class_names: tuple[str, ...] | None = None) -> Label
     for number, row in enumerate(rows[1:], start=2):
         where = f"{file}, row {number}"
         if len(row) <= max(file_column, label_column):
-            raise DataError(f"{where}: there are {len(row)} columns where the header has {len(header)}")
+            raise ListError(f"{where}: there are {len(row)} columns where the header has {len(header)}")
         name = _inside(row[file_column].strip(), where)
         add_label(labels, name, _index(row[label_column].strip(), class_names, where), where)
     return LabelTable(labels, header[label_column])
@@ -84,23 +84,23 @@ def read_class_names(file: Path) -> tuple[str, ...] | None:
     """Read a JSON list of class names in index order; None where there is no such file.
 
     Raises:
-        DataError: It is not such a list.
+        ListError: It is not such a list.
     """
     if not file.is_file():
         return None
     try:
         names = json.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError, OSError) as error:
-        raise DataError(f"{file}: this is not JSON ({error})") from error
+        raise ListError(f"{file}: this is not JSON ({error})") from error
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{file}: this is not a list of class names")
+        raise ListError(f"{file}: this is not a list of class names")
     return tuple(names)
 
 
 def _rows(file: Path) -> list[list[str]]:
     rows = [row for row in read_table(file) if any(cell.strip() for cell in row)]
     if len(rows) < 2:
-        raise DataError(f"{file}: the table has no rows below its header")
+        raise ListError(f"{file}: the table has no rows below its header")
     return rows
 
 
@@ -108,14 +108,14 @@ def _column(header: list[str], known: tuple[str, ...], file: Path, what: str) ->
     for name in known:
         if name in header:
             return header.index(name)
-    raise DataError(f"{file}: no column names {what}; the header is {','.join(header)}, known are {', '.join(known)}")
+    raise ListError(f"{file}: no column names {what}; the header is {','.join(header)}, known are {', '.join(known)}")
 
 
 def _inside(name: str, where: str) -> str:
     """Return a file name that stays inside the set: a table from elsewhere must not point to other files."""
     path = PurePosixPath(name.replace("\\", "/"))
     if not path.parts or path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
-        raise DataError(f"{where}: {name!r} is not the name of a file inside the data set")
+        raise ListError(f"{where}: {name!r} is not the name of a file inside the data set")
     return str(path)
 
 
@@ -123,11 +123,11 @@ def _index(text: str, class_names: tuple[str, ...] | None, where: str) -> int:
     if text.isdecimal() and len(text) <= _MOST_DIGITS:
         return int(text)
     if class_names is None:
-        raise DataError(f"{where}: {text!r} is not a class index, and there is no {NAMES} to find the name in")
+        raise ListError(f"{where}: {text!r} is not a class index, and there is no {NAMES} to find the name in")
     if text not in class_names:
-        raise DataError(f"{where}: {text!r} is neither a class index nor a name in {NAMES}")
+        raise ListError(f"{where}: {text!r} is neither a class index nor a name in {NAMES}")
     places = [index for index, name in enumerate(class_names) if name == text]
     if len(places) > 1:
         numbers = " and ".join(map(str, places))
-        raise DataError(f"{where}: several classes of {NAMES} are called {text!r}: {numbers}; give the index")
+        raise ListError(f"{where}: several classes of {NAMES} are called {text!r}: {numbers}; give the index")
     return places[0]
