@@ -17,6 +17,7 @@ import vitreous
 from evaluations import METHODS, MODEL, PROTOCOL, everything, some_run, write_photos
 from small_data import loaded
 from small_models import small_vit
+from vitreous.benchmark import starting
 from vitreous.benchmark.engines.watching import Silent
 from vitreous.benchmark.labels import check_labels
 from vitreous.benchmark.run import ModelChoice, RunError
@@ -155,6 +156,46 @@ def test_a_plugin_that_changes_between_two_runs_of_a_process_is_run_again(data, 
         found.append([row["mean"] for row in results.rows()])
     assert found[0] != found[1]
     assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+FAILING = """
+from vitreous.plugin import method
+
+asked = []
+
+@method("failing", values=("tokens",))
+def own(view, layer):
+    asked.append(layer)
+    if len(asked) > 1:  # an empty picture is the first: a failure on it would end everything
+        raise {error}
+    return view.tokens(layer).sum(-1)
+"""
+
+
+def test_what_nobody_foresaw_is_one_methods_failure_and_no_runs(data, tmp_path, registry):
+    plugin = tmp_path / "failing.py"
+    plugin.write_text(FAILING.format(error="ZeroDivisionError('by zero')"))
+    results = evaluate(MODEL, data, tmp_path / "out", methods=["gae", "failing"], plugins=(plugin,))
+    assert results.measured_methods == ("gae",)
+    assert {failure.error for failure in results.failures() if failure.method == "failing"} == {
+        "ZeroDivisionError: by zero"
+    }
+    assert results.rows() == evaluate(MODEL, data, tmp_path / "alone", methods="gae").rows()
+
+
+def test_a_full_memory_ends_a_run(data, tmp_path, registry):
+    """It says nothing of a photo, so it is not kept as a photo's error."""
+    plugin = tmp_path / "failing.py"
+    plugin.write_text(FAILING.format(error="MemoryError"))
+    with pytest.raises(MemoryError):
+        evaluate(MODEL, data, tmp_path / "out", methods="failing", plugins=(plugin,))
+
+
+def test_other_code_of_this_package_is_another_run(data, tmp_path, monkeypatch):
+    folders = [evaluate(MODEL, data, tmp_path, limit=1).stores[0].folder]
+    monkeypatch.setattr(starting, "_own_code_hash", lambda: "0" * 64)
+    folders.append(evaluate(MODEL, data, tmp_path, limit=1).stores[0].folder)
+    assert folders[0] != folders[1]
 
 
 def test_a_method_of_the_session_is_known_by_its_code(data, tmp_path, registry):

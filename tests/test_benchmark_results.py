@@ -11,6 +11,8 @@ from vitreous.benchmark.measuring import columns_of
 from vitreous.benchmark.report.gathering import gather
 from vitreous.benchmark.results import Failure, Results
 from vitreous.benchmark.run import RunError
+from vitreous.benchmark.summary import title_of
+from vitreous.cli.evaluating import _alone_to_blame
 from vitreous.metrics.metric import mean_of
 from vitreous.protocols import find_protocol
 
@@ -19,7 +21,7 @@ OTHERS = [
     {"weights": "other"},
     {"data_fingerprint": "other"},
     {"preprocessing": {"mean": (0.4, 0.5, 0.5)}},
-    {"settings": {"version": 2}},
+    {"versions": {"vitreous": "2"}},
 ]
 
 
@@ -29,11 +31,12 @@ class TestTogether:
         """A run of two methods and one of a third, with what was changed about it."""
         protocol = find_protocol(PROTOCOL)
         numbers = dict.fromkeys(columns_of(protocol), (1, 2, 3))
-        first = invented_store(folder, {"one": numbers, "two": numbers}, protocol=PROTOCOL)
-        second = invented_store(folder, {"three": numbers}, **{"protocol": PROTOCOL, **change})
+        same = {"protocol": PROTOCOL, "settings": protocol.settings()}
+        first = invented_store(folder, {"one": numbers, "two": numbers}, **same)
+        second = invented_store(folder, {"three": numbers}, **{**same, **change})
         return protocol, (first, second)
 
-    @pytest.mark.parametrize("change", OTHERS)
+    @pytest.mark.parametrize("change", [*OTHERS, {"settings": {"version": 2}}])
     def test_runs_that_do_not_compare_are_refused(self, tmp_path, change):
         protocol, stores = self.stores(tmp_path, change)
         with pytest.raises(RunError, match="their numbers do not compare"):
@@ -43,6 +46,13 @@ class TestTogether:
     def test_a_folder_of_such_runs_has_a_table_for_each(self, tmp_path, change):
         self.stores(tmp_path, change)
         assert sorted(results.methods for results in gather(tmp_path, pytest.fail)) == [("one", "two"), ("three",)]
+
+    def test_what_another_version_of_a_protocol_measured_is_left_out(self, tmp_path):
+        self.stores(tmp_path, {"settings": {**find_protocol(PROTOCOL).settings(), "version": 0}})
+        told = []
+        (results,) = gather(tmp_path, told.append)
+        assert results.methods == ("one", "two")
+        assert f"it was measured by another version of {PROTOCOL}" in " ".join(told)
 
     def test_methods_of_runs_that_compare_are_one_table(self, tmp_path):
         protocol, stores = self.stores(tmp_path, {"shard_size": 2, "data": "masks:/moved"})
@@ -64,6 +74,18 @@ class TestCounted:
         assert results.counted.tolist() == [True, False, False, True]
         rows = {row["method"]: (row["n"], row["mean"]) for row in results.rows()}
         assert rows == dict.fromkeys(("whole", "first", "second"), (2, pytest.approx(0.45)))
+
+    def test_the_title_says_how_many_could_not_be_measured(self, tmp_path):
+        assert "2 images (2 could not be measured)" in title_of(
+            invented_results(tmp_path / "some", (PRECISION,), NUMBERS, FAILING)
+        )
+        assert title_of(invented_results(tmp_path / "none", (PRECISION,), NUMBERS)).endswith(", 4 images")
+
+    def test_a_method_that_takes_most_images_from_the_others_is_named(self, tmp_path):
+        blamed = invented_results(tmp_path / "one", (PRECISION,), NUMBERS, {"first": [1], "second": [0, 1, 2]})
+        assert _alone_to_blame(blamed) == ", 2 of them because of second alone: without it they would"
+        shared = invented_results(tmp_path / "two", (PRECISION,), NUMBERS, FAILING)
+        assert _alone_to_blame(shared) == ""
 
     def test_each_failure_is_told_of_its_method(self, tmp_path):
         results = invented_results(tmp_path, (PRECISION,), NUMBERS, FAILING)

@@ -75,6 +75,7 @@ class TestContext:
             {"data_fingerprint": "other"},
             {"model": ModelChoice("timm/some", device="cuda")},
             {"seed": 1},
+            {"versions": {"vitreous": "2"}},
         ],
     )
     def test_other_weights_data_or_settings_change_it(self, change):

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+import torch
+
 from vitreous.benchmark.material import Maps, Material
 from vitreous.benchmark.photo_material import PhotoMaterial
 from vitreous.benchmark.tasks.batch import EXPLAINED_TOGETHER, Batch, Case, Seen
@@ -17,11 +19,13 @@ from vitreous.errors import VitreousError
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.protocols.protocol import Protocol
+from vitreous.reason import reason_of
 from vitreous.spelling import parse
 
 Row = dict[str, str | int | float | None]
 
 _MEASURED_TOGETHER = 16  # photos or texts
+_OF_THE_MOMENT = (MemoryError, torch.OutOfMemoryError)  # they say nothing of a photo, so they are not kept as its error
 
 
 def columns_of(protocol: Protocol) -> tuple[str, ...]:
@@ -170,13 +174,15 @@ class _Measurement:
         parts: list[tuple[Sequence[int], list[list[int]], Sequence[str]]]
         try:
             return self._explained(batch, images, targets, methods)
-        except VitreousError as error:
+        except _OF_THE_MOMENT:
+            raise
+        except Exception as error:  # noqa: BLE001  a plugin's, or a solver's: one map's failure is no run's
             if len(methods) > 1:
                 parts = [(images, targets, [method]) for method in methods]
             elif len(images) > 1:
                 parts = [([image], [classes], methods) for image, classes in zip(images, targets, strict=True)]
             else:
-                self.errors[Case(images[0], methods[0])] = str(error)
+                self.errors[Case(images[0], methods[0])] = _sentence(error)
                 parts = []
         maps: Maps = {}
         for part in parts:
@@ -196,15 +202,22 @@ class _Measurement:
         """Measure cases together; if that fails, one by one, so that none spoils another."""
         try:
             found = task.measure(batch, cases) if cases else []
-        except VitreousError as error:
+        except _OF_THE_MOMENT:
+            raise
+        except Exception as error:  # noqa: BLE001  tasks ask methods too
             if len(cases) == 1:
-                self.errors[cases[0]] = str(error)
+                self.errors[cases[0]] = _sentence(error)
             else:  # find out whose fault it is; what the model said already is remembered
                 for case in cases:
                     self._ask(task, batch, [case])
             return
         for case, values in zip(cases, found, strict=True):
             self.values.setdefault(case, {}).update(values)
+
+
+def _sentence(error: Exception) -> str:
+    """What is kept of a failure; one that nobody foresaw has its type, for its words may not say much."""
+    return str(error) if isinstance(error, VitreousError) else f"{type(error).__name__}: {reason_of(error)}"
 
 
 def _alike(counts: Sequence[int]) -> Iterator[list[int]]:

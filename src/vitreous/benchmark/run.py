@@ -121,7 +121,7 @@ class Run:
     @property
     def context(self) -> str:
         """A hash of what two runs must have in common for their methods to stand in one table."""
-        parts = (self.settings, self.weights, self.preprocessing, self.data_fingerprint, self.protocol)
+        parts = (self.settings, self.weights, self.preprocessing, self.data_fingerprint, self.protocol, self.versions)
         return hash_of([*parts, self.data.partition(":")[0], self.model.device, self.seed])
 
     @property

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
@@ -195,8 +197,20 @@ def _spellings(bench: Workbench, methods: Sequence[str], watcher: Watcher) -> tu
 
 
 def _versions(model: nn.Module) -> dict[str, str]:
+    """What computes the numbers; vitreous by its code too, for a checkout changes more often than its version."""
     decisive = {*_DECISIVE, type(model).__module__.partition(".")[0]}
-    return {name: version for name, version in software_versions().items() if name in decisive}
+    versions = {name: version for name, version in software_versions().items() if name in decisive}
+    return versions | {"vitreous": f"{versions['vitreous']}+{_own_code_hash()[:12]}"}
+
+
+@cache
+def _own_code_hash() -> str:
+    """The sha256 over the modules of this package."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
 
 
 def _absolute(data: str) -> str:

@@ -75,7 +75,10 @@ def title_of(results: Results) -> str:
     kind, _, path = results.run.data.partition(":")
     architecture, at, weights = results.run.model.name.partition("@")
     model = f"{architecture}{at}{Path(weights).name}"  # where the file is kept says nothing about what was measured
-    counted = f"{int(results.counted.sum())} {results.run.things}"
+    broken = int((~results.counted).sum())
+    counted = f"{int(results.counted.sum())} {results.run.things}" + (
+        f" ({broken} could not be measured)" if broken else ""
+    )
     left = "" if results.finished else f" (not finished: {len(results.images)} of {results.wanted})"
     return f"{results.run.protocol}, {model}, {kind}:{Path(path).name}, {counted}{left}"
 

@@ -58,4 +58,15 @@ def _tell_failures(results: Results, console: Console) -> None:
         say_error(f"none of the {len(results.images)} {results.run.things} could be measured", console)
     else:
         some = f"{broken} of {len(results.images)} {results.run.things}"
-        say(console, f"{some} could not be measured and do not count", "yellow")
+        say(console, f"{some} could not be measured and do not count{_alone_to_blame(results)}", "yellow")
+
+
+def _alone_to_blame(results: Results) -> str:
+    """Which method takes most of what does not count away from all others, if one does."""
+    failed = {method: results.failed[method] for method in results.measured_methods}
+    together = sum(flags.astype(int) for flags in failed.values())
+    alone = {method: int((flags & (together == 1)).sum()) for method, flags in failed.items()}
+    worst = max(alone, key=alone.__getitem__)
+    if len(failed) == 1 or 2 * alone[worst] <= int((~results.counted).sum()):
+        return ""
+    return f", {alone[worst]} of them because of {worst} alone: without it they would"

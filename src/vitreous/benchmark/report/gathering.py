@@ -58,7 +58,7 @@ def _opened(folders: list[Path], notice: Notice) -> tuple[list[Results], list[st
 def _results_in(folder: Path, notice: Notice) -> Results:
     store = Store.open(folder)
     protocol = find_protocol(store.run.protocol)
-    if not {column for metric in protocol.metrics() for column in metric.columns} <= {*store.run.columns}:
+    if store.run.settings != protocol.settings():
         raise RunError(f"it was measured by another version of {protocol.name}")
     results = Results((store.readable(notice),), protocol)
     if not len(results.images):
