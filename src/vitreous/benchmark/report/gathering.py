@@ -58,7 +58,8 @@ def _opened(folders: list[Path], notice: Notice) -> tuple[list[Results], list[st
 def _results_in(folder: Path, notice: Notice) -> Results:
     store = Store.open(folder)
     protocol = find_protocol(store.run.protocol)
-    if store.run.settings != protocol.settings():
+    needed = {column for metric in protocol.metrics() for column in metric.columns}
+    if store.run.settings != protocol.settings() or not needed <= {*store.run.columns}:
         raise RunError(f"it was measured by another version of {protocol.name}")
     results = Results((store.readable(notice),), protocol)
     if not len(results.images):
