@@ -13,6 +13,7 @@ from small_models import PATCHES, random_images, small_vit
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.subject import Subject
+from vitreous.tape import doing_without
 
 # Float64 and the same operations; sums over another number of tokens are cut into other pieces.
 SAME = {"rtol": 1e-12, "atol": 1e-12}
@@ -72,6 +73,20 @@ def test_positions_that_blocks_work_out_themselves_are_those_of_the_whole_pictur
         stream = torch.stack([row[index] for row, index in zip(stream, tokens, strict=True)])
         expected = told.forward_head(told.norm(told.blocks(stream)))
     torch.testing.assert_close(found, expected, **SAME)
+
+
+class NamedOperands(OwnPositions):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, places: Tensor) -> Tensor:
+        del places
+        return nn.functional.scaled_dot_product_attention(query=query, key=key, value=value)
+
+
+def test_patches_are_dropped_where_attention_is_called_with_names():
+    images, kept = random_images(), some_patches(9)
+    model, same = (small_vit(attn_layer=attention) for attention in (NamedOperands, "attn"))
+    found, expected = (subject_of(vit, images).logits_of_kept(images, kept) for vit in (model, same))
+    torch.testing.assert_close(found, expected, **SAME)
+    assert set(doing_without._KNOWN[model].values()) == {"drop"}
 
 
 class Neighbours(Block):

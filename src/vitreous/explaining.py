@@ -127,15 +127,16 @@ def ask_allowed(
     Raises:
         RefusedMethodsError: none is left, or one was asked for by the caller.
     """
-    try:
-        return recipes, ask(recipes)
-    except RefusedMethodsError as error:
-        left = [recipe for recipe in recipes if recipe.spelling not in error.reasons]
-        if not optional or not left:
-            raise
-        told = "; ".join(f"{name} is left out: {reason}" for name, reason in error.reasons.items())
-        warn_caller(f"of the methods that are used where none is asked for, {told}")
-    return left, ask(left)
+    while True:
+        try:
+            return recipes, ask(recipes)
+        except RefusedMethodsError as error:
+            left = [recipe for recipe in recipes if recipe.spelling not in error.reasons]
+            if not optional or not left or len(left) == len(recipes):
+                raise
+            told = "; ".join(f"{name} is left out: {reason}" for name, reason in error.reasons.items())
+            warn_caller(f"of the methods that are used where none is asked for, {told}")
+            recipes = left
 
 
 def answer_with(

@@ -108,7 +108,8 @@ def _by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
     """The operands of a call in their places, also where they were named."""
     if not kwargs:
         return args, kwargs
-    for place, names in enumerate((("input", "x", "A"), ("other",))):
+    operands = (("query",), ("key",), ("value",)) if "key" in kwargs else (("input", "x", "A"), ("other",))
+    for place, names in enumerate(operands):
         name = next((name for name in names if name in kwargs), None) if len(args) == place else None
         if name is not None:
             args, kwargs = (*args, kwargs[name]), {other: value for other, value in kwargs.items() if other != name}
