@@ -32,6 +32,11 @@ from vitreous.metrics.correlation import pearson
 from vitreous.models import LoadedModel, load_model
 
 TIMED = ["decompx.skipplus", "ixg", "gae", "gradtoken"]
+# Sums over layers and propagation are maps of their own, which may survive bfloat16 where the plain ones do not.
+AGGREGATED = [
+    *("gae.propagate", "attcat.skipplus", "ixg.plus", "ixg.skipplus", "fullgrad_plus.skipplus", "alti.plus"),
+    *("alti.skipplus", "decompx.plus", "decompx.skipplus", "decompx.propagate", "decompx.skipplus.propagate"),
+]
 COMPILED = ["occlusion:window=4,stride=4", "rise:budget=64"]
 
 
@@ -99,7 +104,8 @@ def main() -> None:
         for row in compiled:
             print(" ".join(f"{name} {value}" for name, value in row.items()))
         return
-    spellings = given.methods or [info.name for info in list_methods() if cost_of(info.name).one_run]
+    one_run = [info.name for info in list_methods() if cost_of(info.name).one_run]
+    spellings = given.methods or [*one_run, *AGGREGATED]
     rows: list[dict[str, Any]] = []
     for spelling in spellings:
         rows.append({"option": "bf16", "method": spelling, **bf16_errors(model, images, spelling)})

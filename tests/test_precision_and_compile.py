@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from timm.models.mlp_mixer import MlpMixer
 
 import vitreous
-from small_models import golden_model, largest_difference
+from small_models import golden_model, largest_difference, random_images
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.metrics.correlation import pearson
 from vitreous.precision import KEEP_THEIR_ORDER, TOLERANCE
@@ -50,6 +51,8 @@ def test_bf16_is_refused_where_maps_do_not_survive_it():
         vitreous.explain(model, images, ["gae", "occlusion"], precision="bf16")
     with pytest.raises(MethodError, match=r"gae:rule=libra was not found"):  # measured under its own rule alone
         vitreous.explain(model, images, "gae:rule=libra", precision="bf16")
+    with pytest.raises(MethodError, match=r"gradient.plus was not found"):  # nor is a sum over layers its last one
+        vitreous.explain(model, images, "gradient.plus", precision="bf16")
     with pytest.raises(InputError, match=r"precision=fp8 is not one of model, bf16"):
         vitreous.explain(model, images, "gae", precision="fp8")
 
@@ -59,6 +62,15 @@ def test_the_usual_methods_are_left_out_where_bf16_spoils_them():
     with pytest.warns(UserWarning, match=r"gradtoken is left out: it was not found to rank patches in bf16"):
         explanation = vitreous.explain(model, images, precision="bf16")
     assert explanation.methods == ("tokentm", "decompx.skipplus")
+
+
+def test_what_the_model_does_not_allow_is_left_out_too():
+    mixer = MlpMixer(img_size=32, patch_size=8, num_blocks=4, embed_dim=24, num_classes=5).eval()
+    with pytest.warns(UserWarning, match="is left out") as told:
+        explanation = vitreous.explain(mixer, random_images(1, dtype=torch.float32), precision="bf16")
+    assert explanation.methods == ("decompx.skipplus",)
+    for name in ("gradtoken", "tokentm"):
+        assert sum(f"{name} is left out" in str(each.message) for each in told) == 1
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ KEEP_THEIR_ORDER = frozenset(
         *("gradient", "ixg", "cat", "attixg", "attcat", "fullgrad", "fullgrad_plus"),
         *("gradcam_elementwise", "eigencam"),
         *("conservative_lrp", "attnlrp", "attin", "attin_residual", "globenc", "decompx"),
+        *("gae.propagate", "attcat.skipplus", "ixg.plus", "ixg.skipplus", "fullgrad_plus.skipplus", "alti.skipplus"),
+        *("decompx.plus", "decompx.skipplus", "decompx.propagate", "decompx.skipplus.propagate"),
     }
 )
 
@@ -50,5 +52,5 @@ def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) 
 
 
 def _keeps_its_order(recipe: Recipe) -> bool:
-    """Whether a method was measured; another rule or option is another map."""
-    return ":" not in recipe.spelling and recipe.info.name in KEEP_THEIR_ORDER
+    """Whether this very spelling was measured; another rule, option or aggregation is another map."""
+    return recipe.spelling in KEEP_THEIR_ORDER
