@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -59,7 +60,17 @@ def _belongs(module: ModuleType, file: Path, start: ModuleType, beside: Path) ->
     package = start.__name__.partition(".")[0]
     if module.__name__.partition(".")[0] == package:
         return True
-    return beside.parent.name not in _INSTALLED and beside.parent in file.parents
+    return beside.parent in file.parents and not _is_installed(file, beside)
+
+
+def _is_installed(file: Path, beside: Path) -> bool:
+    """Return whether a file below one's own folder is of an environment that lies there too, such as ``.venv``."""
+    folder = beside.parent
+    if not _INSTALLED.isdisjoint((folder.name, *file.relative_to(folder).parts)):
+        return True
+    places = map(Path, (sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), str(Path(__file__).parent)))
+    # An environment that one's own file is inside of says nothing: a home may be one, as with conda.
+    return any(place in file.parents and place not in beside.parents for place in places)
 
 
 def _file_of(module: ModuleType | None) -> Path | None:

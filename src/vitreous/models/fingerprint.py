@@ -63,7 +63,8 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 def _code(model: nn.Module) -> list[str]:
     """Return a line for each piece of code of one's own: classes, and functions that were put into parts of others."""
-    return sorted({source_hash(written) for written in _written(model) if _is_own(written)})
+    own = {written for written in _written(model) if _is_own(written)}  # many parts are of one class
+    return sorted({source_hash(written) for written in own})
 
 
 def _written(model: nn.Module) -> Iterator[Any]:
