@@ -6,11 +6,14 @@ import warnings
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import vitreous
+from evaluations import PROTOCOL, write_photos
 from loading_models import error_of, same_weights
+from vitreous.cli import app
 from vitreous.errors import MissingDependencyError
-from vitreous.models import load_model
+from vitreous.models import hub, load_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 8}
 
@@ -64,12 +67,80 @@ def test_a_timm_model_inside_transformers(hf, tmp_path, photo):
 
 def test_folder_without_processor_falls_back_and_says_so(hf, tmp_path):
     save_classifier(hf, tmp_path, num_labels=4)
-    with pytest.warns(UserWarning, match=r"mean = std = 0\.5 at 32 x 32"):
+    with pytest.warns(UserWarning, match=r"mean = std = 0\.5 at 32 x 32") as caught:
         loaded = load_model(f"hf/{tmp_path}", mean=0.25)
+    assert [warning.filename for warning in caught] == [__file__]  # it is the caller who can do something about it
     assert loaded.class_names is None
     assert loaded.preprocessing.image_size == (32, 32)
     assert loaded.preprocessing.mean == (0.25, 0.25, 0.25)
     assert loaded.preprocessing.std == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    "content", ['{"image_processor_type": "ViTImageProc', '{"image_processor_type": "Unheard"}'], ids=["cut", "unknown"]
+)
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
+def test_a_processor_that_cannot_be_loaded_is_not_replaced(hf, tmp_path, file, content):
+    save_classifier(hf, tmp_path, num_labels=4)
+    (tmp_path / file).write_text(content)
+    assert "its image processor cannot be loaded (" in error_of(f"hf/{tmp_path}")
+
+
+def test_settings_of_a_timm_model_that_cannot_be_read_are_not_replaced(hf, tmp_path, monkeypatch):
+    config = hf.TimmWrapperConfig(architecture="test_vit", num_labels=3, model_args={"img_size": 32})
+    hf.TimmWrapperForImageClassification(config).save_pretrained(tmp_path)
+    monkeypatch.setattr(hf.AutoImageProcessor, "from_pretrained", None)  # fails, as without a library that it needs
+    assert "its image processor cannot be loaded (" in error_of(f"hf/{tmp_path}")
+
+
+@pytest.fixture
+def cached(hf, tmp_path, monkeypatch):
+    """A repository that an earlier download left in the cache, on a machine without network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("vitreous.models.hub.is_reachable", lambda: False)
+    repository, commit = tmp_path / "models--some--vit", "0" * 40
+    save_classifier(hf, repository / "snapshots" / commit, num_labels=4)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    absent = repository / ".no_exist" / commit
+    absent.mkdir(parents=True)
+    return absent
+
+
+def test_offline_a_processor_is_assumed_only_if_it_is_known_that_there_is_none(cached):
+    (cached / "processor_config.json").touch()
+    assert "its image processor is not on this machine and the model hub" in error_of("hf/some/vit")
+    (cached / "preprocessor_config.json").touch()
+    with pytest.warns(UserWarning, match="no image processor is stored"):
+        assert load_model("hf/some/vit").preprocessing.mean == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "absent"), [(False, True), (True, False), (OSError("the connection was reset"), False)], ids=str
+)
+def test_online_the_hub_tells_whether_there_is_a_processor(cached, monkeypatch, answer, absent):
+    def file_exists(_repository, _name):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("huggingface_hub.file_exists", file_exists)
+    assert (hub.has_file("some/vit", "preprocessor_config.json", offline=False) is False) == absent
+
+
+@pytest.mark.parametrize(
+    "command", [("explain", "demo"), ("figure", "overlay", "demo"), ("evaluate",), ("speed", "--repeats", 1)], ids=str
+)
+def test_the_command_line_says_in_one_plain_line_that_a_processor_is_assumed(hf, tmp_path, command):
+    save_classifier(hf, tmp_path / "vit", num_labels=37)
+    out = {"figure": "figure.png", "speed": "rows.json"}.get(command[0], "out")
+    rest = ("--model", f"hf/{tmp_path / 'vit'}", "--methods", "rollout", "--out", tmp_path / out)
+    if command[0] == "evaluate":
+        rest += ("--data", write_photos(tmp_path / "data", 1), "--protocol", PROTOCOL)
+    result = CliRunner().invoke(app, [str(argument) for argument in (*command, *rest)])
+    assert result.exit_code == 0, result.output
+    (line,) = (line for line in result.stderr.splitlines() if "image processor" in line)
+    assert line.startswith("warning: hf/")
 
 
 @pytest.mark.filterwarnings("ignore:.*no image processor")

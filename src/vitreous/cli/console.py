@@ -70,15 +70,16 @@ def say_warning(text: str, console: Console | None = None) -> None:
 
 @contextmanager
 def plain_warnings(console: Console) -> Iterator[None]:
-    """Print warnings as lines, without a place in the program, which is not for those who read our output."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        try:
-            yield
-        finally:
-            for warning in caught:
-                if issubclass(warning.category, UserWarning):
-                    say_warning(str(warning.message), console)
+    """Print warnings as lines, each once and without a place in the program: that is not for who reads our output."""
+
+    def show(message: Warning | str, category: type[Warning], *_place: Any, **_more: Any) -> None:
+        if issubclass(category, UserWarning):
+            say_warning(str(message), console)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = show
+        yield
 
 
 def print_json(value: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vitreous.benchmark.evaluation import evaluate
-from vitreous.cli.console import say, say_error, say_warning
+from vitreous.cli.console import plain_warnings, say, say_error, say_warning
 from vitreous.cli.evaluating_progress import EvaluationProgress
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def run(
     console: Console,
 ) -> Results:
     """Evaluate, and say what could not be measured."""
-    with EvaluationProgress(console) as progress:
+    with plain_warnings(console), EvaluationProgress(console) as progress:
         results = evaluate(model, data, protocol, methods, out=out, watcher=progress, **vars(options))
     _tell_failures(results, console)
     return results

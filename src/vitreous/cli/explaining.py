@@ -78,12 +78,13 @@ def run(arguments: Sequence[str], request: Request, console: Console) -> Outcome
         parse(spelling)  # a typing error should not wait for a model to be loaded
     session = _Session(request, console)
     photos = session.find(arguments)
-    if photos and request.report is not None:
-        with report_file(request.report, request.command, request.methods or DEFAULT_METHODS) as session.report:
+    with plain_warnings(console):
+        if photos and request.report is not None:
+            with report_file(request.report, request.command, request.methods or DEFAULT_METHODS) as session.report:
+                session.explain(photos)
+                session.report.finish(session.outcome.failures)
+        elif photos:
             session.explain(photos)
-            session.report.finish(session.outcome.failures)
-    elif photos:
-        session.explain(photos)
     return session.outcome
 
 
@@ -139,16 +140,15 @@ class _Session:
         if not images:
             return
         try:
-            with plain_warnings(self.console):
-                explanation = vitreous.explain(
-                    model,
-                    list(images.values()),
-                    methods=self.methods,
-                    target=target_of(targets, len(images)),
-                    topk=self.request.topk,
-                    precision=self.request.precision,
-                    compile=self.request.compile,
-                )
+            explanation = vitreous.explain(
+                model,
+                list(images.values()),
+                methods=self.methods,
+                target=target_of(targets, len(images)),
+                topk=self.request.topk,
+                precision=self.request.precision,
+                compile=self.request.compile,
+            )
         except (ImageError, InputError) as error:
             if len(images) == 1:
                 self._report(str(next(iter(images))), error)

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.cli.console import results, say
+from vitreous.cli.console import messages, plain_warnings, results, say
 from vitreous.cli.figure_kinds import KINDS, find_kind
 from vitreous.cli.guard import DebugOption
 from vitreous.cli.options import (
@@ -102,7 +102,9 @@ def figure(
         image_size=size,
         device=device,
     )
-    say(results(), str(drawing.run(photos, request)))
+    with plain_warnings(messages()):
+        drawn = drawing.run(photos, request)
+    say(results(), str(drawn))
 
 
 def _table() -> Table:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.console import messages, print_json, results, say
+from vitreous.cli.console import messages, plain_warnings, print_json, results, say
 from vitreous.cli.guard import DebugOption
 from vitreous.cli.options import METHODS_HELP, DeviceOption
 from vitreous.cli.plugins import PluginOption
@@ -81,7 +81,7 @@ def speed(
         command=shlex.join(("vitreous", *sys.argv[1:])),
     )
     console = messages()
-    with console.status("loading") as status:
+    with plain_warnings(console), console.status("loading") as status:
         measured = run(request, lambda text: status.update(f"measuring {text}"))
     if out is not None:
         measured.save(out)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitreous.cautions import warn_caller
 from vitreous.errors import MissingDependencyError, ModelError
 from vitreous.models import hub
 from vitreous.models.loaded import LoadedModel
@@ -29,6 +29,8 @@ _TOWER_CLASSES = frozenset({*_IMAGE_TOWERS.values(), "CLIPVisionModel"})
 # These resize their position embedding by themselves in every forward pass.
 _ANY_SIZE = frozenset({"dinov2", "dinov2_with_registers"})
 _TIMM = "timm_wrapper"  # a timm model inside transformers
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+_INSTEAD = "hf/FOLDER or demo"
 
 
 def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
@@ -43,12 +45,11 @@ def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
         raise
     except Exception as error:  # configuration, download and weights fail with many types
         if options["local_files_only"] and not Path(place).is_dir():
-            raise hub.unreachable(name, "hf/FOLDER or demo") from error
+            raise hub.unreachable(name, _INSTEAD) from error
         raise ModelError(f"{name}: the model cannot be loaded ({reason_of(error)})") from error
-    native = _image_size(config)
-    preprocessing = _preprocessing(transformers, name, place, native, options)
-    if config.model_type == _TIMM:
-        native = preprocessing.image_size  # the configuration itself does not say
+    preprocessing = _preprocessing(transformers, name, place, config, options)
+    # The configuration of a timm model does not say its size.
+    native = preprocessing.image_size if config.model_type == _TIMM else _image_size(config)
     if image_size and image_size != native:
         if config.model_type not in _ANY_SIZE:
             raise ModelError(f"{name}: this model takes images of {native[0]} x {native[1]} pixels only")
@@ -103,20 +104,33 @@ def _image_size(config: Any) -> tuple[int, int]:
     return as_image_size(getattr(vision, "image_size", 224))
 
 
-def _preprocessing(
-    transformers: Any, name: str, place: str, native: tuple[int, int], options: dict[str, Any]
-) -> Preprocessing:
+def _preprocessing(transformers: Any, name: str, place: str, config: Any, options: dict[str, Any]) -> Preprocessing:
+    size, offline = _image_size(config), options["local_files_only"]
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(place, **options)
-    except Exception:  # noqa: BLE001  the file is missing or unreadable, reported with many types
-        half = (0.5, 0.5, 0.5)
-        warnings.warn(
+    except Exception as error:  # the file is missing or unreadable, reported with many types
+        # A timm model's settings are in its configuration, which is there.
+        stored = config.model_type == _TIMM or _stores_processor(place, offline=offline)
+        if stored is None and offline:
+            raise hub.unreachable(name, _INSTEAD, "its image processor is") from error
+        if stored is not False:  # another mean than its own would give wrong numbers
+            raise ModelError(f"{name}: its image processor cannot be loaded ({reason_of(error)})") from error
+        warn_caller(
             f"{name}: no image processor is stored with this model; assuming mean = std = 0.5 at"
-            f" {native[0]} x {native[1]} pixels",
-            stacklevel=2,
+            f" {size[0]} x {size[1]} pixels"
         )
-        return Preprocessing(native, half, half, resize="squash")
-    return from_processor(processor.to_dict(), native)
+        half = (0.5, 0.5, 0.5)
+        return Preprocessing(size, half, half, resize="squash")
+    return from_processor(processor.to_dict(), size)
+
+
+def _stores_processor(place: str, *, offline: bool) -> bool | None:
+    """Return whether an image processor is stored with a model, or None where nobody can tell."""
+    folder = Path(place)
+    if folder.is_dir():
+        return any((folder / name).exists() for name in _PROCESSOR_FILES)
+    known = [hub.has_file(place, name, offline=offline) for name in _PROCESSOR_FILES]
+    return True if any(known) else None if None in known else False
 
 
 def class_names_of(model: Any) -> tuple[str, ...] | None:

@@ -37,8 +37,22 @@ def cached_file(repository: str, names: Iterable[str]) -> Path | None:
     return None
 
 
-def unreachable(name: str, instead: str) -> ModelError:
-    """Return the error for weights that are neither on this machine nor within reach."""
+def has_file(repository: str, name: str, *, offline: bool) -> bool | None:
+    """Return whether a repository has a file, or None where nobody can tell.
+
+    Without network it is known where an earlier download found the file, or found that there is none.
+    """
+    if offline:
+        found = huggingface_hub.try_to_load_from_cache(repository, name)
+        return None if found is None else isinstance(found, str)
+    try:
+        return huggingface_hub.file_exists(repository, name)
+    except Exception:  # noqa: BLE001  whatever the reason, the hub has not told
+        return None
+
+
+def unreachable(name: str, instead: str, lacking: str = "its weights are") -> ModelError:
+    """Return the error for what is neither on this machine nor within reach."""
     return ModelError(
-        f"{name}: its weights are not on this machine and the model hub cannot be reached; connect, or use {instead}"
+        f"{name}: {lacking} not on this machine and the model hub cannot be reached; connect, or use {instead}"
     )
