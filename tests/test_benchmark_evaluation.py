@@ -75,6 +75,19 @@ def test_a_network_of_timm_brings_its_preprocessing(data, tmp_path):
     assert len(results.rows()) == 3
 
 
+def test_a_network_of_timm_is_taken_as_one_that_is_loaded_by_name(data, tmp_path):
+    options = {"limit": 1, "methods": "rollout"}
+    without_head = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=0)
+    with pytest.raises(ModelError, match="VisionTransformer: this is a backbone without a classifier"):
+        evaluate(without_head, data, tmp_path, **options)
+    without_head.head = torch.nn.Linear(192, 5)
+    results = evaluate(without_head, data, tmp_path, **options)
+    assert results.run.preprocessing["image_size"] == (32, 32)
+    of_any_size = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, dynamic_img_size=True)
+    results = evaluate(of_any_size, data, tmp_path, **options)
+    assert results.run.preprocessing["image_size"] == (224, 224)  # what its configuration says
+
+
 def test_other_weights_are_another_run(data, tmp_path):
     folders = set()
     for seed in (0, 1):

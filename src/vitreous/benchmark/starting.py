@@ -36,7 +36,6 @@ from vitreous.datasets.sample import Things
 from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import ModelError
 from vitreous.models import LoadedModel
-from vitreous.models.preprocessing import from_timm
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.paths import expanded
 from vitreous.plugin import load_plugins
@@ -175,9 +174,9 @@ def _with_preprocessing(model: nn.Module) -> LoadedModel:
             f"it is not known how photos become the input of {type(model).__name__}: give a "
             "vitreous.models.LoadedModel with its preprocessing"
         )
-    # A model that was built for another size than its published weights says so in its first layer.
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    return LoadedModel(type(model).__name__, model.eval(), from_timm(model, size), None)
+    from vitreous.models.timm_models import loaded_timm  # noqa: PLC0415  (timm takes a second to import)
+
+    return loaded_timm(type(model).__name__, model)
 
 
 def _spellings(bench: Workbench, methods: Sequence[str], watcher: Watcher) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import timm
 import torch
 from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 from timm.models import model_entrypoint, split_model_name_tag
+from torch import nn
 
 from vitreous.close_match import close_match
 from vitreous.errors import ModelError
@@ -19,11 +20,10 @@ from vitreous.models.preprocessing import check_patches, from_timm
 from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from vitreous.models.checkpoints import State
 
 _RANDOM_SEED = 0
+_OWN_HEADS = (nn.Linear, nn.Sequential)
 _ELSEWHERE = ("local-dir:", "hf-hub:")
 _HUB_FILES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "open_clip_pytorch_model.bin")
 
@@ -32,17 +32,17 @@ def load_timm(identifier: str, image_size: tuple[int, int] | None) -> LoadedMode
     """Load ``NAME``, ``NAME@FILE``, ``NAME@random``, ``local-dir:FOLDER`` or ``hf-hub:ID``."""
     name = f"timm/{identifier}"
     if identifier.startswith(_ELSEWHERE):
-        return _loaded(name, _from_elsewhere(identifier, image_size), image_size)
+        return loaded_timm(name, _from_elsewhere(identifier, image_size), image_size)
     architecture, at, source = identifier.partition("@")
     check_known(architecture)
     if at and not source:
         raise ModelError(f"{name}: after @ comes a weights file or the word random")
     if source == "random":
         # ImageNet's class names would be a lie here, although the number of classes fits.
-        return _loaded(name, _random(architecture, image_size), image_size, named=False)
+        return loaded_timm(name, _random(architecture, image_size), image_size, named=False)
     if source:
-        return _loaded(name, _from_file(architecture, Path(source), image_size), image_size)
-    return _loaded(name, _from_hub(architecture, image_size), image_size)
+        return loaded_timm(name, _from_file(architecture, Path(source), image_size), image_size)
+    return loaded_timm(name, _from_hub(architecture, image_size), image_size)
 
 
 def check_known(architecture: str) -> None:
@@ -55,8 +55,22 @@ def check_known(architecture: str) -> None:
         raise ModelError(f"timm has no weights {architecture!r}{close_match(architecture, tagged)}")
 
 
-def _loaded(name: str, model: nn.Module, image_size: tuple[int, int] | None, *, named: bool = True) -> LoadedModel:
-    if getattr(model, "num_classes", None) == 0:
+def loaded_timm(
+    name: str, model: nn.Module, image_size: tuple[int, int] | None = None, *, named: bool = True
+) -> LoadedModel:
+    """Put a model of timm into eval mode, with the preprocessing and the class names that it says of itself.
+
+    Args:
+        name: What it is called.
+        model: A model that timm made.
+        image_size: The size it was asked for in; by default the one that it was built for.
+        named: Whether its configuration's class names, or ImageNet's, are those of its outputs.
+
+    Raises:
+        ModelError: It has no classes.
+    """
+    # A head that was put in afterwards leaves the number at 0.
+    if getattr(model, "num_classes", None) == 0 and not isinstance(getattr(model, "head", None), _OWN_HEADS):
         raise ModelError(
             f"{name}: this is a backbone without a classifier, whose outputs are features and no classes; train a head "
             "on it, or use the weights of one that has it"
