@@ -23,6 +23,7 @@ from torch import Tensor
 from vitreous.close_match import close_match
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register
+from vitreous.paths import expanded
 from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.plan import Objective
 from vitreous.tape.rulebook import RULES
@@ -130,8 +131,9 @@ def load_plugin(path: str | Path) -> None:
 
     Raises:
         MethodError: it does not exist or does not run.
+        InputError: it cannot be, as in the home of nobody.
     """
-    file = Path(path)
+    file = expanded(path)
     try:
         module = run_user_file(file, "plugin")
     except MethodError:

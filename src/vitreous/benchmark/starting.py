@@ -100,7 +100,7 @@ def start(
     """Open everything, find out which methods are meant, and make the run's folder or find it."""
     _check(model, data, protocol, options)
     asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
-    plugins = [str(Path(file).resolve()) for file in options.plugins]
+    plugins = [str(expanded(file).resolve()) for file in options.plugins]
     load_plugins(plugins)
     opened = _open(data, options.seed if options.shuffle else None)
     if opened.holds != asked.reads:

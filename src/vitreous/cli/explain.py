@@ -19,12 +19,13 @@ from vitreous.cli.options import (
     MethodOption,
     StdOption,
     TargetOption,
-    check_page,
+    find_page,
     refuse_both,
 )
 from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
+from vitreous.paths import expanded
 
 
 class PrecisionName(StrEnum):
@@ -81,7 +82,7 @@ def explain(
     Exit code: 0 all photos are done, 1 some photos failed and the rest is done, 2 nothing could be done.
     """
     refuse_both(target, topk)
-    check_page(report, "--report")
+    page = find_page(report, "--report")
     methods = split_spellings(method) if method else None
     channel_mean, channel_std = channel_values(mean, "--mean"), channel_values(std, "--std")
     size = height_and_width(image_size, "--image-size")
@@ -95,7 +96,7 @@ def explain(
         methods=methods,
         targets=target or [],
         topk=topk,
-        out=out,
+        out=expanded(out),
         mean=channel_mean,
         std=channel_std,
         image_size=size,
@@ -103,7 +104,7 @@ def explain(
         device=device,
         precision=precision.value,
         compile=compile_model,
-        report=report,
+        report=page,
         command=shlex.join(("vitreous", *sys.argv[1:])),
     )
     outcome = explaining.run(photos, request, messages())

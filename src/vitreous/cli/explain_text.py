@@ -12,7 +12,7 @@ import typer
 import vitreous
 from vitreous.cli.console import messages, plain_warnings, print_json, results, say
 from vitreous.cli.guard import DebugOption
-from vitreous.cli.options import DeviceOption, MethodOption, TargetOption, check_page, refuse_both
+from vitreous.cli.options import DeviceOption, MethodOption, TargetOption, find_page, refuse_both
 from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.errors import InputError
@@ -49,7 +49,7 @@ def explain_text(
 ) -> None:
     """Explain texts: show every word in the colour of its score, red for the class and blue against it."""
     refuse_both(target, topk)
-    check_page(html, "--html")
+    page = find_page(html, "--html")
     methods = split_spellings(method) if method else None
     given = [_text(text) for text in texts]
 
@@ -64,14 +64,14 @@ def explain_text(
     classes = [[find_class(name, loaded.class_names) for name in target]] * len(given) if target else None
     with plain_warnings(messages()):
         explanation = vitreous.explain_text(loaded, given, methods, classes, topk=topk, windows=windows)
-    if html is not None:
-        write_text(html, explanation.html(by=by.value))
+    if page is not None:
+        write_text(page, explanation.html(by=by.value))
     if as_json:
         print_json(words.as_json(explanation, by=by.value))
     else:
         words.show(explanation, results(), by=by.value)
-        if html is not None:
-            say(results(), f"page: {html}")
+        if page is not None:
+            say(results(), f"page: {page}")
 
 
 def _text(argument: str) -> str:

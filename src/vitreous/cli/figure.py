@@ -26,6 +26,7 @@ from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
 from vitreous.defaults import DEFAULT_OPACITY
+from vitreous.paths import expanded
 
 
 class Parts(StrEnum):
@@ -91,7 +92,7 @@ def figure(
         methods=methods,
         targets=target or [],
         topk=topk,
-        out=out or Path(f"{name}.png"),
+        out=expanded(out or f"{name}.png"),
         smooth=not patches,
         opacity=opacity,
         block=block,

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from vitreous.defaults import DEFAULT_METHODS
+from vitreous.paths import expanded
 
 METHOD_HELP = "A method, see `vitreous methods`; repeat it, or separate several with commas."
 METHODS_HELP = (
@@ -36,10 +37,13 @@ ImageSizeOption = Annotated[
 DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")]
 
 
-def check_page(path: Path | None, option: str) -> None:
-    """Refuse a page whose name says that it is something else: it would be written over a photo that was meant."""
-    if path is not None and path.suffix.lower() not in {".html", ".htm"}:
+def find_page(path: Path | None, option: str) -> Path | None:
+    """Follow ``~``, and refuse a name that says something else: a page would be written over a photo that was meant."""
+    if path is None:
+        return None
+    if path.suffix.lower() not in {".html", ".htm"}:
         raise typer.BadParameter(f"a page is called .html, and {path.name} is not", param_hint=option)
+    return expanded(path)
 
 
 def refuse_both(target: Sequence[str] | None, topk: int | None) -> None:

@@ -15,6 +15,7 @@ from vitreous.cli.options import METHODS_HELP, DeviceOption
 from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import height_and_width
+from vitreous.paths import expanded
 
 _RANDOM = "@random"
 
@@ -63,6 +64,7 @@ def speed(
         raise typer.BadParameter("random weights are for timm/NAME", param_hint="--random")
     asked = split_spellings(methods) if methods else []
     image_size = height_and_width(size, "--image-size")
+    file = None if out is None else expanded(out)
 
     from vitreous.cli import speed_report  # noqa: PLC0415  # imports torch: --help must not wait for it
     from vitreous.plugin import load_plugins  # noqa: PLC0415
@@ -83,11 +85,11 @@ def speed(
     console = messages()
     with plain_warnings(console), console.status("loading") as status:
         measured = run(request, lambda text: status.update(f"measuring {text}"))
-    if out is not None:
-        measured.save(out)
+    if file is not None:
+        measured.save(file)
     if as_json:
         print_json([row.as_json() for row in measured.rows])
         return
     speed_report.show(measured, results())
-    if out is not None:
-        say(results(), f"rows: {out}")
+    if file is not None:
+        say(results(), f"rows: {file}")

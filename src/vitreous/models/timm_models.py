@@ -17,6 +17,7 @@ from vitreous.models import hub
 from vitreous.models.checkpoints import load_strictly, read_checkpoint, without_prefixes
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import check_patches, from_timm
+from vitreous.paths import expanded
 from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
@@ -142,8 +143,11 @@ def _from_hub(architecture: str, image_size: tuple[int, int] | None) -> nn.Modul
 
 def _from_elsewhere(identifier: str, image_size: tuple[int, int] | None) -> nn.Module:
     kind, _, place = identifier.partition(":")
-    if kind == "local-dir" and not (Path(place) / "config.json").is_file():
-        raise ModelError(f"timm/{identifier}: there is no config.json in {place or 'an empty name'}")
+    if kind == "local-dir":
+        folder = expanded(place)
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"timm/{identifier}: there is no config.json in {place or 'an empty name'}")
+        return _published(f"local-dir:{folder}", image_size)
     if kind == "hf-hub" and not hub.is_reachable():
         config = hub.cached_file(place, ["config.json"])
         if config is None:
