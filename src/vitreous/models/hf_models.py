@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,15 +38,7 @@ def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
     name = f"hf/{identifier}"
     transformers = transformers_library()
     place, options = place_of(name, identifier)
-    try:
-        config = transformers.AutoConfig.from_pretrained(place, **options)
-        model = _model(transformers, name, place, config, options)
-    except ModelError:
-        raise
-    except Exception as error:  # configuration, download and weights fail with many types
-        if options["local_files_only"] and not Path(place).is_dir():
-            raise hub.unreachable(name, _INSTEAD) from error
-        raise ModelError(f"{name}: the model cannot be loaded ({reason_of(error)})") from error
+    config, model = load_network(name, place, options, lambda config: _class_for(transformers, name, config), _INSTEAD)
     preprocessing = _preprocessing(transformers, name, place, config, options)
     # The configuration of a timm model does not say its size.
     native = preprocessing.image_size if config.model_type == _TIMM else _image_size(config)
@@ -54,7 +46,7 @@ def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
         if config.model_type not in _ANY_SIZE:
             raise ModelError(f"{name}: this model takes images of {native[0]} x {native[1]} pixels only")
         check_patches(name, image_size, as_image_size(config.patch_size))
-    return LoadedModel(name, model.eval(), preprocessing.override(image_size=image_size), class_names_of(model))
+    return LoadedModel(name, model, preprocessing.override(image_size=image_size), class_names_of(model))
 
 
 def transformers_library() -> Any:
@@ -77,12 +69,42 @@ def place_of(name: str, identifier: str) -> tuple[str, dict[str, Any]]:
     return str(folder) if local else identifier, options
 
 
+def load_network(
+    name: str, place: str, options: dict[str, Any], class_for: Callable[[Any], Any], instead: str
+) -> tuple[Any, nn.Module]:
+    """Load a configuration and the network, in eval mode, of the class that is chosen by it.
+
+    Args:
+        name: What the model was asked for by.
+        place: A folder or a repository of the hub.
+        options: Those of ``place_of``.
+        class_for: Gives the class for a configuration, or raises ``ModelError``.
+        instead: What to use where the hub cannot be reached.
+
+    Raises:
+        ModelError: It cannot be found or loaded, or lacks weights.
+    """
+    try:
+        config = transformers_library().AutoConfig.from_pretrained(place, **options)
+        model, report = class_for(config).from_pretrained(place, output_loading_info=True, **options)
+    except ModelError:
+        raise
+    except Exception as error:  # configuration, download and weights fail with many types
+        if options["local_files_only"] and not Path(place).is_dir():
+            raise hub.unreachable(name, instead) from error
+        raise ModelError(f"{name}: the model cannot be loaded ({reason_of(error)})") from error
+    missing = sorted(report["missing_keys"])
+    if missing:  # transformers would leave these random, and the explanation would be of noise
+        raise ModelError(f"{name}: the weights lack {', '.join(missing[:3])}; is this an encoder without a classifier?")
+    return config, model.eval()
+
+
 def architecture_of(config: Any) -> str:
     """The class that a model was saved from, or nothing where its configuration does not say."""
     return str((config.architectures or [""])[0])
 
 
-def _model(transformers: Any, name: str, place: str, config: Any, options: dict[str, Any]) -> nn.Module:
+def _class_for(transformers: Any, name: str, config: Any) -> Any:
     architecture = architecture_of(config)
     if "ForSequenceClassification" in architecture:
         raise ModelError(
@@ -90,13 +112,7 @@ def _model(transformers: Any, name: str, place: str, config: Any, options: dict[
         )
     tower = architecture if architecture in _TOWER_CLASSES else _IMAGE_TOWERS.get(config.model_type)
     classifier = "ForImageClassification" in architecture or tower is None
-    loader = transformers.AutoModelForImageClassification if classifier else getattr(transformers, tower or "")
-    model: nn.Module
-    model, report = loader.from_pretrained(place, output_loading_info=True, **options)
-    missing = sorted(report["missing_keys"])
-    if missing:  # transformers would leave these random, and the explanation would be of noise
-        raise ModelError(f"{name}: the weights lack {', '.join(missing[:3])}; is this a backbone without a classifier?")
-    return model
+    return transformers.AutoModelForImageClassification if classifier else getattr(transformers, tower or "")
 
 
 def _image_size(config: Any) -> tuple[int, int]:

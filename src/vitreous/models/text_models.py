@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import ModelError
-from vitreous.models import hub
 from vitreous.models.fingerprint import kept_fingerprint_of
-from vitreous.models.hf_models import architecture_of, class_names_of, place_of, transformers_library
+from vitreous.models.hf_models import architecture_of, class_names_of, load_network, place_of, transformers_library
 from vitreous.models.placing import put_on
 from vitreous.reason import reason_of
 from vitreous.texts import Reader, knows_no_words
@@ -64,29 +62,17 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
         raise ModelError(f"text models are named hf/ID or hf/FOLDER, not {name!r}")
     transformers = transformers_library()
     place, options = place_of(name, identifier)
-    try:
-        config = transformers.AutoConfig.from_pretrained(place, **options)
-        _refuse_photos(name, architecture_of(config))
-        model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
-            place, config=config, output_loading_info=True, **options
-        )
-    except ModelError:
-        raise
-    except Exception as error:  # configuration, download and weights fail with many types
-        if options["local_files_only"] and not Path(place).is_dir():
-            raise hub.unreachable(name, "hf/FOLDER") from error
-        raise ModelError(f"{name}: the text classifier cannot be loaded ({reason_of(error)})") from error
-    missing = sorted(report["missing_keys"])
-    if missing:  # transformers would leave these random, and the explanation would be of noise
-        raise ModelError(f"{name}: the weights lack {', '.join(missing[:3])}; is this an encoder without a classifier?")
+    _, model = load_network(name, place, options, lambda config: _class_for(transformers, name, config), "hf/FOLDER")
     tokenizer = _tokenizer(transformers, name, place, options)
-    model = put_on(device, model.eval())
+    model = put_on(device, model)
     return LoadedTextModel(name, model, tokenizer, class_names_of(model))
 
 
-def _refuse_photos(name: str, architecture: str) -> None:
+def _class_for(transformers: Any, name: str, config: Any) -> Any:
+    architecture = architecture_of(config)
     if "ForImageClassification" in architecture:
         raise ModelError(f"{name} looks at photos ({architecture}): vitreous.explain and `vitreous explain` explain it")
+    return transformers.AutoModelForSequenceClassification
 
 
 def _tokenizer(transformers: Any, name: str, place: str, options: dict[str, Any]) -> Any:
