@@ -24,6 +24,7 @@ from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.speed.timing import one_thread
 from vitreous.spelling import parse
 from vitreous.tape import Needs, Plan, record
+from vitreous.web.rows import block_rows
 
 # As in test_literal: rounding is five digits smaller, any missing or doubled term far larger.
 EXACT = 1e-10
@@ -351,6 +352,14 @@ def test_a_factor_under_an_unknown_name_is_seen_and_refused(spelling):
         # Float64: the same sums in another order.
         torch.testing.assert_close(folded(images), own_blocks(sequential(factor))(images), rtol=1e-11, atol=1e-12)
         assert vitreous.explain(folded, images, spelling).scores[spelling].isfinite().all()
+
+
+def test_rows_of_a_block_show_no_contributions_where_attin_is_refused():
+    images = random_images()[:1]
+    assert block_rows(own_blocks(sequential()), images, 1).contribution is not None
+    scaled = block_rows(own_blocks(sequential(0.1)), images, 1)
+    assert scaled.contribution is None
+    assert scaled.attention.isfinite().all()
 
 
 class LowRankAdapted(nn.Linear):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitreous.errors import UnsupportedModelError
 from vitreous.methods.decomposition import ContributionMatrix
+from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel
 from vitreous.pictures.data.recording import recorded
 from vitreous.pictures.data.strip import depth_of
@@ -55,7 +56,7 @@ def block_rows(model: LoadedModel, pixels: Tensor, block: int) -> BlockRows:
         patches = slice(layout.prefix, layout.prefix + layout.patches)
         attention = view.attention(block).rows(patches).mean(dim=1)[0][:, patches].clone().cpu()
         contribution = None
-        if view.tape.anatomy.blocks[block].heads_to_stream is not None:
+        if missing_linear_part(view.tape, recipe.needs(view.depth)) is None:
             read = cast("ContributionMatrix", recipe.readout).reader(view, block)
             contribution = read(patches)[0][:, patches].clone().cpu()
         return BlockRows(block, layout.grid, attention, contribution)
