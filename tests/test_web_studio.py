@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import vitreous
-from vitreous.errors import ImageError, MethodError, ModelError, TargetError, UnsupportedModelError
+from vitreous.errors import ImageError, MethodError, ModelError, TargetError, UnsupportedModelError, VitreousError
 from vitreous.methods import list_methods
 from vitreous.methods.papers import paper_link
 from vitreous.models import load_model
@@ -139,6 +139,20 @@ def test_a_method_that_fails_does_not_take_the_others_with_it(studio, visit):
     assert page.count("<img") == 2  # the map, and the legend's colours
     assert "does not exist" in page
     assert studio.known(visit, wanted) is record  # and it is not tried again
+
+
+def test_where_all_quick_methods_fail_the_others_are_asked(studio, visit):
+    wanted = Wanted(("gae:start=40", "ixg.plus:start=40", "rise:budget=4"))
+    record = do(studio, studio.explain, visit, wanted)
+    assert set(record.failed) == {"gae:start=40", "ixg.plus:start=40"}
+    assert ("rise:budget=4", record.predicted) in record.scores
+    assert studio.known(visit, wanted) is record
+
+
+def test_where_every_method_fails_the_first_reason_is_told(studio, visit):
+    with pytest.raises(VitreousError, match="start=40"):
+        do(studio, studio.explain, visit, Wanted(("gae:start=40", "gae:start=41")))
+    assert studio.cache.get(visit.key) is None
 
 
 def test_too_much_is_refused_with_a_sentence():

@@ -140,6 +140,12 @@ def test_a_method_that_fails_does_not_take_the_others_with_it(studio, model):
     assert studio.known(TextVisit(TEXT, model), wanted) is record
 
 
+def test_where_all_quick_methods_fail_the_others_are_asked(studio, model):
+    record = do(studio, TextVisit(TEXT, model), Wanted(("gae:start=40", "rise:budget=4", "rise:by=drop,budget=4")))
+    assert set(record.failed) == {"gae:start=40", "rise:budget=4"}  # one has no such block, one no pixels
+    assert ("rise:by=drop,budget=4", record.predicted) in record.scores
+
+
 def test_where_every_method_fails_the_reasons_are_shown(studio, model):
     visit = TextVisit(TEXT, model)
     do(studio, visit, Wanted(("decompx",)))

@@ -20,7 +20,7 @@ from vitreous.web.photo import Upload, develop, receive
 from vitreous.web.record import Record
 from vitreous.web.rows import BlockRows, block_rows
 from vitreous.web.shelf import Shelf
-from vitreous.web.wanted import Ask, Wanted, check_classes, classes_of, first_methods, groups, is_quick, make
+from vitreous.web.wanted import Ask, Wanted, begin, check_classes, classes_of, groups, is_quick, make
 
 CURVE_POINTS = 11  # of each of the two curves
 
@@ -73,7 +73,7 @@ class Studio:
         with self._keeping(visit, record), self._watching(model, job):
             if record.sample is None:
                 job.begin("explaining the photo")
-                make(record, first_methods(wanted), _asking(model, record, wanted.classes), job)
+                begin(record, wanted, _asking(model, record, wanted.classes), job)
             classes = classes_of(wanted, record)
             check_classes(classes, record)
             shown = _shown(wanted, record.depth)

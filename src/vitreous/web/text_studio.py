@@ -14,7 +14,7 @@ from vitreous.web.cache import BoundedCache
 from vitreous.web.jobs import Job, Worker, watched
 from vitreous.web.shelf import TextShelf
 from vitreous.web.text_record import TextRecord
-from vitreous.web.wanted import Ask, Wanted, check_classes, classes_of, first_methods, groups, make
+from vitreous.web.wanted import Ask, Wanted, begin, check_classes, classes_of, groups, make
 
 MOST_CHARACTERS = 20_000  # some eight pages
 
@@ -83,7 +83,7 @@ class TextStudio:
             with watched(model.model, job, self._count):
                 if record.sample is None:
                     job.begin("explaining the text")
-                    make(record, first_methods(wanted), _asking(model, visit, record, wanted.classes), job)
+                    begin(record, wanted, _asking(model, visit, record, wanted.classes), job)
                 classes = classes_of(wanted, record)
                 check_classes(classes, record)
                 for group in groups(record.missing(wanted.methods, classes)):

@@ -63,11 +63,6 @@ def is_quick(method: str) -> bool:
     return not parse(method).readout.runs_again
 
 
-def first_methods(wanted: Wanted) -> Sequence[str]:
-    """Give those that tell soonest what the model says: all that are quick, or else one."""
-    return [method for method in wanted.methods if is_quick(method)] or wanted.methods[:1]
-
-
 def groups(methods: Sequence[str]) -> Iterator[list[str]]:
     """Put methods that read one run together; others run the model by themselves."""
     together = [method for method in methods if is_quick(method)]
@@ -76,8 +71,28 @@ def groups(methods: Sequence[str]) -> Iterator[list[str]]:
     yield from ([method] for method in methods if method not in together)
 
 
-def make(record: Findings[Any], methods: Sequence[str], ask: Ask, job: Job) -> None:
-    """Ask methods together; where that fails, each by itself, so that one does not take the others with it."""
+def begin(record: Findings[Any], wanted: Wanted, ask: Ask, job: Job) -> None:
+    """Ask until a method tells what the model says: those that are quick together, and if all fail, the others.
+
+    Raises:
+        VitreousError: no method does; it is the first reason.
+    """
+    reasons = []
+    for group in groups(wanted.methods):
+        reason = make(record, group, ask, job)
+        if reason is None or record.sample is not None:
+            return
+        reasons.append(reason)
+    raise reasons[0]
+
+
+def make(record: Findings[Any], methods: Sequence[str], ask: Ask, job: Job) -> VitreousError | None:
+    """Ask methods together; where that fails, each by itself, so that one does not take the others with it.
+
+    Returns:
+        Why they cannot be asked together, where they cannot.
+    """
+    job.check()
     try:
         ask(methods)
     except CancelledError:
@@ -85,17 +100,8 @@ def make(record: Findings[Any], methods: Sequence[str], ask: Ask, job: Job) -> N
     except VitreousError as error:
         if len(methods) == 1:
             record.failed[methods[0]] = str(error)
-        for method in methods if len(methods) > 1 else []:
-            _try(ask, method, record, job)
-        if record.sample is None:
-            raise
-
-
-def _try(ask: Ask, method: str, record: Findings[Any], job: Job) -> None:
-    job.check()
-    try:
-        ask([method])
-    except CancelledError:
-        raise
-    except VitreousError as error:
-        record.failed[method] = str(error)
+        else:
+            for method in methods:
+                make(record, [method], ask, job)
+        return error
+    return None
