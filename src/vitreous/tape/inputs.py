@@ -40,7 +40,9 @@ class Texts:
     def __getitem__(self, rows: Rows) -> Texts:
         """Some of the texts, with their padding."""
         parts = {name: part[rows] for name, part in self.parts.items()}
-        return replace(self, parts=parts, lengths=self.lengths[rows], content=self.content[rows])
+        # Lengths are on the processor also where tokens are not, and no tensor there is indexed from another device.
+        lengths = self.lengths[rows if isinstance(rows, slice) else rows.to(self.lengths.device)]
+        return replace(self, parts=parts, lengths=lengths, content=self.content[rows])
 
     @property
     def device(self) -> torch.device:
