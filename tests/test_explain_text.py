@@ -575,6 +575,18 @@ class TestLookingAndKeeping:
             assert "://" not in page
             assert page.count('<p dir="auto" style="margin: 0; white-space: pre-wrap"') == 2 * 3  # methods and classes
 
+    def test_scores_that_are_no_numbers_are_left_out_and_the_others_shown(self, pair):
+        whole = vitreous.explain_text(pair, TEXT, ["decompx", "gae"])
+        scores = {**whole.scores, "gae": tuple(one.clone() for one in whole.scores["gae"])}
+        scores["gae"][0][1] = float("nan")
+        broken = dataclasses.replace(whole, scores=scores)
+        assert (broken.shows("decompx"), broken.shows("gae")) == (True, False)
+        with pytest.raises(ExplanationError, match="NaN or infinity"):
+            broken.display_scores("gae")
+        for page in (broken.html(), broken._repr_html_()):
+            assert page.count("not shown: the scores contain NaN or infinity") == 1
+            assert page.count('<p dir="auto"') == 1
+
     def test_colours_have_a_sign(self, pair):
         explanation = vitreous.explain_text(pair, TEXT, ["decompx", "gae"])
         signed, unsigned = (explanation.display_scores(method) for method in ("decompx", "gae"))

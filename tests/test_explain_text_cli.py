@@ -76,10 +76,24 @@ def nanny(view, layer):
 """
 
 
-def test_json_is_valid_where_a_method_gives_no_numbers(model, tmp_path, registry):
+@pytest.fixture
+def nanny(tmp_path, registry) -> tuple[str, str]:
     (tmp_path / "nanny.py").write_text(NAN)
-    arguments = ("--model", model, "--method", "nanny", "--json", "--plugin", str(tmp_path / "nanny.py"))
-    result = run(TEXT, *arguments)
+    return "--plugin", str(tmp_path / "nanny.py")
+
+
+def test_a_method_that_gives_no_numbers_is_left_out_and_the_others_are_shown(model, nanny, tmp_path):
+    page = tmp_path / "page.html"
+    result = run(TEXT, "--model", model, "--method", "nanny,gae", "--html", str(page), *nanny)
+    assert result.exit_code == 0, result.output
+    assert "nanny, explained" in result.stdout
+    for told in (result.stdout, page.read_text(encoding="utf-8")):
+        assert told.count("not shown: the scores contain NaN or infinity") == 1
+    assert (result.stdout.count(TEXT), result.stdout.count("strongest: ")) == (1, 1)
+
+
+def test_json_is_valid_where_a_method_gives_no_numbers(model, nanny):
+    result = run(TEXT, "--model", model, "--method", "nanny", "--json", *nanny)
 
     def refuse(constant):
         raise AssertionError(constant)

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from golden_figures import FIGURES, SIGNED, drawn, explanation, photo
+from golden_figures import FIGURES, SIGNED, drawn, explanation, photo, strip
 from vitreous.cli import app
 from vitreous.cli.figure_kinds import KINDS
 from vitreous.errors import InputError
@@ -154,19 +155,35 @@ class TestDrawing:
         with pytest.raises(InputError, match="NaN"):
             explanation(lambda maps: maps * float("nan")).overlay(SIGNED, photo=photo())
 
-    def test_a_map_that_is_no_map_is_left_out_of_a_comparison_and_the_others_stay(self):
+    def test_a_map_that_is_no_map_is_left_out_of_a_figure_and_the_others_stay(self):
         whole = explanation()
         scores = {**whole.scores, SIGNED: whole.scores[SIGNED] * float("nan")}
         broken = Explanation(**{**vars(whole), "scores": scores})
         for make in (
             lambda given: comparison_figure([Shown(given, 0, photo())]),
             lambda given: classes_figure(given, photo=photo()),
+            lambda given: overlay_figure(given, photo=photo()),
         ):
             before, after = (np.asarray(make(given).image()) for given in (whole, broken))
             assert before.shape == after.shape
             grey = (after == 0xF0).all(axis=-1)  # the place of what is left out
             assert grey.mean() > 0.1
             assert (before == 0xF0).all(axis=-1).mean() < 0.01  # the edges of letters have it as well
+
+    @pytest.mark.parametrize("signed", [True, False])
+    def test_a_map_that_is_no_map_is_left_out_of_a_strip_and_the_others_keep_their_colours(self, signed):
+        whole = strip(lambda maps: maps, signed=signed)
+        maps = whole.maps.clone()
+        maps[2, 3] = float("inf")  # of the middle one, which does not hold the largest score alone
+        before, after = (
+            np.asarray(strips_figure([one], photo=photo()).image()) for one in (whole, replace(whole, maps=maps))
+        )
+        assert before.shape == after.shape
+        changed = np.nonzero((before != after).any(axis=(0, 2)))[0]
+        assert np.ptp(changed) < 1.1 * before.shape[1] / 6  # the photo and five maps: the columns of one
+        assert (after == 0xF0).all(axis=-1).mean() > 0.05
+        nothing = replace(whole, maps=torch.full_like(maps, float("nan")))
+        assert strips_figure([nothing], photo=photo()).width == strips_figure([whole], photo=photo()).width
 
     def test_nothing_to_draw_is_an_error(self):
         for make in (comparison_figure, strips_figure, curves_figure):

@@ -156,6 +156,15 @@ def test_where_every_method_fails_the_reasons_are_shown(studio, model):
     assert "start=40" in page
 
 
+def test_scores_that_are_no_numbers_are_left_out_and_the_others_shown(studio, model):
+    record = do(studio, TextVisit(TEXT, model), Wanted(METHODS))
+    record.scores["gae", record.predicted][1] = float("nan")
+    page = text_cards.words(record, Wanted(METHODS), "max")
+    assert page.count("<figure>") == 2
+    assert page.count("not shown: the scores contain NaN or infinity") == 1
+    assert page.count('class="vitreous-strongest"') == 1
+
+
 def test_words_are_coloured_by_score_and_nothing_of_a_visitor_becomes_markup(studio, model):
     text, wanted = "good <script>alert('film')</script> & bad", Wanted(METHODS, (0, 2))
     record = do(studio, TextVisit(text, model), wanted)

@@ -88,6 +88,10 @@ class TextExplanation(Predicted):
             return empty.index_add(0, homes, pieces)
         return empty.scatter_reduce(0, homes, pieces, "amax", include_self=False)
 
+    def shows(self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max") -> bool:
+        """Tell whether words can be coloured: colours of NaN or infinity would pretend that they have a meaning."""
+        return bool(self.word_scores(method, index, target_index, by=by).isfinite().all())
+
     def display_scores(self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max") -> Tensor:
         """Scale the scores of a text's words for display.
 
@@ -95,7 +99,7 @@ class TextExplanation(Predicted):
         to the largest over [0, 1]. Scores that are all the same give zeros.
         """
         scores = self.word_scores(method, index, target_index, by=by)
-        if not scores.isfinite().all():
+        if not self.shows(method, index, target_index, by=by):
             raise ExplanationError(f"the scores of {method!r} contain NaN or infinity and cannot be shown")
         lowest = scores.new_zeros(()) if self.signed[method] else scores.min()
         size = (scores - lowest).abs().max()

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from vitreous.cli.classes import class_as_json
 from vitreous.cli.console import one_line, say
+from vitreous.pictures.left_out import WHY
 from vitreous.pictures.word_colours import background, spans_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ def show(explanation: TextExplanation, console: Console, *, by: By) -> None:
         for method in explanation.methods:
             for number in range(explanation.classes_per_image):
                 say(console, f"{method}, explained: {explanation.label(index, number)}", "dim")
+                if not explanation.shows(method, index, number, by=by):
+                    say(console, WHY)
+                    continue
                 console.print(_coloured(explanation, method, index, number, by))
                 # Colours are not seen by everybody, nor in a file.
                 say(console, f"strongest: {_strongest(explanation, method, index, number, by)}", "dim")

@@ -6,6 +6,7 @@ from PIL import Image, ImageDraw
 
 from vitreous.pictures.captions import draw_lines, font, line_height, wrap
 
+WHY = "not shown: the scores contain NaN or infinity"
 _MARGIN = 4
 _INK = "#1a1a1a"
 
@@ -16,6 +17,6 @@ def left_out(size: tuple[int, int], letters: int = 12) -> Image.Image:
     style = font(letters)
     width, height = (max(1, side - 2 * _MARGIN) for side in size)
     room = max(1, height // line_height(style))
-    lines = wrap("not shown: the scores contain NaN or infinity", style, width, lines=room)
+    lines = wrap(WHY, style, width, lines=room)
     draw_lines(ImageDraw.Draw(place), (_MARGIN, _MARGIN), lines, style, _INK)
     return place

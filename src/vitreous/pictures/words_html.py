@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Protocol
 
 from vitreous.html.page import document
+from vitreous.pictures.left_out import WHY
 from vitreous.pictures.word_colours import background, spans_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,12 @@ def _caption(explanation: TextExplanation, method: str, index: int, number: int)
 def coloured(
     explanation: TextExplanation, method: str, index: int, number: int, by: By, paint: Paint = background
 ) -> str:
-    """Give one text as a paragraph whose words have the colours of their scores, and tell them when pointed at."""
+    """Give one text as a paragraph whose words have the colours of their scores, and tell them when pointed at.
+
+    Where a score is NaN or infinite, the paragraph says instead that the text is left out.
+    """
+    if not explanation.shows(method, index, number, by=by):
+        return f'<p style="margin: 0">{WHY}</p>'
     raw = explanation.word_scores(method, index, number, by=by).tolist()
     shown = explanation.display_scores(method, index, number, by=by).tolist()
     written = []

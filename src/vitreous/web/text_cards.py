@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from vitreous.errors import VitreousError
 from vitreous.html import page
 from vitreous.html.report import meaning
 from vitreous.pictures import words_html
@@ -45,11 +44,8 @@ def paint(strength: float, /, *, signed: bool) -> str:
 
 def _card(record: TextRecord, explanation: TextExplanation, method: str, number: int, by: By) -> str:
     caption = f"Why {page.escape(record.caption(explanation.class_index(0, number)))}?"
-    try:
-        text = words_html.coloured(explanation, method, 0, number, by, paint)
-        strongest = _strongest(explanation, method, number, by)
-    except VitreousError as error:
-        return f"<figure><figcaption>{caption}</figcaption><p>{page.escape(error)}</p></figure>\n"
+    text = words_html.coloured(explanation, method, 0, number, by, paint)
+    strongest = _strongest(explanation, method, number, by) if explanation.shows(method, 0, number, by=by) else ""
     return f"<figure><figcaption>{caption}</figcaption>{text}{strongest}</figure>\n"
 
 

@@ -38,8 +38,9 @@ class Strip:
 
     @property
     def span(self) -> tuple[float, float] | None:
-        """The smallest and the largest score, where maps share a scale."""
-        return (float(self.maps.min()), float(self.maps.max())) if self.shared else None
+        """The smallest and the largest score of all maps that can be drawn, where they share a scale."""
+        drawn = self.maps[self.maps.isfinite().all(dim=1)]
+        return (float(drawn.min()), float(drawn.max())) if self.shared and len(drawn) else None
 
 
 def strip_of_spellings(

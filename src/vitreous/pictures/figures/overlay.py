@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from vitreous.explanation import Explanation
 from vitreous.pictures.backdrop import Backdrop, Look, Photo
 from vitreous.pictures.captions import class_caption, font, line_height, wrap
+from vitreous.pictures.figures.maps import map_picture
 from vitreous.pictures.sheet import Sheet
 from vitreous.pictures.tiles import GAP, MARGIN
 
@@ -25,6 +26,8 @@ def overlay_figure(
     look: Look | None = None,
 ) -> Sheet:
     """Draw every method's map over a photo, one row for each explained class.
+
+    A map with NaN or infinity in it is left out, and its place says why.
 
     Args:
         explanation: What to draw.
@@ -60,10 +63,12 @@ def overlay_figure(
                 sheet.write(left, top, class_caption(explanation, index, target), width=sheet.width - 2 * MARGIN)
             scores = explanation.scores_of(method, index, target)
             signed = explanation.signed[method]
-            picture = backdrop.lay(scores, explanation.grid_of(method), signed=signed, look=look)
+            grid = explanation.grid_of(method)
+            picture = map_picture(scores, grid, backdrop, signed=signed, look=look, scale=sheet.scale)
             sheet.picture(left, top + caption, width, height, picture)
-            marks = bar_marks(float(scores.min()), float(scores.max()), signed=signed)
-            sheet.bar(left, top + caption + height + 8, width, signed=signed, marks=marks)
+            if explanation.shows(method, index, target):
+                marks = bar_marks(float(scores.min()), float(scores.max()), signed=signed)
+                sheet.bar(left, top + caption + height + 8, width, signed=signed, marks=marks)
     return sheet
 
 

@@ -8,6 +8,7 @@ from vitreous.errors import InputError
 from vitreous.pictures.backdrop import Backdrop, Look, Photo
 from vitreous.pictures.captions import class_caption
 from vitreous.pictures.data.strip import Strip
+from vitreous.pictures.figures.maps import map_picture
 from vitreous.pictures.sheet import Sheet
 from vitreous.pictures.tiles import SHARPNESS, Row, Tile, tiled
 
@@ -24,6 +25,8 @@ def strips_figure(
     columns: int = _COLUMNS,
 ) -> Sheet:
     """Draw strips of one photo below each other.
+
+    A map with NaN or infinity in it is left out, and its place says why.
 
     Args:
         strips: What to draw.
@@ -44,7 +47,7 @@ def strips_figure(
 def _row(strip: Strip, backdrop: Backdrop, look: Look | None) -> Row:
     grid = strip.explanation.grid
     maps = [
-        Tile(backdrop.lay(scores, grid, signed=strip.signed, look=look, span=strip.span), caption)
+        Tile(map_picture(scores, grid, backdrop, signed=strip.signed, look=look, span=strip.span), caption)
         for scores, caption in zip(strip.maps, strip.captions, strict=True)
     ]
     return Row([Tile(backdrop.photo, class_caption(strip.explanation)), *maps], label=strip.method)
