@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from vitreous.errors import InputError, MethodError
-from vitreous.explanation import Explanation
+from vitreous.explanation import Explanation, ExplanationError
+from vitreous.pictures.backdrop import Backdrop
 from vitreous.pictures.captions import font, wrap
 from vitreous.pictures.comparison import comparison
 from vitreous.pictures.overlay import colour, overlay
@@ -121,8 +122,9 @@ class TestComparison:
     def test_an_unknown_method_or_image_is_a_clear_error(self):
         with pytest.raises(MethodError):
             comparison(make(), methods=["nothing"])
-        with pytest.raises(InputError, match="out of range"):
-            comparison(make(), 4)
+        for draw in (comparison, Backdrop.of, Explanation.label):  # with one error
+            with pytest.raises(ExplanationError, match="index 4 is out of range: this explanation has 1 images"):
+                draw(make(), 4)
 
     @pytest.mark.parametrize("names", [("a" * 500, "b"), ("$x^2$ \n猫", "<b>"), None])
     def test_any_class_name_can_be_drawn(self, names):

@@ -146,7 +146,7 @@ class Explanation(Predicted):
     def scores_of(self, method: str, index: int = 0, target_index: int = 0) -> Tensor:
         """Give the raw scores of one map, (patches,), or of all pixels where the method was asked for them."""
         scores: Tensor = self._scores_of(method)
-        index, target_index = self._position(index, target_index)
+        index, target_index = self.position(index, target_index)
         return scores[index, target_index] if self.target.ndim == 2 else scores[index]
 
     def shows(self, method: str, index: int = 0, target_index: int = 0) -> bool:
@@ -180,7 +180,7 @@ class Explanation(Predicted):
 
     def select(self, index: int) -> Explanation:
         """Give the explanation of one image alone, as a batch of one."""
-        index, _ = self._position(index, 0)
+        index, _ = self.position(index)
         one = slice(index, index + 1)
         return replace(
             self,

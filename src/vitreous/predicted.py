@@ -69,7 +69,7 @@ class Predicted:
 
     def probability(self, class_index: int, index: int = 0) -> float | None:
         """Give how likely the model finds a class of an image; ``None`` where its outputs are values."""
-        index, _ = self._position(index, 0)
+        index, _ = self.position(index)
         classes = self.logits.shape[1]
         if not 0 <= class_index < classes:
             raise ExplanationError(f"class {class_index} does not exist: the model has {classes}")
@@ -89,7 +89,7 @@ class Predicted:
 
     def class_index(self, index: int = 0, target_index: int = 0) -> int:
         """Give the number of the class that is explained for an image."""
-        index, target_index = self._position(index, target_index)
+        index, target_index = self.position(index, target_index)
         return int(self.target.reshape(len(self), -1)[index, target_index])
 
     def label(self, index: int = 0, target_index: int = 0) -> str:
@@ -100,22 +100,27 @@ class Predicted:
         """Give the ``k`` most likely classes of an image, the most likely first."""
         if k < 1:
             raise ExplanationError(f"k must be at least 1, not {k}")
-        index, _ = self._position(index, 0)
+        index, _ = self.position(index)
         likely = self._likelihoods[index].topk(min(k, self.logits.shape[1])).indices.tolist()
         return tuple(Prediction(number, self._label(number), self.probability(number, index)) for number in likely)
+
+    def position(self, index: int, target_index: int = 0) -> tuple[int, int]:
+        """Give the position of an image or text and of one of its classes as plain numbers.
+
+        Raises:
+            ExplanationError: there is no such image or class.
+        """
+        counts = ((index, len(self), self.things), (target_index, self.classes_per_image, "classes"))
+        for position, count, what in counts:
+            if not 0 <= position < count:
+                raise ExplanationError(f"index {position} is out of range: this explanation has {count} {what}")
+        return int(index), int(target_index)
 
     def _scores_of(self, method: str) -> Any:
         if method not in self.scores:
             hint = close_match(method, self.methods) or f"; it has {', '.join(self.methods)}"
             raise MethodError(f"this explanation has no method {method!r}{hint}")
         return self.scores[method]
-
-    def _position(self, index: int, target_index: int) -> tuple[int, int]:
-        counts = ((index, len(self), self.things), (target_index, self.classes_per_image, "classes"))
-        for position, count, what in counts:
-            if not 0 <= position < count:
-                raise ExplanationError(f"index {position} is out of range: this explanation has {count} {what}")
-        return int(index), int(target_index)
 
     def _label(self, class_index: int) -> str:
         return str(class_index) if self.class_names is None else self.class_names[class_index]

@@ -72,7 +72,7 @@ class TextExplanation(Predicted):
 
     def piece_scores(self, method: str, index: int = 0, target_index: int = 0) -> Tensor:
         """Give the scores of a text's pieces for one class, (pieces,)."""
-        index, target_index = self._position(index, target_index)
+        index, target_index = self.position(index, target_index)
         scores: Tensor = self._scores_of(method)[index]
         return scores if scores.ndim == 1 else scores[target_index]
 
@@ -115,7 +115,7 @@ class TextExplanation(Predicted):
 
     def select(self, index: int) -> TextExplanation:
         """Give the explanation of one text alone."""
-        index, _ = self._position(index, 0)
+        index, _ = self.position(index)
         one = slice(index, index + 1)
         return replace(
             self,

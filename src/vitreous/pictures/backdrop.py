@@ -56,8 +56,7 @@ class Backdrop:
             index: Which image of it.
             photo: The photo as it was before preprocessing; without it, the picture as the model saw it is drawn on.
         """
-        if not 0 <= index < len(explanation):
-            raise InputError(f"index {index} is out of range: this explanation has {len(explanation)} images")
+        index, _ = explanation.position(index)
         if photo is not None:
             if explanation.preprocessing is None:
                 raise InputError(

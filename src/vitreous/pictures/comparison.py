@@ -69,8 +69,7 @@ def _photo(explanation: Explanation, index: int, image: Image.Image | None) -> I
         return image.convert("RGB")
     if explanation.images is None:
         raise InputError("this explanation holds no pictures; pass the one to draw on as image=...")
-    if not 0 <= index < len(explanation):
-        raise InputError(f"index {index} is out of range: this explanation has {len(explanation)} images")
+    index, _ = explanation.position(index)
     return explanation.images[index]
 
 
