@@ -89,7 +89,11 @@ class Explanation(Predicted):
 
     def grid_of(self, method: str) -> tuple[int, int]:
         """Rows and columns of a method's map: patches, or pixels where it was asked for them."""
-        pixels = self._scores_of(method).shape[-1] == self.image_size[0] * self.image_size[1]
+        return self.grid_for(self._scores_of(method))
+
+    def grid_for(self, scores: Tensor) -> tuple[int, int]:
+        """Rows and columns of maps of these images (..., patches), or (..., pixels)."""
+        pixels = scores.shape[-1] == self.image_size[0] * self.image_size[1]
         return self.image_size if pixels else self.grid
 
     def heatmap(self, method: str, *, smooth: bool = True, size: tuple[int, int] | None = None) -> Tensor:

@@ -73,10 +73,8 @@ def draw_map(record: Record, method: str, class_index: int, sliders: Sliders, ba
     assert record.sample is not None
     scores, signed = record.scores[method, class_index], record.signed[method]
     shown = adjusted(scores, signed=signed, sliders=sliders)
-    pixels = scores.numel() == record.sample.image_size[0] * record.sample.image_size[1]
-    grid = record.sample.image_size if pixels else record.sample.grid
     span = (float(scores.min()), float(scores.max()))
-    return backdrop.lay(shown, grid, signed=signed, look=sliders.look, span=span)
+    return backdrop.lay(shown, record.sample.grid_for(scores), signed=signed, look=sliders.look, span=span)
 
 
 def patch_at(backdrop: Backdrop, grid: tuple[int, int], across: float, down: float) -> tuple[int, int]:
