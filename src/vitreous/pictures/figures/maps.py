@@ -1,4 +1,4 @@
-"""A map as a picture of a figure."""
+"""A map as a picture of a figure, and what its colours stand for."""
 
 from __future__ import annotations
 
@@ -53,3 +53,12 @@ def map_tile(
     """
     scores, grid = explanation.scores_of(method, *position), explanation.grid_of(method)
     return Tile(map_picture(scores, grid, backdrop, signed=explanation.signed[method], look=look))
+
+
+def bar_marks(scores: Tensor, *, signed: bool) -> tuple[str, ...]:
+    """Give the raw values at the ends of a map's colour bar, and at zero where it is in the middle."""
+    low, high = float(scores.min()), float(scores.max())
+    if not signed:
+        return f"{low:.3g}", f"{high:.3g}"
+    largest = max(abs(low), abs(high))
+    return f"{-largest:.3g} against", "0", f"for {largest:.3g}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from vitreous.explanation import Explanation
 from vitreous.pictures.backdrop import Backdrop, Look, Photo
 from vitreous.pictures.captions import class_caption, font, line_height, wrap
-from vitreous.pictures.figures.maps import map_picture
+from vitreous.pictures.figures.maps import bar_marks, map_picture
 from vitreous.pictures.sheet import Sheet
 from vitreous.pictures.tiles import GAP, MARGIN
 
@@ -67,14 +67,6 @@ def overlay_figure(
             picture = map_picture(scores, grid, backdrop, signed=signed, look=look, scale=sheet.scale)
             sheet.picture(left, top + caption, width, height, picture)
             if explanation.shows(method, index, target):
-                marks = bar_marks(float(scores.min()), float(scores.max()), signed=signed)
+                marks = bar_marks(scores, signed=signed)
                 sheet.bar(left, top + caption + height + 8, width, signed=signed, marks=marks)
     return sheet
-
-
-def bar_marks(low: float, high: float, *, signed: bool) -> tuple[str, ...]:
-    """Give the raw values at the ends of a colour bar, and at zero where it is in the middle."""
-    if not signed:
-        return f"{low:.3g}", f"{high:.3g}"
-    largest = max(abs(low), abs(high))
-    return f"{-largest:.3g} against", "0", f"for {largest:.3g}"

@@ -7,6 +7,7 @@ from torch import Tensor
 from vitreous.pictures.backdrop import Backdrop, Look, Photo
 from vitreous.pictures.captions import class_caption, font, line_height, wrap
 from vitreous.pictures.data.transformation import Transformation
+from vitreous.pictures.figures.maps import bar_marks
 from vitreous.pictures.sheet import FAINT, Sheet
 from vitreous.pictures.tiles import GAP, MARGIN, SHARPNESS, fit
 
@@ -44,8 +45,7 @@ def transformation_figure(
         sheet.write(left, top + heading, meaning, width=tile, size=12, ink=FAINT, lines=3)
         picture = backdrop.lay(values, seen.explanation.grid, signed=False, look=look)
         sheet.picture(left, pictures, wide, height, picture)
-        marks = (f"{float(values.min()):.3g}", f"{float(values.max()):.3g}")
-        sheet.bar(left, pictures + height + 8, tile, signed=False, marks=marks)
+        sheet.bar(left, pictures + height + 8, tile, signed=False, marks=bar_marks(values, signed=False))
     return sheet
 
 
