@@ -36,7 +36,6 @@ figcaption { margin-top: .45rem; font-size: .9rem; }
 table { border-collapse: collapse; font-size: .95rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); }
 th, td:first-child { overflow-wrap: normal; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .bars { display: grid; grid-template-columns: fit-content(45%) 1fr 4rem; gap: .3rem .75rem; max-width: 36rem;
   align-items: center; margin: .5rem 0; padding: 0; }
 .bar { height: .7rem; border-radius: .35rem; background: var(--card); border: 1px solid var(--line); overflow: hidden; }
@@ -112,17 +111,9 @@ def bars(rows: Iterable[tuple[str, float, str]]) -> str:
     return f'<div class="bars">\n{cells}</div>\n'
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[int] = frozenset()) -> str:
-    """Give a table of texts; the columns in ``numbers`` keep to the right. It scrolls where the page is narrow."""
-    head = "".join(_cell("th", text, number=column in numbers) for column, text in enumerate(headings))
-    body = "".join(
-        "<tr>" + "".join(_cell("td", text, number=column in numbers) for column, text in enumerate(row)) + "</tr>\n"
-        for row in rows
-    )
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Give a table of texts. It scrolls where the page is narrow."""
+    head = "".join(f"<th>{escape(text)}</th>" for text in headings)
+    body = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>\n" for row in rows)
     header = f"<thead><tr>{head}</tr></thead>\n" if any(headings) else ""
     return f'<div class="scroll"><table>\n{header}<tbody>\n{body}</tbody></table></div>\n'
-
-
-def _cell(kind: str, text: str, *, number: bool) -> str:
-    attribute = ' class="number"' if number else ""
-    return f"<{kind}{attribute}>{escape(text)}</{kind}>"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageDraw
 
-from vitreous.defaults import DEFAULT_OPACITY
 from vitreous.errors import InputError
 from vitreous.pictures.captions import class_caption, draw_lines, font, line_height, wrap
 from vitreous.pictures.left_out import left_out
@@ -36,8 +35,6 @@ def comparison(
     *,
     methods: Sequence[str] | None = None,
     image: Image.Image | None = None,
-    smooth: bool = True,
-    opacity: float = DEFAULT_OPACITY,
     tile: int = 288,
 ) -> Image.Image:
     """Draw the photo and every method's overlay in a row, one row for each explained class.
@@ -49,16 +46,12 @@ def comparison(
         index: Which image of the batch.
         methods: The methods to show, in this order; all by default.
         image: The picture as the model saw it; by default the one in ``explanation.images``.
-        smooth: Interpolate between patches; otherwise patches are rectangles.
-        opacity: Opacity of the heatmaps.
         tile: The longer side of each picture, in pixels.
     """
     photo = _tile_photo(_photo(explanation, index, image), tile)
     columns = tuple(methods or explanation.methods)
-    row_images = [
-        _row(explanation, index, target_index, photo, columns, smooth=smooth, opacity=opacity)
-        for target_index in range(explanation.classes_per_image)
-    ]
+    targets = range(explanation.classes_per_image)
+    row_images = [_row(explanation, index, target_index, photo, columns) for target_index in targets]
     header = _header(columns, photo.width)
     legend = _legend(explanation, columns, photo.width)
     return _stack([header, *row_images, legend])
@@ -103,14 +96,7 @@ def _header(methods: Sequence[str], tile_width: int) -> Image.Image:
 
 
 def _row(
-    explanation: Explanation,
-    index: int,
-    target_index: int,
-    photo: Image.Image,
-    methods: Sequence[str],
-    *,
-    smooth: bool,
-    opacity: float,
+    explanation: Explanation, index: int, target_index: int, photo: Image.Image, methods: Sequence[str]
 ) -> Image.Image:
     """Draw the photo, the overlays, and below the photo which class they explain."""
     style = font(15)
@@ -119,7 +105,7 @@ def _row(
     strip.paste(photo, (_left(0, photo.width), 0))
     for column, method in enumerate(methods, start=1):
         if explanation.shows(method, index, target_index):
-            picture = explanation.overlay(method, index, target_index, image=photo, smooth=smooth, opacity=opacity)
+            picture = explanation.overlay(method, index, target_index, image=photo)
         else:
             picture = left_out(photo.size)
         strip.paste(picture, (_left(column, photo.width), 0))
