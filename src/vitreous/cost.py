@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vitreous.spelling import Recipe, parse
 from vitreous.tape import PIXELS
 
-_EXAMPLE_DEPTH = 12  # of a ViT-Ti, -S or -B
+EXAMPLE_DEPTH = 12  # of a ViT-Ti, -S or -B
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Cost:
 def cost_of(spelling: str) -> Cost:
     """The cost of a method on a model with twelve blocks."""
     recipe = parse(spelling)
-    gradients = recipe.needs(_EXAMPLE_DEPTH).gradients
+    gradients = recipe.needs(EXAMPLE_DEPTH).gradients
     reach = {backward: needs.lowest for backward, needs in gradients.items()}
     passes = tuple(f"{backward.rule}, {backward.objective}, {_reach(lowest)}" for backward, lowest in reach.items())
     # The score that a block's own output would get is the head's, asked once more.
@@ -46,12 +46,12 @@ def _label(recipe: Recipe, lowest: list[int]) -> str:
         return "forward"
     if len(lowest) > 1:
         return "several backward"
-    if lowest[0] == _EXAMPLE_DEPTH - 1:
+    if lowest[0] == EXAMPLE_DEPTH - 1:
         return "forward + last block"
-    return "forward + half" if lowest[0] >= _EXAMPLE_DEPTH // 2 else "forward + backward"
+    return "forward + half" if lowest[0] >= EXAMPLE_DEPTH // 2 else "forward + backward"
 
 
 def _reach(lowest: int | None) -> str:
-    if lowest is None or lowest >= _EXAMPLE_DEPTH:
+    if lowest is None or lowest >= EXAMPLE_DEPTH:
         return "to the head"
-    return "to the pixels" if lowest == PIXELS else f"to block {lowest} of {_EXAMPLE_DEPTH}"
+    return "to the pixels" if lowest == PIXELS else f"to block {lowest} of {EXAMPLE_DEPTH}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from PIL import Image
 
+from vitreous.cost import EXAMPLE_DEPTH
 from vitreous.errors import InputError
 from vitreous.html import page
 from vitreous.html.report import Measured, curve_cards, legend, meaning, no_curves
@@ -26,7 +27,6 @@ from vitreous.web.rows import BlockRows
 from vitreous.web.wanted import Wanted, classes_of
 
 _TOP = 5
-_EXAMPLE_DEPTH = 12  # what a method needs does not depend on it
 
 
 def predictions(record: Findings[Any]) -> str:
@@ -114,7 +114,8 @@ def families(*, texts: bool = False) -> dict[str, list[tuple[str, str]]]:
 
 
 def _offered(*, texts: bool) -> list[MethodInfo]:
-    return [info for info in list_methods() if not (texts and parse(info.name).needs(_EXAMPLE_DEPTH).picture)]
+    # Whether a picture is needed does not depend on the depth.
+    return [info for info in list_methods() if not (texts and parse(info.name).needs(EXAMPLE_DEPTH).picture)]
 
 
 def progress(job: Job, before: int) -> str:
