@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -10,7 +11,7 @@ from invented_runs import invented_results
 from vitreous.benchmark.report.curves import Curves, curves_of, sweeps_of
 from vitreous.benchmark.report.extremes import Extreme, extremes_of
 from vitreous.benchmark.report.page import leaders, radar_of, write_page
-from vitreous.benchmark.report.svg import line_chart, radar_chart
+from vitreous.benchmark.report.svg import curves_chart, radar_chart
 from vitreous.benchmark.statistics import Estimate
 from vitreous.benchmark.summary import summarise
 from vitreous.benchmark.tables import ResultTable
@@ -139,13 +140,19 @@ class TestSweeps:
 
 class TestLineChart:
     def test_higher_numbers_stand_higher_and_beside_their_labels(self):
-        chart = line_chart([0, 50, 100], {"m": [0.0, 1.0, 0.5]}, {}, "share")
+        chart = curves_chart(Curves("precision", "share", (0, 50, 100), {"m": (0.0, 1.0, 0.5)}), {})
         # From the lower left of the plot to its upper edge and half-way down at its right end.
-        assert points_of(chart, "polyline", "m") == [(46, 222), (227, 10), (408, 116)]
+        assert points_of(chart, "polyline", "m") == [(46, 208), (207, 12), (368, 110)]
         labels = places_of_texts(chart)
         assert labels["1"][1] < labels["0.5"][1]
-        assert labels["1"][1] == pytest.approx(10, abs=5)  # letters stand a little below their line
-        assert labels["0.5"][1] == pytest.approx(116, abs=5)
+        assert labels["1"][1] == pytest.approx(12, abs=5)  # letters stand a little below their line
+        assert labels["0.5"][1] == pytest.approx(110, abs=5)
+
+    def test_a_missing_height_leaves_a_gap_in_the_line(self):
+        heights = (0.0, 0.5, math.nan, 0.5, 1.0)
+        chart = curves_chart(Curves("precision", "share", (0, 1, 2, 3, 4), {"m": heights}), {})
+        assert chart.count("<polyline") == 2
+        assert "nan" not in chart
 
 
 class TestPage:
@@ -155,7 +162,7 @@ class TestPage:
         values = {method: NUMBERS[name] for method, name in zip(STARTS, NUMBERS, strict=True)}
         page = write_page([invented_results(tmp_path, (PRECISION, ERROR, SIZE), values)])
         sweeps = page.partition("Metrics over a number in the spelling")[2].partition("<h3>")[0]
-        charts = dict(re.findall(r"<figcaption>(\w+)</figcaption>(<svg.*?</svg>)", sweeps))
+        charts = dict(re.findall(r"<figcaption>(\w+)</figcaption>(<svg.*?</svg>)", sweeps, re.DOTALL))
         assert list(charts) == ["precision", "error", "size"]
         heights = [y for _, y in points_of(charts["precision"], "polyline", "decompx.plus:start=…")]
         assert heights[2] < heights[0] < heights[1]  # 0.8, 0.5 and 0.2, and the page's y goes down

@@ -16,7 +16,7 @@ from vitreous.cli import app, explaining
 from vitreous.errors import InputError
 from vitreous.explanation import Explanation
 from vitreous.html import page
-from vitreous.html.chart import Line, line_chart
+from vitreous.html.chart import Line, line_chart, percent_axis
 from vitreous.html.report import meaning, photo_section
 from vitreous.html.report_file import report_file
 from vitreous.storage import StorageError
@@ -215,7 +215,9 @@ class TestPage:
     def test_text_stays_text_everywhere(self, text):
         body = page.bars([(text, 0.5, text)]) + page.table((text,), [(text,)])
         body += page.figure(page.picture(Image.new("RGB", (2, 2)), text), page.escape(text))
-        body += line_chart([Line([0, 100], [0, 50])], title=text, across=text, up=text)
+        body += line_chart(
+            [Line(text, [0, 100], [0, 50], "")], title=text, across=percent_axis(text), up=percent_axis(text)
+        )
         found = check(page.document(text, body))
         found_text = text.encode("utf-8", "backslashreplace").decode("utf-8")
         assert found.text.count(found_text) >= 8
@@ -241,14 +243,16 @@ class TestPage:
         assert sum(tag == "img" for tag, _ in found.elements) == 3
 
     def test_a_missing_value_leaves_a_gap_in_the_line(self):
-        chart = line_chart([Line([0, 50, 75, 100], [0, float("nan"), 10, 20])], title="t", across="a", up="u")
+        line = Line("n", [0, 50, 75, 100], [0, float("nan"), 10, 20], "")
+        chart = line_chart([line], title="t", across=percent_axis("a"), up=percent_axis("u"))
         assert chart.count("<polyline") == 2
         assert "nan" not in chart
 
     def test_the_chart_is_where_the_numbers_are(self):
-        chart = line_chart([Line([0, 100], [0, 100])], title="t", across="a", up="u")
+        line = Line("n", [0, 100], [0, 100], "")
+        chart = line_chart([line], title="t", across=percent_axis("a"), up=percent_axis("u"))
         (points,) = re.findall(r'points="([^"]+)"', chart)
-        assert points == "44.0,208.0 368.0,12.0"  # the corners of the plot inside its margins
+        assert points == "46.0,208.0 368.0,12.0"  # the corners of the plot inside its margins
 
     def test_a_report_that_fails_is_not_there(self, tmp_path):
         file = tmp_path / "report.html"

@@ -14,37 +14,67 @@ COLOURS = ("#2b8fd0", "#e06a1b", "#0fa67c", "#c878a4", "#c99700", "#7a8ff0", "#8
 DASHES = ("", "7 4", "9 3 2 3", "2 3")
 
 _WIDTH, _HEIGHT = 380, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 12, 42
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 12, 42
 
 
 @dataclass(frozen=True)
 class Line:
-    """Values over the horizontal axis; both in the units of the axes. NaN leaves a gap."""
+    """Values over the horizontal axis.
 
+    Attributes:
+        name: What it is called, which is told when it is pointed at.
+        across: Places on the horizontal axis.
+        values: Heights; NaN leaves a gap.
+        look: The attributes in SVG that give it its colour, see ``look_of``.
+    """
+
+    name: str
     across: Sequence[float]
     values: Sequence[float]
+    look: str
 
 
-def line_chart(lines: Sequence[Line], *, title: str, across: str, up: str) -> str:
-    """Draw lines over axes from 0 to 100.
+@dataclass(frozen=True)
+class Axis:
+    """What an axis means, its ends, and where numbers stand on it."""
+
+    meaning: str
+    ends: tuple[float, float]
+    marks: Sequence[float]
+
+    def part(self, value: float) -> float:
+        """How far a value is from the first end, 1 at the last one."""
+        first, last = self.ends
+        return (value - first) / ((last - first) or 1)
+
+
+def percent_axis(meaning: str) -> Axis:
+    """Give an axis from 0 to 100."""
+    return Axis(meaning, (0, 100), range(0, 101, 20))
+
+
+def line_chart(lines: Sequence[Line], *, title: str, across: Axis, up: Axis) -> str:
+    """Draw lines over axes.
 
     Args:
-        lines: What to draw; the number of a line gives its colour and dashes, see ``swatch``.
+        lines: What to draw, the last one on top.
         title: What the chart shows, for people who cannot see it.
-        across: What the horizontal axis means.
-        up: What the vertical axis means.
+        across: The horizontal axis.
+        up: The vertical axis.
     """
     drawn = "".join(
-        f'<polyline points="{run}" fill="none" stroke-width="2.2" {_style(number)}/>\n'
-        for number, line in enumerate(lines)
-        for run in _runs(line)
+        f'<polyline fill="none" stroke-width="2.2" {line.look} points="{run}">'
+        f"<title>{escape(line.name)}</title></polyline>\n"
+        for line in lines
+        for run in _runs(line, across, up)
     )
-    middle = (_TOP + _HEIGHT - _BOTTOM) / 2
+    below, beside = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + _HEIGHT - _BOTTOM) / 2
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" role="img" '
-        f'aria-label="{escape(title)}" font-size="12" fill="currentColor">\n{_axes()}{drawn}'
-        f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(across)}</text>\n'
-        f'<text transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">{escape(up)}</text>\n</svg>\n'
+        f'aria-label="{escape(title)}" font-size="12" fill="currentColor">\n{_axes(across, up)}{drawn}'
+        f'<text x="{below}" y="{_HEIGHT - 6}" text-anchor="middle">{escape(across.meaning)}</text>\n'
+        f'<text transform="translate(12 {beside}) rotate(-90)" text-anchor="middle">{escape(up.meaning)}</text>\n'
+        "</svg>\n"
     )
 
 
@@ -52,43 +82,51 @@ def swatch(number: int) -> str:
     """Draw a short piece of a line, for a legend."""
     return (
         '<svg viewBox="0 0 28 10" width="28" height="10" style="display: inline-block" aria-hidden="true">'
-        f'<line x1="1" y1="5" x2="27" y2="5" stroke-width="2.5" {_style(number)}/></svg>'
+        f'<line x1="1" y1="5" x2="27" y2="5" stroke-width="2.5" {look_of(number)}/></svg>'
     )
 
 
-def _style(number: int) -> str:
+def look_of(number: int) -> str:
+    """Give a line the colour and dashes of its number."""
     colour, dash = line_style(number, COLOURS, DASHES)
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     return f'stroke="{colour}"{dashes}'
 
 
-def _runs(line: Line) -> list[str]:
+def _runs(line: Line, across: Axis, up: Axis) -> list[str]:
     """Give the points of a line, cut where a value is missing."""
     runs: list[list[str]] = [[]]
-    for across, value in zip(line.across, line.values, strict=True):
+    for place, value in zip(line.across, line.values, strict=True):
         if math.isfinite(value):
-            runs[-1].append(f"{_x(across):.1f},{_y(value):.1f}")
+            runs[-1].append(f"{_x(across, place):.1f},{_y(up, value):.1f}")
         else:
             runs.append([])
     return [" ".join(run) for run in runs if run]
 
 
-def _x(value: float) -> float:
-    return _LEFT + value / 100 * (_WIDTH - _LEFT - _RIGHT)
+def _x(axis: Axis, value: float) -> float:
+    return _LEFT + axis.part(value) * (_WIDTH - _LEFT - _RIGHT)
 
 
-def _y(value: float) -> float:
-    return _HEIGHT - _BOTTOM - value / 100 * (_HEIGHT - _BOTTOM - _TOP)
+def _y(axis: Axis, value: float) -> float:
+    return _HEIGHT - _BOTTOM - axis.part(value) * (_HEIGHT - _BOTTOM - _TOP)
 
 
-def _axes() -> str:
+def _axes(across: Axis, up: Axis) -> str:
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     parts = []
-    for mark in range(0, 101, 20):
-        x, y = _x(mark), _y(mark)
-        parts.append(
-            f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}M{x:.1f} {_TOP}V{_HEIGHT - _BOTTOM}" '
-            'stroke="currentColor" stroke-opacity=".15"/>'
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{mark}</text>'
-            f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">{mark}</text>\n'
-        )
+    for mark in up.marks:
+        y = _y(up, mark)
+        parts.append(_rule(f"M{_LEFT} {y:.1f}H{right}") + _number(_LEFT - 6, y + 4, "end", mark))
+    for mark in across.marks:
+        x = _x(across, mark)
+        parts.append(_rule(f"M{x:.1f} {_TOP}V{bottom}") + _number(x, bottom + 16, "middle", mark))
     return "".join(parts)
+
+
+def _rule(path: str) -> str:
+    return f'<path d="{path}" stroke="currentColor" stroke-opacity=".15"/>'
+
+
+def _number(x: float, y: float, anchor: str, number: float) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{number:.4g}</text>\n'

@@ -13,7 +13,7 @@ from vitreous.aggregate import AGGREGATIONS
 from vitreous.errors import InputError
 from vitreous.explanation import Explanation
 from vitreous.html import page
-from vitreous.html.chart import Line, line_chart, swatch
+from vitreous.html.chart import Line, line_chart, look_of, percent_axis, swatch
 from vitreous.pictures.backdrop import Backdrop
 from vitreous.pictures.captions import class_caption
 from vitreous.pictures.data.curves import NO_CURVES, Curves, area
@@ -138,11 +138,14 @@ def curve_cards(measured: Measured) -> str:
     for kind, done in (("deletion", "deleted"), ("insertion", "inserted")):
         values = [one.deletion if kind == "deletion" else one.insertion for one in curves]
         lines = [
-            Line((100 * one.fractions).tolist(), (100 * line).tolist())
-            for one, line in zip(curves, values, strict=True)
+            Line(one.method, (100 * one.fractions).tolist(), (100 * line).tolist(), look_of(number))
+            for number, (one, line) in enumerate(zip(curves, values, strict=True))
         ]
         chart = line_chart(
-            lines, title=f"{kind} curves", across=f"{measured.by} {done} (%)", up="probability of the class (%)"
+            lines,
+            title=f"{kind} curves",
+            across=percent_axis(f"{measured.by} {done} (%)"),
+            up=percent_axis("probability of the class (%)"),
         )
         better = "low is better" if kind == "deletion" else "high is better"
         entries = "".join(

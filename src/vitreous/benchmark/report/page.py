@@ -12,7 +12,7 @@ from vitreous import __version__
 from vitreous.benchmark.report.curves import Curves, curves_of, sweeps_of
 from vitreous.benchmark.report.extremes import Extreme, Extremes, extremes_of
 from vitreous.benchmark.report.style import LINES, STYLE
-from vitreous.benchmark.report.svg import line_chart, radar_chart
+from vitreous.benchmark.report.svg import curves_chart, radar_chart
 from vitreous.benchmark.report.thumbnails import Thumbnails, thumbnails_of
 from vitreous.benchmark.results import Failure, Results
 from vitreous.benchmark.store import read_manifest
@@ -195,8 +195,7 @@ def _charts(title: str, curves: Sequence[Curves], styles: Mapping[str, str] | No
         names = dict.fromkeys(name for curve in curves for name in curve.lines)
         styles = {name: f"c{place}" for place, name in enumerate(list(names)[:LINES])}
     figures = "".join(
-        f"<figure><figcaption>{escape(curve.title)}</figcaption>"
-        f"{line_chart(curve.steps, curve.lines, styles, curve.axis)}</figure>"
+        f"<figure><figcaption>{escape(curve.title)}</figcaption>{curves_chart(curve, styles)}</figure>"
         for curve in curves
     )
     more = "" if all(len(curve.lines) <= LINES for curve in curves) else _grey_note()

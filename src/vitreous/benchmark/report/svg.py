@@ -5,52 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from vitreous.benchmark.report.curves import Curves
+from vitreous.html.chart import Axis, Line, line_chart
 from vitreous.html.page import escape
 
-_WIDTH, _HEIGHT = 420, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 38
 _RADAR = 330
 _RADIUS = 125
 
 
-def line_chart(
-    steps: Sequence[float], lines: Mapping[str, Sequence[float]], styles: Mapping[str, str], axis: str
-) -> str:
-    """Draw lines.
+def curves_chart(curves: Curves, styles: Mapping[str, str]) -> str:
+    """Draw curves.
 
     Args:
-        steps: places on the horizontal axis.
-        lines: a height for every step, by name.
+        curves: what to draw.
         styles: the CSS class of every line; lines without one are drawn first, in the background.
-        axis: what the horizontal axis is.
     """
-    heights = [height for line in lines.values() for height in line if math.isfinite(height)]
+    heights = [height for line in curves.lines.values() for height in line if math.isfinite(height)]
     ticks = _ticks(min(heights, default=0.0), max(heights, default=1.0))
-    low, high = ticks[0], ticks[-1]
-    first, last = steps[0], steps[-1]
-
-    def across(step: float) -> float:
-        return _LEFT + (step - first) / ((last - first) or 1) * (_WIDTH - _LEFT - _RIGHT)
-
-    def down(height: float) -> float:
-        return _HEIGHT - _BOTTOM - (height - low) / ((high - low) or 1) * (_HEIGHT - _TOP - _BOTTOM)
-
-    def drawn(name: str) -> str:
-        known = [(step, height) for step, height in zip(steps, lines[name], strict=True) if math.isfinite(height)]
-        points = " ".join(f"{across(step):.1f},{down(height):.1f}" for step, height in known)
-        title = f"<title>{escape(name)}</title>"
-        return f'<polyline class="line {styles.get(name, "other")}" points="{points}">{title}</polyline>'
-
-    every = max(1, math.ceil(len(steps) / 12))
-    parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(axis)}">',
-        *(_rule(_LEFT, down(tick), _WIDTH - _RIGHT, down(tick)) for tick in ticks),
-        *(_text(_LEFT - 6, down(tick) + 4, "end", _short(tick)) for tick in ticks),
-        *(_text(across(step), _HEIGHT - _BOTTOM + 16, "middle", _short(step)) for step in steps[::every]),
-        _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 5, "middle", axis),
-        *(drawn(name) for name in sorted(lines, key=lambda name: name in styles)),
+    steps = curves.steps
+    lines = [
+        Line(name, steps, curves.lines[name], f'class="line {styles.get(name, "other")}"')
+        for name in sorted(curves.lines, key=lambda name: name in styles)
     ]
-    return "".join(parts) + "</svg>"
+    marked = steps[:: max(1, math.ceil(len(steps) / 12))]
+    across = Axis(curves.axis, (steps[0], steps[-1]), marked)
+    return line_chart(lines, title=curves.title, across=across, up=Axis("", (ticks[0], ticks[-1]), ticks))
 
 
 def radar_chart(axes: Sequence[str], shapes: Mapping[str, Sequence[float]], styles: Mapping[str, str]) -> str:
@@ -79,10 +58,6 @@ def radar_chart(axes: Sequence[str], shapes: Mapping[str, Sequence[float]], styl
 
 def _rule(x1: float, y1: float, x2: float, y2: float) -> str:
     return f'<line class="gridline" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
-def _text(x: float, y: float, anchor: str, text: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _axis_label(angle: float, name: str, centre: float) -> str:
@@ -115,7 +90,3 @@ def _ticks(low: float, high: float) -> list[float]:
     step = next(factor * size for factor in (1, 2, 5, 10) if factor * size >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [step * place for place in range(first, max(last, first + 1) + 1)]
-
-
-def _short(number: float) -> str:
-    return f"{number:.4g}"
