@@ -1,5 +1,6 @@
 """The real program, killed and in company: what is stored is what one unbroken run stores, bit for bit."""
 
+import errno
 import json
 import os
 import random
@@ -13,6 +14,7 @@ import pytest
 
 from evaluations import METHODS, MODEL, PROTOCOL, command, everything, only_run, start, wait_for, write_photos
 from vitreous.benchmark.evaluation import evaluate
+from vitreous.benchmark.run import RunError
 from vitreous.cli.evaluating_report import as_json
 
 IMAGES = 64  # enough shards that a quick machine does not finish before it is killed
@@ -111,6 +113,30 @@ def test_a_worker_whose_starter_is_gone_computes_nothing(photos, tmp_path):
         worker = [sys.executable, "-m", "vitreous.benchmark.engines.local_worker", str(store.folder), str(starter)]
         subprocess.run(worker, input=longer, text=True, check=True, timeout=240)
         assert shards(tmp_path) == stored
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_worker_that_does_not_start_leaves_none_of_the_others_behind(photos, tmp_path, monkeypatch, deaf):
+    """The third cannot be started, or is gone before it was told what to do."""
+    started, popen = [], subprocess.Popen
+
+    def start_worker(_command, **options):
+        third = len(started) == 2
+        if third and not deaf:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        started.append(popen([sys.executable, "-c", "" if third else "import time; time.sleep(120)"], **options))
+        if third:
+            started[-1].wait()
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start_worker)
+    try:
+        with pytest.raises(RunError, match="workers cannot be started"):
+            evaluate(MODEL, photos, PROTOCOL, METHODS, out=tmp_path, shard_size=2, limit=4, workers=3)
+        assert [process.returncode for process in started[:2]] == [-signal.SIGKILL] * 2
+    finally:
+        for process in started:
+            process.kill()
 
 
 def worker_processes(parent):

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 
 from vitreous.benchmark.engines.watching import Watcher
 from vitreous.benchmark.engines.working import begin, work
-from vitreous.benchmark.run import Run
+from vitreous.benchmark.run import Run, RunError
 from vitreous.benchmark.shards import compute_shard
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.workbench import Workbench
+from vitreous.reason import reason_of
 
 _PAUSE = 0.3  # seconds between two looks at what the workers have done
 
@@ -28,6 +29,9 @@ def run_locally(store: Store, bench: Workbench, watcher: Watcher, *, workers: in
         bench: the run's model, data set and protocol.
         watcher: who is told.
         workers: how many processes do it; more than one open the model and the data set by their names.
+
+    Raises:
+        RunError: a worker cannot be started.
     """
     if workers > 1:
         with _workers(store, workers) as processes:
@@ -47,9 +51,21 @@ def threads_for(workers: int) -> int:
 
 @contextmanager
 def _workers(store: Store, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start worker processes, and end them whatever happens here."""
-    processes = [_start(store) for _ in range(count)]
+    """Start worker processes, and end them whatever happens here, also while the others are being started.
+
+    Raises:
+        RunError: one cannot be started.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
     try:
+        try:
+            for _ in range(count):
+                processes.append(_start(store))
+                _tell(processes[-1], store.run)
+        except OSError as error:  # a broken pipe among them, which would be taken for one of the program's own output
+            raise RunError(
+                f"the workers cannot be started ({reason_of(error)}): give fewer of them, or one to compute here"
+            ) from error
         yield processes
     finally:
         for process in processes:
@@ -61,13 +77,16 @@ def _start(store: Store) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(store.run.threads)}
     module = "vitreous.benchmark.engines.local_worker"
     command = [sys.executable, "-m", module, str(store.folder), str(os.getpid())]
-    process = subprocess.Popen(  # noqa: S603  # this program itself, with a folder as its argument
+    return subprocess.Popen(  # noqa: S603  # this program itself, with a folder as its argument
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
     )
+
+
+def _tell(process: subprocess.Popen[bytes], run: Run) -> None:
+    """Say to a worker what it computes."""
     assert process.stdin is not None
-    process.stdin.write(json.dumps(store.run.as_json()).encode())
-    process.stdin.close()
-    return process
+    with process.stdin as told:
+        told.write(json.dumps(run.as_json()).encode())
 
 
 def _watch(store: Store, processes: Sequence[subprocess.Popen[bytes]], watcher: Watcher) -> None:
