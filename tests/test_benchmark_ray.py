@@ -2,15 +2,17 @@
 
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from evaluations import METHODS, MODEL, PROTOCOL, everything, write_photos
-from vitreous.benchmark.engines.ray import run_on_ray
+from evaluations import METHODS, MODEL, PROTOCOL, everything, some_run, write_photos
+from vitreous.benchmark.engines.ray import RETRIES, _InFlight, run_on_ray
 from vitreous.benchmark.engines.watching import Silent
 from vitreous.benchmark.evaluation import evaluate
 from vitreous.benchmark.run import RunError
 from vitreous.benchmark.starting import Options, start
+from vitreous.benchmark.store import Store
 from vitreous.datasets import open_dataset
 
 ray = pytest.importorskip("ray", reason='needs Ray: pip install "vitreous[ray]"')
@@ -84,6 +86,27 @@ def test_an_error_on_a_worker_is_told_as_it_would_be_here(cluster, tmp_path):
     (folder / "images" / "0003.png").write_bytes(b"another size")
     with pytest.raises(RunError, match="data set found here is not what the run was started with"):
         run_on_ray(store, Silent())
+
+
+@pytest.mark.parametrize("death", ["WorkerCrashedError", "OutOfMemoryError", "NodeDiedError"])
+def test_a_shard_whose_workers_all_die_is_told_of(death, tmp_path):
+    """Without a cluster: with this machine's, six workers would have to be started and killed."""
+    error = getattr(ray.exceptions, death)(*[] if death == "WorkerCrashedError" else ["what Ray knows of it"])
+
+    def give_up(_task):
+        raise error
+
+    silent = SimpleNamespace(
+        exceptions=ray.exceptions, put=lambda run: run, wait=lambda tasks, **_: (tasks, []), get=give_up
+    )
+    store = Store.create(tmp_path, some_run(), {})
+    in_flight = _InFlight(silent, store, Silent(), SimpleNamespace(remote=lambda *_: "task"))
+    shard = store.run.shards()[0]
+    in_flight.start(shard)
+    with pytest.raises(RunError, match=rf"{shard.name} was not computed, .* replaced {RETRIES} times: .*\w"):
+        in_flight.finish_one()
+    assert not len(in_flight)
+    store.claim(shard).release()  # nobody holds it any more
 
 
 def test_more_threads_than_a_node_has_processors_are_refused_at_once(cluster, tmp_path):

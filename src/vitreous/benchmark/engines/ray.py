@@ -17,6 +17,7 @@ from vitreous.benchmark.engines.working import begin, work
 from vitreous.benchmark.run import Run, RunError, Shard
 from vitreous.benchmark.store import Claim, Store
 from vitreous.errors import MissingDependencyError, VitreousError
+from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +35,8 @@ def run_on_ray(store: Store, watcher: Watcher, *, tasks: int | None = None) -> N
         tasks: how many shards are computed at once; by default as many as the cluster has processors for.
 
     Raises:
-        RunError: no node of the cluster has as many processors as the run has threads.
+        RunError: no node of the cluster has as many processors as the run has threads, or the workers of a shard died
+            again and again.
     """
     ray = _ray()
     with _connected(ray):
@@ -103,7 +105,7 @@ class _InFlight:
         (done, *_), _ = self._ray.wait(list(self._claims), num_returns=1)
         shard, claim = self._claims.pop(done)
         try:
-            self._store.write(shard, self._result(done))
+            self._store.write(shard, self._result(shard, done))
         finally:
             claim.release()
         self._watcher.advance(len(shard))
@@ -115,13 +117,18 @@ class _InFlight:
             claim.release()
             self._ray.cancel(task, force=True)
 
-    def _result(self, done: Any) -> Any:
+    def _result(self, shard: Shard, done: Any) -> Any:
         try:
             return self._ray.get(done)
         except self._ray.exceptions.RayTaskError as error:
             # An error that was foreseen is told like everywhere else.
             cause = error.cause if isinstance(error.cause, VitreousError) else error
             raise cause from None
+        except self._ray.exceptions.RayError as error:
+            raise RunError(
+                f"{shard.name} was not computed, though a worker that dies is replaced {RETRIES} times: "
+                f"{reason_of(error)}"
+            ) from error
 
 
 def _ray() -> Any:
