@@ -17,7 +17,7 @@ import vitreous
 from evaluations import METHODS, MODEL, PROTOCOL, everything, some_run, write_photos
 from small_data import loaded
 from small_models import small_vit
-from vitreous.benchmark import starting
+from vitreous.benchmark import photo_material, starting
 from vitreous.benchmark.engines.watching import Silent
 from vitreous.benchmark.labels import check_labels
 from vitreous.benchmark.run import ModelChoice, RunError
@@ -27,6 +27,7 @@ from vitreous.benchmark.workbench import Workbench, open_workbench
 from vitreous.datasets import Shuffled, open_dataset
 from vitreous.datasets.masked_folder import MaskedFolder
 from vitreous.errors import ModelError, ProtocolError
+from vitreous.models import TwoSided
 from vitreous.protocols import find_protocol, list_protocols
 
 
@@ -399,6 +400,15 @@ def test_a_model_with_one_output_has_the_labels_yes_and_no(tmp_path):
     photos = write_labelled(tmp_path / "photos", ["normal", "abnormal"])
     results = evaluate(vit_of(1), photos, tmp_path / "out", protocol="skipplus-faithfulness", methods="gae")
     assert results.measured_methods
+
+
+def test_a_model_with_one_output_is_given_two_once_for_all_shards(data, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(photo_material, "TwoSided", lambda model: made.append(model) or TwoSided(model))
+    several = evaluate(vit_of(1), data, tmp_path, protocol="libra-mif", methods="gae", shard_size=2)
+    assert len(several.stores[0].run.shards()) == 3
+    assert several.measured_methods
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize(

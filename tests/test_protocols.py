@@ -218,14 +218,14 @@ class TestRunsThatGoOn:
         assert set(errors.values()) == {None}
 
     def test_maps_that_are_not_finite_are_errors_of_their_method(self, monkeypatch):
-        original = photo_material.explain
+        original = photo_material.explain_again
 
         def spoiled(*arguments, **options):
             explanation = original(*arguments, **options)
             explanation.scores["ixg"][1, ..., 0] = torch.nan
             return explanation
 
-        monkeypatch.setattr(photo_material, "explain", spoiled)
+        monkeypatch.setattr(photo_material, "explain_again", spoiled)
         photos = [replace(photo, label=0) for photo in samples(2)]
         rows = measure(loaded(), photos, find_protocol("skipplus-faithfulness"), ["gae", "ixg"])
         errors = {(row["image"], row["method"]): row["error"] for row in rows}

@@ -159,13 +159,13 @@ class TestNothingTwice:
         import vitreous.benchmark.photo_material as photo_material
 
         asked = []
-        original = photo_material.explain
+        original = photo_material.explain_again
 
         def counting(*arguments, target, **options):
             asked.append(tuple(target.shape))
             return original(*arguments, target=target, **options)
 
-        monkeypatch.setattr(photo_material, "explain", counting)
+        monkeypatch.setattr(photo_material, "explain_again", counting)
         model = loaded()
         photos = samples(4)
         right = measure(model, photos, find_protocol("tokentm-probability"), ["gae"])

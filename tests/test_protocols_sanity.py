@@ -18,6 +18,7 @@ from vitreous.benchmark.tasks.batch import Case, generator_of, seed_of
 from vitreous.benchmark.tasks.randomising import STAGES, randomise, randomised_models
 from vitreous.benchmark.tasks.sanity import Concentration, Faithfulness, Randomisation, Sensitivity
 from vitreous.metrics.correlation import random_subsets
+from vitreous.models import fingerprint
 from vitreous.protocols import find_protocol
 from vitreous.protocols.protocol import Protocol
 
@@ -72,6 +73,10 @@ class TestRandomisation:
         for kind in ("register_forward_pre_hook", "register_forward_hook"):
             monkeypatch.setattr(nn.Module, kind, lambda *_: pytest.fail("the model was edited"))
         assert [stage for stage, _ in randomised_models(batch, STAGES, seed=0)] == list(STAGES)
+
+    def test_no_model_is_hashed_for_its_maps(self, monkeypatch):
+        monkeypatch.setattr(fingerprint, "fingerprint_of", lambda _: pytest.fail("all weights were read"))
+        measure(loaded(), samples(2), only(Randomisation()), ["gae"])
 
     def test_random_weights_are_the_same_every_time_and_other_with_another_seed(self):
         first, again = (measure(loaded(), samples(2), only(Randomisation()), ["gae"]) for _ in range(2))

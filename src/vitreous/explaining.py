@@ -101,6 +101,30 @@ def explain(
             return answer_with(network, pixels, asked, choose, black, compiled(network) if compile else None)
 
     recipes, answer = ask_allowed(ask, recipes, optional=methods is None)
+    provenance = _provenance(loaded, network, recipes, answer.family)
+    return _explanation(loaded, pixels, recipes, answer, images=pictures, provenance=provenance)
+
+
+def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], target: Target) -> Explanation:
+    """Explain preprocessed images as ``explain`` does, without provenance.
+
+    For who explains one model in many batches and keeps by itself which model that is: to say it takes a hash of all
+    weights, for every batch where they were changed or put into another model.
+    """
+    recipes, network = find_recipes(methods), network_of(model)
+    pixels, _ = find_pixels(model, network, images)
+
+    def choose(logits: Tensor) -> Targets:
+        return find_targets(logits, target, None)
+
+    answer = answer_with(network, pixels, recipes, choose, black_pixel(model, pixels))
+    return _explanation(model, pixels, recipes, answer)
+
+
+def _explanation(
+    loaded: LoadedModel | nn.Module, pixels: Tensor, recipes: list[Recipe], answer: Answer, **known: Any
+) -> Explanation:
+    """Put together what was found; ``known`` are fields that only some callers know."""
     return Explanation(
         scores=answer.scores,
         grid=answer.layout.grid,
@@ -109,10 +133,9 @@ def explain(
         image_size=(pixels.shape[-2], pixels.shape[-1]),
         signed={recipe.spelling: recipe.signed for recipe in recipes},
         class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
-        images=pictures,
         preprocessing=loaded.preprocessing if isinstance(loaded, LoadedModel) else None,
-        provenance=_provenance(loaded, network, recipes, answer.family),
         scale=answer.scale,
+        **known,
     )
 
 

@@ -33,8 +33,13 @@ def columns_of(protocol: Protocol) -> tuple[str, ...]:
     return tuple(dict.fromkeys(column for task in protocol.tasks for column in task.columns))
 
 
+def material_of(model: LoadedModel | LoadedTextModel, protocol: Protocol) -> Material:
+    """What a protocol reads, for a model."""
+    return TextMaterial(model) if isinstance(model, LoadedTextModel) else PhotoMaterial(model, protocol.resize)
+
+
 def measure(
-    model: LoadedModel | LoadedTextModel,
+    model: LoadedModel | LoadedTextModel | Material,
     samples: Iterable[Sample | Review],
     protocol: Protocol,
     methods: Sequence[str],
@@ -44,7 +49,7 @@ def measure(
     All methods share tapes. What a row says does not depend on the other photos, beyond rounding.
 
     Args:
-        model: What is explained.
+        model: What is explained, or the material of it that is kept from one call to the next.
         samples: The photos, or the texts; a few at a time are in memory.
         protocol: How it is measured.
         methods: Spellings, as ``protocol.spellings`` gives them.
@@ -57,10 +62,7 @@ def measure(
         be measured) and the protocol's columns. Where a protocol has several tasks and a photo lacks what one of them
         has to know (a label, a mask), the columns of that task are None.
     """
-    if isinstance(model, LoadedTextModel):
-        material: Material = TextMaterial(model)
-    else:
-        material = PhotoMaterial(model, protocol.resize)
+    material = model if isinstance(model, Material) else material_of(model, protocol)
     methods = list(dict.fromkeys(parse(method).spelling for method in methods))  # blanks around it are not part of it
     rows: list[Row] = []
     left = iter(samples)

@@ -12,7 +12,7 @@ from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.material import Maps, Material
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.datasets.sample import Sample
-from vitreous.explaining import black_pixel, explain
+from vitreous.explaining import black_pixel, explain_again
 from vitreous.metrics.arrays import IGNORED
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
 from vitreous.pixels import find_pixels
@@ -31,19 +31,20 @@ class PhotoMaterial(Material):
         return find_pixels(self._model, self._model.model, [sample.image])[0]
 
     def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> PhotoBatch:
-        model, pixels = self._model, torch.cat(list(prepared))
-        subject, logits = first_run(model, pixels)
+        pixels = torch.cat(list(prepared))
+        subject, logits = first_run(self._model, pixels)
         # One logit for "yes" has two answers that can be right, and be explained; a value is explained as it is.
         if logits.shape[1] == 1 and subject.scale != "value":
-            model = replace(model, model=TwoSided(model.model).eval())
-            subject, logits = first_run(model, pixels)
+            # Kept for the next photos: of a model that is new, everything would have to be found out again.
+            self._model = replace(self._model, model=TwoSided(self._model.model).eval())
+            subject, logits = first_run(self._model, pixels)
         pictures = tuple(self._picture(sample, row) for sample, row in zip(samples, logits, strict=True))
-        return PhotoBatch(model, subject, pictures, logits, {})
+        return PhotoBatch(self._model, subject, pictures, logits, {})
 
     def maps(
         self, batch: PhotoBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
     ) -> Maps:
-        explanation = explain(batch.model, batch.images[list(images)], methods, target=torch.tensor(targets))
+        explanation = explain_again(batch.model, batch.images[list(images)], methods, target=torch.tensor(targets))
         maps: Maps = {}
         for method, scores in explanation.scores.items():
             grids = scores.detach().reshape(len(images), -1, *explanation.grid_of(method))

@@ -32,7 +32,7 @@ def compute_shard(run: Run, bench: Workbench, shard: Shard) -> pa.Table:
                 rows.update({(names[index], method): {"error": _sentence(error)} for method in run.methods})
 
     with _threads(run.threads), _seeded(run.seed + shard.first):
-        measured = measure(bench.model, readable(), bench.protocol, run.methods)
+        measured = measure(bench.material, readable(), bench.protocol, run.methods)
     rows |= {(str(row["image"]), str(row["method"])): row for row in measured}
     return _table(run, [(index, names[index], method) for index in shard for method in run.methods], rows)
 

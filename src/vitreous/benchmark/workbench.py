@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from vitreous.benchmark.label_outputs import label_outputs
+from vitreous.benchmark.material import Material
+from vitreous.benchmark.measuring import material_of
 from vitreous.benchmark.run import ModelChoice, Run, RunError, hash_of
 from vitreous.datasets import DataSet, Shuffled, open_dataset
 from vitreous.datasets.sample import Things
@@ -31,6 +34,11 @@ class Workbench:
     model: AnyModel
     data: DataSet
     protocol: Protocol
+
+    @cached_property
+    def material(self) -> Material:
+        """What the protocol reads, one for all shards: it keeps what it finds out about the model."""
+        return material_of(self.model, self.protocol)
 
 
 _opened: dict[str, Workbench] = {}

@@ -15,7 +15,7 @@ from vitreous.benchmark.tasks.erasing import Filling, fill_of
 from vitreous.benchmark.tasks.keeping import patch_scores
 from vitreous.benchmark.tasks.randomising import STAGES, randomised_models
 from vitreous.benchmark.tasks.task import Explained, PhotoTask, Values, explained_class
-from vitreous.explaining import explain
+from vitreous.explaining import explain_again
 from vitreous.float64 import float64_array, in_float64
 from vitreous.methods.masks import patch_of_pixel
 from vitreous.metrics.concentration import complexity, mean_complexity, mean_sparseness, sparseness
@@ -55,7 +55,7 @@ class MapTask(PhotoTask):
         for first in range(0, len(wanted), EXPLAINED_TOGETHER):
             part = wanted[first : first + EXPLAINED_TOGETHER]
             targets = [explained_class(batch.pictures[image], self.explained) for image in part]
-            scores = explain(model, images[part], methods, target=targets).scores
+            scores = explain_again(model, images[part], methods, target=targets).scores
             for case in cases:
                 if case.image in part:
                     yield case, float64_array(scores[case.method][part.index(case.image)])
