@@ -7,8 +7,10 @@ import math
 
 import pytest
 import torch
+from PIL import Image
 
 import vitreous
+from small_data import loaded
 from small_models import largest_difference, random_images, small_vit
 from test_cam import UnnamedNorms
 from vitreous.anatomy import find_anatomy
@@ -308,6 +310,9 @@ def test_the_model_is_as_it_was():
         ({"methods": "gea"}, MethodError, "there is no method 'gea'"),
         ({"methods": []}, MethodError, "no method was asked for"),
         ({"images": None}, InputError, "images must be given"),
+        ({"images": random_images()[0]}, InputError, "must have shape"),
+        ({"images": random_images().byte()}, InputError, "floating point and normalised, not torch.uint8"),
+        ({"images": Image.new("RGB", (32, 32))}, InputError, "need a model that vitreous loaded by name"),
         ({"peers": ["captain"]}, InputError, "there is no peer 'captain'"),
     ],
 )
@@ -315,6 +320,15 @@ def test_what_makes_no_sense_is_refused(options, error, reason):
     given = {"images": random_images(), "methods": "ixg", "repeats": 1, **options}
     with pytest.raises(error, match=reason):
         measure_speed(small_vit(), **given)
+
+
+def test_images_are_what_explain_takes():
+    photo = Image.new("RGB", (40, 40))
+    (row,) = measure_speed(loaded(small_vit(depth=1)), photo, "gae", repeats=1)
+    assert row.ratio_forward > 0
+    # Of another precision than the model.
+    (row,) = measure_speed(small_vit(depth=1), random_images(dtype=torch.float32), "gae", repeats=1)
+    assert row.ratio_forward > 0
 
 
 def test_one_run_are_the_white_box_methods_that_need_no_other_run():

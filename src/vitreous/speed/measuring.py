@@ -14,6 +14,7 @@ from vitreous.anatomy import find_anatomy
 from vitreous.errors import InputError, RefusedMethodsError, UnsupportedModelError, VitreousError
 from vitreous.explaining import explain, find_recipes, network_of
 from vitreous.models import LoadedModel, load_model
+from vitreous.pixels import Images, find_pixels
 from vitreous.speed.peers import Peer, Scene, find_peers
 from vitreous.speed.probing import Probe, Prober, agreement_of
 from vitreous.speed.rows import Agreement, SpeedRow, ratio_of
@@ -33,7 +34,7 @@ Notice = Callable[[str], object]
 
 def measure_speed(
     model: nn.Module | LoadedModel | str,
-    images: Tensor | None = None,
+    images: Images | None = None,
     methods: str | Sequence[str] = DEFAULT_METHODS,
     *,
     batch: int = 4,
@@ -49,7 +50,7 @@ def measure_speed(
 
     Args:
         model: any ``nn.Module`` that is a Vision Transformer inside, or a name that ``load_model`` understands.
-        images: a preprocessed tensor (batch, 3, height, width); noise where the model was loaded by name.
+        images: what ``explain`` takes; ``None`` for noise, where the model was loaded by name.
         methods: spellings, each measured by itself.
         batch: how many images of noise, where none are given.
         repeats: how often everything is timed.
@@ -74,9 +75,9 @@ def measure_speed(
     asked = find_peers(peers)
     loaded = load_model(model) if isinstance(model, str) else model
     network = network_of(loaded)
-    pictures = _noise(loaded, batch) if images is None else images
+    pixels, _ = find_pixels(loaded, network, _noise(loaded, batch) if images is None else images)
     with one_thread(), frozen(network), evaluation_mode(network):
-        bench = _Bench(loaded, _plain(network, pictures), notice)
+        bench = _Bench(loaded, _plain(network, pixels), notice)
         entries = [entry for recipe in recipes for entry in bench.entries_of(recipe, asked)]
         served = [recipe for recipe in recipes if recipe.spelling in {e.row.method for e in entries if e.probe}]
         if together and len(served) > 1:
@@ -88,8 +89,7 @@ def _noise(model: LoadedModel | nn.Module, batch: int) -> Tensor:
     """Images of noise in the size that the model was made for."""
     if not isinstance(model, LoadedModel):
         raise InputError("images must be given where the model was not loaded by name, for its size is not known")
-    noise = torch.randn(batch, 3, *model.preprocessing.image_size, generator=torch.Generator().manual_seed(0))
-    return noise.to(next(model.model.parameters()))
+    return torch.randn(batch, 3, *model.preprocessing.image_size, generator=torch.Generator().manual_seed(0))
 
 
 def _plain(network: nn.Module, images: Tensor) -> Plain:
