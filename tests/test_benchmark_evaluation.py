@@ -266,6 +266,17 @@ def test_plugins_may_be_given_as_text(data, tmp_path):
     assert text.rows() == path.rows()
 
 
+def test_the_usual_methods_are_those_of_the_command_line(data, tmp_path):
+    results = evaluate(MODEL, data, tmp_path, methods=None, limit=1)
+    store, _ = start(MODEL, data, PROTOCOL, ["white-box"], tmp_path, Options(threads=1), Silent())
+    assert results.run.methods == store.run.methods
+
+
+def test_what_is_no_model_is_refused_with_all_forms(data, tmp_path):
+    with pytest.raises(RunError, match=r"a LoadedTextModel or \(model, tokenizer\), not int"):
+        evaluate(5, data, tmp_path)
+
+
 def test_several_workers_need_names(data, tmp_path):
     with pytest.raises(RunError, match="by name"):
         evaluate(vitreous.load_model(MODEL.name, image_size=32), data, tmp_path, workers=2)

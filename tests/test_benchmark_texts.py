@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 from typer.testing import CliRunner
 
 import vitreous
-from evaluations import everything, only_run, start, wait_for
+from evaluations import everything, only_run, start, wait_for, write_photos
 from loading_scripts import load_script
 from small_reviews import reviews, save_text_model, write_movies
 from vitreous.benchmark.engines.ray import compute_by_name
@@ -24,6 +24,8 @@ from vitreous.benchmark.run import RunError
 from vitreous.benchmark.workbench import open_workbench
 from vitreous.cli import app
 from vitreous.datasets import DataError, open_dataset
+from vitreous.errors import InputError
+from vitreous.models import LoadedTextModel
 from vitreous.speed.timing import one_thread
 
 TEXTS = 40
@@ -67,6 +69,20 @@ def test_killed_it_resumes_to_the_same_results(model, data, unbroken, tmp_path):
     assert f"resumed: {there} of {TEXTS} shards are there, {there} texts" in errors
     assert json.loads(output) == unbroken.rows()
     assert everything(only_run(tmp_path)).equals(everything(unbroken.stores[0]))
+
+
+def test_a_pair_of_model_and_tokenizer_gives_what_its_name_gives(model, data, unbroken, tmp_path):
+    loaded = vitreous.load_text_model(model)
+    assert isinstance(loaded, LoadedTextModel)
+    pair = (loaded.model, loaded.tokenizer)
+    settings = {"threads": 1, "shard_size": 1, "limit": 2}
+    found = vitreous.evaluate(pair, data, "eraser-movies", METHODS, out=tmp_path, **settings)
+    expected = everything(unbroken.stores[0]).slice(0, 2 * len(METHODS))
+    assert everything(found.stores[0]).equals(expected)
+    with pytest.raises(RunError, match="measured on photos, and the model that was given reads texts"):
+        vitreous.evaluate(pair, write_photos(tmp_path / "photos", 1), "libra-mif", METHODS, out=tmp_path)
+    with pytest.raises(InputError, match=r"comes with its tokenizer.*not a model alone"):
+        vitreous.evaluate(loaded.model, data, "eraser-movies", METHODS, out=tmp_path)
 
 
 def test_rows_have_every_metric(unbroken):

@@ -19,6 +19,7 @@ from vitreous.cost import cost_of
 from vitreous.errors import InputError, MethodError
 from vitreous.speed import SpeedRow, measure_speed
 from vitreous.speed.counting import Passes, counted_passes, whole_pass
+from vitreous.speed.measuring import SPEED_METHODS
 from vitreous.speed.memory import peak_memory
 from vitreous.speed.rows import ratio_of
 from vitreous.speed.timing import one_thread, seconds_of, time_in_turn
@@ -329,6 +330,11 @@ def test_images_are_what_explain_takes():
     # Of another precision than the model.
     (row,) = measure_speed(small_vit(depth=1), random_images(dtype=torch.float32), "gae", repeats=1)
     assert row.ratio_forward > 0
+
+
+def test_the_usual_methods_are_measured_where_none_are_named():
+    rows = measure_speed(small_vit(depth=1), random_images(1), None, repeats=1)
+    assert tuple(row.method for row in rows) == SPEED_METHODS
 
 
 def test_one_run_are_the_white_box_methods_that_need_no_other_run():

@@ -58,7 +58,7 @@ def explain_text(
         in the text; their share is not among the scores.
     """
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
-    loaded = _loaded(model)
+    loaded = find_text_model(model)
     read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(_several(texts))]
     recipes, (found, family) = ask_allowed(
         lambda asked: explain_read(loaded, read, asked, target, topk), recipes, optional=methods is None
@@ -236,7 +236,12 @@ def _several(texts: str | Sequence[str]) -> list[str]:
     return found
 
 
-def _loaded(model: TextModel) -> LoadedTextModel:
+def find_text_model(model: TextModel | nn.Module) -> LoadedTextModel:
+    """The model and tokenizer that a caller means.
+
+    Raises:
+        InputError: there is no tokenizer.
+    """
     if isinstance(model, str):
         return load_text_model(model)
     if isinstance(model, LoadedTextModel):

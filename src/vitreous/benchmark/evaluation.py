@@ -6,28 +6,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
-from torch import nn
-
 from vitreous.benchmark.engines.local import run_locally
 from vitreous.benchmark.engines.watching import Silent, Watcher
 from vitreous.benchmark.results import Results
-from vitreous.benchmark.run import ModelChoice
 from vitreous.benchmark.selection import WHITE_BOX
-from vitreous.benchmark.starting import Options, OptionValues, start
+from vitreous.benchmark.starting import Model, Options, OptionValues, start
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.workbench import Workbench
 from vitreous.datasets import DataSet
-from vitreous.models import LoadedModel
-from vitreous.models.text_models import LoadedTextModel
 from vitreous.paths import expanded
 from vitreous.protocols import Protocol
 
 
 def evaluate(
-    model: str | ModelChoice | nn.Module | LoadedModel | LoadedTextModel,
+    model: Model,
     data: str | DataSet,
     protocol: str | Protocol,
-    methods: str | Sequence[str] = WHITE_BOX,
+    methods: str | Sequence[str] | None = None,
     *,
     out: str | Path = "vitreous-runs",
     watcher: Watcher | None = None,
@@ -40,10 +35,12 @@ def evaluate(
 
     Args:
         model: a name that ``load_model`` understands, or ``load_text_model`` for a protocol on texts; a ``ModelChoice``
-            where its preprocessing or device is to be changed; or a model that is loaded already (one process only).
+            where its preprocessing or device is to be changed; or a model that is loaded already, one for texts as
+            what ``load_text_model`` gave or a pair of model and tokenizer (one process only).
         data: ``KIND:PATH``, or a data set that is open already (one process only).
         protocol: a protocol or its name.
-        methods: spellings, families of methods, or ``white-box`` for all methods that look inside a model.
+        methods: spellings, families of methods, or ``white-box`` for all methods that look inside a model, which is
+            also what ``None`` stands for.
         out: the folder that holds the folders of runs.
         watcher: who is told about progress.
         **options: the fields of ``Options``: limit, shuffle, engine, workers, threads, shard_size, seed, plugins,
@@ -54,8 +51,9 @@ def evaluate(
     """
     chosen = Options(**options)
     told = watcher or Silent()
-    asked = [methods] if isinstance(methods, str) else list(methods)
-    store, bench = start(model, data, protocol, asked, expanded(out), chosen, told)
+    asked = WHITE_BOX if methods is None else methods
+    words = [asked] if isinstance(asked, str) else list(asked)
+    store, bench = start(model, data, protocol, words, expanded(out), chosen, told)
     compute(store, bench, chosen, told)
     return Results((store,), bench.protocol)
 

@@ -41,9 +41,10 @@ from vitreous.paths import expanded
 from vitreous.plugin import load_plugins
 from vitreous.protocols import Protocol, find_protocol
 from vitreous.provenance import software_versions
+from vitreous.text_explaining import TextModel, find_text_model
 
 Engine = Literal["local", "ray"]
-Model = str | ModelChoice | nn.Module | LoadedModel | LoadedTextModel
+Model = str | ModelChoice | nn.Module | LoadedModel | TextModel
 _DECISIVE = ("vitreous", "torch")  # programs whose version is part of a run's key, beside the model's own library
 
 
@@ -157,6 +158,8 @@ def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
         model = ModelChoice(model)
     if isinstance(model, ModelChoice):
         return model, load(model, reads)
+    if isinstance(model, tuple) or (reads == "texts" and isinstance(model, nn.Module)):
+        model = find_text_model(model)
     loaded = model if isinstance(model, LoadedModel | LoadedTextModel) else _with_preprocessing(model)
     if isinstance(loaded, LoadedTextModel) != (reads == "texts"):
         other = "photos" if reads == "texts" else "texts"
@@ -168,7 +171,10 @@ def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
 def _with_preprocessing(model: nn.Module) -> LoadedModel:
     """A model of timm tells how photos become its input; of any other it has to be said."""
     if not isinstance(model, nn.Module):
-        raise RunError(f"model must be a name, an nn.Module or a LoadedModel, not {type(model).__name__}")
+        raise RunError(
+            "model must be a name, an nn.Module, a LoadedModel, a LoadedTextModel or (model, tokenizer), not "
+            f"{type(model).__name__}"
+        )
     if not hasattr(model, "pretrained_cfg"):
         raise ModelError(
             f"it is not known how photos become the input of {type(model).__name__}: give a "

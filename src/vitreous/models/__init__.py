@@ -3,5 +3,6 @@
 from vitreous.models.binary import TwoSided
 from vitreous.models.loading import LoadedModel, list_models, load_model
 from vitreous.models.preprocessing import Preprocessing
+from vitreous.models.text_models import LoadedTextModel
 
-__all__ = ["LoadedModel", "Preprocessing", "TwoSided", "list_models", "load_model"]
+__all__ = ["LoadedModel", "LoadedTextModel", "Preprocessing", "TwoSided", "list_models", "load_model"]

@@ -25,7 +25,7 @@ from vitreous.subject import Subject
 from vitreous.tape import unite
 from vitreous.tape.evaluation_mode import evaluation_mode
 
-DEFAULT_METHODS = (
+SPEED_METHODS = (
     *("raw_attention", "rollout", "gae", "gradtoken", "tokentm", "ixg", "ixg.skipplus"),
     *("decompx", "decompx.skipplus", "fullgrad_plus", "attnlrp"),
 )
@@ -35,7 +35,7 @@ Notice = Callable[[str], object]
 def measure_speed(
     model: nn.Module | LoadedModel | str,
     images: Images | None = None,
-    methods: str | Sequence[str] = DEFAULT_METHODS,
+    methods: str | Sequence[str] | None = None,
     *,
     batch: int = 4,
     repeats: int = 5,
@@ -51,7 +51,7 @@ def measure_speed(
     Args:
         model: any ``nn.Module`` that is a Vision Transformer inside, or a name that ``load_model`` understands.
         images: what ``explain`` takes; ``None`` for noise, where the model was loaded by name.
-        methods: spellings, each measured by itself.
+        methods: spellings, each measured by itself; ``None`` for ``SPEED_METHODS``.
         batch: how many images of noise, where none are given.
         repeats: how often everything is timed.
         peers: whose forms of the methods are measured beside ours; ``all`` for every one that can be imported.
@@ -71,7 +71,7 @@ def measure_speed(
         raise InputError(f"repeats must be at least 1, not {repeats}")
     if batch < 1:
         raise InputError(f"batch must be at least 1, not {batch}")
-    recipes = find_recipes(methods)
+    recipes = find_recipes(SPEED_METHODS if methods is None else methods)
     asked = find_peers(peers)
     loaded = load_model(model) if isinstance(model, str) else model
     network = network_of(loaded)

@@ -12,7 +12,7 @@ from typing import Any
 from vitreous.benchmark.selection import spelled_out
 from vitreous.models import load_model
 from vitreous.provenance import collect_provenance
-from vitreous.speed.measuring import DEFAULT_METHODS, measure_speed
+from vitreous.speed.measuring import SPEED_METHODS, measure_speed
 from vitreous.speed.peers import find_peers, usual_spellings
 from vitreous.speed.rows import SpeedRow
 from vitreous.storage import write_text
@@ -62,7 +62,7 @@ class Measured:
 def run(request: Request, notice: Callable[[str], object] = lambda _: None) -> Measured:
     """Measure what was asked for."""
     peers = find_peers(request.peers)
-    methods = spelled_out(request.methods) or usual_spellings(peers) or list(DEFAULT_METHODS)
+    methods = spelled_out(request.methods) or usual_spellings(peers) or list(SPEED_METHODS)
     model = load_model(request.model, image_size=request.size, device=request.device)
     rows = measure_speed(
         model,
