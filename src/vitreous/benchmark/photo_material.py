@@ -18,6 +18,7 @@ from vitreous.models import LoadedModel, Preprocessing, TwoSided
 from vitreous.pixels import find_pixels
 from vitreous.protocols.protocol import Resize
 from vitreous.subject import Subject
+from vitreous.tape.inputs import FAILURES
 
 
 class PhotoMaterial(Material):
@@ -74,6 +75,6 @@ def first_run(model: LoadedModel, pixels: Tensor) -> tuple[Subject, Tensor]:
     subject = Subject(model.model, find_anatomy(model.model), pixels, black=black_pixel(model, pixels))
     try:
         return subject, subject.logits(pixels)
-    except (AssertionError, ValueError, RuntimeError, IndexError):
+    except FAILURES:
         _ = subject.layout  # a recorded run says what is wrong with the photos, if it is they
         raise

@@ -20,13 +20,11 @@ from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.reason import reason_of
 from vitreous.tape.dropping import Dropping
 from vitreous.tape.half import HALF
-from vitreous.tape.inputs import Inputs
+from vitreous.tape.inputs import FAILURES, Inputs
 from vitreous.tape.interception import Interception
 from vitreous.tape.score_editing import ScoreEditing
 
 Way = Literal["drop", "hide"]
-# What models raise that count on all of their tokens.
-FAILURES = (AssertionError, ValueError, RuntimeError, IndexError)
 _TELLING = 8  # tokens: so many have orders enough
 _ROUNDING = 1e-3  # of the largest logit: sums in another order differ by far less, other positions by far more
 _ROUNDING_OF_HALF = 1e-2  # if rounding is taken for more, patches are hidden, which costs more and is as right

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from vitreous.errors import UnsupportedModelError
 
 Rows = slice | Tensor
+# What models raise that cannot do with what they are given: another size of pictures, or fewer tokens.
+FAILURES = (AssertionError, ValueError, RuntimeError, IndexError)
 _BY_POSITION = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL}
 _REST = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
 

@@ -24,7 +24,16 @@ from vitreous.tape.edges import Edges
 from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.half import HALF, exact
 from vitreous.tape.head_order import check_head_order
-from vitreous.tape.inputs import Inputs, Rows, Texts, ask, outside_inference, takes_cut_patches, texts_of
+from vitreous.tape.inputs import (
+    FAILURES,
+    Inputs,
+    Rows,
+    Texts,
+    ask,
+    outside_inference,
+    takes_cut_patches,
+    texts_of,
+)
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
 from vitreous.tape.output import class_scores
@@ -414,7 +423,7 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
         return ask(model, inputs)
     except VitreousError:
         raise
-    except (AssertionError, ValueError, RuntimeError, IndexError) as error:
+    except FAILURES as error:
         if recorder.progress.batch != len(inputs) and not isinstance(error, torch.OutOfMemoryError):
             raise _OtherBatchError(str(_reads_again(recorder.anatomy))) from error
         if "in-place operation" in str(error):
