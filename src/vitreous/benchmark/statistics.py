@@ -118,7 +118,6 @@ def estimates(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
-    level: float = LEVEL,
 ) -> list[Estimate]:
     """Estimate every metric of every method, with a percentile bootstrap interval over images.
 
@@ -129,7 +128,6 @@ def estimates(
         metrics: what is estimated.
         resamples: how many.
         seed: decides the resamples.
-        level: of the interval.
     """
     drawn: Resamples | None = None
     results = []
@@ -137,7 +135,7 @@ def estimates(
         table = _checked(values[method], columns, method)
         drawn = drawn or Resamples(len(table), resamples, seed)
         for metric, measured in zip(metrics, _measure(table, columns, metrics, drawn), strict=True):
-            low, high = _interval(measured.resampled, measured.n, level)
+            low, high = _interval(measured.resampled, measured.n)
             results.append(Estimate(method, metric.name, measured.value, low, high, measured.n))
     return results
 
@@ -151,12 +149,11 @@ def paired(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
-    level: float = LEVEL,
 ) -> Comparison:
     """Compare two methods by a paired bootstrap of their difference."""
     tables = _tables(values, columns, metric, [first, second])
     measured = _measured_on_common_images(tables, metric, resamples, seed)
-    return _compared(measured, first, second, metric, level)
+    return _compared(measured, first, second, metric)
 
 
 def standings(
@@ -166,7 +163,6 @@ def standings(
     *,
     resamples: int = RESAMPLES,
     seed: int = 0,
-    level: float = LEVEL,
 ) -> dict[str, Standing]:
     """Rank methods, best first, and compare each with the one that has the best mean.
 
@@ -189,13 +185,12 @@ def standings(
 
     def better(one: _Measured, other: _Measured) -> bool:
         p = two_sided(_differences(one, other), one.n)
-        return sign * (one.value - other.value) > 0 and p < 1 - level
+        return sign * (one.value - other.value) > 0 and p < 1 - LEVEL
 
     ranks = {name: 1 + sum(better(other, one) for other in ranked.values()) for name, one in ranked.items()}
     order = sorted(ranks, key=lambda name: (ranks[name], -sign * ranked[name].value))
     return {
-        name: Standing(ranks[name], None if name == best else _compared(ranked, name, best, metric, level))
-        for name in order
+        name: Standing(ranks[name], None if name == best else _compared(ranked, name, best, metric)) for name in order
     }
 
 
@@ -229,10 +224,10 @@ def _differences(one: _Measured, other: _Measured) -> Floats:
     return np.where(np.abs(differences) <= EQUAL * scale, 0.0, differences)
 
 
-def _compared(measured: Mapping[str, _Measured], first: str, second: str, metric: Metric, level: float) -> Comparison:
+def _compared(measured: Mapping[str, _Measured], first: str, second: str, metric: Metric) -> Comparison:
     one, other = measured[first], measured[second]
     differences = _differences(one, other)
-    low, high = _interval(differences, one.n, level)
+    low, high = _interval(differences, one.n)
     p = two_sided(differences, one.n)
     return Comparison(first, second, metric.name, one.value - other.value, low, high, p, one.n)
 
@@ -303,10 +298,10 @@ def _measured_on_common_images(
     }
 
 
-def _interval(resampled: Floats, images: int, level: float) -> tuple[float, float]:
+def _interval(resampled: Floats, images: int) -> tuple[float, float]:
     """Take the percentile interval; resamples without a value are left out, and one image has no interval."""
     resampled = resampled[np.isfinite(resampled)]
     if resampled.size == 0 or images < 2:
         return float("nan"), float("nan")
-    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)

@@ -46,17 +46,17 @@ def _shares(maps: ArrayLike) -> Floats:
     return shares
 
 
-def mean_sparseness(prefix: str = "", name: str = "sparseness") -> Metric:
-    """Make the mean of ``sparseness``, kept in ``<prefix>sparseness``."""
-    return mean_of(f"{prefix}sparseness", name, "higher", (0.0, 1.0), "Mean Gini index of the absolute map.")
+def mean_sparseness() -> Metric:
+    """Make the mean of ``sparseness``, kept in ``sparseness``."""
+    return mean_of("sparseness", "sparseness", "higher", (0.0, 1.0), "Mean Gini index of the absolute map.")
 
 
-def mean_complexity(prefix: str = "", name: str = "complexity") -> Metric:
-    """Make the mean of ``complexity``, kept in ``<prefix>complexity``."""
-    return mean_of(f"{prefix}complexity", name, "lower", (0.0, np.inf), "Mean entropy of the absolute map, in nats.")
+def mean_complexity() -> Metric:
+    """Make the mean of ``complexity``, kept in ``complexity``."""
+    return mean_of("complexity", "complexity", "lower", (0.0, np.inf), "Mean entropy of the absolute map, in nats.")
 
 
-def mean_effective_complexity(prefix: str = "", name: str = "effective complexity") -> Metric:
-    """Make the mean of ``effective_complexity``, kept in ``<prefix>effective_complexity``."""
+def mean_effective_complexity() -> Metric:
+    """Make the mean of ``effective_complexity``, kept in ``effective_complexity``."""
     description = "Mean number of features whose relevance is not negligible beside the largest."
-    return mean_of(f"{prefix}effective_complexity", name, "lower", (1.0, np.inf), description)
+    return mean_of("effective_complexity", "effective complexity", "lower", (1.0, np.inf), description)

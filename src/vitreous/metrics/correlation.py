@@ -65,7 +65,7 @@ def faithfulness_correlation(relevance_sums: ArrayLike, score_drops: ArrayLike) 
     return np.where(is_constant(sums) & ~is_constant(fallen), 0.0, correlation)
 
 
-def mean_faithfulness_correlation(prefix: str = "", name: str = "faithfulness correlation") -> Metric:
-    """Make the mean of ``faithfulness_correlation``, kept in ``<prefix>faithfulness_correlation``."""
+def mean_faithfulness_correlation() -> Metric:
+    """Make the mean of ``faithfulness_correlation``, kept in ``faithfulness_correlation``."""
     description = "Mean correlation of the relevance of random subsets with the fall of the score without them."
-    return mean_of(f"{prefix}faithfulness_correlation", name, "higher", (-1.0, 1.0), description)
+    return mean_of("faithfulness_correlation", "faithfulness correlation", "higher", (-1.0, 1.0), description)

@@ -87,19 +87,19 @@ def _widened(object_: NDArray[np.bool_], radius: int) -> NDArray[np.bool_]:
     return wide
 
 
-def pointing_accuracy(prefix: str = "", name: str = "pointing game") -> Metric:
-    """Make the mean of ``pointing_game``, kept in the column ``<prefix>pointing_game``."""
+def pointing_accuracy() -> Metric:
+    """Make the mean of ``pointing_game``, kept in the column ``pointing_game``."""
     description = "Share of images whose most relevant pixel lies on the object."
-    return mean_of(f"{prefix}pointing_game", name, "higher", (0.0, 1.0), description)
+    return mean_of("pointing_game", "pointing game", "higher", (0.0, 1.0), description)
 
 
-def mean_energy_in_mask(prefix: str = "", name: str = "energy in mask") -> Metric:
-    """Make the mean of ``energy_in_mask``, kept in the column ``<prefix>energy_in_mask``."""
+def mean_energy_in_mask() -> Metric:
+    """Make the mean of ``energy_in_mask``, kept in the column ``energy_in_mask``."""
     description = "Mean share of the positive relevance that lies on the object."
-    return mean_of(f"{prefix}energy_in_mask", name, "higher", (0.0, 1.0), description)
+    return mean_of("energy_in_mask", "energy in mask", "higher", (0.0, 1.0), description)
 
 
-def mean_rank_accuracy(prefix: str = "", name: str = "rank accuracy") -> Metric:
-    """Make the mean of ``rank_accuracy``, kept in the column ``<prefix>rank_accuracy``."""
+def mean_rank_accuracy() -> Metric:
+    """Make the mean of ``rank_accuracy``, kept in the column ``rank_accuracy``."""
     description = "Mean share of the most relevant pixels, as many as the object has, that lie on the object."
-    return mean_of(f"{prefix}rank_accuracy", name, "higher", (0.0, 1.0), description)
+    return mean_of("rank_accuracy", "rank accuracy", "higher", (0.0, 1.0), description)

@@ -154,15 +154,13 @@ def curve_metric(
     name: str,
     direction: Direction,
     description: str,
-    *,
-    offset: float = 0.0,
 ) -> Metric:
-    """Make offset + Σ weight x mean(column); ``bounds`` are those of one column."""
-    low = offset + sum(min(weight * bound for bound in bounds) for weight in weights)
-    high = offset + sum(max(weight * bound for bound in bounds) for weight in weights)
+    """Make Σ weight x mean(column); ``bounds`` are those of one column."""
+    low = sum(min(weight * bound for bound in bounds) for weight in weights)
+    high = sum(max(weight * bound for bound in bounds) for weight in weights)
     # Sums of tenths have a last digit of their own, which nobody wants to read in a range.
     range_ = (round(low, 9), round(high, 9))
-    return Metric(name, direction, range_, description, tuple(columns), Weighted(tuple(weights), offset))
+    return Metric(name, direction, range_, description, tuple(columns), Weighted(tuple(weights)))
 
 
 def accuracy_auc(
@@ -232,58 +230,35 @@ def _convention_in_words(ratios: Sequence[float], convention: Convention) -> str
 
 
 def area_between_curves(
-    quantity: Literal["hit", "probability"] = "probability",
-    ratios: Sequence[float] = ELEVEN,
-    convention: Convention = "mean",
-    *,
-    positive: str = "positive_",
-    negative: str = "negative_",
-    name: str = "ABPC",
+    quantity: Literal["hit", "probability"] = "probability", ratios: Sequence[float] = ELEVEN
 ) -> Metric:
     """Make AGCAM's area between the perturbation curves: negative - positive, in percent."""
-    weights = [100 * weight for weight in area_weights(ratios, convention)]
-    columns = (*curve_columns(negative, quantity, ratios), *curve_columns(positive, quantity, ratios))
+    weights = [100 * weight for weight in area_weights(ratios, "mean")]
+    columns = (*curve_columns("negative_", quantity, ratios), *curve_columns("positive_", quantity, ratios))
     description = "Curve of the least relevant first minus curve of the most relevant first, averaged, in percent."
     both = [*weights, *(-weight for weight in weights)]
-    return curve_metric(columns, both, (0.0, 1.0), name, "higher", description)
+    return curve_metric(columns, both, (0.0, 1.0), "ABPC", "higher", description)
 
 
-def insertion_accuracy(
-    prefix: str = "insertion_", name: str = "insertion accuracy", *, ratios: Sequence[float] = TO_ONE
-) -> Metric:
+def insertion_accuracy(*, ratios: Sequence[float] = TO_ONE) -> Metric:
     """Make SkipPLUS' area under the accuracy while the top patches are put in, 10% to 100%, in percent."""
-    return accuracy_auc(prefix, ratios, direction="higher", name=name)
+    return accuracy_auc("insertion_", ratios, direction="higher", name="insertion accuracy")
 
 
-def deletion_accuracy(
-    prefix: str = "deletion_",
-    name: str = "deletion accuracy (100 - x)",
-    *,
-    ratios: Sequence[float] = FROM_ZERO,
-    complement: bool = True,
-) -> Metric:
+def deletion_accuracy(*, ratios: Sequence[float] = FROM_ZERO, complement: bool = True) -> Metric:
     """Make SkipPLUS' area under the accuracy while the top patches are dropped, 0% to 90%, as 100 - x."""
-    plain = accuracy_auc(prefix, ratios, direction="lower", name=name)
+    plain = accuracy_auc("deletion_", ratios, direction="lower", name="deletion accuracy (100 - x)")
     return _complement(plain) if complement else plain
 
 
-def insertion_aopc(
-    prefix: str = "insertion_",
-    name: str = "insertion AOPC (100 - x)",
-    *,
-    ratios: Sequence[float] = TO_ONE,
-    complement: bool = True,
-) -> Metric:
+def insertion_aopc(*, ratios: Sequence[float] = TO_ONE) -> Metric:
     """Make SkipPLUS' area under the fall p0 - pk of the target's probability while patches are put in, as 100 - x."""
-    plain = _area(prefix, "drop", ratios, "trapezoid", "lower", name)
-    return _complement(plain) if complement else plain
+    return _complement(_area("insertion_", "drop", ratios, "trapezoid", "lower", "insertion AOPC (100 - x)"))
 
 
-def deletion_aopc(
-    prefix: str = "deletion_", name: str = "deletion AOPC", *, ratios: Sequence[float] = FROM_ZERO
-) -> Metric:
+def deletion_aopc(*, ratios: Sequence[float] = FROM_ZERO) -> Metric:
     """Make SkipPLUS' area under the fall p0 - pk of the target's probability while patches are dropped, in percent."""
-    return _area(prefix, "drop", ratios, "trapezoid", "higher", name)
+    return _area("deletion_", "drop", ratios, "trapezoid", "higher", "deletion AOPC")
 
 
 def _complement(metric: Metric) -> Metric:
@@ -296,14 +271,14 @@ def _complement(metric: Metric) -> Metric:
     return Metric(metric.name, direction, (100 - high, 100 - low), description, metric.columns, combine)
 
 
-def mif(prefix: str = "mif_", ratios: Sequence[float] = FROM_ZERO, convention: Convention = "trapezoid") -> Metric:
+def mif(*, ratios: Sequence[float] = FROM_ZERO) -> Metric:
     """Make the area under the accuracy while the most influential patches are dropped first (LibraGrad)."""
-    return accuracy_auc(prefix, ratios, convention, direction="lower", name="MIF")
+    return accuracy_auc("mif_", ratios, direction="lower", name="MIF")
 
 
-def lif(prefix: str = "lif_", ratios: Sequence[float] = FROM_ZERO, convention: Convention = "trapezoid") -> Metric:
+def lif(*, ratios: Sequence[float] = FROM_ZERO) -> Metric:
     """Make the area under the accuracy while the least influential patches are dropped first (LibraGrad)."""
-    return accuracy_auc(prefix, ratios, convention, direction="higher", name="LIF")
+    return accuracy_auc("lif_", ratios, direction="higher", name="LIF")
 
 
 def mean_aopc(prefix: str = "", name: str = "AOPC", *, most_relevant_first: bool = True) -> Metric:

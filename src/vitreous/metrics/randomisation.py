@@ -69,7 +69,7 @@ def mean_randomisation_spearman(prefix: str = "", name: str = "randomisation Spe
     return mean_of(f"{prefix}spearman", name, "lower", (-1.0, 1.0), description)
 
 
-def mean_randomisation_ssim(prefix: str = "", name: str = "randomisation SSIM") -> Metric:
-    """Make the mean of ``structural_similarity`` to the randomised model's map, kept in ``<prefix>ssim``."""
+def mean_randomisation_ssim() -> Metric:
+    """Make the mean of ``structural_similarity`` to the randomised model's map, kept in ``ssim``."""
     description = "Mean structural similarity of the map to the map of the same model with random weights."
-    return mean_of(f"{prefix}ssim", name, "lower", (-1.0, 1.0), description)
+    return mean_of("ssim", "randomisation SSIM", "lower", (-1.0, 1.0), description)

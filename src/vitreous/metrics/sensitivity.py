@@ -41,13 +41,13 @@ def average_sensitivity(original: ArrayLike, disturbed: ArrayLike) -> Floats:
     return mean
 
 
-def mean_max_sensitivity(prefix: str = "", name: str = "max-sensitivity") -> Metric:
-    """Make the mean of ``max_sensitivity``, kept in ``<prefix>max_sensitivity``."""
+def mean_max_sensitivity() -> Metric:
+    """Make the mean of ``max_sensitivity``, kept in ``max_sensitivity``."""
     description = "Mean over images of the largest relative change of the map under small noise."
-    return mean_of(f"{prefix}max_sensitivity", name, "lower", (0.0, np.inf), description)
+    return mean_of("max_sensitivity", "max-sensitivity", "lower", (0.0, np.inf), description)
 
 
-def mean_average_sensitivity(prefix: str = "", name: str = "avg-sensitivity") -> Metric:
-    """Make the mean of ``average_sensitivity``, kept in ``<prefix>average_sensitivity``."""
+def mean_average_sensitivity() -> Metric:
+    """Make the mean of ``average_sensitivity``, kept in ``average_sensitivity``."""
     description = "Mean over images of the mean relative change of the map under small noise."
-    return mean_of(f"{prefix}average_sensitivity", name, "lower", (0.0, np.inf), description)
+    return mean_of("average_sensitivity", "avg-sensitivity", "lower", (0.0, np.inf), description)

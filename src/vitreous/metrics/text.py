@@ -57,29 +57,28 @@ def sufficiency(original: ArrayLike, alone: ArrayLike) -> Floats:
     return aopc(original, alone)
 
 
-def token_f1_columns(tops: Sequence[int] = GRADTOKEN_TOP, prefix: str = "") -> tuple[str, ...]:
+def token_f1_columns(tops: Sequence[int] = GRADTOKEN_TOP) -> tuple[str, ...]:
     """Name the token-F1 of several sizes: ``token_f1_10`` and so on."""
-    return tuple(f"{prefix}token_f1_{top}" for top in tops)
+    return tuple(f"token_f1_{top}" for top in tops)
 
 
-def average_token_f1(tops: Sequence[int] = GRADTOKEN_TOP, prefix: str = "", name: str = "token-F1") -> Metric:
+def average_token_f1(tops: Sequence[int] = GRADTOKEN_TOP, name: str = "token-F1") -> Metric:
     """Make the mean over texts and sizes of the token-F1."""
     if not tops:
         raise MetricError("a mean needs at least one number of tokens")
     weights = (1 / len(tops),) * len(tops)
     sizes = f"{len(tops)} sizes from {tops[0]} to {tops[-1]}"
     description = f"Mean F1 of the highest tokens against the rationale, over {sizes}."
-    columns = token_f1_columns(tops, prefix)
-    return Metric(name, "higher", (0.0, 1.0), description, columns, Weighted(weights))
+    return Metric(name, "higher", (0.0, 1.0), description, token_f1_columns(tops), Weighted(weights))
 
 
-def mean_comprehensiveness(prefix: str = "", name: str = "comprehensiveness") -> Metric:
-    """Make the mean of ``comprehensiveness``, kept in ``<prefix>comprehensiveness``."""
+def mean_comprehensiveness() -> Metric:
+    """Make the mean of ``comprehensiveness``, kept in ``comprehensiveness``."""
     description = "Mean fall of the target's probability without the rationale."
-    return mean_of(f"{prefix}comprehensiveness", name, "higher", (-1.0, 1.0), description)
+    return mean_of("comprehensiveness", "comprehensiveness", "higher", (-1.0, 1.0), description)
 
 
-def mean_sufficiency(prefix: str = "", name: str = "sufficiency") -> Metric:
-    """Make the mean of ``sufficiency``, kept in ``<prefix>sufficiency``."""
+def mean_sufficiency() -> Metric:
+    """Make the mean of ``sufficiency``, kept in ``sufficiency``."""
     description = "Mean fall of the target's probability with the rationale alone."
-    return mean_of(f"{prefix}sufficiency", name, "lower", (-1.0, 1.0), description)
+    return mean_of("sufficiency", "sufficiency", "lower", (-1.0, 1.0), description)

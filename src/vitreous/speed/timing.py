@@ -11,9 +11,7 @@ import torch
 Job = Callable[[], object]
 
 
-def time_in_turn(
-    jobs: Mapping[str, Job], repeats: int, device: torch.device, done: Callable[[], object] = lambda: None
-) -> dict[str, list[float]]:
+def time_in_turn(jobs: Mapping[str, Job], repeats: int, device: torch.device) -> dict[str, list[float]]:
     """Seconds of every job in every repetition; each repetition runs every job once, in turn.
 
     Nothing warms up here: whoever calls this has run every job before.
@@ -22,13 +20,11 @@ def time_in_turn(
         jobs: what is timed, by name.
         repeats: how often.
         device: where the jobs run, which decides what a second is.
-        done: told after every single run.
     """
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(repeats):
         for name, job in jobs.items():
             seconds[name].append(seconds_of(job, device))
-            done()
     return seconds
 
 
