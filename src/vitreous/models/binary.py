@@ -37,4 +37,4 @@ class TwoSided(nn.Module):
         logit = logit.unsqueeze(-1) if logit.ndim == 1 else logit
         if logit.ndim != 2 or logit.shape[1] != 1:
             raise UnsupportedModelError(f"the model has {tuple(logit.shape)[1:]} outputs where one logit is needed")
-        return functional.linear(logit, self.sides.to(logit.dtype))
+        return functional.linear(logit, self.sides.to(logit))
