@@ -299,7 +299,6 @@ REFUSED = {
     "tokentm:variant=third_party,residual=none": "residual=none has no effect",
     "tokentm:components=baseline,start=1": "start=1 has no effect: the baseline is the first block's attention alone",
     "tokentm:components=baseline,depth=2": "depth=2 has no effect",
-    "gradtoken:propagation=none,depth=2": "depth=2 has no effect with propagation=none",
     "tokentm:components=baseline,residual=add": "residual=add has no effect",
     **{
         f"{name}.{added}": f"{name} cannot be followed by .{added}: what it does at the end of its product"

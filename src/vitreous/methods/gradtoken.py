@@ -34,8 +34,6 @@ class QueryGradientKey(TokenReadout):
     slopes = ("attention",)
 
     def __init__(self, propagation: Propagation, heads: Heads, depth: int | None) -> None:
-        if propagation == "none" and depth is not None:
-            raise MethodError(f"depth={depth} has no effect with propagation=none")
         self.propagation = propagation
         self.heads = heads
         self.propagation_depth = depth
