@@ -68,10 +68,12 @@ def _norm_by_answer(module: nn.Module, weight: Tensor | None, bias: Tensor | Non
     given = _answer(module, tokens)
     if given is None:
         return None
+    tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))  # to compare with what half precision rounded
+    named = _named_eps(module)
     factors = [weight] if weight is None else [weight, 1 + weight]
     for centred, factor in product((False, True), factors):
         norm = LinearNorm(factor, bias, 0.0, centred)
-        norm = replace(norm, eps=_named_eps(module) or _measured_eps(norm, tokens, given))
+        norm = replace(norm, eps=named or _measured_eps(norm, tokens[0, 1], given[0, 1]))
         if _gives(norm, tokens, given):
             return norm
     return None
@@ -103,18 +105,16 @@ def _named_eps(module: nn.Module) -> float | None:
     return next((float(eps) for eps in named if isinstance(eps, int | float)), None)
 
 
-def _measured_eps(norm: LinearNorm, tokens: Tensor, given: Tensor) -> float:
+def _measured_eps(norm: LinearNorm, short: Tensor, given: Tensor) -> float:
     """What a norm adds to the variance, from what it divided the short token by."""
-    short = tokens[0, 1].to(torch.promote_types(tokens.dtype, torch.float32))
     linear = norm.linear(short)
-    divided = given[0, 1] if norm.bias is None else given[0, 1] - norm.bias
+    divided = given if norm.bias is None else given - norm.bias
     deviation = linear.square().sum() / (linear * divided).sum()
     return max(0.0, float(deviation.square() - norm.deviation(short).square()))
 
 
 def _gives(norm: LinearNorm, tokens: Tensor, given: Tensor) -> bool:
     """Whether it gives what was given, to rounding."""
-    tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))
     expected = norm.linear(tokens) / norm.deviation(tokens)[..., None]
     if norm.bias is not None:
         expected = expected + norm.bias

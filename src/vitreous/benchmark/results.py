@@ -143,6 +143,11 @@ class Results:
             counted &= ~self.failed[method]
         return counted if self.measured_methods else ~counted
 
+    @property
+    def uncounted(self) -> int:
+        """How many images do not count."""
+        return int((~self.counted).sum())
+
     def rows(self) -> list[dict[str, Any]]:
         """One row per method and metric: method, metric, mean, low and high of the 95% interval, n images."""
         from vitreous.benchmark.summary import summarise  # noqa: PLC0415  # it is made of results

@@ -75,10 +75,8 @@ def title_of(results: Results) -> str:
     kind, _, path = results.run.data.partition(":")
     architecture, at, weights = results.run.model.name.partition("@")
     model = f"{architecture}{at}{Path(weights).name}"  # where the file is kept says nothing about what was measured
-    broken = int((~results.counted).sum())
-    counted = f"{int(results.counted.sum())} {results.run.things}" + (
-        f" ({broken} could not be measured)" if broken else ""
-    )
+    broken = f" ({results.uncounted} could not be measured)" if results.uncounted else ""
+    counted = f"{int(results.counted.sum())} {results.run.things}{broken}"
     left = "" if results.finished else f" (not finished: {len(results.images)} of {results.wanted})"
     return f"{results.run.protocol}, {model}, {kind}:{Path(path).name}, {counted}{left}"
 

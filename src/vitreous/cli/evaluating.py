@@ -39,7 +39,7 @@ def run(
 
 def _tell_failures(results: Results, console: Console) -> None:
     never = set(results.methods) - set(results.measured_methods) if results.measured_methods else set()
-    broken = int((~results.counted).sum())
+    broken = results.uncounted
     if not never and not broken:
         return
     failures = results.failures()
@@ -67,6 +67,6 @@ def _alone_to_blame(results: Results) -> str:
     together = sum(flags.astype(int) for flags in failed.values())
     alone = {method: int((flags & (together == 1)).sum()) for method, flags in failed.items()}
     worst = max(alone, key=alone.__getitem__)
-    if len(failed) == 1 or 2 * alone[worst] <= int((~results.counted).sum()):
+    if len(failed) == 1 or 2 * alone[worst] <= results.uncounted:
         return ""
     return f", {alone[worst]} of them because of {worst} alone: without it they would"

@@ -84,7 +84,7 @@ def leaders(table: ResultTable) -> list[str]:
 
 def _facts(results: Results) -> str:
     run, manifest = results.run, read_manifest(results.stores[0].folder)
-    broken = int((~results.counted).sum())
+    broken = results.uncounted
     done = len(results.images)
     images = f"{done} of {results.wanted}" + (f", of which {broken} do not count" if broken else "")
     facts = {
