@@ -16,10 +16,10 @@ from vitreous.errors import InputError, MethodError, RefusedMethodsError
 from vitreous.explanation import Explanation
 from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
-from vitreous.models import LoadedModel, load_model
+from vitreous.models import LoadedModel
 from vitreous.outputs import Scale
 from vitreous.parts import Part, parts_of, scores_of
-from vitreous.pixels import Images, find_pixels
+from vitreous.pixels import Images, find_model, find_pixels
 from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe, parse
@@ -73,7 +73,7 @@ def explain(
     Args:
         model: any ``nn.Module`` that is a Vision Transformer inside, or a name that ``load_model`` understands.
         images: a preprocessed tensor (batch, 3, height, width); PIL images, uint8 arrays (height, width, 3) or paths
-            where vitreous loaded the model.
+            where vitreous loaded the model or timm made it.
         methods: spellings, ``name[.aggregation...][:option=value,...]``. All of them share one forward pass.
             ``None`` for tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out
             with a warning.
@@ -88,7 +88,7 @@ def explain(
         Raw signed scores of every patch for every method, (batch, patches) or (batch, k, patches).
     """
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
-    loaded = load_model(model) if isinstance(model, str) else model
+    loaded = find_model(model, images)
     network = network_of(loaded)
     pixels, pictures = find_pixels(loaded, network, images)
 

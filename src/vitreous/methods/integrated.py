@@ -184,7 +184,8 @@ def _baseline(view: View, kind: Baseline) -> Tensor:
         return images.mean(dim=(2, 3), keepdim=True).expand_as(images)
     if view.subject.black is None:
         raise MethodError(
-            "baseline=black needs a model that vitreous loaded by name, since it knows the preprocessing; "
+            "baseline=black needs a model whose preprocessing is known: loaded by name, or made by timm and given "
+            "pictures; "
             "baseline=zero is 0 after normalisation, baseline=mean the mean colour of each picture"
         )
     return view.subject.black.to(images).view(1, -1, 1, 1).expand_as(images)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in eval mode that vitreous loaded by name.
+    """A model whose preprocessing is known: loaded by name, brought by timm, or put together by the caller.
 
     Attributes:
-        name: The name it was asked for by.
-        model: The network, in eval mode.
+        name: The name it was asked for by, or what it is called.
+        model: The network; in eval mode where vitreous loaded it.
         preprocessing: How photos become its input.
         class_names: The name of every class in index order, or None where they are unknown.
         code: The hash of the user's own code that built it, or nothing.

@@ -59,7 +59,7 @@ def check_known(architecture: str) -> None:
 def loaded_timm(
     name: str, model: nn.Module, image_size: tuple[int, int] | None = None, *, named: bool = True
 ) -> LoadedModel:
-    """Put a model of timm into eval mode, with the preprocessing and the class names that it says of itself.
+    """Put a classifier of timm into eval mode, with the preprocessing and the class names that it says of itself.
 
     Args:
         name: What it is called.
@@ -76,8 +76,15 @@ def loaded_timm(
             f"{name}: this is a backbone without a classifier, whose outputs are features and no classes; train a head "
             "on it, or use the weights of one that has it"
         )
+    return described_timm(name, model.eval(), image_size, named=named)
+
+
+def described_timm(
+    name: str, model: nn.Module, image_size: tuple[int, int] | None = None, *, named: bool = True
+) -> LoadedModel:
+    """Give a model of timm as it is, with the preprocessing and the class names that it says of itself."""
     class_names = _class_names(model) if named else None
-    return LoadedModel(name, model.eval(), from_timm(model, image_size or _built_for(model)), class_names)
+    return LoadedModel(name, model, from_timm(model, image_size or _built_for(model)), class_names)
 
 
 def _built_for(model: nn.Module) -> tuple[int, int] | None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import InputError, RefusedMethodsError, UnsupportedModelError, VitreousError
 from vitreous.explaining import explain, find_recipes, network_of
-from vitreous.models import LoadedModel, load_model
-from vitreous.pixels import Images, find_pixels
+from vitreous.models import LoadedModel
+from vitreous.pixels import Images, find_model, find_pixels
 from vitreous.speed.peers import Peer, Scene, find_peers
 from vitreous.speed.probing import Probe, Prober, agreement_of
 from vitreous.speed.rows import Agreement, SpeedRow, ratio_of
@@ -50,7 +50,7 @@ def measure_speed(
 
     Args:
         model: any ``nn.Module`` that is a Vision Transformer inside, or a name that ``load_model`` understands.
-        images: what ``explain`` takes; ``None`` for noise, where the model was loaded by name.
+        images: what ``explain`` takes; ``None`` for noise, where the model was loaded by name or timm made it.
         methods: spellings, each measured by itself; ``None`` for ``SPEED_METHODS``.
         batch: how many images of noise, where none are given.
         repeats: how often everything is timed.
@@ -73,7 +73,7 @@ def measure_speed(
         raise InputError(f"batch must be at least 1, not {batch}")
     recipes = find_recipes(SPEED_METHODS if methods is None else methods)
     asked = find_peers(peers)
-    loaded = load_model(model) if isinstance(model, str) else model
+    loaded = find_model(model, images)
     network = network_of(loaded)
     pixels, _ = find_pixels(loaded, network, _noise(loaded, batch) if images is None else images)
     with one_thread(), frozen(network), evaluation_mode(network):
@@ -88,7 +88,7 @@ def measure_speed(
 def _noise(model: LoadedModel | nn.Module, batch: int) -> Tensor:
     """Images of noise in the size that the model was made for."""
     if not isinstance(model, LoadedModel):
-        raise InputError("images must be given where the model was not loaded by name, for its size is not known")
+        raise InputError("images must be given: what size this model takes is known only of names and of timm's models")
     return torch.randn(batch, 3, *model.preprocessing.image_size, generator=torch.Generator().manual_seed(0))
 
 
