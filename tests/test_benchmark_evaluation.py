@@ -273,7 +273,7 @@ def test_the_usual_methods_are_those_of_the_command_line(data, tmp_path):
 
 
 def test_what_is_no_model_is_refused_with_all_forms(data, tmp_path):
-    with pytest.raises(RunError, match=r"a LoadedTextModel or \(model, tokenizer\), not int"):
+    with pytest.raises(RunError, match=r"\(model, image processor\) or \(model, tokenizer\), not int"):
         evaluate(5, data, tmp_path)
 
 

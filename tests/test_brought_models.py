@@ -1,13 +1,17 @@
-"""A network that timm made, given as an object: it knows how photos become its input, and is left as it was."""
+"""Networks given as objects, with photos: timm's know how these become their input, others come with what knows it."""
 
 import numpy as np
 import pytest
 import timm
 import torch
+import torchvision
+import transformers
 from PIL import Image
 
 import vitreous
+from evaluations import write_photos
 from vitreous.errors import InputError
+from vitreous.models import Preprocessing, load_model
 from vitreous.pictures import perturbation_curves, token_transformation
 from vitreous.speed import measure_speed
 
@@ -69,5 +73,70 @@ def test_figures_and_speed_take_it_too(network, photo):
 
 
 def test_a_module_around_it_does_not_know(network, photo):
-    with pytest.raises(InputError, match="loaded by name or that timm made"):
+    with pytest.raises(InputError, match="a name, one that timm made, or a pair of a model and its image processor"):
         vitreous.explain(torch.nn.Sequential(network), photo, "gae")
+    known = Preprocessing((32, 32), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), resize_size=(35, 35))
+    told = vitreous.explain((torch.nn.Sequential(network), known), photo, "gae")
+    assert torch.equal(told.scores["gae"], vitreous.explain(network, photo, "gae").scores["gae"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A classifier and its image processor, saved."""
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        image_size=32,
+        patch_size=8,
+    )
+    config.id2label = {0: "cat", 1: "dog"}
+    folder = tmp_path_factory.mktemp("classifier")
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    size = {"height": 32, "width": 32}
+    transformers.ViTImageProcessor(size=size, image_mean=[0.4, 0.5, 0.6]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def pair(folder):
+    model = transformers.ViTForImageClassification.from_pretrained(folder)
+    return model, transformers.AutoImageProcessor.from_pretrained(folder)
+
+
+def test_a_model_and_its_image_processor_give_what_the_name_gives(folder, pair, photo):
+    wanted = vitreous.explain(f"hf/{folder}", photo, "gae")
+    found = vitreous.explain(pair, photo, "gae")
+    assert torch.equal(found.scores["gae"], wanted.scores["gae"])
+    assert found.class_names == ("cat", "dog")
+    assert found.preprocessing == load_model(f"hf/{folder}").preprocessing
+
+
+def test_they_are_measured_as_the_name_is(folder, pair, tmp_path):
+    data = write_photos(tmp_path / "photos", 2)
+    options = {"methods": "rollout", "limit": 2}
+    named = vitreous.evaluate(f"hf/{folder}", data, "chefer-2021-segmentation", out=tmp_path / "named", **options)
+    paired = vitreous.evaluate(pair, data, "chefer-2021-segmentation", out=tmp_path / "paired", **options)
+    assert paired.rows() == named.rows()
+
+
+def test_what_says_nothing_of_photos_is_refused(pair, photo):
+    with pytest.raises(InputError, match=r"by an image processor of transformers, .* not by object"):
+        vitreous.explain((pair[0], object()), photo, "gae")
+    with pytest.raises(InputError, match="a pair is a model and what tells"):
+        vitreous.explain((*pair, None), photo, "gae")
+
+
+@pytest.mark.parametrize("given", ["weights", "transforms"])
+def test_weights_tell_how_photos_become_the_input(given):
+    torch.manual_seed(0)
+    weights = torchvision.models.ViT_B_16_Weights.IMAGENET1K_V1
+    network = torchvision.models.VisionTransformer(224, 32, 2, 2, 24, 48)
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (301, 270, 3), dtype=np.uint8))
+    wanted = vitreous.explain(network, weights.transforms()(photo)[None], "gae")
+    found = vitreous.explain((network, weights if given == "weights" else weights.transforms()), photo, "gae")
+    # torchvision divides by 255 where the product with 1/255 is taken here: the last digit of a float32
+    torch.testing.assert_close(found.scores["gae"], wanted.scores["gae"], rtol=1e-4, atol=1e-6)
+    assert (found.class_names or ("",))[0] == ("tench" if given == "weights" else "")

@@ -313,7 +313,7 @@ def test_the_model_is_as_it_was():
         ({"images": None}, InputError, "images must be given"),
         ({"images": random_images()[0]}, InputError, "must have shape"),
         ({"images": random_images().byte()}, InputError, "floating point and normalised, not torch.uint8"),
-        ({"images": Image.new("RGB", (32, 32))}, InputError, "need a model that vitreous loaded by name"),
+        ({"images": Image.new("RGB", (32, 32))}, InputError, "need a model whose preprocessing is known"),
         ({"peers": ["captain"]}, InputError, "there is no peer 'captain'"),
     ],
 )

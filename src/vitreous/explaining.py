@@ -19,7 +19,7 @@ from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel
 from vitreous.outputs import Scale
 from vitreous.parts import Part, parts_of, scores_of
-from vitreous.pixels import Images, find_model, find_pixels
+from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe, parse
@@ -59,7 +59,7 @@ class Answer(NamedTuple):
 
 
 def explain(
-    model: nn.Module | LoadedModel | str,
+    model: Model,
     images: Images,
     methods: str | Sequence[str] | None = None,
     target: Target = None,
@@ -71,9 +71,11 @@ def explain(
     """Explain why ``model`` says a class of each image.
 
     Args:
-        model: any ``nn.Module`` that is a Vision Transformer inside, or a name that ``load_model`` understands.
+        model: any ``nn.Module`` that is a Vision Transformer inside, a name that ``load_model`` understands, or a pair
+            of a model and what tells how photos become its input: a ``Preprocessing``, an image processor of
+            transformers, torchvision's weights or their ``transforms()``.
         images: a preprocessed tensor (batch, 3, height, width); PIL images, uint8 arrays (height, width, 3) or paths
-            where vitreous loaded the model or timm made it.
+            where it is known how photos become the input: with a name, a pair, or a model that timm made.
         methods: spellings, ``name[.aggregation...][:option=value,...]``. All of them share one forward pass.
             ``None`` for tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out
             with a warning.

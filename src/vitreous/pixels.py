@@ -15,23 +15,22 @@ from torch import Tensor, nn
 from vitreous.errors import InputError
 from vitreous.images import read_image
 from vitreous.models import LoadedModel, load_model
+from vitreous.models.brought import Pair, described
 
 Picture = Image.Image | str | Path | NDArray[np.uint8]
 Images = Tensor | Sequence[Picture] | Picture
+Model = nn.Module | LoadedModel | str | Pair
 
 
-def find_model(model: LoadedModel | nn.Module | str, images: Images | None) -> LoadedModel | nn.Module:
-    """The model that is meant, with its preprocessing where images need one and it is known.
-
-    A name brings it, and so does a network that timm made; a tensor is taken as preprocessed, also by these.
-    """
+def find_model(model: Model, images: Images | None) -> LoadedModel | nn.Module:
+    """The model that is meant, with its preprocessing where images need one and it is known."""
     if isinstance(model, str):
         return load_model(model)
-    if isinstance(images, Tensor) or not isinstance(model, nn.Module) or not hasattr(model, "pretrained_cfg"):
+    if isinstance(model, tuple):
+        return described(model) or model[0]
+    if isinstance(model, LoadedModel) or isinstance(images, Tensor):  # a tensor was prepared by the caller
         return model
-    from vitreous.models.timm_models import described_timm  # noqa: PLC0415  (timm takes a second to import)
-
-    return described_timm(type(model).__name__, model)
+    return described(model) or model
 
 
 def find_pixels(
@@ -48,8 +47,8 @@ def find_pixels(
         raise InputError(f"images must be a tensor, pictures or paths, not {type(images).__name__}")
     if not isinstance(model, LoadedModel):
         raise InputError(
-            "pictures and paths need a model that vitreous loaded by name or that timm made, whose preprocessing is "
-            "known; with any other, give a preprocessed tensor (batch, 3, height, width)"
+            "pictures and paths need a model whose preprocessing is known: a name, one that timm made, or a pair of a "
+            "model and its image processor; with any other, give a preprocessed tensor (batch, 3, height, width)"
         )
     given = list(given)
     if any(isinstance(picture, Tensor) for picture in given):

@@ -35,8 +35,9 @@ def evaluate(
 
     Args:
         model: a name that ``load_model`` understands, or ``load_text_model`` for a protocol on texts; a ``ModelChoice``
-            where its preprocessing or device is to be changed; or a model that is loaded already, one for texts as
-            what ``load_text_model`` gave or a pair of model and tokenizer (one process only).
+            where its preprocessing or device is to be changed; or a model that is there already, as ``explain`` takes
+            it with photos, or one for texts as what ``load_text_model`` gave or a pair of model and tokenizer (one
+            process only).
         data: ``KIND:PATH``, or a data set that is open already (one process only).
         protocol: a protocol or its name.
         methods: spellings, families of methods, or ``white-box`` for all methods that look inside a model, which is

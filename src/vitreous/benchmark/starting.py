@@ -36,6 +36,7 @@ from vitreous.datasets.sample import Things
 from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import ModelError
 from vitreous.models import LoadedModel
+from vitreous.models.brought import Pair, described
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.paths import expanded
 from vitreous.plugin import load_plugins
@@ -158,7 +159,7 @@ def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
         model = ModelChoice(model)
     if isinstance(model, ModelChoice):
         return model, load(model, reads)
-    if isinstance(model, tuple) or (reads == "texts" and isinstance(model, nn.Module)):
+    if reads == "texts" and isinstance(model, tuple | nn.Module):
         model = find_text_model(model)
     loaded = model if isinstance(model, LoadedModel | LoadedTextModel) else _with_preprocessing(model)
     if isinstance(loaded, LoadedTextModel) != (reads == "texts"):
@@ -168,21 +169,25 @@ def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
     return ModelChoice(loaded.name or type(loaded.model).__name__, device=device), loaded
 
 
-def _with_preprocessing(model: nn.Module) -> LoadedModel:
-    """A model of timm tells how photos become its input; of any other it has to be said."""
-    if not isinstance(model, nn.Module):
+def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
+    """The classifier, in eval mode, with how photos become its input, which has to be known."""
+    if not isinstance(model, nn.Module | tuple):
         raise RunError(
-            "model must be a name, an nn.Module, a LoadedModel, a LoadedTextModel or (model, tokenizer), not "
-            f"{type(model).__name__}"
+            "model must be a name, an nn.Module, a LoadedModel, a LoadedTextModel, (model, image processor) or "
+            f"(model, tokenizer), not {type(model).__name__}"
         )
-    if not hasattr(model, "pretrained_cfg"):
+    found = described(model)
+    if found is None:
         raise ModelError(
-            f"it is not known how photos become the input of {type(model).__name__}: give a "
-            "vitreous.models.LoadedModel with its preprocessing"
+            f"it is not known how photos become the input of {type(model).__name__}: give (model, image processor) or "
+            "a vitreous.models.LoadedModel with its preprocessing"
         )
-    from vitreous.models.timm_models import loaded_timm  # noqa: PLC0415  (timm takes a second to import)
+    if hasattr(found.model, "pretrained_cfg"):
+        from vitreous.models.timm_models import check_classifier  # noqa: PLC0415  (timm takes a second to import)
 
-    return loaded_timm(type(model).__name__, model)
+        check_classifier(found.name, found.model)
+    found.model.eval()
+    return found
 
 
 def _spellings(bench: Workbench, methods: Sequence[str], watcher: Watcher) -> tuple[str, ...]:

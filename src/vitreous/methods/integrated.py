@@ -184,8 +184,7 @@ def _baseline(view: View, kind: Baseline) -> Tensor:
         return images.mean(dim=(2, 3), keepdim=True).expand_as(images)
     if view.subject.black is None:
         raise MethodError(
-            "baseline=black needs a model whose preprocessing is known: loaded by name, or made by timm and given "
-            "pictures; "
+            "baseline=black needs a model whose preprocessing is known (a name, or pictures instead of a tensor); "
             "baseline=zero is 0 after normalisation, baseline=mean the mean colour of each picture"
         )
     return view.subject.black.to(images).view(1, -1, 1, 1).expand_as(images)

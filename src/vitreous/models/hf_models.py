@@ -41,7 +41,7 @@ def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
     config, model = load_network(name, place, options, lambda config: _class_for(transformers, name, config), _INSTEAD)
     preprocessing = _preprocessing(transformers, name, place, config, options)
     # The configuration of a timm model does not say its size.
-    native = preprocessing.image_size if config.model_type == _TIMM else _image_size(config)
+    native = preprocessing.image_size if config.model_type == _TIMM else image_size_of(config)
     if image_size and image_size != native:
         if config.model_type not in _ANY_SIZE:
             raise ModelError(f"{name}: this model takes images of {native[0]} x {native[1]} pixels only")
@@ -115,13 +115,14 @@ def _class_for(transformers: Any, name: str, config: Any) -> Any:
     return transformers.AutoModelForImageClassification if classifier else getattr(transformers, tower or "")
 
 
-def _image_size(config: Any) -> tuple[int, int]:
+def image_size_of(config: Any) -> tuple[int, int]:
+    """Return the size that a configuration says pictures have, or the usual one."""
     vision = getattr(config, "vision_config", config)
     return as_image_size(getattr(vision, "image_size", 224))
 
 
 def _preprocessing(transformers: Any, name: str, place: str, config: Any, options: dict[str, Any]) -> Preprocessing:
-    size, offline = _image_size(config), options["local_files_only"]
+    size, offline = image_size_of(config), options["local_files_only"]
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(place, **options)
     except Exception as error:  # the file is missing or unreadable, reported with many types

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model whose preprocessing is known: loaded by name, brought by timm, or put together by the caller.
+    """A model whose preprocessing is known: loaded by name, or brought by a caller.
 
     Attributes:
         name: The name it was asked for by, or what it is called.

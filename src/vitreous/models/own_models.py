@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from vitreous.errors import ModelError, VitreousError
+from vitreous.models.brought import described, own_class_names
 from vitreous.models.checkpoints import load_strictly, read_checkpoint
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, as_image_size
@@ -35,8 +36,8 @@ def load_own(
     """Load ``FILE.py:FUNCTION`` or ``FILE.py:FUNCTION@WEIGHTS``; the file is run, as a plugin is.
 
     The function takes no arguments and returns an ``nn.Module`` or a ``LoadedModel``. A module may say how photos are
-    prepared by an attribute ``preprocessing`` (a ``Preprocessing``) or by ``image_size``, ``mean`` and ``std``; what is
-    given here comes first.
+    prepared by an attribute ``preprocessing`` (a ``Preprocessing``) or by ``image_size``, ``mean`` and ``std``, and one
+    that timm made says it in its configuration; what is given here comes first.
     """
     name = f"py/{identifier}"
     spelled = _SPELLING.fullmatch(identifier)
@@ -50,7 +51,7 @@ def load_own(
     if isinstance(built, LoadedModel):
         preprocessing, class_names = built.preprocessing.override(image_size=image_size), built.class_names
     else:
-        preprocessing, class_names = _preprocessing(name, network, image_size, mean, std), _class_names(network)
+        preprocessing, class_names = _preprocessing(name, network, image_size, mean, std), own_class_names(network)
     # A file may change what its function builds in ways that no part of the network shows.
     return LoadedModel(name, network.eval(), preprocessing, class_names, source_hash(module))
 
@@ -100,6 +101,8 @@ def _preprocessing(
     size = image_size or getattr(model, "image_size", None)
     mean = getattr(model, "mean", None) if mean is None else mean
     std = getattr(model, "std", None) if std is None else std
+    if brought := described(model):  # timm's configuration, where attributes do not say otherwise
+        return brought.preprocessing.override(mean=mean, std=std, image_size=size)
     wanted = (("--image-size", "image_size", size), ("--mean", "mean", mean), ("--std", "std", std))
     missing = [(option, attribute) for option, attribute, value in wanted if value is None]
     if missing:
@@ -111,8 +114,3 @@ def _preprocessing(
     assert size is not None
     plain = Preprocessing(image_size=as_image_size(size), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     return plain.override(mean=mean, std=std)
-
-
-def _class_names(model: nn.Module) -> tuple[str, ...] | None:
-    names: Any = getattr(model, "class_names", None)
-    return tuple(map(str, names)) if isinstance(names, Iterable) else None

@@ -173,6 +173,19 @@ def _from_timm_settings(config: Mapping[str, Any]) -> Preprocessing:
     )
 
 
+def from_torchvision(preset: Any) -> Preprocessing:
+    """Read the transforms that torchvision's weights come with (``weights.transforms()``)."""
+    crop, before_crop = ([edge] if isinstance(edge, int) else edge for edge in (preset.crop_size, preset.resize_size))
+    return Preprocessing(
+        image_size=as_image_size(crop if len(crop) == 2 else crop[0]),
+        mean=_triple("mean", preset.mean),
+        std=_positive_triple("std", preset.std),
+        interpolation=preset.interpolation.value,
+        resize="squash" if len(before_crop) == 2 else "shorter",
+        resize_size=as_image_size(before_crop if len(before_crop) == 2 else before_crop[0]),
+    )
+
+
 def from_processor(settings: Mapping[str, Any], fallback_size: tuple[int, int]) -> Preprocessing:
     """Read the settings of a transformers image processor (its ``to_dict()``).
 

@@ -33,17 +33,17 @@ def load_timm(identifier: str, image_size: tuple[int, int] | None) -> LoadedMode
     """Load ``NAME``, ``NAME@FILE``, ``NAME@random``, ``local-dir:FOLDER`` or ``hf-hub:ID``."""
     name = f"timm/{identifier}"
     if identifier.startswith(_ELSEWHERE):
-        return loaded_timm(name, _from_elsewhere(identifier, image_size), image_size)
+        return _loaded(name, _from_elsewhere(identifier, image_size), image_size)
     architecture, at, source = identifier.partition("@")
     check_known(architecture)
     if at and not source:
         raise ModelError(f"{name}: after @ comes a weights file or the word random")
     if source == "random":
         # ImageNet's class names would be a lie here, although the number of classes fits.
-        return loaded_timm(name, _random(architecture, image_size), image_size, named=False)
+        return _loaded(name, _random(architecture, image_size), image_size, named=False)
     if source:
-        return loaded_timm(name, _from_file(architecture, Path(source), image_size), image_size)
-    return loaded_timm(name, _from_hub(architecture, image_size), image_size)
+        return _loaded(name, _from_file(architecture, Path(source), image_size), image_size)
+    return _loaded(name, _from_hub(architecture, image_size), image_size)
 
 
 def check_known(architecture: str) -> None:
@@ -56,33 +56,37 @@ def check_known(architecture: str) -> None:
         raise ModelError(f"timm has no weights {architecture!r}{close_match(architecture, tagged)}")
 
 
-def loaded_timm(
-    name: str, model: nn.Module, image_size: tuple[int, int] | None = None, *, named: bool = True
-) -> LoadedModel:
-    """Put a classifier of timm into eval mode, with the preprocessing and the class names that it says of itself.
-
-    Args:
-        name: What it is called.
-        model: A model that timm made.
-        image_size: The size it was asked for in; by default the one that it was built for.
-        named: Whether its configuration's class names, or ImageNet's, are those of its outputs.
+def _loaded(name: str, model: nn.Module, image_size: tuple[int, int] | None, *, named: bool = True) -> LoadedModel:
+    """Put a classifier of timm into eval mode; otherwise as ``described_timm``.
 
     Raises:
         ModelError: It has no classes.
     """
+    check_classifier(name, model)
+    return described_timm(name, model.eval(), image_size, named=named)
+
+
+def check_classifier(name: str, model: nn.Module) -> None:
+    """Raise where the outputs of a model that timm made are no classes."""
     # A head that was put in afterwards leaves the number at 0.
     if getattr(model, "num_classes", None) == 0 and not isinstance(getattr(model, "head", None), _OWN_HEADS):
         raise ModelError(
             f"{name}: this is a backbone without a classifier, whose outputs are features and no classes; train a head "
             "on it, or use the weights of one that has it"
         )
-    return described_timm(name, model.eval(), image_size, named=named)
 
 
 def described_timm(
     name: str, model: nn.Module, image_size: tuple[int, int] | None = None, *, named: bool = True
 ) -> LoadedModel:
-    """Give a model of timm as it is, with the preprocessing and the class names that it says of itself."""
+    """Give a model of timm as it is, with the preprocessing and the class names that it says of itself.
+
+    Args:
+        name: What it is called.
+        model: A model that timm made.
+        image_size: The size it was asked for in; by default the one that it was built for.
+        named: Whether its configuration's class names, or ImageNet's, are those of its outputs.
+    """
     class_names = _class_names(model) if named else None
     return LoadedModel(name, model, from_timm(model, image_size or _built_for(model)), class_names)
 

@@ -14,7 +14,7 @@ from vitreous.anatomy import find_anatomy
 from vitreous.errors import InputError, RefusedMethodsError, UnsupportedModelError, VitreousError
 from vitreous.explaining import explain, find_recipes, network_of
 from vitreous.models import LoadedModel
-from vitreous.pixels import Images, find_model, find_pixels
+from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.speed.peers import Peer, Scene, find_peers
 from vitreous.speed.probing import Probe, Prober, agreement_of
 from vitreous.speed.rows import Agreement, SpeedRow, ratio_of
@@ -33,7 +33,7 @@ Notice = Callable[[str], object]
 
 
 def measure_speed(
-    model: nn.Module | LoadedModel | str,
+    model: Model,
     images: Images | None = None,
     methods: str | Sequence[str] | None = None,
     *,
@@ -49,8 +49,8 @@ def measure_speed(
     are timed in turn, ``repeats`` times, with one thread. Parameters want no gradient meanwhile.
 
     Args:
-        model: any ``nn.Module`` that is a Vision Transformer inside, or a name that ``load_model`` understands.
-        images: what ``explain`` takes; ``None`` for noise, where the model was loaded by name or timm made it.
+        model: what ``explain`` takes.
+        images: what ``explain`` takes; ``None`` for noise, where it is known how large the model's input is.
         methods: spellings, each measured by itself; ``None`` for ``SPEED_METHODS``.
         batch: how many images of noise, where none are given.
         repeats: how often everything is timed.
@@ -88,7 +88,7 @@ def measure_speed(
 def _noise(model: LoadedModel | nn.Module, batch: int) -> Tensor:
     """Images of noise in the size that the model was made for."""
     if not isinstance(model, LoadedModel):
-        raise InputError("images must be given: what size this model takes is known only of names and of timm's models")
+        raise InputError("images must be given, for it is not known how large this model's input is")
     return torch.randn(batch, 3, *model.preprocessing.image_size, generator=torch.Generator().manual_seed(0))
 
 

@@ -1,0 +1,72 @@
+"""A network that a caller brings, with what is known of how photos become its input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from vitreous.errors import InputError
+from vitreous.models.hf_models import class_names_of, image_size_of
+from vitreous.models.loaded import LoadedModel
+from vitreous.models.preprocessing import Preprocessing, from_processor, from_torchvision
+
+Pair = tuple[nn.Module, Any]
+
+_TORCHVISION_SETTINGS = ("crop_size", "resize_size", "mean", "std", "interpolation")
+
+
+def described(model: nn.Module | Pair) -> LoadedModel | None:
+    """Give a network as it is, with its preprocessing, or None where nobody says how photos become its input.
+
+    Args:
+        model: A network that says it by itself, in an attribute ``preprocessing`` or in timm's configuration, or a pair
+            of a network and what says it: a ``Preprocessing``, an image processor of transformers, the weights of
+            torchvision or their ``transforms()``.
+
+    Raises:
+        InputError: The pair is of other things.
+    """
+    if isinstance(model, tuple):
+        return _told(model)
+    own = getattr(model, "preprocessing", None)
+    if isinstance(own, Preprocessing):
+        return LoadedModel(type(model).__name__, model, own, own_class_names(model))
+    if hasattr(model, "pretrained_cfg"):
+        from vitreous.models.timm_models import described_timm  # noqa: PLC0415  (timm takes a second to import)
+
+        return described_timm(type(model).__name__, model)
+    return None
+
+
+def own_class_names(model: nn.Module) -> tuple[str, ...] | None:
+    """Return what a network calls its classes: in an attribute of this name, or in transformers' configuration."""
+    names: Any = getattr(model, "class_names", None)
+    return tuple(map(str, names)) if isinstance(names, Iterable) else class_names_of(model)
+
+
+def _told(pair: Pair) -> LoadedModel:
+    if len(pair) != 2 or not isinstance(pair[0], nn.Module):
+        raise InputError("a pair is a model and what tells how photos become its input, such as its image processor")
+    network, source = pair
+    class_names = own_class_names(network)
+    if hasattr(source, "transforms") and hasattr(source, "meta"):  # torchvision's weights
+        class_names = tuple(source.meta.get("categories") or ()) or class_names
+        source = source.transforms()
+    return LoadedModel(type(network).__name__, network, _preprocessing(network, source), class_names)
+
+
+def _preprocessing(network: nn.Module, source: Any) -> Preprocessing:
+    if isinstance(source, Preprocessing):
+        return source
+    processor = getattr(source, "image_processor", source)  # one for pictures and texts holds one for pictures
+    settings = processor.to_dict() if hasattr(processor, "to_dict") else {}
+    if {"image_mean", "data_config"} & settings.keys():
+        return from_processor(settings, image_size_of(getattr(network, "config", None)))
+    if all(hasattr(source, name) for name in _TORCHVISION_SETTINGS):
+        return from_torchvision(source)
+    raise InputError(
+        "how photos become a model's input is told by vitreous.models.Preprocessing, by an image processor of "
+        f"transformers, or by torchvision's weights or their transforms(), not by {type(source).__name__}"
+    )
