@@ -12,7 +12,13 @@ import vitreous
 from evaluations import write_photos
 from vitreous.errors import InputError
 from vitreous.models import Preprocessing, load_model
-from vitreous.pictures import perturbation_curves, token_transformation
+from vitreous.pictures import (
+    depth_strip,
+    heads_strip,
+    perturbation_curves,
+    start_layer_strip,
+    token_transformation,
+)
 from vitreous.speed import measure_speed
 
 
@@ -65,9 +71,15 @@ def test_black_is_known_of_photos_and_not_of_tensors(network, photo):
 
 
 def test_figures_and_speed_take_it_too(network, photo):
-    (curves,) = perturbation_curves(network, photo, vitreous.explain(network, photo, "gae"), steps=2)
-    assert len(curves.deletion) == 3
-    assert token_transformation(network, photo)
+    pair = (torch.nn.Sequential(network), Preprocessing((32, 32), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
+    for model in (network, pair):
+        (curves,) = perturbation_curves(model, photo, vitreous.explain(model, photo, "gae"), steps=2)
+        assert len(curves.deletion) == 3
+        assert token_transformation(model, photo).block == 1
+        assert len(heads_strip(model, photo).maps) == 3
+        assert (
+            len(depth_strip(model, photo, "tokentm").maps) == len(start_layer_strip(model, photo, "decompx").maps) == 2
+        )
     (row,) = measure_speed(network, methods="ixg", batch=1, repeats=1)
     assert row.method == "ixg"
 

@@ -9,17 +9,16 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.explanation import Explanation
 from vitreous.float64 import in_float64
 from vitreous.methods.pixel_maps import patch_means
-from vitreous.models import LoadedModel
 from vitreous.outputs import likelihoods
 from vitreous.pictures.data.recording import open_subject
 from vitreous.pictures.scaling import display_maps
-from vitreous.pixels import Images
+from vitreous.pixels import Images, Model, find_model
 from vitreous.subject import Subject
 
 By = Literal["patches", "pixels"]
@@ -55,7 +54,7 @@ class Curves:
 
 
 def perturbation_curves(
-    model: nn.Module | LoadedModel,
+    model: Model,
     image: Images,
     explanation: Explanation,
     *,
@@ -88,7 +87,7 @@ def perturbation_curves(
         raise InputError(f"curves go by patches or by pixels, not by {by!r}")
     if steps < 1:
         raise InputError(f"a curve needs at least one step, not {steps}")
-    subject = open_subject(model, image)
+    subject = open_subject(find_model(model, image), image)
     if subject.scale == "value":
         raise InputError(NO_CURVES)
     if len(subject.images) != 1:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from vitreous.aggregate import Plus, Rollout
 from vitreous.errors import MethodError
 from vitreous.methods.gradtoken import QueryGradientKey
-from vitreous.models import LoadedModel
 from vitreous.pictures.data.strip import Strip, depth_of, strip_of_spellings, with_options
-from vitreous.pixels import Images
+from vitreous.pixels import Images, Model, find_model
 from vitreous.spelling import parse
 from vitreous.targets import Target
 
 
-def depth_strip(model: nn.Module | LoadedModel, image: Images, method: str, target: Target = None) -> Strip:
+def depth_strip(model: Model, image: Images, method: str, target: Target = None) -> Strip:
     """Give the maps of a method for every number of blocks that it can aggregate."""
-    spellings = depth_spellings(method, depth_of(model))
+    loaded = find_model(model, image)
+    spellings = depth_spellings(method, depth_of(loaded))
     captions = {_blocks(count): spelling for count, spelling in spellings.items()}
-    return strip_of_spellings(model, image, method, captions, target)
+    return strip_of_spellings(loaded, image, method, captions, target)
 
 
 def depth_spellings(method: str, depth: int) -> dict[int, str]:

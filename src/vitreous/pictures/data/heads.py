@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from vitreous.errors import MethodError
 from vitreous.explaining import explain
 from vitreous.methods.gradtoken import QueryGradientKey
-from vitreous.models import LoadedModel
 from vitreous.pictures.data.recording import recorded
 from vitreous.pictures.data.strip import Strip
-from vitreous.pixels import Images
+from vitreous.pixels import Images, Model, find_model
 from vitreous.spelling import parse
 from vitreous.targets import Target
 
 
-def heads_strip(
-    model: nn.Module | LoadedModel, image: Images, method: str = "gradtoken", target: Target = None
-) -> Strip:
+def heads_strip(model: Model, image: Images, method: str = "gradtoken", target: Target = None) -> Strip:
     """Give the maps M_h of gradtoken, propagated as its spelling says, signed and on one scale."""
     recipe = parse(method)
     readout = recipe.readout
     if not isinstance(readout, QueryGradientKey):
         raise MethodError(f"{method!r} has no map for each head; gradtoken has")
-    explanation = explain(model, image, method, target)  # refuses, with reasons, what cannot be explained
-    with recorded(model, image, recipe, target) as view:
+    loaded = find_model(model, image)
+    explanation = explain(loaded, image, method, target)  # refuses, with reasons, what cannot be explained
+    with recorded(loaded, image, recipe, target) as view:
         layers = recipe.aggregation.layers(view.depth)
         if len(layers) > 1:
             raise MethodError(f"{method!r} adds up several blocks, and their heads have nothing to do with each other")

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import math
 
-from torch import nn
-
 from vitreous.aggregate import Rollout
-from vitreous.models import LoadedModel
 from vitreous.pictures.data.strip import Strip, depth_of, strip_of_spellings, with_options
-from vitreous.pixels import Images
+from vitreous.pixels import Images, Model, find_model
 from vitreous.spelling import parse, plus_from_every_layer
 from vitreous.targets import Target
 
 
-def start_layer_strip(model: nn.Module | LoadedModel, image: Images, method: str, target: Target = None) -> Strip:
+def start_layer_strip(model: Model, image: Images, method: str, target: Target = None) -> Strip:
     """Give the maps of a method for every start layer; SkipPLUS's own is marked."""
-    depth = depth_of(model)
+    loaded = find_model(model, image)
+    depth = depth_of(loaded)
     rollout = isinstance(parse(method).aggregation, Rollout)
     captions = {
         _caption(start, None if rollout else math.ceil(depth / 2)): spelling
         for start, spelling in start_layer_spellings(method, depth).items()
     }
-    return strip_of_spellings(model, image, method, captions, target)
+    return strip_of_spellings(loaded, image, method, captions, target)
 
 
 def start_layer_spellings(method: str, depth: int) -> dict[int, str]:

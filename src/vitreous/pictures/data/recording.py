@@ -12,7 +12,7 @@ from vitreous.anatomy import find_anatomy
 from vitreous.explaining import black_pixel, network_of
 from vitreous.methods import View
 from vitreous.models import LoadedModel
-from vitreous.pixels import Images, find_model, find_pixels
+from vitreous.pixels import Images, find_pixels
 from vitreous.spelling import Recipe
 from vitreous.subject import Subject
 from vitreous.tape import Plan, record
@@ -21,19 +21,17 @@ from vitreous.targets import Target, find_targets
 
 def open_subject(model: nn.Module | LoadedModel, images: Images) -> Subject:
     """Give a model and its images in a form that can be asked again with fewer tokens or other pixels."""
-    loaded = find_model(model, images)
-    network = network_of(loaded)
-    pixels, _ = find_pixels(loaded, network, images)
-    return Subject(network, find_anatomy(network), pixels, black=black_pixel(loaded, pixels))
+    network = network_of(model)
+    pixels, _ = find_pixels(model, network, images)
+    return Subject(network, find_anatomy(network), pixels, black=black_pixel(model, pixels))
 
 
 @contextmanager
 def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, target: Target = None) -> Iterator[View]:
     """Run the model and give what a recipe would read, until the context ends; one class per image."""
-    loaded = find_model(model, images)
-    network = network_of(loaded)
+    network = network_of(model)
     anatomy = find_anatomy(network)
-    pixels, _ = find_pixels(loaded, network, images)
+    pixels, _ = find_pixels(model, network, images)
     needs = recipe.needs(anatomy.depth)
     with record(network, anatomy, pixels, Plan(anatomy.depth, needs)) as tape:
         classes = find_targets(tape.logits, target, None).classes[:, 0]

@@ -12,7 +12,7 @@ from vitreous.anatomy import find_anatomy
 from vitreous.explaining import explain, network_of
 from vitreous.explanation import Explanation
 from vitreous.models import LoadedModel
-from vitreous.pixels import Images
+from vitreous.pixels import Images, Model
 from vitreous.targets import Target
 
 
@@ -44,7 +44,7 @@ class Strip:
 
 
 def strip_of_spellings(
-    model: nn.Module | LoadedModel | str,
+    model: Model,
     image: Images,
     method: str,
     spellings: Mapping[str, str],

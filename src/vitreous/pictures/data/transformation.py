@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.explaining import explain
 from vitreous.explanation import Explanation
 from vitreous.methods.tokentm import TokenTransformation
-from vitreous.models import LoadedModel
 from vitreous.pictures.data.recording import recorded
-from vitreous.pixels import Images
+from vitreous.pixels import Images, Model, find_model
 from vitreous.spelling import parse
 from vitreous.targets import Target
 
@@ -40,16 +39,15 @@ class Transformation:
     combined: Tensor
 
 
-def token_transformation(
-    model: nn.Module | LoadedModel, image: Images, block: int = -1, target: Target = None
-) -> Transformation:
+def token_transformation(model: Model, image: Images, block: int = -1, target: Target = None) -> Transformation:
     """Look into one block; negative numbers count from the top."""
     spelling = "tokentm:necc=rescaled"
-    explanation = explain(model, image, spelling, target)
+    loaded = find_model(model, image)
+    explanation = explain(loaded, image, spelling, target)
     recipe = parse(spelling)
     readout = cast("TokenTransformation", recipe.readout)
     ratio_alone = TokenTransformation("probability", "af_l", "paper")
-    with recorded(model, image, recipe, target) as view:
+    with recorded(loaded, image, recipe, target) as view:
         if not -view.depth <= block < view.depth:
             raise MethodError(f"block {block} does not exist: the model has {view.depth} blocks, 0 to {view.depth - 1}")
         layer = block % view.depth
