@@ -189,6 +189,7 @@ def test_pictures_that_would_be_joined_are_explained_one_at_a_time() -> None:
 
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 24, "depths": (2, 2), "num_heads": (2, 2)}
 CAIT = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 3, "num_heads": 4, "num_classes": CLASSES}
+COAT = {"img_size": 32, "num_classes": CLASSES, "embed_dims": (32,) * 4, "serial_depths": (1,) * 4, "parallel_depth": 4}
 CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASSES}
 
 
@@ -211,6 +212,7 @@ CONVNEXT = {"depths": (1, 1, 4, 1), "dims": (8, 8, 16, 16), "num_classes": CLASS
         pytest.param(lambda: timm.create_model("convnext_atto", **CONVNEXT), "no token stream", id="convnext"),
         pytest.param(lambda: timm.create_model("xcit_nano_12_p8_224", **CAIT), "separate stacks", id="xcit"),
         pytest.param(lambda: timm.create_model("cait_xxs24_224", **CAIT), "separate stacks", id="cait"),
+        pytest.param(lambda: timm.create_model("coat_tiny", **COAT), "several streams at once, of 65 and", id="coat"),
         pytest.param(lambda: vit(block_fn=ParallelThingsBlock), "separate stacks", id="parallel_things"),
         pytest.param(lambda: vit(attn_layer=BetweenChannels), "between.*channels", id="between_channels"),
         pytest.param(ClassTokenLast, "reads token 16 of 17.*behind the patches", id="class_token_last"),

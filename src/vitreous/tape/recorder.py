@@ -288,6 +288,7 @@ class Recorder:
                 f"block {layer} of {self.anatomy.name} returns {type(tokens).__name__}, not its tokens alone or as the "
                 "first of a tuple; this is not supported"
             )
+        self._check_alone(tokens, output)
         read = layer in self.plan.tokens or layer in self.plan.needs.halves
         if read and self._block_input is not None and _version_of(self._block_input) != self._input_version:
             raise self.changes_in_place()
@@ -308,6 +309,19 @@ class Recorder:
         if layer in self.plan.needs.halves and self._place(layer) == "pre":
             self.ends[layer] = tokens
         return (tokens, *output[1:]) if isinstance(output, tuple) else tokens
+
+    def _check_alone(self, tokens: Tensor, output: Any) -> None:
+        """Several streams of tokens (CoaT's scales) meet in a block, and a map of one would leave out the others."""
+        if not isinstance(output, tuple) or not self.anatomy.batch_first:
+            return
+        batch, count = tokens.shape[:2]
+        beside = [one.shape for one in output[1:] if isinstance(one, Tensor) and one.dim() == 3]
+        others = [str(shape[1]) for shape in beside if shape[0] == batch and shape[1] != count]
+        if others:
+            raise UnsupportedModelError(
+                f"the blocks of {self.anatomy.name} carry several streams at once, of {count} and {', '.join(others)} "
+                "tokens, so that there is no single stream of tokens to read: no method here serves it"
+            )
 
     def changes_in_place(self) -> UnsupportedModelError:
         """The refusal of a model that overwrites tokens which a method reads, or which gradients need."""
