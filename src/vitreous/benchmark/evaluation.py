@@ -40,8 +40,8 @@ def evaluate(
             process only).
         data: ``KIND:PATH``, or a data set that is open already (one process only).
         protocol: a protocol or its name.
-        methods: spellings, families of methods, or ``white-box`` for all methods that look inside a model, which is
-            also what ``None`` stands for.
+        methods: spellings, families of methods, or ``white-box`` for all methods but those that ask the model about
+            masked pictures, which is also what ``None`` stands for.
         out: the folder that holds the folders of runs.
         watcher: who is told about progress.
         **options: the fields of ``Options``: limit, shuffle, engine, workers, threads, shard_size, seed, plugins,

@@ -32,10 +32,11 @@ def choose_methods(
 ) -> list[str]:
     """Give the spellings that ``asked`` stands for, each once.
 
-    ``white-box`` is every method that looks inside the model, ``one-run`` those of them that need no run beyond forward
-    and backward, ``all`` every method there is, and the name of a family is all its methods (``gradient-methods`` where
-    a method has the same name). Of such a group, methods that the model or the protocol cannot serve are left out with
-    a notice; one that was spelled out is an error.
+    ``white-box`` is every method that does not ask the model about masked pictures: all but the family perturbation,
+    and plugins, which may do anything. ``one-run`` is those of them that need no run beyond forward and backward,
+    ``all`` every method there is, and the name of a family all its methods (``gradient-methods`` where a method has the
+    same name). Of such a group, methods that the model or the protocol cannot serve are left out with a notice; one
+    that was spelled out is an error.
 
     Args:
         asked: spellings and words for groups.

@@ -13,8 +13,8 @@ from vitreous.paths import expanded
 
 METHOD_HELP = "A method, see `vitreous methods`; repeat it, or separate several with commas."
 METHODS_HELP = (
-    "Methods, separated by commas; a family of methods; white-box: all that look inside the model; or one-run: those "
-    "of them that need no run beyond forward and backward."
+    "Methods, separated by commas; a family of methods; white-box: all but those that ask the model about masked "
+    "pictures (the family perturbation); or one-run: those of them that need no run beyond forward and backward."
 )
 
 MethodOption = Annotated[

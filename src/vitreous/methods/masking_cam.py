@@ -125,7 +125,7 @@ class ReciprocalMasks(Procedure):
 
 @register(
     "scorecam",
-    family="cam",
+    family="perturbation",
     paper="Wang et al., Score-CAM: Score-Weighted Visual Explanations for Convolutional Neural Networks",
     year=2020,
     class_specific=True,
