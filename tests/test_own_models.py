@@ -92,6 +92,16 @@ def test_a_model_is_told_apart_by_code_that_its_parts_do_not_show(tmp_path, monk
     assert found[0] == found[1] != found[2]
 
 
+def test_a_network_of_timm_says_by_itself_how_photos_are_prepared(tmp_path):
+    create = "timm.create_model('deit_tiny_patch16_224', img_size=32, depth=1, num_classes=2)"
+    lines = ["import timm", "", "def build():", f"    model = {create}", "    model.std = 0.5", "    return model"]
+    (tmp_path / "own.py").write_text("\n".join(lines))
+    prepared = load_model(f"py/{tmp_path / 'own.py'}:build").preprocessing
+    assert (prepared.image_size, prepared.mean) == ((32, 32), (0.485, 0.456, 0.406))
+    assert prepared.std == (0.5, 0.5, 0.5)  # an attribute says otherwise
+    assert load_model(f"py/{tmp_path / 'own.py'}:build", std=0.2).preprocessing.std == (0.2, 0.2, 0.2)
+
+
 def test_what_cannot_be_known_is_asked_for(own):
     message = error_of(f"py/{own()}:build", mean=0.5)
     assert "give --image-size --std, or set its attributes image_size, std" in message
