@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitreous.errors import InputError
 from vitreous.images import read_image
 from vitreous.models import LoadedModel, load_model
-from vitreous.models.brought import Pair, described
+from vitreous.models.brought import Pair, described, paired
 
 Picture = Image.Image | str | Path | NDArray[np.uint8]
 Images = Tensor | Sequence[Picture] | Picture
@@ -27,7 +27,7 @@ def find_model(model: Model, images: Images | None) -> LoadedModel | nn.Module:
     if isinstance(model, str):
         return load_model(model)
     if isinstance(model, tuple):
-        return described(model) or model[0]
+        return paired(model)
     if isinstance(model, LoadedModel) or isinstance(images, Tensor):  # a tensor was prepared by the caller
         return model
     return described(model) or model

@@ -29,7 +29,7 @@ def described(model: nn.Module | Pair) -> LoadedModel | None:
         InputError: The pair is of other things.
     """
     if isinstance(model, tuple):
-        return _told(model)
+        return paired(model)
     own = getattr(model, "preprocessing", None)
     if isinstance(own, Preprocessing):
         return LoadedModel(type(model).__name__, model, own, own_class_names(model))
@@ -46,7 +46,12 @@ def own_class_names(model: nn.Module) -> tuple[str, ...] | None:
     return tuple(map(str, names)) if isinstance(names, Iterable) else class_names_of(model)
 
 
-def _told(pair: Pair) -> LoadedModel:
+def paired(pair: Pair) -> LoadedModel:
+    """Give the network of a pair as it is, with the preprocessing that the other one says.
+
+    Raises:
+        InputError: The pair is of other things.
+    """
     if len(pair) != 2 or not isinstance(pair[0], nn.Module):
         raise InputError("a pair is a model and what tells how photos become its input, such as its image processor")
     network, source = pair

@@ -175,14 +175,15 @@ def _from_timm_settings(config: Mapping[str, Any]) -> Preprocessing:
 
 def from_torchvision(preset: Any) -> Preprocessing:
     """Read the transforms that torchvision's weights come with (``weights.transforms()``)."""
-    crop, before_crop = ([edge] if isinstance(edge, int) else edge for edge in (preset.crop_size, preset.resize_size))
+    sizes = (preset.crop_size, preset.resize_size)  # a number, alone or in a list, or height and width
+    crop, before_crop = (size if isinstance(size, int) or len(size) == 2 else size[0] for size in sizes)
     return Preprocessing(
-        image_size=as_image_size(crop if len(crop) == 2 else crop[0]),
+        image_size=as_image_size(crop),
         mean=_triple("mean", preset.mean),
         std=_positive_triple("std", preset.std),
         interpolation=preset.interpolation.value,
-        resize="squash" if len(before_crop) == 2 else "shorter",
-        resize_size=as_image_size(before_crop if len(before_crop) == 2 else before_crop[0]),
+        resize="shorter" if isinstance(before_crop, int) else "squash",
+        resize_size=as_image_size(before_crop),
     )
 
 
