@@ -1,0 +1,333 @@
+"""Attention calls in a run, however they are written: fused, or as a product of weights with values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vitreous.architecture.operations import (
+    ALIAS,
+    FUSED,
+    MULTI_HEAD,
+    PRODUCT,
+    SCALE,
+    Axes,
+    product_axes,
+    product_operands,
+    to_letters,
+)
+from vitreous.architecture.trace import Step, Trace, Value
+
+Spelling = Literal["fused", "multi_head", "written"]
+# What makes weights of scores and leaves them weights: a softmax, masks, dropout, mixing of heads.
+_SOFTMAX = frozenset({"softmax", "softmin", "log_softmax"})
+
+
+@dataclass(frozen=True)
+class ScoreStep:
+    """A step on the way from q kᵀ to the softmax.
+
+    Attributes:
+        step: its number.
+        kind: what it does: ``scale`` by a constant, add a constant ``bias``, hide by a ``mask``, or hand on as it is.
+    """
+
+    step: int
+    kind: Literal["scale", "bias", "mask", "same"]
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention call of a run.
+
+    Attributes:
+        spelling: how it is written.
+        output_step: the step that gives O: the fused call, or the product with the values.
+        queries: how many tokens look.
+        keys: how many tokens are looked at.
+        rows: for how many batch x head pairs.
+        value_axes: the axes of the product with the values: weights first.
+        weights_first: whether the weights are the first operand of that product.
+        score_step: the step that gives q kᵀ.
+        score_axes: its axes: the query first.
+        query_first: whether the query is its first operand.
+        softmax_step: the step whose output are the weights.
+        softmax_input: the step that gave the scores to the softmax.
+        score_steps: what was done to q kᵀ on the way to the softmax; ``None`` where that is more than scaling it,
+            adding constants and hiding.
+        plain_weights: whether what the softmax gives is what the values are multiplied with (heads may be mixed, or
+            weights left out, in between).
+        first_step: the step by which its queries, keys or values begin to differ from the tokens.
+    """
+
+    spelling: Spelling
+    output_step: int
+    output: int
+    queries: int
+    keys: int
+    rows: int
+    value_axes: Axes | None = None
+    weights_first: bool = True
+    score_step: int = -1
+    score_axes: Axes | None = None
+    query_first: bool = True
+    softmax_step: int = -1
+    score_steps: tuple[ScoreStep, ...] | None = None
+    plain_weights: bool = True
+
+
+def find_attention(trace: Trace) -> list[AttentionCall]:
+    """All attention calls of a run, in order."""
+    found: list[AttentionCall] = []
+    scores = _Scores(trace)
+    for step in trace.steps:
+        if step.operation == FUSED:
+            found.append(_fused(trace, step))
+        elif step.operation == MULTI_HEAD:
+            found.append(_multi_head(trace, step))
+        else:
+            call = scores.follow(step)
+            if call is not None:
+                found.append(call)
+    return found
+
+
+def _fused(trace: Trace, step: Step) -> AttentionCall:
+    query, key = step.argument(0, "query"), step.argument(1, "key")
+    rows = query.shape[:-2].numel()
+    return AttentionCall("fused", step.number, step.outputs[0], query.shape[-2], key.shape[-2], rows)
+
+
+def _multi_head(trace: Trace, step: Step) -> AttentionCall:
+    query, key = step.argument(0, "query"), step.argument(1, "key")
+    heads = int(step.argument(4, "num_heads", 1))
+    batch = query.shape[1] if query.dim() == 3 else 1
+    return AttentionCall("multi_head", step.number, step.outputs[0], query.shape[0], key.shape[0], batch * heads)
+
+
+@dataclass
+class _Origin:
+    """Where scores or weights come from.
+
+    Attributes:
+        product: the step that gave q kᵀ.
+        softmax: the step that made weights of scores, if one did; of one written out, the division.
+        entered: the value that it got.
+    """
+
+    product: int
+    softmax: int = -1
+    entered: int = -1
+
+
+class _Scores:
+    """Follows products of two values on their way to a product with values."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._origins: dict[int, _Origin] = {}
+        self._exponentials: dict[int, int] = {}  # by value: the value that was exponentiated
+        self._sums: dict[int, int] = {}  # by value: the value whose exponentials were summed
+
+    def follow(self, step: Step) -> AttentionCall | None:
+        """Note what a step does to scores or weights; an attention call, if it multiplies weights with values."""
+        trace = self._trace
+        known = [index for index in step.operands if index in self._origins]
+        if step.operation in PRODUCT and len(set(step.operands)) == 2:
+            call = self._product(step, known)
+            if call is not None or not known:
+                return call
+        if not known or not step.outputs:
+            return None
+        self._softmax_by_hand(step)
+        origin = self._origins[known[0]]
+        others = [index for index in step.operands if index not in self._origins]
+        result = trace.values[step.outputs[0]]
+        if result.shape.numel() < trace.values[known[0]].shape.numel() or (others and step.operation not in {"add"}):
+            if step.operation not in {"mul", "where", "masked_fill", "getitem", "scatter", "div", "sub", "chunk", "split"}:
+                return None
+        if step.operation in _SOFTMAX:
+            origin = _Origin(origin.product, step.number, known[0])
+        elif step.operation == "div" and step.outputs[0] in self._sums:
+            origin = _Origin(origin.product, step.number, self._sums[step.outputs[0]])
+        for index in step.outputs:
+            self._origins[index] = origin
+        return None
+
+    def _softmax_by_hand(self, step: Step) -> None:
+        """exp(s) / Σ exp(s)."""
+        if step.operation == "exp":
+            self._exponentials[step.outputs[0]] = step.operands[0]
+        elif step.operation == "sum" and step.operands[0] in self._exponentials:
+            self._sums[step.outputs[0]] = self._exponentials[step.operands[0]]
+            self._origins.setdefault(step.outputs[0], self._origins[step.operands[0]])
+        elif step.operation == "div" and len(step.operands) == 2:
+            above, below = step.operands
+            if above in self._exponentials and self._sums.get(below) == self._exponentials[above]:
+                self._sums[step.outputs[0]] = self._exponentials[above]
+        elif step.operation in ALIAS and step.operands and step.operands[0] in self._exponentials:
+            self._exponentials[step.outputs[0]] = self._exponentials[step.operands[0]]
+
+    def _product(self, step: Step, known: list[int]) -> AttentionCall | None:
+        operands = product_operands(step.operation, step.args, step.kwargs)
+        if operands is None:
+            return None
+        axes = product_axes(step.operation, step.args, *operands)
+        if axes is None or len(axes.contracted) != 1:
+            return None
+        left, right = self._indices(step, operands)
+        if left is None or right is None:
+            return None
+        if not known:
+            self._origins[step.outputs[0]] = _Origin(step.number)
+            return None
+        if left in self._origins and right in self._origins:
+            return None
+        weights_first = left in self._origins
+        return self._attention(step, axes if weights_first else axes.swapped(), operands, (left, right), weights_first)
+
+    def _indices(self, step: Step, operands: tuple[Tensor, Tensor]) -> tuple[int | None, int | None]:
+        """The values of two operands."""
+        by_tensor = {id(self._trace.values[index].tensor): index for index in step.operands}
+        return by_tensor.get(id(operands[0])), by_tensor.get(id(operands[1]))
+
+    def _attention(
+        self,
+        step: Step,
+        axes: Axes,
+        operands: tuple[Tensor, Tensor],
+        indices: tuple[int | None, int | None],
+        weights_first: bool,  # noqa: FBT001
+    ) -> AttentionCall | None:
+        trace = self._trace
+        weights, values = operands if weights_first else operands[::-1]
+        place = indices[0 if weights_first else 1]
+        assert place is not None
+        origin = self._origins[place]
+        looking = [letter for letter in axes.left if letter in axes.output and letter not in axes.right]
+        looking = [letter for letter in looking if letter not in axes.batch]
+        contracted = axes.contracted
+        if len(looking) != 1 and len(looking) != 2:
+            return None
+        query_axis = looking[-1] if len(looking) == 1 else _query_axis(axes, looking, weights)
+        queries, keys = weights.shape[axes.left.index(query_axis)], weights.shape[axes.left.index(contracted)]
+        score = trace.steps[origin.product]
+        score_operands = product_operands(score.operation, score.args, score.kwargs)
+        assert score_operands is not None
+        score_axes = product_axes(score.operation, score.args, *score_operands)
+        assert score_axes is not None
+        query_first = self._query_first(score, score_axes, origin, queries, keys)
+        steps = self._score_steps(origin)
+        del values
+        rows = weights.numel() // (queries * keys)
+        return AttentionCall(
+            "written",
+            step.number,
+            step.outputs[0],
+            queries,
+            keys,
+            rows,
+            axes,
+            weights_first,
+            origin.product,
+            score_axes if query_first else score_axes.swapped(),
+            query_first,
+            origin.softmax,
+            steps,
+            self._plain(origin, place),
+        )
+
+    def _query_first(self, score: Step, axes: Axes, origin: _Origin, queries: int, keys: int) -> bool:
+        """Whether the query is the first operand of q kᵀ: its axis is not the one that the softmax runs over."""
+        free = [letter for letter in axes.output if (letter in axes.left) != (letter in axes.right)]
+        if len(free) != 2 or origin.softmax < 0:
+            return True
+        softmax = self._trace.steps[origin.softmax]
+        axis = softmax.argument(1, "dim", -1) if softmax.operation in _SOFTMAX else -1
+        entered = self._trace.values[origin.entered]
+        product = self._trace.values[score.outputs[0]]
+        if not isinstance(axis, int) or entered.shape != product.shape:
+            return free[-1] in axes.right
+        del queries, keys
+        return axes.output[axis] in axes.right
+
+    def _score_steps(self, origin: _Origin) -> tuple[ScoreStep, ...] | None:
+        """What was done to q kᵀ before the softmax."""
+        if origin.softmax < 0:
+            return None
+        trace = self._trace
+        start = trace.values[trace.steps[origin.product].outputs[0]]
+        end = trace.values[origin.entered]
+        if trace.steps[origin.product].operation == "baddbmm":
+            return None
+        found: list[ScoreStep] = []
+        for step in trace.between(start, end):
+            if step.number == origin.product:
+                continue
+            kind = _score_kind(trace, step)
+            if kind is None:
+                return None
+            found.append(ScoreStep(step.number, kind))
+        return tuple(found)
+
+    def _plain(self, origin: _Origin, weights: int) -> bool:
+        """Whether nothing but aliases stands between softmax and values."""
+        if origin.softmax < 0:
+            return False
+        trace = self._trace
+        start, end = trace.values[trace.steps[origin.softmax].outputs[0]], trace.values[weights]
+        between = [step for step in trace.between(start, end) if step.number != origin.softmax]
+        return all(step.operation in ALIAS for step in between)
+
+
+def _query_axis(axes: Axes, looking: list[str], weights: Tensor) -> str:
+    """Of two axes that only the weights have, heads and queries, the one that stands next to the keys."""
+    order = sorted(looking, key=axes.left.index)
+    del weights
+    return order[-1]
+
+
+def _score_kind(trace: Trace, step: Step) -> Literal["scale", "bias", "mask", "same"] | None:
+    if len(set(step.operands)) != 1:
+        # Subtracting the largest score, as a written-out softmax does, changes no weight.
+        return "same" if step.operation == "sub" and _takes_off_maximum(trace, step) else None
+    if step.operation in ALIAS:
+        return "same"
+    if step.operation in {"amax", "max"}:
+        return "same"
+    if step.operation in SCALE and len(step.operands) == 1:
+        return "scale"
+    if step.operation == "add" and len(step.operands) == 1 and not step.kwargs:
+        return "bias"
+    if step.operation == "masked_fill" and len(step.operands) == 1:
+        return "mask"
+    return None
+
+
+def _takes_off_maximum(trace: Trace, step: Step) -> bool:
+    taken = trace.values[step.operands[1]]
+    while (maker := trace.maker(taken)) is not None and maker.operation in {*ALIAS, "getitem"}:
+        taken = trace.values[maker.operands[0]]
+    return maker is not None and maker.operation in {"amax", "max"}
+
+
+def canonical(tensor: Tensor, axes: str, last_two: str, batch_axes: str, batch: int) -> Tensor | None:
+    """A tensor of an attention product as (batch, head, ., .); ``None`` where its rows are not batch x head."""
+    ordered = to_letters(tensor, axes, batch_axes + last_two)
+    ahead = ordered.shape[:-2]
+    if len(ahead) == 2 and ahead[0] in (1, batch):
+        return ordered
+    rows = torch.Size(ahead).numel()
+    if rows == batch and len(ahead) == 1:
+        return ordered[:, None]
+    if rows % batch == 0 and len(ahead) in (1, 2):
+        return ordered.reshape(batch, -1, *ordered.shape[-2:])
+    return None
+
+
+def makes(trace: Trace, call: AttentionCall) -> Value:
+    """The value that an attention call gives."""
+    return trace.values[call.output]

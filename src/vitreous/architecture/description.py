@@ -1,0 +1,209 @@
+"""What a run shows of a model: the residual stream, its blocks, and where in the run their parts are made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.architecture.attention import AttentionCall
+from vitreous.outputs import Scale
+
+# Where a block normalises: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)).
+NormPlace = Literal["pre", "post", "branch"]
+
+
+@dataclass(frozen=True)
+class StreamAxes:
+    """How the residual stream lies in memory.
+
+    Attributes:
+        dims: how many axes it has.
+        batch: the axis of the images.
+        channel: the axis of the channels; the others are the tokens, row by row.
+    """
+
+    dims: int = 3
+    batch: int = 0
+    channel: int = 2
+
+    @property
+    def token_axes(self) -> tuple[int, ...]:
+        """The axes of the tokens."""
+        return tuple(axis for axis in range(self.dims) if axis not in (self.batch, self.channel))
+
+    def tokens(self, stream: Tensor) -> Tensor:
+        """The stream as (batch, tokens, channels)."""
+        if (self.dims, self.batch, self.channel) == (3, 0, 2):
+            return stream
+        return stream.permute(self.batch, *self.token_axes, self.channel).flatten(1, -2)
+
+    def stream(self, tokens: Tensor, like: torch.Size) -> Tensor:
+        """(batch, tokens, channels) as the model has its stream; ``like`` is the shape of the model's own."""
+        if (self.dims, self.batch, self.channel) == (3, 0, 2):
+            return tokens
+        sizes = [like[axis] for axis in self.token_axes]
+        spread = tokens.reshape(len(tokens), *sizes, tokens.shape[-1])
+        order = (self.batch, *self.token_axes, self.channel)
+        return spread.permute([order.index(axis) for axis in range(self.dims)])
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether images come before tokens."""
+        return self.batch == 0
+
+
+@dataclass(frozen=True)
+class Point:
+    """A tensor of a run that can be found again in another run of the same model.
+
+    Attributes:
+        step: the number of the step that makes it.
+        output: which of the step's results it is.
+        axes: what its axes are, where it is the stream.
+    """
+
+    step: int
+    output: int = 0
+    axes: StreamAxes = StreamAxes()
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation of the stream.
+
+    Attributes:
+        input: what it was given.
+        output: what it gave.
+        step: the step, where it is a single one.
+        module: the module that did it, where one did.
+    """
+
+    input: Point
+    output: Point
+    step: int | None = None
+    module: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The linear map from the heads to the stream.
+
+    Attributes:
+        step: the linear layer.
+        scales: steps behind it that multiply with constants (LayerScale).
+    """
+
+    step: int
+    scales: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ValueMap:
+    """The linear map from the first norm to the values.
+
+    Attributes:
+        step: the linear layer.
+        rows: the rows of its weight that make the values, head by head.
+    """
+
+    step: int
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """One transformer block: what lies between two places where an attention branch leaves the stream.
+
+    Attributes:
+        input: x_l, the stream where the block's attention branch starts.
+        residual_mid: the stream with the attention branch added.
+        residual_post: the stream with the feed-forward branch added, before a post-norm block normalises it.
+        output: x_{l+1}.
+        attention: the attention calls in it.
+        first_norm: the norm that belongs to the attention branch.
+        second_norm: the norm that belongs to the feed-forward branch.
+        norm_place: where the norms stand.
+        output_projection: W_O; ``None`` where values do not reach the stream by one linear map.
+        value_map: W_V; ``None`` where values are no linear map of the first norm.
+        attention_steps: the first and the last step of the attention branch up to O.
+        module: the module that the block is, where it is one; a label, nothing depends on it.
+        name: its dotted name.
+    """
+
+    input: Point
+    residual_mid: Point
+    residual_post: Point
+    output: Point
+    attention: tuple[AttentionCall, ...]
+    first_norm: Norm | None
+    second_norm: Norm | None
+    norm_place: NormPlace
+    output_projection: Projection | None
+    value_map: ValueMap | None
+    attention_steps: tuple[int, int] = (-1, -1)
+    module: nn.Module | None = None
+    name: str = ""
+    writes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class StreamStage:
+    """The stream while it has one size; a plain Vision Transformer has one stage.
+
+    Attributes:
+        grid: the sizes of the axes of its tokens in the traced run; a single one where they lie in one row.
+        channels: how many channels a token has.
+        blocks: the blocks, in order.
+    """
+
+    grid: tuple[int, ...]
+    channels: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it has."""
+        return math.prod(self.grid)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a run of a model showed.
+
+    Attributes:
+        name: the model's class.
+        stages: the stages of its stream, in order.
+        stage: which of them is read.
+        steps: how many steps the run had.
+        operations: what each step does; a run that does something else is another one.
+        scale: what its outputs are, where its configuration says so.
+        pooling: attention calls behind the stage that is read.
+    """
+
+    name: str
+    stages: tuple[StreamStage, ...]
+    stage: int
+    operations: tuple[str, ...]
+    in_place: frozenset[int] = frozenset()
+    scale: Scale | None = None
+    pooling: tuple[AttentionCall, ...] = ()
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks of the stage that is read."""
+        return self.stages[self.stage].blocks
+
+    @property
+    def depth(self) -> int:
+        """L, the number of blocks."""
+        return len(self.blocks)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether every block attends."""
+        return all(block.attention for block in self.blocks)

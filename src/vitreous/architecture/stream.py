@@ -1,0 +1,214 @@
+"""The residual stream in a run: sums of a value with something that was made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vitreous.architecture.attention import AttentionCall
+from vitreous.architecture.operations import (
+    ALIAS,
+    CONVOLUTION,
+    SUM,
+    moves_numbers,
+    scales,
+    walk_back,
+    way_back,
+)
+from vitreous.architecture.trace import Step, Trace, Value
+
+
+@dataclass
+class ResidualWrite:
+    """One sum x + f(x).
+
+    Attributes:
+        step: the sum.
+        source: x, before it was scaled or given another shape.
+        skip: x as the sum got it.
+        branch: f(x) as the sum got it.
+        result: the sum's output.
+        attention: the attention calls in f.
+    """
+
+    step: Step
+    source: Value
+    skip: Value
+    branch: Value
+    result: Value
+    attention: list[AttentionCall] = field(default_factory=list)
+
+
+@dataclass
+class Segment:
+    """Residual writes one after the other, of one size.
+
+    Attributes:
+        root: the value that the first of them was added to.
+        writes: the sums.
+    """
+
+    root: Value
+    writes: list[ResidualWrite]
+
+    @property
+    def last(self) -> Value:
+        """The stream behind the last sum."""
+        return self.writes[-1].result
+
+
+def find_segments(trace: Trace, attention: Sequence[AttentionCall]) -> list[Segment]:
+    """All chains of residual writes, each with the attention calls that belong to no chain inside it."""
+    segments: list[Segment] = []
+    holders: dict[int, Segment] = {}  # by value: the segment whose stream it is
+    writes: dict[int, ResidualWrite] = {}  # by the value that it gave
+    for step in trace.steps:
+        write = _residual_write(trace, step, writes)
+        if write is None:
+            continue
+        writes[write.result.index] = write
+        way = way_back(trace, write.source, moves_numbers, scales)
+        segment = next((holders[value.index] for value in way if value.index in holders), None)
+        if segment is None:
+            segment = Segment(write.source, [])
+            segments.append(segment)
+        holders[write.source.index] = segment
+        segment.writes.append(write)
+        holders[write.result.index] = segment
+    for call in attention:
+        owner = _owner(trace, trace.values[call.output], segments)
+        if owner is not None:
+            owner.attention.append(call)
+    return segments
+
+
+def _residual_write(trace: Trace, step: Step, writes: dict[int, ResidualWrite]) -> ResidualWrite | None:
+    if step.operation not in SUM or len(step.operands) < 2 or not step.outputs:
+        return None
+    result = trace.values[step.outputs[0]]
+    first, second = (trace.values[index] for index in (step.operands[0], step.operands[-1]))
+    if step.operation == "lerp":
+        second = trace.values[step.operands[1]]
+    if first is second or first.shape != second.shape or first.shape != result.shape or len(result.shape) < 3:
+        return None
+    ways = [way_back(trace, operand, moves_numbers, scales) for operand in (first, second)]
+    pairs = ((first, second, ways[0], ways[1][-1]), (second, first, ways[1], ways[0][-1]))
+    for skip, branch, way, other in pairs:
+        # The latest form of x that both the sum and its branch were made from.
+        source = next((value for value in way if value is not other and other.comes_from(value)), None)
+        if source is not None:
+            return ResidualWrite(step, source, skip, branch, result)
+    # A second branch beside the first: (x + f(x)) + g(x).
+    for skip, branch, way, other in pairs:
+        for source in way:
+            earlier = writes.get(source.index)
+            if earlier is not None and other.comes_from(earlier.source):
+                return ResidualWrite(step, source, skip, branch, result)
+    return None
+
+
+def _owner(trace: Trace, output: Value, segments: list[Segment]) -> ResidualWrite | None:
+    """The innermost write in whose branch an attention call's output is."""
+    found: ResidualWrite | None = None
+    for segment in segments:
+        for write in segment.writes:
+            if not write.branch.comes_from(output) or not output.comes_from(write.source):
+                continue
+            if found is None or write.step.number < found.step.number:
+                found = write
+            break
+    return found
+
+
+def branch_start(segments: Sequence[Segment], write: ResidualWrite) -> Value:
+    """Where a write's branch leaves the stream: the latest value of the stream that it was made from."""
+    candidates = [write.source]
+    for segment in segments:
+        candidates.append(segment.root)
+        candidates += [value for earlier in segment.writes for value in (earlier.source, earlier.result)]
+    found = [value for value in candidates if value is not write.result and write.branch.comes_from(value)]
+    return max(found, key=lambda value: value.index, default=write.source)
+
+
+def is_inside(inner: Segment, write: ResidualWrite) -> bool:
+    """Whether a chain of sums stands in the branch of a write of another chain."""
+    if inner.last is write.result or not write.branch.comes_from(inner.last):
+        return False
+    return inner.root.comes_from(write.source) and inner.root is not write.source
+
+
+@dataclass
+class Stage:
+    """The stream as far as it has one size.
+
+    Attributes:
+        segments: the chains of sums, in order; a norm between two sums begins another one.
+    """
+
+    segments: list[Segment]
+
+    @property
+    def writes(self) -> list[ResidualWrite]:
+        """All sums, in order."""
+        return sorted((write for segment in self.segments for write in segment.writes), key=lambda w: w.step.number)
+
+    @property
+    def root(self) -> Value:
+        """The value that the first sum was added to."""
+        return min((segment.root for segment in self.segments), key=lambda value: value.index)
+
+    @property
+    def attention(self) -> list[AttentionCall]:
+        """The attention calls in its branches."""
+        return [call for write in self.writes for call in write.attention]
+
+
+def find_stages(trace: Trace, segments: list[Segment]) -> list[Stage]:
+    """The streams of a run, one for every size of tokens, in the order in which they begin."""
+    attending = [segment for segment in segments if any(write.attention for write in segment.writes)]
+    chosen = []
+    for segment in segments:
+        containers = [other for other in segments if other is not segment]
+        own = segment in attending
+        inside = any(
+            is_inside(segment, write) and not (own and not write.attention) and not _holds_attention(write, attending)
+            for other in containers
+            for write in other.writes
+        )
+        if not inside:
+            chosen.append(segment)
+    stages: list[Stage] = []
+    for segment in sorted(chosen, key=lambda each: each.root.index):
+        for stage in stages:
+            if stage.root.shape.numel() == segment.root.shape.numel() and segment.root.comes_from(stage.root):
+                stage.segments.append(segment)
+                break
+        else:
+            stages.append(Stage([segment]))
+    return stages
+
+
+def _holds_attention(write: ResidualWrite, attending: list[Segment]) -> bool:
+    """Whether a sum spans whole chains that attend: a skip connection around many blocks."""
+    return any(is_inside(segment, write) for segment in attending if write not in segment.writes)
+
+
+def mixes_tokens(trace: Trace, write: ResidualWrite, tokens: int) -> bool:
+    """Whether a branch lets tokens see each other: by attention, a convolution over neighbours, or a map over tokens."""
+    if write.attention:
+        return True
+    for step in trace.between(write.source, write.branch):
+        if step.operation in CONVOLUTION:
+            weight = step.argument(1, "weight")
+            if any(size > 1 for size in weight.shape[2:]):
+                return True
+        if "pool" in step.operation or step.operation.startswith("fft") or step.operation in {"roll", "einsum"}:
+            return True
+        if step.operation in {"linear", "matmul"} and step.operands:
+            given = trace.values[step.operands[0]]
+            moved = walk_back(trace, given, moves_numbers)
+            if given.shape[-1] == tokens and given.shape[-1] != write.source.shape[-1] and moved is not given:
+                return True
+        if step.operation == "conv1d" and ALIAS:
+            return True
+    return False

@@ -1,0 +1,334 @@
+"""One run of a model as a graph: every call that works on its input, with the values that enter and leave it.
+
+Calls are numbered in the order in which they run. Only calls that take a value which depends on the model's input and
+return a tensor count (a *step*): tables of positions that a model computes once and keeps, and questions about shapes,
+change nothing in the numbering. So the same step has the same number in every run of the same model on an input of the
+same shape, whatever modules the calls were written in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+_RUNS = itertools.count(1)
+_MARK = "_vitreous_run"  # the number of the run in which a tensor was made from the model's input
+# The same operation as a function, a method, an operator and an in-place method.
+_NAMES = {
+    **dict.fromkeys(("iadd", "radd"), "add"),
+    **dict.fromkeys(("imul", "rmul", "multiply"), "mul"),
+    **dict.fromkeys(("truediv", "itruediv", "divide", "true_divide"), "div"),
+    **dict.fromkeys(("rtruediv",), "rdiv"),
+    **dict.fromkeys(("isub", "subtract"), "sub"),
+    **dict.fromkeys(("rmatmul", "imatmul"), "matmul"),
+    **dict.fromkeys(("ipow",), "pow"),
+    **dict.fromkeys(("swapaxes", "swapdims"), "transpose"),
+    **dict.fromkeys(("moveaxis",), "movedim"),
+    **dict.fromkeys(("concat", "concatenate"), "cat"),
+    **dict.fromkeys(("expit",), "sigmoid"),
+}
+
+
+def operation(func: Callable[..., Any]) -> str:
+    """What a function does, whichever way it is called: ``add`` for ``torch.add``, ``Tensor.add_`` and ``+=``."""
+    name = func.__name__
+    if name == "__get__":  # a property: x.T
+        return str(getattr(getattr(func, "__self__", None), "__name__", name))
+    name = name.split(".")[0].strip("_")
+    return _NAMES.get(name, name)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors among arguments or results, also inside lists, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def as_constant(value: Any) -> Any:
+    """A parameter, or a tensor of inference mode, as a tensor without a gradient; other values as they are."""
+    if isinstance(value, Tensor):
+        if isinstance(value, nn.Parameter) or value.is_inference():
+            return value.clone().detach() if value.is_inference() else value.detach()
+        return value
+    if type(value) in (list, tuple) and any(isinstance(item, Tensor) for item in value):
+        return type(value)(as_constant(item) for item in value)
+    return value
+
+
+class StepCounter:
+    """Marks what depends on a model's input and numbers the calls that work on it.
+
+    Attributes:
+        number: the number of the next step.
+    """
+
+    def __init__(self) -> None:
+        self._run = next(_RUNS)
+        self.number = 0
+
+    def mark(self, value: Any) -> None:
+        """Note that tensors depend on the model's input."""
+        for tensor in tensors_in(value):
+            setattr(tensor, _MARK, self._run)
+
+    def depends(self, value: Any) -> bool:
+        """Whether a value is a tensor that depends on the model's input."""
+        return isinstance(value, Tensor) and getattr(value, _MARK, 0) == self._run
+
+    def is_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call works on something that depends on the model's input."""
+        run = self._run
+        for value in args:
+            if isinstance(value, Tensor):
+                if getattr(value, _MARK, 0) == run:
+                    return True
+            elif isinstance(value, list | tuple) and any(map(self.depends, tensors_in(value))):
+                return True
+        return bool(kwargs) and any(map(self.depends, tensors_in(kwargs)))
+
+    def finish(self, func: Callable[..., Any], args: tuple[Any, ...], output: Any) -> bool:
+        """Note what a call that ``is_step`` returned; whether it counts as a step."""
+        if func.__name__ == "__setitem__":
+            self.mark(args[0])
+        elif not any(True for _ in tensors_in(output)):
+            return False
+        self.mark(output)
+        self.number += 1
+        return True
+
+
+@dataclass
+class Value:
+    """One tensor of a run; an in-place operation makes a new value of the same tensor.
+
+    Attributes:
+        index: its place among all values.
+        step: the number of the step that made it; -1 for the model's input.
+        tensor: the tensor; in a run in which something is changed in place it may hold later numbers.
+        parents: the values that its step was given.
+        ancestors: all values that it was made from, as bits by index; itself included.
+    """
+
+    index: int
+    step: int
+    tensor: Tensor
+    shape: torch.Size
+    parents: tuple[int, ...]
+    ancestors: int = 0
+
+    def comes_from(self, other: Value) -> bool:
+        """Whether this was made from ``other``, or is it."""
+        return bool(self.ancestors >> other.index & 1)
+
+
+@dataclass
+class Step:
+    """One call that works on what depends on the model's input.
+
+    Attributes:
+        number: its place in the run.
+        func: what was called.
+        args: what with, as the model gave it.
+        kwargs: the same.
+        operands: the values among its arguments, in order.
+        outputs: the values that it returned, in order.
+        in_place: whether it changed its first argument.
+        result: what it returned.
+    """
+
+    number: int
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    operands: tuple[int, ...]
+    outputs: tuple[int, ...]
+    in_place: bool
+    result: Any
+
+    @property
+    def operation(self) -> str:
+        """What it does."""
+        return operation(self.func)
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument by its place or name."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+
+@dataclass
+class ModuleCall:
+    """One call of a module: the steps ``first`` to ``last`` (exclusive) ran in it.
+
+    Attributes:
+        module: the module.
+        name: its dotted name in the model.
+        first: the number of the first step in it.
+        last: the number of the first step behind it.
+        inputs: the values among its positional arguments.
+        outputs: the values that it returned.
+    """
+
+    module: nn.Module
+    name: str
+    first: int
+    last: int = -1
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+
+
+@dataclass
+class Trace:
+    """A run.
+
+    Attributes:
+        batch: how many images or texts were run.
+        values: all values, in the order in which they were made; the first is the model's input.
+        steps: all steps.
+        calls: the module calls, in the order in which they began.
+        output: the model's output.
+        stale: values that were read after their memory had been changed through another tensor.
+    """
+
+    batch: int
+    values: list[Value] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    calls: list[ModuleCall] = field(default_factory=list)
+    output: Any = None
+    stale: set[int] = field(default_factory=set)
+
+    def maker(self, value: Value) -> Step | None:
+        """The step that made a value; ``None`` for the model's input."""
+        return self.steps[value.step] if value.step >= 0 else None
+
+    def between(self, start: Value, end: Value) -> list[Step]:
+        """The steps by which ``end`` was made from ``start``, in order."""
+        found = set()
+        for index in range(start.index + 1, end.index + 1):
+            value = self.values[index]
+            if end.ancestors >> index & 1 and value.comes_from(start):
+                found.add(value.step)
+        return [self.steps[number] for number in sorted(found)]
+
+
+class Tracer(TorchFunctionMode):
+    """Records a run as a ``Trace``."""
+
+    def __init__(self, model: nn.Module, batch: int) -> None:
+        super().__init__()
+        self.trace = Trace(batch)
+        self._counter = StepCounter()
+        self._names = {module: name for name, module in model.named_modules(remove_duplicate=True)}
+        self._current: dict[int, int] = {}  # the value that a tensor holds now, by its identity
+        self._written: dict[int, int] = {}  # by memory, the value that an in-place operation left there last
+        self._open: list[ModuleCall] = []
+        self._thread = threading.get_ident()
+
+    def start(self, tensor: Tensor) -> None:
+        """The model's input."""
+        self._counter.mark(tensor)
+        self._value(tensor, -1, ())
+
+    def _value(self, tensor: Tensor, step: int, parents: tuple[int, ...]) -> int:
+        index = len(self.trace.values)
+        ancestors = 1 << index
+        for parent in parents:
+            ancestors |= self.trace.values[parent].ancestors
+        self.trace.values.append(Value(index, step, tensor, tensor.shape, parents, ancestors))
+        self._current[id(tensor)] = index
+        return index
+
+    def _read(self, tensor: Tensor) -> int:
+        """The value that a tensor holds, also where it was changed through another tensor of the same memory."""
+        index = self._current.get(id(tensor))
+        written = self._written.get(_memory(tensor), -1)
+        if index is None or (written > index and self.trace.values[written].tensor is not tensor):
+            # Marked, and yet not seen as a result: made inside a function that was not intercepted.
+            parents = tuple(part for part in (index, written) if part is not None and part >= 0)
+            step = self.trace.values[written].step if written >= 0 else len(self.trace.steps) - 1
+            index = self._value(tensor, step, parents)
+            self.trace.stale.add(index)
+        return index
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a call and note it, if it is a step."""
+        del types
+        kwargs = kwargs or {}
+        constants = tuple(map(as_constant, args)), {name: as_constant(value) for name, value in kwargs.items()}
+        if not self._counter.is_step(args, kwargs):
+            return func(*constants[0], **constants[1])
+        given = [tensor for tensor in tensors_in((args, kwargs)) if self._counter.depends(tensor)]
+        operands = tuple(self._read(tensor) for tensor in given)
+        number = self._counter.number
+        versions = {id(tensor): tensor._version for tensor in given}  # noqa: SLF001 - there is no public name for it
+        output = func(*constants[0], **constants[1])
+        if not self._counter.finish(func, args, output):
+            return output
+        results = [args[0]] if func.__name__ == "__setitem__" else list(tensors_in(output))
+        # One that is handed back as it was, by dropout in evaluation, was not changed.
+        in_place = any(versions.get(id(result), result._version) != result._version for result in results)  # noqa: SLF001
+        outputs = tuple(self._value(result, number, operands) for result in results)
+        if in_place:
+            for index in outputs:
+                self._written[_memory(self.trace.values[index].tensor)] = index
+        self.trace.steps.append(Step(number, func, args, kwargs, operands, outputs, in_place, output))
+        return output
+
+    @contextmanager
+    def modules(self) -> Iterator[None]:
+        """Note which modules run, by hooks that are not on the model and are removed again."""
+        handles = []
+        try:
+            handles.append(register_module_forward_pre_hook(self._enter))
+            handles.append(register_module_forward_hook(self._leave, always_call=False))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if threading.get_ident() == self._thread and module in self._names:
+            inputs = tuple(self._values_of(arguments))
+            call = ModuleCall(module, self._names[module], self._counter.number, inputs=inputs)
+            self._open.append(call)
+            self.trace.calls.append(call)
+
+    def _leave(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        del arguments
+        if threading.get_ident() != self._thread or module not in self._names:
+            return
+        while self._open:
+            call = self._open.pop()
+            call.last, call.outputs = self._counter.number, tuple(self._values_of(output))
+            if call.module is module:
+                break
+
+    def _values_of(self, given: Any) -> Iterator[int]:
+        for tensor in tensors_in(given):
+            if self._counter.depends(tensor):
+                yield self._read(tensor)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where a tensor's numbers are."""
+    try:
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - this question is no call of the model's
+            return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse, quantised, meta
+        return id(tensor)
