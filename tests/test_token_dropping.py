@@ -26,7 +26,8 @@ SAME = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def subject_of(model: nn.Module, images: Tensor) -> Subject:
-    return Subject(model, find_anatomy(model), images)
+    network = evaluation_copy(model)
+    return Subject(network, find_anatomy(network), images)
 
 
 def some_patches(count: int, images: int = 2, seed: int = 0) -> Tensor:
