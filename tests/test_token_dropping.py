@@ -19,6 +19,7 @@ from small_models import CLASSES, PATCHES, golden_model, random_images, small_vi
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.subject import Subject
+from vitreous.tape.evaluation_copy import evaluation_copy
 
 GOLDEN = Path(__file__).parent / "golden" / "skipplus_true_token_masking.npz"
 # Float64 and the same operations; sums over another number of tokens are cut into other pieces.

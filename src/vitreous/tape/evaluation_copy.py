@@ -1,10 +1,10 @@
 """Running a model in evaluation mode without touching it: a copy of its modules that shares its weights.
 
-Switching a model's flags and switching them back has three faults: an interrupt in between leaves them switched, another
-thread that trains the model trains without dropout meanwhile, and several users of one model have to be counted. So
-nothing is switched. A model that is in evaluation mode already runs as it is. Of any other one the modules are copied,
-with ``training`` off: a module is a dictionary of attributes, and its parameters, buffers and other values stay the same
-objects, so that a copy takes less time than a layer. There is nothing to restore when the run ends.
+Switching a model's flags and switching them back has three faults: an interrupt in between leaves them switched,
+another thread that trains the model trains without dropout meanwhile, and several users of one model have to be
+counted. So nothing is switched. A model that is in evaluation mode already runs as it is. Of any other one the modules
+are copied, with ``training`` off: a module is a dictionary of attributes, and its parameters, buffers and other values
+stay the same objects. There is nothing to restore when the run ends.
 
 Intercepting functions such as dropout would not be enough: stochastic depth, distillation heads and gradient
 checkpointing ask ``self.training`` in Python. A property ``training`` on ``nn.Module`` that depends on the thread would
@@ -152,7 +152,7 @@ class _Copies:
         return attributes
 
     def _hooks(self, hooks: dict[Any, Any]) -> dict[Any, Any]:
-        """Hooks are the user's own, and get the module as an argument; only methods of the modules themselves change."""
+        """Hooks are the user's own and get the module as an argument; only methods of the modules themselves change."""
         changed = {
             number: self.of(hook) for number, hook in list(hooks.items()) if isinstance(hook, MethodType | partial)
         }
@@ -178,14 +178,17 @@ class _Copies:
             if _same(items, before):
                 return value
             return kind(*items) if hasattr(value, "_fields") else kind(items)
+        return self._reference(value)
+
+    def _reference(self, value: Any) -> Any:
         if isinstance(value, MethodType):
             parts = (self.of(value.__func__), self.of(value.__self__))
             return value if _same(parts, (value.__func__, value.__self__)) else MethodType(*parts)
-        if isinstance(value, partial):
-            return self._partial(value)
         if isinstance(value, weakref.ref):
             target = value()
             return value if self.of(target) is target else weakref.ref(self.of(target))
+        if isinstance(value, partial):
+            return self._partial(value)
         return self._function(value) if isinstance(value, FunctionType) else value
 
     def _dictionary(self, value: dict[Any, Any]) -> dict[Any, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import _C, Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
@@ -68,7 +68,9 @@ class Interception(TorchFunctionMode):
     ) -> None:
         while self._hooks:
             self._hooks.pop().remove()
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        # torch takes a mode from its stack while it is told of a call, and an interrupt may have kept it from coming back.
+        if any(mode is self for mode in function_modes()):
+            super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -102,6 +104,11 @@ class Interception(TorchFunctionMode):
     def belongs_to(self, thread: int) -> bool:
         """Whether that thread listens."""
         return self._thread == thread
+
+
+def function_modes() -> list[Any]:
+    """The modes that this thread's calls of torch are told to, the innermost last."""
+    return [_C._get_function_stack_at(place) for place in range(_C._len_torch_function_stack())]  # noqa: SLF001
 
 
 def hooks_of_this_thread() -> list[tuple[int, dict[int, Any]]]:

@@ -8,6 +8,10 @@ with the state in which it was called.
 The state is restored twice, by two nested ``with`` statements: an interrupt that keeps the first from its work lets the
 second do it, and one that comes during the second finds it done. Restoring is comparing and setting, so that it does
 no harm to do it again.
+
+An interrupt inside the exit of a context manager that is a generator leaves the generator suspended, and the traceback
+keeps it alive: when that is dropped, at any time later, the rest of the generator runs and changes torch's state once
+more. So the frames of an interrupt's traceback are cleared first. Errors keep theirs, for debuggers.
 """
 
 from __future__ import annotations
@@ -16,12 +20,14 @@ import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from traceback import clear_frames
+from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 import torch
 from torch import _C
 
-from vitreous.tape.interception import hooks_of_this_thread
+from vitreous.tape.interception import function_modes, hooks_of_this_thread
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -29,7 +35,7 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def leaves_torch_as_it_was(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Make a function restore torch's state whatever ends it; it runs outside inference mode, where graphs can be made."""
+    """Make a function restore torch's state, whatever ends it; it runs outside inference mode, as graphs have to."""
 
     @wraps(function)
     def wrapper(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
@@ -55,7 +61,7 @@ class _TorchState:
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
-        self._modes = _function_modes()
+        self._modes = function_modes()
         self._autocast = _autocast()
         self._hooks = {number for number, _ in hooks_of_this_thread()}
         self._inference: torch.inference_mode | None = None
@@ -68,11 +74,15 @@ class _TorchState:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None and not issubclass(kind, Exception):
+            clear_frames(trace)
         for number, hooks in hooks_of_this_thread():
             if number not in self._hooks:
                 hooks.pop(number, None)
-        if _function_modes() != self._modes:
+        if function_modes() != self._modes:
             while _C._len_torch_function_stack():  # noqa: SLF001 - there is no public name for the stack of modes
                 _C._pop_torch_function_stack()  # noqa: SLF001
             for mode in self._modes:
@@ -94,10 +104,6 @@ class _TorchState:
             torch.autocast_decrement_nesting()
         if nesting == 0:  # otherwise weights that were cast now would be used when they have been trained
             torch.clear_autocast_cache()
-
-
-def _function_modes() -> list[Any]:
-    return [_C._get_function_stack_at(place) for place in range(_C._len_torch_function_stack())]  # noqa: SLF001
 
 
 def _autocast() -> tuple[list[tuple[bool, torch.dtype]], bool, int]:
