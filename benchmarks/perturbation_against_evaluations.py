@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous.anatomy import find_anatomy
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 
 AT_ONCE = 16
 
@@ -51,16 +51,16 @@ def main() -> None:
     torch.manual_seed(0)
     model = timm.create_model(options.model).eval()
     pictures = torch.randn(AT_ONCE, 3, *model.pretrained_cfg["input_size"][1:])
-    subject = Subject(model, find_anatomy(model), pictures)
-    patches = subject.layout.patches
+    runner = ModelRunner(model, pictures)
+    patches = runner.layout.patches
 
     def deletion_curve() -> None:
         for percent in range(0, 100, 10):
             kept = torch.stack([torch.randperm(patches)[: patches - percent * patches // 100] for _ in pictures])
-            subject.logits_of_kept(pictures, kept)
+            runner.logits_of_kept(pictures, kept)
 
-    ratio = ratio_in_turn(lambda: subject.logits(pictures), lambda: bare(model, pictures, AT_ONCE), 2 * options.repeats)
-    print(f"{'Subject.logits':42} {ratio:.2f}")
+    ratio = ratio_in_turn(lambda: runner.logits(pictures), lambda: bare(model, pictures, AT_ONCE), 2 * options.repeats)
+    print(f"{'ModelRunner.logits':42} {ratio:.2f}")
     ratio = ratio_in_turn(deletion_curve, lambda: bare(model, pictures, 10 * AT_ONCE), options.repeats)
     print(f"{'deletion curve, tokens dropped':42} {ratio:.2f}")
     image = pictures[:1]

@@ -41,7 +41,7 @@ from vitreous.benchmark.tasks.erasing import erased_logits, find_orders
 from vitreous.datasets import open_dataset
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.protocols import find_protocol
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 
 Row = dict[str, Any]
 
@@ -59,14 +59,14 @@ def row_of(measured: str, against: str, ratio: float, wanted: str | None = None,
 
 def batch_of(model: nn.Module, images: Tensor, maps: Tensor) -> Batch:
     """Photos with one map each."""
-    subject = Subject(model, find_anatomy(model), images, black=images.new_full((images.shape[1],), -1.0))
-    logits = subject.logits(images)
+    runner = ModelRunner(model, images, black=images.new_full((images.shape[1],), -1.0))
+    logits = runner.logits(images)
     pictures = tuple(Picture(f"{number}", int(row.argmax()), len(row)) for number, row in enumerate(logits))
     given = {
         Case(number, "random"): {picture.predicted: map_}
         for number, (picture, map_) in enumerate(zip(pictures, maps, strict=True))
     }
-    return Batch(None, subject, pictures, logits, given)
+    return Batch(None, runner, pictures, logits, given)
 
 
 def orders_of(batch: Batch) -> object:

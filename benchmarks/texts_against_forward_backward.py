@@ -24,7 +24,7 @@ from vitreous.cost import cost_of
 from vitreous.errors import VitreousError
 from vitreous.explaining import answer_with, find_recipes
 from vitreous.methods import list_methods
-from vitreous.tape.inputs import Texts
+from vitreous.inputs.model_input import Texts
 from vitreous.targets import find_targets
 
 SIZES = {

@@ -30,7 +30,7 @@ from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.tasks.batch import Batch, Case, Picture
 from vitreous.benchmark.tasks.erasing import find_orders
 from vitreous.benchmark.tasks.keeping import Kept, kept_logits
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 
 PERCENT = range(0, 100, 10)
 
@@ -46,20 +46,20 @@ class Curves:
 
     def __init__(self, model: nn.Module, images: Tensor, maps: Tensor) -> None:
         self.model, self.images, self.maps = model, images, maps
-        self.subject = Subject(model, find_anatomy(model), images)
-        self.patches = self.subject.layout.patches
+        self.runner = ModelRunner(model, images)
+        self.patches = self.runner.layout.patches
         self.kept = [self.patches - percent * self.patches // 100 for percent in PERCENT]
 
     def dropped(self) -> Tensor:
         """As an evaluation asks: whole photos first, then what is left of them."""
-        logits = self.subject.logits(self.images)
+        logits = self.runner.logits(self.images)
         pictures = tuple(Picture(f"{number}", 0, logits.shape[1]) for number in range(len(self.images)))
         found = {
             Case(photo, f"{number}"): {0: map_}
             for photo, maps in enumerate(self.maps)
             for number, map_ in enumerate(maps)
         }
-        batch = Batch(None, self.subject, pictures, logits, found)
+        batch = Batch(None, self.runner, pictures, logits, found)
         orders = find_orders(batch, [(case, 0) for case in found])
         return kept_logits(batch, orders, [Kept("bottom", count) for count in self.kept])
 
@@ -78,7 +78,7 @@ class Curves:
     @torch.no_grad()
     def painted(self) -> Tensor:
         """All tokens, some of them of grey patches; all ratios of a curve at once."""
-        rows, columns = self.subject.layout.grid
+        rows, columns = self.runner.layout.grid
         curves = []
         for image, map_ in self._curves():
             stay = self._stay(map_).view(-1, 1, rows, columns).to(image.dtype)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vitreous.anatomy import find_anatomy
 from vitreous.methods import Row, View
 from vitreous.spelling import parse
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 from vitreous.tape import Plan, record
 
 
@@ -32,11 +32,11 @@ class Recorded:
         anatomy = find_anatomy(model)
         plan = Plan(anatomy.depth, parse(spelling).needs(anatomy.depth))
         self.context = record(model, anatomy, images, plan)
-        self.subject = Subject(model, anatomy, images)
+        self.runner = ModelRunner(model, images)
 
     def __enter__(self) -> View:
         tape = self.context.__enter__()
-        return View(tape, {}, tape.logits.argmax(1), self.subject)
+        return View(tape, {}, tape.logits.argmax(1), self.runner)
 
     def __exit__(self, *error: object) -> None:
         self.context.__exit__(*error)

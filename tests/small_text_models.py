@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from torch import Tensor, nn
 
 from vitreous.explaining import Answer, answer_with, find_recipes
-from vitreous.tape.inputs import Texts
+from vitreous.inputs.model_input import Texts
 from vitreous.targets import find_targets
 
 PAD, CLS, SEP, MASK, UNKNOWN = range(5)

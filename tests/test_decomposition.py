@@ -18,7 +18,7 @@ from literal import forward
 from recorded import Recorded, whole_matrix
 from small_models import golden_model, largest_difference, random_images, small_case, small_vit
 from vitreous.anatomy import find_anatomy
-from vitreous.anatomy.norms import linear_norm
+from vitreous.architecture.norms import linear_norm
 from vitreous.errors import UnsupportedModelError
 from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.speed.timing import one_thread

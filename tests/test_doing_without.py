@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from small_models import PATCHES, random_images, small_vit
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 from vitreous.tape import doing_without
 
 # Float64 and the same operations; sums over another number of tokens are cut into other pieces.
@@ -20,8 +20,8 @@ SAME = {"rtol": 1e-12, "atol": 1e-12}
 COUNTS = (3, 9)  # of 16 patches; 9 of them could be a grid of their own
 
 
-def subject_of(model: nn.Module, images: Tensor) -> Subject:
-    return Subject(model, find_anatomy(model), images)
+def subject_of(model: nn.Module, images: Tensor) -> ModelRunner:
+    return ModelRunner(model, images)
 
 
 def some_patches(count: int) -> Tensor:

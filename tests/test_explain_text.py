@@ -337,7 +337,7 @@ class TestLongTexts:
             lambda _, __, named: sizes.append(tuple(named["input_ids"].shape)), with_kwargs=True
         )
         monkeypatch.setattr("vitreous.text_explaining._TOKENS_AT_ONCE", 2 * (LONGEST - 2))
-        monkeypatch.setattr("vitreous.subject.TOKENS_AT_ONCE", 2 * LONGEST)
+        monkeypatch.setattr("vitreous.runner.TOKENS_AT_ONCE", 2 * LONGEST)
         try:
             apart = vitreous.explain_text(pair, given, methods, windows=True, **options)
         finally:

@@ -14,7 +14,7 @@ import vitreous
 from small_models import random_images, small_vit
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 
 TARGET = torch.tensor([3, 0])
 # Those that read A, its gradient, q and k, values and W_O, biases; rules that hold A constant or follow its scores.
@@ -117,7 +117,7 @@ def test_a_bias_for_every_head():
 def test_scores_of_heads_in_one_row_are_edited_alike():
     images, factors = random_images(), torch.rand(2, 17, dtype=torch.float64)
     found, expected = (
-        Subject(model, find_anatomy(model), images).logits_of_damped(images, factors)
+        ModelRunner(model, images).logits_of_damped(images, factors)
         for model in (with_attention(InOneRow), small_vit())
     )
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)  # float64, the same operations

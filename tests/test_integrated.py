@@ -14,7 +14,7 @@ from vitreous.methods.pixel_maps import patch_sums
 from vitreous.models import LoadedModel
 from vitreous.models.preprocessing import Preprocessing
 from vitreous.speed.timing import one_thread
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 
 # Both sides do the same arithmetic in float64 in another order: 1e-15 per step, some hundred steps.
 EXACT = 1e-10
@@ -172,7 +172,7 @@ SPELLINGS = [
 @pytest.mark.parametrize("at_once", [1, 3, 64])
 def test_maps_do_not_depend_on_how_many_images_run_together(model, images, at_once, monkeypatch):
     expected = vitreous.explain(model, images, SPELLINGS, TARGET).scores
-    monkeypatch.setattr(Subject, "at_once", at_once)
+    monkeypatch.setattr(ModelRunner, "at_once", at_once)
     found = vitreous.explain(model, images, SPELLINGS, TARGET).scores
     for spelling in SPELLINGS:
         assert largest_difference(found[spelling], expected[spelling]) < EXACT

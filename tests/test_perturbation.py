@@ -24,7 +24,7 @@ from vitreous.methods.rise import Rise
 from vitreous.methods.surrogate import Lime, coalitions
 from vitreous.methods.vitcx import VitCx, clusters, complete_linkage, enlarging_of
 from vitreous.spelling import parse
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 from vitreous.tape import Plan, record
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -43,12 +43,12 @@ SPELLINGS = (
 )
 
 
-def ask(procedure: Questioning, model: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, Subject]:
-    """The maps of all targets (batch, targets, ...), and the subject that was asked."""
+def ask(procedure: Questioning, model: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, ModelRunner]:
+    """The maps of all targets (batch, targets, ...), and the runner that was asked."""
     anatomy = find_anatomy(model)
-    subject = Subject(model, anatomy, images, targets)
+    runner = ModelRunner(model, images, targets)
     with record(model, anatomy, images, Plan(anatomy.depth, procedure.needs(0, anatomy.depth))) as tape:
-        return procedure.maps(View(tape, {}, targets[:, 0], subject)), subject
+        return procedure.maps(View(tape, {}, targets[:, 0], runner)), runner
 
 
 def two_classes() -> Tensor:
@@ -62,17 +62,17 @@ def test_rise_of_its_authors():
     stored = np.load(GOLDEN / "rise.npz")
     model, images = golden_model()
     procedure = Rise(keep=float(stored["p1"]), masks=torch.tensor(stored["masks"]))
-    found, subject = ask(procedure, model, images, torch.arange(10).expand(3, -1))
+    found, runner = ask(procedure, model, images, torch.arange(10).expand(3, -1))
     # Probabilities in float64.
     np.testing.assert_allclose(found.unflatten(-1, (32, 32)), stored["sal_all_classes"], rtol=0, atol=1e-8)
-    assert subject.evaluations == 3 * 60
+    assert runner.evaluations == 3 * 60
 
 
 def products_of_channels(model: nn.Module, images: Tensor) -> list[Tensor]:
     """Scalar products between the channels of every image, (channels, channels)."""
     anatomy, procedure = find_anatomy(model), VitCx()
     with record(model, anatomy, images, Plan(4, procedure.needs(0, 4))) as tape:
-        view = View(tape, {}, torch.zeros(len(images)), Subject(model, anatomy, images))
+        view = View(tape, {}, torch.zeros(len(images)), ModelRunner(model, images))
         return [enlarging_of(view).products(channels) for channels in procedure.channels(view)]
 
 
@@ -98,11 +98,11 @@ def test_vitcx_of_its_authors():
     order = [int(labels[ours == number][0]) for number in range(17)]
     targets = torch.tensor(np.stack([np.load(GOLDEN / "model.npz")[name][:1] for name in ("pred", "cls2")], axis=1))
     procedure = VitCx(noises=[torch.tensor(stored["noise_randn_0"])[order]])
-    found, subject = ask(procedure, model, images[:1], targets)
+    found, runner = ask(procedure, model, images[:1], targets)
     for number, name in enumerate(("pred", "cls2")):
         # Values of 1e-5 to 0.05, in float64.
         np.testing.assert_allclose(found[0, number], stored[f"{name}_vitcx_pixels"][0].ravel(), rtol=0, atol=1e-10)
-    assert subject.evaluations == 2 * 17
+    assert runner.evaluations == 2 * 17
 
 
 # Peers ----------------------------------------------------------------------------------------------------------------
@@ -145,14 +145,14 @@ def test_kernel_shap_of_all_sets_is_shapleys_definition(by):
     model, images, target = few_patches(columns=3)
     spelling = f"kernel_shap:budget=63,by={by}"
     found = vitreous.explain(model, images, spelling, target).scores[spelling]
-    subject, pixels = Subject(model, find_anatomy(model), images), patch_of_pixel((2, 3), (16, 24)).view(16, 24)
+    runner, pixels = ModelRunner(model, images), patch_of_pixel((2, 3), (16, 24)).view(16, 24)
     worth = {}
     for size in range(7):
         for chosen in itertools.combinations(range(6), size):
             if by == "paint":
-                logits = subject.logits(images * torch.isin(pixels, torch.tensor(chosen)))
+                logits = runner.logits(images * torch.isin(pixels, torch.tensor(chosen)))
             else:
-                logits = subject.logits_of_kept(images, torch.tensor([chosen, chosen], dtype=torch.int64))
+                logits = runner.logits_of_kept(images, torch.tensor([chosen, chosen], dtype=torch.int64))
             worth[frozenset(chosen)] = logits.softmax(1).gather(1, target[:, None])[:, 0]
     for patch in range(6):
         expected = sum(
@@ -261,23 +261,23 @@ def test_pami_with_one_patch_is_what_the_patch_adds_to_a_picture_of_zeros():
 def test_shapley_values_add_up_to_what_all_patches_achieve(spelling):
     model, images, target = small_vit(), random_images(), two_classes()[:, 0]
     found = vitreous.explain(model, images, spelling, target).scores[spelling].sum(dim=1)
-    subject = Subject(model, find_anatomy(model), images)
+    runner = ModelRunner(model, images)
     if "drop" in spelling:
-        nothing = subject.logits_of_kept(images, torch.zeros(2, 0, dtype=torch.int64))
+        nothing = runner.logits_of_kept(images, torch.zeros(2, 0, dtype=torch.int64))
     else:
-        nothing = subject.logits(torch.zeros_like(images))
-    gain = subject.logits(images).softmax(1) - nothing.softmax(1)
+        nothing = runner.logits(torch.zeros_like(images))
+    gain = runner.logits(images).softmax(1) - nothing.softmax(1)
     torch.testing.assert_close(found, gain.gather(1, target[:, None])[:, 0], **SOLVED)
 
 
 def test_hsic_is_its_definition_written_out():
     model, images, targets = small_vit(), random_images(), two_classes()
     kept = torch.rand(30, PATCHES, generator=seeded(1)) < 0.5
-    found, subject = ask(Hsic(kept=kept), model, images, targets)
+    found, runner = ask(Hsic(kept=kept), model, images, targets)
     pixels = kept[:, patch_of_pixel((4, 4), (32, 32))].view(-1, 1, 32, 32)
     centring = torch.eye(30, dtype=torch.float64) - 1 / 30
     for image, number in itertools.product(range(2), range(2)):
-        values = subject.logits(images[image] * pixels)[:, targets[image, number]]
+        values = runner.logits(images[image] * pixels)[:, targets[image, number]]
         distance = (values[:, None] - values).abs()
         width = distance[~torch.eye(30, dtype=torch.bool)].median()
         output = (-(distance**2) / (2 * width**2)).exp()
@@ -304,23 +304,23 @@ def test_occlusion_by_dropping_is_the_loss_of_the_dropped_patches():
     model, images, target = small_vit(), random_images(), two_classes()[:, 0]
     spelling = "occlusion:by=drop,of=logit"
     found = vitreous.explain(model, images, spelling, target).scores[spelling]
-    subject = Subject(model, find_anatomy(model), images)
+    runner = ModelRunner(model, images)
     for patch in range(PATCHES):
         others = torch.tensor([number for number in range(PATCHES) if number != patch]).expand(2, -1)
-        lost = subject.logits(images) - subject.logits_of_kept(images, others)
+        lost = runner.logits(images) - runner.logits_of_kept(images, others)
         torch.testing.assert_close(found[:, patch], lost.gather(1, target[:, None])[:, 0], **SAME)
 
 
 def test_rise_by_dropped_tokens_is_the_weighted_mean_of_its_masks():
     model, images, target = small_vit(), random_images(), two_classes()[:, 0]
-    subject = Subject(model, find_anatomy(model), images)
+    runner = ModelRunner(model, images)
     kept = blocks_of_patches(20, 3, 0.4, (4, 4), seeded(5))
     spelling = "rise:budget=20,cells=3,keep=0.4,seed=5,by=drop"
     found = vitreous.explain(model, images, spelling, target).scores[spelling]
     for image in range(2):
         expected = torch.zeros(PATCHES, dtype=torch.float64)
         for mask in kept:
-            said = subject.logits_of_kept(images[image : image + 1], torch.where(mask)[0][None])
+            said = runner.logits_of_kept(images[image : image + 1], torch.where(mask)[0][None])
             expected += said.softmax(1)[0, target[image]] * mask / (20 * 0.4)
         torch.testing.assert_close(found[image], expected, **SAME)
 
@@ -433,11 +433,11 @@ def test_atman_within_a_budget_suppresses_squares():
     model, images, target = small_vit(), random_images(), two_classes()[:, 0]
     spelling = "atman:budget=4,of=logit,similarity=2,factor=0.8"
     found = vitreous.explain(model, images, spelling, target).scores[spelling].view(2, 4, 4)
-    subject = Subject(model, find_anatomy(model), images)
+    runner = ModelRunner(model, images)
     for row, column in itertools.product((0, 2), (0, 2)):
         factor = torch.ones(2, 5, 4, dtype=torch.float64)
         factor[:, 1 + row : 3 + row, column : column + 2] = 0.2  # a row for the class token in front, mostly cut off
-        lost = subject.logits(images) - subject.logits_of_damped(images, factor.flatten(1)[:, 3:])
+        lost = runner.logits(images) - runner.logits_of_damped(images, factor.flatten(1)[:, 3:])
         for patch in found[:, row : row + 2, column : column + 2].flatten(1).T:
             torch.testing.assert_close(patch, lost.gather(1, target[:, None])[:, 0], **SAME)
 
@@ -522,11 +522,11 @@ def test_a_budget_is_kept_exactly(spelling, evaluations):
 
 def test_vitcx_counts_two_evaluations_for_each_mask():
     model, images = small_vit(), random_images(1)
-    _, subject = ask(VitCx(), model, images, torch.tensor([[0]]))
+    _, runner = ask(VitCx(), model, images, torch.tensor([[0]]))
     (products,) = products_of_channels(model, images)
     count = len(clusters(products, 0.1, None).unique())
     assert 1 < count < 24
-    assert subject.evaluations == 2 * count
+    assert runner.evaluations == 2 * count
 
 
 @pytest.mark.parametrize(
@@ -615,7 +615,7 @@ def test_a_patch_map_can_be_propagated(name):
     anatomy, target = find_anatomy(model), torch.zeros(2, dtype=torch.int64)
     propagate = parse("raw_attention.propagate").propagate
     with record(model, anatomy, images, Plan(anatomy.depth, propagate.needs(anatomy.depth))) as tape:
-        expected = propagate.apply(View(tape, {}, target, Subject(model, anatomy, images)), scores[plain])
+        expected = propagate.apply(View(tape, {}, target, ModelRunner(model, images)), scores[plain])
     torch.testing.assert_close(scores[spread], expected, **SAME)
     assert not torch.allclose(scores[spread], scores[plain])
 

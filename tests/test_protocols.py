@@ -206,7 +206,7 @@ class TestRunsThatGoOn:
         @method("fails_on_the_dark", values=("tokens",))
         def fails_on_the_dark(view, layer):
             scores = view.tokens(layer).sum(-1)
-            if bool((view.subject.images == -1).flatten(1).all(dim=1).any()):
+            if bool((view.runner.images == -1).flatten(1).all(dim=1).any()):
                 raise MethodError("too dark")
             return scores
 

@@ -17,7 +17,7 @@ from vitreous.benchmark.tasks.task import MissingAnnotationError
 from vitreous.benchmark.tasks.thresholds import ClassSegmentation, ThresholdSearch
 from vitreous.metrics.thresholds import half_of
 from vitreous.protocols import find_protocol
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 
 
 def value(metric, rows) -> float:
@@ -27,12 +27,12 @@ def value(metric, rows) -> float:
 
 def batch_of(pictures: list[Picture], maps: list[dict[int, np.ndarray]]) -> tuple[Batch, list[Case]]:
     cases = [Case(number, "given") for number in range(len(pictures))]
-    subject = Subject(
+    runner = ModelRunner(
         torch.nn.Identity(), Anatomy("Identity", (), batch_first=True), torch.zeros(len(pictures), 3, 32, 32)
     )
     tensors = [{known: as_tensor(map_) for known, map_ in each.items()} for each in maps]
     logits = torch.zeros(len(pictures), pictures[0].classes)
-    return Batch(None, subject, tuple(pictures), logits, dict(zip(cases, tensors, strict=True))), cases
+    return Batch(None, runner, tuple(pictures), logits, dict(zip(cases, tensors, strict=True))), cases
 
 
 class TestThresholds:

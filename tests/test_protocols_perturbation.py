@@ -19,7 +19,7 @@ from vitreous.benchmark.tasks.batch import Batch, Case, Picture
 from vitreous.benchmark.tasks.erasing import erased_logits, find_orders, ranks
 from vitreous.benchmark.tasks.pixel_perturbation import AreaBetweenCurves, ErasingAccuracy, ErasingProbability
 from vitreous.protocols import find_protocol
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics_chefer_perturbation.npz"
 
@@ -38,8 +38,8 @@ class Scaled(nn.Module):
 def batch_of(model: nn.Module, images: torch.Tensor, maps: dict[str, torch.Tensor], labels=None, black=None) -> Batch:
     """Photos with given maps, one per method and photo, the same for every class."""
     black = images.new_full((images.shape[1],), -1.0) if black is None else black
-    subject = Subject(model, find_anatomy(model), images, black=black)
-    logits = subject.logits(images)
+    runner = ModelRunner(model, images, black=black)
+    logits = runner.logits(images)
     labels = logits.argmax(dim=1) if labels is None else labels
     pictures = tuple(
         Picture(f"{number}", int(row.argmax()), len(row), label=int(label))
@@ -50,7 +50,7 @@ def batch_of(model: nn.Module, images: torch.Tensor, maps: dict[str, torch.Tenso
         for method, each in maps.items()
         for number, map_ in enumerate(each)
     }
-    return Batch(None, subject, pictures, logits, given)
+    return Batch(None, runner, pictures, logits, given)
 
 
 class TestGolden:
@@ -133,10 +133,10 @@ def test_maps_of_patches_are_enlarged_bilinearly():
 class TestNothingTwice:
     def evaluations(self, maps, tasks):
         batch = batch_of(small_vit(), random_images(2), maps)
-        before = batch.subject.evaluations
+        before = batch.runner.evaluations
         for task in tasks:
             task.measure(batch, list(batch.maps))
-        return batch.subject.evaluations - before
+        return batch.runner.evaluations - before
 
     def random_maps(self, seed):
         return torch.rand(2, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

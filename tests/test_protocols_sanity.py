@@ -170,7 +170,7 @@ class TestFaithfulness:
                 erased = images[number].clone()
                 row, column = divmod(patch, 4)
                 erased[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = -1.0
-                maps[number, patch] = batch.logits[number, target] - batch.subject.logits(erased[None])[0, target]
+                maps[number, patch] = batch.logits[number, target] - batch.runner.logits(erased[None])[0, target]
         maps = maps.view(2, 4, 4)
         return batch_of(model, images, {"true": maps, "opposite": -maps, "empty": 0 * maps})
 
@@ -196,15 +196,15 @@ class TestFaithfulness:
                 y, x = (8 * place for place in divmod(int(patch), 4))
                 erased[..., y : y + 8, x : x + 8] = -1.0
             sums.append(sum(float(scores[0].flatten()[patch]) for patch in drawn))
-            falls.append(float(batch.logits[0, target] - batch.subject.logits(erased)[0, target]))
+            falls.append(float(batch.logits[0, target] - batch.runner.logits(erased)[0, target]))
         expected = np.corrcoef(sums, falls)[0, 1]
         assert row["faithfulness_correlation"] == pytest.approx(expected, abs=1e-9)  # float64, other batches
 
     def test_the_model_is_asked_once_for_all_methods(self):
         batch = self.batch()
-        before = batch.subject.evaluations
+        before = batch.runner.evaluations
         Faithfulness(subsets=20).measure(batch, list(batch.maps))
-        assert batch.subject.evaluations - before == 2 * 20
+        assert batch.runner.evaluations - before == 2 * 20
 
 
 def test_a_run_from_photos_to_rows():

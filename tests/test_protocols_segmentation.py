@@ -15,7 +15,7 @@ from vitreous.benchmark.tasks.batch import Batch, Case, Picture, enlarged
 from vitreous.benchmark.tasks.localisation import Localisation
 from vitreous.benchmark.tasks.segmentation import AveragePrecision, Segmentation
 from vitreous.protocols import find_protocol
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -25,12 +25,12 @@ def batch_of(maps: torch.Tensor, masks: np.ndarray, **known) -> tuple[Batch, lis
     size = masks.shape[-1]
     pictures = tuple(Picture(f"{number}", 0, 1000, mask=mask, **known) for number, mask in enumerate(masks))
     cases = [Case(number, "given") for number in range(len(maps))]
-    subject = Subject(
+    runner = ModelRunner(
         torch.nn.Identity(), Anatomy("Identity", (), batch_first=True), torch.zeros(len(maps), 3, size, size)
     )
     every_class = [dict.fromkeys(range(10), map_) for map_ in maps]
     return Batch(
-        None, subject, pictures, torch.zeros(len(maps), 1000), dict(zip(cases, every_class, strict=True))
+        None, runner, pictures, torch.zeros(len(maps), 1000), dict(zip(cases, every_class, strict=True))
     ), cases
 
 

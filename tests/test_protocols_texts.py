@@ -29,7 +29,7 @@ from vitreous.datasets import Review
 from vitreous.errors import UnsupportedModelError
 from vitreous.metrics.text import token_f1
 from vitreous.protocols import find_protocol
-from vitreous.tape.inputs import Texts
+from vitreous.inputs.model_input import Texts
 
 MOVIES, RATIONALES = find_protocol("eraser-movies"), find_protocol("eraser-movies-rationales")
 METHODS = ["gae", "decompx"]

@@ -24,7 +24,7 @@ from vitreous.benchmark.tasks.sanity import Concentration
 from vitreous.benchmark.tasks.token_masking import InfluenceDeletion, InsertionDeletion
 from vitreous.metrics import sparseness
 from vitreous.protocols import find_protocol
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 
 GOLDEN = Path(__file__).parent / "golden" / "skipplus_true_token_masking.npz"
 PERCENT = range(10, 100, 10)
@@ -139,7 +139,7 @@ def test_patches_of_all_methods_and_photos_are_asked_about_once_and_together():
     maps["same"] = maps["one"].clone()
     batch = batch_of(model, random_images(3), maps)
     # The layout, and whether patches can be dropped, are found by runs of their own.
-    batch.subject.logits_of_kept(random_images(1), torch.tensor([[0]]))
+    batch.runner.logits_of_kept(random_images(1), torch.tensor([[0]]))
     with model.blocks[0].register_forward_pre_hook(lambda _, given: lengths.append(tuple(given[0].shape[:2]))):
         InsertionDeletion().measure(batch, list(batch.maps))
         InsertionDeletion().measure(batch, list(batch.maps))
@@ -209,10 +209,10 @@ class TestOneLogit:
             towards = model if photo.label == 1 else opposite
             scores = vitreous.explain(towards, image, "gae", target=0).scores["gae"]
             order = scores.argsort(descending=True, stable=True)
-            subject = Subject(towards, find_anatomy(towards), image)
-            whole = subject.logits(image).sigmoid().item()
+            runner = ModelRunner(towards, image)
+            whole = runner.logits(image).sigmoid().item()
             for percent in PERCENT:
-                left = subject.logits_of_kept(image, order[:, percent * order.shape[1] // 100 :]).sigmoid().item()
+                left = runner.logits_of_kept(image, order[:, percent * order.shape[1] // 100 :]).sigmoid().item()
                 # Probabilities in float64.
                 assert row[f"deletion_drop_{percent}"] == pytest.approx(whole - left, abs=1e-9)
 

@@ -26,7 +26,7 @@ from vitreous.speed.timing import one_thread, seconds_of, time_in_turn
 from vitreous.speed.yardsticks import CountedLimit, Limit, Plain, limit_of
 from vitreous.spelling import parse
 from vitreous.tape import PIXELS, unite
-from vitreous.tape.evaluation_copy import frozen_copy
+from vitreous.architecture.evaluation_copy import frozen_copy
 
 CPU = torch.device("cpu")
 DEPTH = 4

@@ -18,17 +18,17 @@ from torch.overrides import _get_current_function_mode_stack
 from small_models import CLASSES, PATCHES, golden_model, random_images, small_vit
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
-from vitreous.subject import Subject
-from vitreous.tape.evaluation_copy import evaluation_copy
+from vitreous.tape.runner import ModelRunner
+from vitreous.architecture.evaluation_copy import evaluation_copy
 
 GOLDEN = Path(__file__).parent / "golden" / "skipplus_true_token_masking.npz"
 # Float64 and the same operations; sums over another number of tokens are cut into other pieces.
 SAME = {"rtol": 1e-12, "atol": 1e-12}
 
 
-def subject_of(model: nn.Module, images: Tensor) -> Subject:
+def subject_of(model: nn.Module, images: Tensor) -> ModelRunner:
     network = evaluation_copy(model)
-    return Subject(network, find_anatomy(network), images)
+    return ModelRunner(network, images)
 
 
 def some_patches(count: int, images: int = 2, seed: int = 0) -> Tensor:
@@ -52,11 +52,11 @@ class TestGolden:
         stored = np.load(GOLDEN)
         model, _ = golden_model()
         images = torch.tensor(stored["images"])
-        subject = subject_of(model, images)
+        runner = subject_of(model, images)
         ranked = torch.tensor(stored["scores"])[:, 1:].argsort(dim=1, descending=True)
         count = percent * 16 // 100
         for kept, name in ((ranked[:, :count], "topratio"), (ranked[:, count:], "nratio")):
-            found = subject.logits_of_kept(images, kept)
+            found = runner.logits_of_kept(images, kept)
             # Logits of order 1 in float64.
             np.testing.assert_allclose(found, stored[f"{name}_{percent}_logits"], rtol=0, atol=1e-9)
             assert (stored[f"{name}_{percent}_ntok"] == kept.shape[1] + 1).all()
@@ -72,11 +72,11 @@ class TestGolden:
 def test_the_blocks_see_the_kept_tokens_only(count):
     model, images = small_vit(), random_images()
     kept = some_patches(count)
-    subject = subject_of(model, images)
-    subject.logits_of_kept(images, some_patches(3))  # the first runs find the layout and whether patches can be dropped
+    runner = subject_of(model, images)
+    runner.logits_of_kept(images, some_patches(3))  # the first runs find the layout and whether patches can be dropped
     lengths = []
     hooks = [block.register_forward_hook(lambda _, given, __: lengths.append(given[0].shape)) for block in model.blocks]
-    found = subject.logits_of_kept(images, kept)
+    found = runner.logits_of_kept(images, kept)
     for hook in hooks:
         hook.remove()
     assert lengths == [(2, 1 + count, 24)] * len(model.blocks)
@@ -85,11 +85,11 @@ def test_the_blocks_see_the_kept_tokens_only(count):
 
 def test_which_patches_are_kept_is_a_set():
     model, images = small_vit(), random_images()
-    subject = subject_of(model, images)
+    runner = subject_of(model, images)
     kept = some_patches(9)
-    assert torch.equal(subject.logits_of_kept(images, kept), subject.logits_of_kept(images, kept.flip(1)))
+    assert torch.equal(runner.logits_of_kept(images, kept), runner.logits_of_kept(images, kept.flip(1)))
     everything = some_patches(PATCHES)
-    assert torch.equal(subject.logits_of_kept(images, everything), subject.logits(images))
+    assert torch.equal(runner.logits_of_kept(images, everything), runner.logits(images))
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_a_model_that_counts_its_tokens_gets_the_same_by_hiding_them():
     images, kept = random_images(), some_patches(6)
     plain, counting = small_vit(), small_vit(attn_layer=CountsTokens)
     counting.load_state_dict(plain.state_dict())
-    subject = subject_of(counting, images)
+    runner = subject_of(counting, images)
     expected = subject_of(plain, images).logits_of_kept(images, kept)
     for _ in range(2):  # the second time it is known
-        torch.testing.assert_close(subject.logits_of_kept(images, kept), expected, **SAME)
-    assert subject._cannot_drop
-    assert subject.evaluations == 4
+        torch.testing.assert_close(runner.logits_of_kept(images, kept), expected, **SAME)
+    assert runner._cannot_drop
+    assert runner.evaluations == 4
 
 
 def test_a_mixer_cannot_do_without_a_patch():
@@ -155,55 +155,55 @@ def test_bare_evaluations_are_the_models_own_in_evaluation_mode_and_without_hook
     model.train()
     listening = []
     model.blocks[0].register_forward_hook(lambda *_: listening.append(len(_get_current_function_mode_stack())))
-    subject = subject_of(model, images)
-    found = subject.logits(images)
+    runner = subject_of(model, images)
+    found = runner.logits(images)
     assert torch.equal(found, expected)
     assert not found.requires_grad
     assert listening == [0]
     assert all(module.training for module in model.modules())
-    assert subject.evaluations == 2
+    assert runner.evaluations == 2
 
 
 def test_many_images_are_asked_in_batches_and_counted():
     model = small_vit(depth=1)
     images = random_images(5)
-    subject = subject_of(model, images)
+    runner = subject_of(model, images)
     sizes = []
     model.blocks[0].register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
-    many = images.repeat(subject.batch // 4, 1, 1, 1)
-    found = subject.logits(many)
-    assert sizes == [subject.batch, len(many) - subject.batch]
+    many = images.repeat(runner.batch // 4, 1, 1, 1)
+    found = runner.logits(many)
+    assert sizes == [runner.batch, len(many) - runner.batch]
     # Other batch sizes sum in another order.
-    torch.testing.assert_close(found[-5:], subject.logits(images), rtol=1e-10, atol=1e-12)
-    assert subject.evaluations == len(many) + 5
+    torch.testing.assert_close(found[-5:], runner.logits(images), rtol=1e-10, atol=1e-12)
+    assert runner.evaluations == len(many) + 5
 
 
 def test_a_callers_autocast_holds_when_the_model_is_asked_again():
     model, images = small_vit(dtype=torch.float32), random_images(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        subject = subject_of(model, images)
+        runner = subject_of(model, images)
         expected = model(images)
     assert expected.dtype == torch.bfloat16
-    assert torch.equal(subject.logits(images), expected)
+    assert torch.equal(runner.logits(images), expected)
 
 
 @pytest.mark.parametrize("question", ["logits_of_kept", "logits_of_damped"])
 def test_everything_is_restored_after_an_exception_inside_the_model(question):
     model, images = small_vit().train(), random_images()
-    subject = subject_of(model, images)
+    runner = subject_of(model, images)
     given = some_patches(5) if question == "logits_of_kept" else torch.rand(2, 1 + PATCHES, dtype=torch.float64)
-    first = getattr(subject, question)(images, given)
+    first = getattr(runner, question)(images, given)
 
     def fail(*_: object) -> None:
         raise LookupError("in the middle")
 
     hook = model.blocks[2].register_forward_hook(fail)
     with pytest.raises(LookupError, match="in the middle"):
-        getattr(subject, question)(images, given)
+        getattr(runner, question)(images, given)
     assert_nothing_listens()
     assert all(module.training for module in model.modules())
     hook.remove()
-    assert torch.equal(getattr(subject, question)(images, given), first)
+    assert torch.equal(getattr(runner, question)(images, given), first)
 
 
 def test_threads_that_drop_other_patches_of_the_same_model_do_not_see_each_other():
@@ -215,10 +215,10 @@ def test_threads_that_drop_other_patches_of_the_same_model_do_not_see_each_other
     start = threading.Barrier(len(choices))
 
     def ask(number: int) -> None:
-        subject = subject_of(model, images)
+        runner = subject_of(model, images)
         start.wait()
         for _ in range(10):
-            found[number].append(subject.logits_of_kept(images, choices[number]))
+            found[number].append(runner.logits_of_kept(images, choices[number]))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(choices))]
     for thread in threads:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitreous.anatomy import find_anatomy
 from vitreous.methods import View
 from vitreous.spelling import Recipe, parse
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 from vitreous.tape import Plan, record
 
 
@@ -22,7 +22,7 @@ def opened(model: nn.Module, images: Tensor, spelling: str, target: Tensor) -> I
     needs = recipe.needs(anatomy.depth)
     with record(model, anatomy, images, Plan(anatomy.depth, needs)) as tape:
         gradients = {each: tape.backward(each, target, part) for each, part in needs.gradients.items()}
-        yield recipe, View(tape, gradients, target, Subject(model, anatomy, images))
+        yield recipe, View(tape, gradients, target, ModelRunner(model, images))
 
 
 def all_token_scores(model: nn.Module, images: Tensor, spelling: str, target: Tensor | int) -> tuple[Tensor, Tensor]:

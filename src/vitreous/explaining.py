@@ -8,12 +8,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
+from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
 from vitreous.cautions import warn_caller
 from vitreous.compiling import compiled
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError, MethodError, RefusedMethodsError
 from vitreous.explanation import Explanation
+from vitreous.inputs.model_input import Inputs, Rows
 from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel
@@ -23,14 +25,12 @@ from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe, parse
-from vitreous.subject import Subject
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
-from vitreous.tape.evaluation_copy import evaluation_copy, run_in_evaluation
-from vitreous.tape.inputs import Inputs, Rows
 from vitreous.tape.relevance_listener import NOT_FOLLOWED
 from vitreous.tape.rulebook import RULES
-from vitreous.tape.torch_state import leaves_torch_as_it_was
+from vitreous.tape.runner import ModelRunner
 from vitreous.targets import Target, Targets, find_targets
+from vitreous.torch_state import leaves_torch_as_it_was
 
 Found = TypeVar("Found")
 
@@ -190,17 +190,25 @@ def answer_with(
         black: what the model gets for a black pixel, where that is known.
         bare: the model in another form, for evaluations of which nothing is recorded.
     """
-    anatomy = find_anatomy(network)
-    needs = {recipe.spelling: recipe.needs(anatomy.depth) for recipe in recipes}
-    with record(network, anatomy, inputs, Plan(anatomy.depth, unite(needs.values()))) as tape:
+    architecture = find_architecture(network, inputs)
+    needs = {recipe.spelling: recipe.needs(architecture.depth) for recipe in recipes}
+    with record(network, architecture, inputs, Plan(architecture.depth, unite(needs.values()))) as tape:
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
         targets = choose(tape.logits)
         if tape.layout.alike or len(inputs) == 1:
-            subject = Subject(network, anatomy, inputs, targets.classes, black, _layout=tape.layout, _bare=bare)
-            scores = _scores(tape, subject, recipes, needs, targets.classes)
+            runner = ModelRunner(
+                network,
+                inputs,
+                targets.classes,
+                black,
+                _architecture=tape.architecture,
+                _layout=tape.layout,
+                _bare=bare,
+            )
+            scores = _scores(tape, runner, recipes, needs, targets.classes)
             shaped = {name: maps if targets.several else maps[:, 0] for name, maps in scores.items()}
-            return Answer(tape.logits, targets, tape.layout, shaped, anatomy.name, anatomy.scale)
+            return Answer(tape.logits, targets, tape.layout, shaped, architecture.name, architecture.scale)
     # The head reads other tokens of each image, so that no row of a matrix is every image's.
     one_by_one = [slice(image, image + 1) for image in range(len(inputs))]
     return answer_in_portions(network, inputs, recipes, targets, one_by_one, black, bare)
@@ -283,7 +291,7 @@ def _check_parts(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> 
         open_ones = [name for name, reason in found.items() if reason == NOT_FOLLOWED]
         untried = f"Methods that were not tried: {', '.join(open_ones)}. " if open_ones else ""
         raise RefusedMethodsError(
-            f"{refused} cannot explain {tape.anatomy.name}: {reasons[refused]}. {untried}"
+            f"{refused} cannot explain {tape.architecture.name}: {reasons[refused]}. {untried}"
             f"Methods that work on it: {', '.join(serving) or 'none'}",
             reasons,
         )
@@ -305,14 +313,14 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
 
 
 def _missing_attention(tape: Tape, needs: Needs) -> str | None:
-    anatomy, unseen = tape.anatomy, tape.unseen_attention
-    if needs.uses_attention and not anatomy.has_attention:
-        return "no attention part was found in its blocks by name"
-    if needs.biases and unseen and not anatomy.has_attention:
-        return "no attention part was found in its blocks by name, and biases may act across tokens and belong to none"
+    architecture, unseen = tape.architecture, tape.unseen_attention
+    if needs.uses_attention and not architecture.has_attention:
+        return "its blocks do not attend"
+    if needs.biases and unseen and not architecture.has_attention:
+        return "its blocks do not attend, and biases may act across tokens and belong to none"
     # A rule other than the plain one has to take hold of the attention, also where nothing is read from it.
     takes_hold = needs.uses_attention or needs.rules - {"plain"}
-    if takes_hold and unseen and anatomy.has_attention:
+    if takes_hold and unseen and architecture.has_attention:
         return (
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
@@ -328,9 +336,9 @@ def _missing_attention(tape: Tape, needs: Needs) -> str | None:
 
 def _unclear_attention(tape: Tape, needs: Needs) -> str | None:
     """What blocks have besides one attention."""
-    repeated, unknown = tape.repeated_attention, tape.unknown_products
-    if needs.uses_attention and repeated:
-        return f"it attends more than once in its block {min(repeated)}, so that no one A is the block's"
+    other, unknown = tape.other_attention, tape.unknown_products
+    if needs.uses_attention and other is not None:
+        return other
     if needs.rules - {"plain"} and unknown:
         return (
             f"in its block {min(unknown)} tokens are multiplied with each other, or weighed by a softmax, in a way "
@@ -346,14 +354,12 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
             "gradient (convention=skipplus reads the tokens in front of it)"
         )
     for layer in needs.norms:
-        if tape.anatomy.blocks[layer].first_norm is None or layer in tape.unseen_norms:
+        if tape.architecture.blocks[layer].first_norm is None or layer in tape.unseen_norms:
             return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
     for layer in needs.halves:
-        block = tape.anatomy.blocks[layer]
+        block = tape.architecture.blocks[layer]
         if block.first_norm is None or block.second_norm is None:
             return f"the norm between attention and feed-forward part of block {layer} was not found"
-        if layer in tape.misplaced_norms:
-            return f"the first norm of block {layer} does not get the block's input, so it is no pre-norm block"
     return None
 
 
@@ -361,15 +367,15 @@ def _norms_get_no_gradient(tape: Tape, needs: Needs) -> bool:
     """Whether gradients are wanted behind the last attention, where no patch reaches the output any more."""
     last = tape.depth - 1
     wanted = any(last in part.norms for part in needs.gradients.values())
-    return wanted and tape.layout.reads_prefix_only and tape.anatomy.blocks[last].norm_place == "post"
+    return wanted and tape.layout.reads_prefix_only and tape.architecture.blocks[last].norm_place == "post"
 
 
 def _scores(
-    tape: Tape, subject: Subject, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor
+    tape: Tape, runner: ModelRunner, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor
 ) -> dict[str, Tensor]:
     """Scores (batch, k, patches) of every method, one backward pass per rule, objective and target."""
     found: dict[str, list[Tensor]] = {recipe.spelling: [] for recipe in recipes}
-    parts = parts_of(tape, subject)
+    parts = parts_of(tape, runner)
     for number, target in enumerate(targets.unbind(dim=1)):
         # A method whose map does not depend on the class is asked once.
         asked = [recipe for recipe in recipes if number == 0 or recipe.info.class_specific]

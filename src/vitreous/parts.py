@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from vitreous.inputs.model_input import Texts
 from vitreous.methods import View
 from vitreous.spelling import Recipe
-from vitreous.subject import Subject
 from vitreous.tape import Gradients, Pass, Tape
-from vitreous.tape.inputs import Texts
+from vitreous.tape.runner import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -25,27 +25,27 @@ class Part:
     Attributes:
         rows: which ones; ``None`` for all of them.
         tape: their run.
-        subject: the model with their input.
+        runner: the model with their input.
     """
 
     rows: Tensor | None
     tape: Tape
-    subject: Subject
+    runner: ModelRunner
 
     def view(self, gradients: Mapping[Pass, Gradients], target: Tensor) -> View:
         """What a method sees of them; gradients and target are those of the whole batch."""
         if self.rows is None:
-            return View(self.tape, gradients, target, self.subject)
+            return View(self.tape, gradients, target, self.runner)
         cut = {backward: found.cut(self.rows, self.tape.layout.tokens) for backward, found in gradients.items()}
-        return View(self.tape, cut, target[self.rows], self.subject)
+        return View(self.tape, cut, target[self.rows], self.runner)
 
 
-def parts_of(tape: Tape, subject: Subject) -> list[Part]:
+def parts_of(tape: Tape, runner: ModelRunner) -> list[Part]:
     """All rows of a batch, in as few parts as have no padding inside."""
-    texts = subject.inputs
+    texts = runner.inputs
     if not isinstance(texts, Texts) or bool((texts.lengths == texts.tokens).all()):
-        return [Part(None, tape, subject)]
-    return [Part(rows, tape.cut(rows, length), subject.cut(rows, length)) for length, rows in texts.by_length()]
+        return [Part(None, tape, runner)]
+    return [Part(rows, tape.cut(rows, length), runner.cut(rows, length)) for length, rows in texts.by_length()]
 
 
 def scores_of(recipe: Recipe, views: Iterable[tuple[Part, View]], batch: int, patches: int) -> Tensor:

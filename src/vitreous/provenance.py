@@ -31,7 +31,7 @@ def collect_provenance(
         methods: Method spellings, as asked for.
         model: The name the model was loaded by.
         model_class: The qualified name of the model's class.
-        family: The model family whose anatomy was found.
+        family: The model's class.
         fingerprint: A hash of the model, its weights included, where it is known.
         **details: Anything else worth recording; JSON values only.
     """

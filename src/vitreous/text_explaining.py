@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.cautions import warn_caller
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError
@@ -19,12 +19,11 @@ from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.outputs import scale_of
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe
-from vitreous.subject import Subject
-from vitreous.tape.evaluation_copy import run_in_evaluation
-from vitreous.tape.torch_state import leaves_torch_as_it_was
+from vitreous.tape.runner import ModelRunner
 from vitreous.targets import Target, Targets, find_targets, part_of
 from vitreous.text_explanation import TextExplanation
 from vitreous.texts import Reader, ReadText
+from vitreous.torch_state import leaves_torch_as_it_was
 
 TextModel = str | LoadedTextModel | tuple[nn.Module, Any]
 # Texts are run together as long as they have no more tokens than this with their padding: about as many as 16 pictures
@@ -192,7 +191,7 @@ def _answer(
     if len(portions) == 1:
         return answer_with(network, reader.inputs(batch.rows), recipes, choose)
     windows = reader.inputs(batch.rows)
-    targets = choose(Subject(network, find_anatomy(network), windows).logits(windows))
+    targets = choose(ModelRunner(network, windows).logits(windows))
     return answer_in_portions(network, windows, recipes, targets, portions)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import InputError, UnsupportedModelError
-from vitreous.tape.inputs import Texts
+from vitreous.inputs.model_input import Texts
 
 _BLANKS = "▁Ġ"  # how SentencePiece and byte-level tokenizers write the blank in front of a word
 # The characters that BERT takes apart: unified ideographs with extensions A to F, and those for compatibility.

@@ -20,7 +20,7 @@ from torch.overrides import _get_current_function_mode_stack
 import vitreous
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 from whole_maps import all_token_scores
 
 DEPTH = 3
@@ -312,26 +312,26 @@ class FamilyChecks:
 
     def test_dropped_patches_leave_what_hidden_ones_leave(self, case: Family, monkeypatch: pytest.MonkeyPatch) -> None:
         model, images = case.model(), case.images()
-        subject = Subject(model, find_anatomy(model), images)
+        runner = ModelRunner(model, images)
         before = state_of(model)
         generator = torch.Generator().manual_seed(5)
         for count in (1, case.patches // 2, case.patches - 1):
             # Another choice for each image, and not in the picture's order.
             kept = torch.stack([torch.randperm(case.patches, generator=generator)[:count] for _ in range(BATCH)])
             expected = logits_with_hidden_patches(case, model, images, kept, monkeypatch)
-            found = subject.logits_of_kept(images, kept)
+            found = runner.logits_of_kept(images, kept)
             torch.testing.assert_close(found, expected, **case.agrees)
-            assert not torch.allclose(found, subject.logits(images), rtol=1e-3, atol=1e-3)  # they made a difference
-        assert not subject._cannot_drop  # really dropped, not hidden at full cost
+            assert not torch.allclose(found, runner.logits(images), rtol=1e-3, atol=1e-3)  # they made a difference
+        assert not runner._cannot_drop  # really dropped, not hidden at full cost
         # What serves models that cannot be run on fewer tokens gives the same.
-        subject._cannot_drop = True
-        torch.testing.assert_close(subject.logits_of_kept(images, kept), expected, **case.agrees)
+        runner._cannot_drop = True
+        torch.testing.assert_close(runner.logits_of_kept(images, kept), expected, **case.agrees)
         assert state_of(model) == before
         assert_nothing_listens()
 
     def test_damped_attention_is_damped_in_every_block(self, case: Family, monkeypatch: pytest.MonkeyPatch) -> None:
         model, images = case.model(), case.images()
-        subject = Subject(model, find_anatomy(model), images)
+        runner = ModelRunner(model, images)
         generator = torch.Generator().manual_seed(6)
         factors = torch.rand(BATCH, case.prefix + case.patches, dtype=torch.float64, generator=generator)
 
@@ -344,7 +344,7 @@ class FamilyChecks:
         with monkeypatch.context() as patch:
             patch.setattr(hooked, "attention_matrix", attention_matrix)
             expected = logits_of(reference.model(images)).detach()
-        found = subject.logits_of_damped(images, factors)
+        found = runner.logits_of_damped(images, factors)
         torch.testing.assert_close(found, expected, **case.agrees)
-        assert not torch.allclose(found, subject.logits(images), rtol=1e-3, atol=1e-3)
+        assert not torch.allclose(found, runner.logits(images), rtol=1e-3, atol=1e-3)
         assert_nothing_listens()

@@ -54,13 +54,14 @@ class AttentionCall:
         score_step: the step that gives q kᵀ.
         score_axes: its axes: the query first.
         query_first: whether the query is its first operand.
-        softmax_step: the step whose output are the weights.
-        softmax_input: the step that gave the scores to the softmax.
+        softmax_step: the step whose output are the weights; of a softmax that is written out, its division.
         score_steps: what was done to q kᵀ on the way to the softmax; ``None`` where that is more than scaling it,
             adding constants and hiding.
         plain_weights: whether what the softmax gives is what the values are multiplied with (heads may be mixed, or
             weights left out, in between).
-        first_step: the step by which its queries, keys or values begin to differ from the tokens.
+        entering_step: the step that gives what enters the softmax.
+        own_steps: the steps between q kᵀ and the product with the values.
+        heads_first: whether, in one row of batch x head, all images of a head come before the next head's.
     """
 
     spelling: Spelling
@@ -77,6 +78,115 @@ class AttentionCall:
     softmax_step: int = -1
     score_steps: tuple[ScoreStep, ...] | None = None
     plain_weights: bool = True
+    entering_step: int = -1
+    own_steps: frozenset[int] = frozenset()
+    heads_first: bool = False
+
+    def query_arrangement(self) -> Arrangement:
+        """How q lies in q kᵀ."""
+        assert self.score_axes is not None
+        query, key = self._score_letters()
+        return Arrangement(self.score_axes.left, (query, self.score_axes.contracted), self._ahead(key), self.heads_first)
+
+    def key_arrangement(self) -> Arrangement:
+        """How k lies in q kᵀ."""
+        assert self.score_axes is not None
+        _, key = self._score_letters()
+        return Arrangement(self.score_axes.right, (key, self.score_axes.contracted), self._ahead(key), self.heads_first)
+
+    def score_arrangement(self) -> Arrangement:
+        """How q kᵀ lies."""
+        assert self.score_axes is not None
+        query, key = self._score_letters()
+        return Arrangement(self.score_axes.output, (query, key), self._ahead(key), self.heads_first)
+
+    def weight_arrangement(self) -> Arrangement:
+        """How A lies in the product with the values."""
+        assert self.value_axes is not None
+        query, channel = self._value_letters()
+        ahead = self._value_ahead(query, channel)
+        return Arrangement(self.value_axes.left, (query, self.value_axes.contracted), ahead, self.heads_first)
+
+    def value_arrangement(self) -> Arrangement:
+        """How v lies in that product."""
+        assert self.value_axes is not None
+        query, channel = self._value_letters()
+        ahead = self._value_ahead(query, channel)
+        return Arrangement(self.value_axes.right, (self.value_axes.contracted, channel), ahead, self.heads_first)
+
+    def output_arrangement(self) -> Arrangement:
+        """How O lies."""
+        assert self.value_axes is not None
+        query, channel = self._value_letters()
+        ahead = self._value_ahead(query, channel)
+        return Arrangement(self.value_axes.output, (query, channel), ahead, self.heads_first)
+
+    def _score_letters(self) -> tuple[str, str]:
+        assert self.score_axes is not None
+        axes = self.score_axes
+        key = next(letter for letter in reversed(axes.right) if letter in axes.output and letter not in axes.left)
+        query = next(letter for letter in reversed(axes.left) if letter in axes.output and letter not in axes.right)
+        return query, key
+
+    def _ahead(self, key: str) -> str:
+        assert self.score_axes is not None
+        query, _ = self._score_letters()
+        return "".join(letter for letter in self.score_axes.output if letter not in (query, key))
+
+    def _value_letters(self) -> tuple[str, str]:
+        assert self.value_axes is not None
+        axes = self.value_axes
+        channel = next(letter for letter in reversed(axes.right) if letter in axes.output and letter not in axes.left)
+        query = next(letter for letter in reversed(axes.left) if letter in axes.output and letter not in axes.right)
+        return query, channel
+
+    def _value_ahead(self, query: str, channel: str) -> str:
+        assert self.value_axes is not None
+        return "".join(letter for letter in self.value_axes.output if letter not in (query, channel))
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Where a tensor of an attention product has its images, heads, tokens and channels.
+
+    Attributes:
+        axes: its axes, by letters.
+        last: the two axes that come last in (batch, head, ., .).
+        ahead: all others that the product has, in order.
+        heads_first: whether, in one axis of batch x head, all images of a head come before the next head's.
+    """
+
+    axes: str
+    last: tuple[str, str]
+    ahead: str
+    heads_first: bool
+
+    def arrange(self, tensor: Tensor, batch: int) -> Tensor | None:
+        """The tensor as (batch, head, ., .); ``None`` where its other axes are not images and heads."""
+        ordered = to_letters(tensor, self.axes, self.ahead + "".join(self.last))
+        sizes = ordered.shape[:-2]
+        if len(sizes) == 2:
+            if sizes[0] == batch or (sizes[0] == 1 and sizes[1] != batch):
+                return ordered
+            return ordered.transpose(0, 1) if sizes[1] in (1, batch) else None
+        if len(sizes) != 1 or (sizes[0] % batch and sizes[0] != 1):
+            return None
+        if sizes[0] in (1, batch):
+            return ordered[:, None]
+        if self.heads_first:
+            return ordered.unflatten(0, (-1, batch)).transpose(0, 1)
+        return ordered.unflatten(0, (batch, -1))
+
+    def restore(self, arranged: Tensor, batch: int, shape: torch.Size) -> Tensor:
+        """A tensor of (batch, head, ., .) as the product itself has it, in its own ``shape``."""
+        if len(self.ahead) == 1:
+            flat = arranged.transpose(0, 1) if self.heads_first and arranged.shape[1] > 1 else arranged
+            ordered = flat.flatten(0, 1)
+        else:
+            first = shape[self.axes.index(self.ahead[0])] if self.ahead[0] in self.axes else 1
+            ordered = arranged if first == batch else arranged.transpose(0, 1)
+        order = self.ahead + "".join(self.last)
+        return ordered.permute([order.index(letter) for letter in self.axes])
 
 
 def find_attention(trace: Trace) -> list[AttentionCall]:
@@ -238,6 +348,8 @@ class _Scores:
             origin.softmax,
             steps,
             self._plain(origin, place),
+            trace.values[origin.entered].step if origin.softmax >= 0 else -1,
+            self._own_steps(origin, place),
         )
 
     def _query_first(self, score: Step, axes: Axes, origin: _Origin, queries: int, keys: int) -> bool:
@@ -272,6 +384,12 @@ class _Scores:
                 return None
             found.append(ScoreStep(step.number, kind))
         return tuple(found)
+
+    def _own_steps(self, origin: _Origin, weights: int) -> frozenset[int]:
+        """The steps between q kᵀ and the product with the values."""
+        start = self._trace.values[self._trace.steps[origin.product].outputs[0]]
+        between = self._trace.between(start, self._trace.values[weights])
+        return frozenset(step.number for step in between) - {origin.product}
 
     def _plain(self, origin: _Origin, weights: int) -> bool:
         """Whether nothing but aliases stands between softmax and values."""
@@ -312,20 +430,6 @@ def _takes_off_maximum(trace: Trace, step: Step) -> bool:
     while (maker := trace.maker(taken)) is not None and maker.operation in {*ALIAS, "getitem"}:
         taken = trace.values[maker.operands[0]]
     return maker is not None and maker.operation in {"amax", "max"}
-
-
-def canonical(tensor: Tensor, axes: str, last_two: str, batch_axes: str, batch: int) -> Tensor | None:
-    """A tensor of an attention product as (batch, head, ., .); ``None`` where its rows are not batch x head."""
-    ordered = to_letters(tensor, axes, batch_axes + last_two)
-    ahead = ordered.shape[:-2]
-    if len(ahead) == 2 and ahead[0] in (1, batch):
-        return ordered
-    rows = torch.Size(ahead).numel()
-    if rows == batch and len(ahead) == 1:
-        return ordered[:, None]
-    if rows % batch == 0 and len(ahead) in (1, 2):
-        return ordered.reshape(batch, -1, *ordered.shape[-2:])
-    return None
 
 
 def makes(trace: Trace, call: AttentionCall) -> Value:

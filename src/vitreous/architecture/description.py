@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -80,12 +80,14 @@ class Norm:
         output: what it gave.
         step: the step, where it is a single one.
         module: the module that did it, where one did.
+        identity: whether there is none: the branch starts at the stream as it is.
     """
 
     input: Point
     output: Point
     step: int | None = None
     module: nn.Module | None = None
+    identity: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,12 @@ class Projection:
     Attributes:
         step: the linear layer.
         scales: steps behind it that multiply with constants (LayerScale).
+        columns: which of its input channels each channel of each head is, (head, channel); ``None`` for their order.
     """
 
     step: int
     scales: tuple[int, ...] = ()
+    columns: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,7 @@ class Architecture:
         operations: what each step does; a run that does something else is another one.
         scale: what its outputs are, where its configuration says so.
         pooling: attention calls behind the stage that is read.
+        chosen: the stage that the caller chose, if one was.
     """
 
     name: str
@@ -191,7 +196,7 @@ class Architecture:
     in_place: frozenset[int] = frozenset()
     scale: Scale | None = None
     pooling: tuple[AttentionCall, ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    chosen: int | None = None
 
     @property
     def blocks(self) -> tuple[Block, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -72,6 +73,7 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         tuple(step.operation for step in trace.steps),
         frozenset(step.number for step in trace.steps if step.in_place),
         pooling=tuple(sorted((*pooling, *later), key=lambda call: call.output_step)),
+        chosen=stage,
     )
 
 
@@ -181,7 +183,7 @@ class _StageReader:
         place = self._norm_place(start, attending, writes, following)
         output = following if following is not None else self._last_output(last, place)
         first, second = self._norms(start, attending, writes, place, output)
-        calls = tuple(call for write in writes for call in write.attention)
+        calls = tuple(self._with_head_order(call) for write in writes for call in write.attention)
         call = calls[0] if len(calls) == 1 else None
         module = self._module(start, output)
         span = self._attention_span(start, first, calls)
@@ -212,7 +214,7 @@ class _StageReader:
         if moved_on and continued is not None and not self._same(continued, attending.result):
             return "post"
         ends = trace.maker(walk_back(trace, attending.branch, moves_numbers, scales))
-        if ends is not None and ends.operation in NORM and self._first_norm(start, attending) is None:
+        if ends is not None and ends.operation in NORM and _is_identity(self._first_norm(start, attending)):
             return "branch"
         return "pre"
 
@@ -264,6 +266,8 @@ class _StageReader:
         for source, made, step, module in self._norms_of(start):
             if linear is not None and any(trace.values[index].comes_from(made) for index in linear.operands):
                 return Norm(self._point(source), self._point(made), step, module)
+        if linear is not None and any(self._same(trace.values[index], start) for index in linear.operands):
+            return Norm(self._point(start), self._point(start), identity=True)
         return None
 
     def _norms(
@@ -306,10 +310,13 @@ class _StageReader:
         """The one linear map between O and the stream."""
         trace = self._trace
         heads, value = trace.values[call.output], write.branch
-        if call.spelling == "multi_head":
-            linear: int | None = call.output_step
-        else:
-            linear = None
+        if write.step.operation != "add" or write.step.kwargs:
+            return None
+        if walk_back(trace, write.skip, moves_numbers) is not walk_back(trace, write.source, moves_numbers):
+            return None  # the stream itself is scaled
+        inside = call.spelling == "multi_head"
+        linear: int | None = call.output_step if inside else None
+        mixed: Value | None = None
         scaling: list[int] = []
         while value is not heads:
             step = trace.maker(value)
@@ -329,13 +336,50 @@ class _StageReader:
                 value = parts[0]
             elif linear is None and linear_weight(step, self._depends(step)) is not None:
                 linear = step.number
-                source = value_of(trace, step)
-                if source is None:
+                mixed = value_of(trace, step)
+                if mixed is None:
                     return None
-                value = source
+                value = mixed
             else:
                 return None
-        return None if linear is None else Projection(linear, tuple(scaling))
+        if linear is None or inside:
+            return None if linear is None else Projection(linear, tuple(scaling), None)
+        columns = None if mixed is None else self._columns(call, heads, mixed)
+        return None if columns is None else Projection(linear, tuple(scaling), columns)
+
+    def _columns(self, call: AttentionCall, heads: Value, mixed: Value) -> Tensor | None:
+        """Which input channel of W_O each channel of each head is, (head, channel)."""
+        moved = replay(self._trace, heads, mixed)
+        if moved is None:
+            return None
+        places = torch.empty(heads.shape.numel(), dtype=torch.int64)
+        channels = torch.arange(mixed.shape[-1]).expand(mixed.shape)
+        places[moved.flatten()] = channels.flatten()
+        places = places.reshape(heads.shape)
+        if call.spelling == "written":
+            arranged = call.output_arrangement().arrange(places, self._trace.batch)
+        elif places.dim() == 3:
+            arranged = places.unflatten(0, (self._trace.batch, -1)) if len(places) % self._trace.batch == 0 else None
+        else:
+            arranged = places if places.dim() == 4 else None
+        return None if arranged is None else arranged[0, :, 0]
+
+    def _with_head_order(self, call: AttentionCall) -> AttentionCall:
+        """Find out, where heads and images lie along one axis, which of them come first."""
+        trace = self._trace
+        step = trace.steps[call.output_step]
+        rows = len(trace.values[call.output].shape) == 3
+        if call.spelling == "multi_head" or not rows or call.rows <= trace.batch or call.rows % trace.batch:
+            return call
+        for index in step.operands:
+            value = trace.values[index]
+            _, before = self._linear_before(value)
+            moved = None if before is None or before.shape[0] != trace.batch else replay(trace, before, value)
+            if moved is None or moved.dim() != 3 or len(moved) != call.rows:
+                continue
+            images = moved[:, 0, 0] // (before.shape.numel() // trace.batch)  # type: ignore[union-attr]
+            return replace(call, heads_first=bool(images[0] != images[1]))
+        return call
 
     def _value_map(self, call: AttentionCall, norm: Norm) -> ValueMap | None:
         """The rows of the linear layer that makes the values of the first norm's output."""
@@ -359,8 +403,16 @@ class _StageReader:
         moved = replay(trace, before, value)
         if moved is None:
             return None
-        width = before.shape[-1]
-        return ValueMap(linear.number, _channel_rows(moved, width, call))
+        heads = self._by_head(call, moved % before.shape[-1])
+        return None if heads is None else ValueMap(linear.number, heads[0, :, 0].flatten())
+
+    def _by_head(self, call: AttentionCall, values: Tensor) -> Tensor | None:
+        """A tensor that lies as the values of a call do, as (batch, head, token, channel)."""
+        if call.spelling == "written":
+            return call.value_arrangement().arrange(values, self._trace.batch)
+        if values.dim() == 3 and len(values) % self._trace.batch == 0:
+            return values.unflatten(0, (self._trace.batch, -1))
+        return values if values.dim() == 4 else None
 
     def _linear_before(self, value: Value) -> tuple[Step | None, Value | None]:
         """The linear layer whose output a value is a part of."""
@@ -396,20 +448,8 @@ class _StageReader:
         return found
 
 
-def _channel_rows(moved: Tensor, width: int, call: AttentionCall) -> Tensor:
-    """Which output channel of a linear layer every channel of every head is, (heads x channels,)."""
-    if call.value_axes is not None:
-        axes = call.value_axes
-        token, channel = axes.contracted, next(letter for letter in axes.right if letter not in axes.left)
-        order = [*(letter for letter in axes.batch if letter in axes.right), channel]
-        first = moved.select(axes.right.index(token), 0)
-        letters = axes.right.replace(token, "")
-        first = first.permute([letters.index(letter) for letter in order if letter in letters])
-    else:
-        first = moved.select(-2, 0)
-    rows = first % width
-    # Of one image: heads stand behind it, or in one row with it.
-    return rows.reshape(-1, rows.shape[-1])
+def _is_identity(norm: Norm | None) -> bool:
+    return norm is None or norm.identity
 
 
 def _channel_axis(trace: Trace, root: Value) -> int | None:

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from vitreous.architecture.evaluation_copy import originals_of, runs_an_original
+
 _RUNS = itertools.count(1)
 _MARK = "_vitreous_run"  # the number of the run in which a tensor was made from the model's input
 # The same operation as a function, a method, an operator and an in-place method.
@@ -233,10 +235,11 @@ class Tracer(TorchFunctionMode):
         self.trace = Trace(batch)
         self._counter = StepCounter()
         self._names = {module: name for name, module in model.named_modules(remove_duplicate=True)}
+        self._originals = originals_of(self._names)
         self._current: dict[int, int] = {}  # the value that a tensor holds now, by its identity
         self._written: dict[int, int] = {}  # by memory, the value that an in-place operation left there last
         self._open: list[ModuleCall] = []
-        self._thread = threading.get_ident()
+        self.traced_thread = threading.get_ident()
 
     def start(self, tensor: Tensor) -> None:
         """The model's input."""
@@ -303,7 +306,11 @@ class Tracer(TorchFunctionMode):
                 handle.remove()
 
     def _enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        if threading.get_ident() == self._thread and module in self._names:
+        if threading.get_ident() != self.traced_thread:
+            return
+        if module in self._originals:
+            raise runs_an_original(module)
+        if module in self._names:
             inputs = tuple(self._values_of(arguments))
             call = ModuleCall(module, self._names[module], self._counter.number, inputs=inputs)
             self._open.append(call)
@@ -311,7 +318,7 @@ class Tracer(TorchFunctionMode):
 
     def _leave(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         del arguments
-        if threading.get_ident() != self._thread or module not in self._names:
+        if threading.get_ident() != self.traced_thread or module not in self._names:
             return
         while self._open:
             call = self._open.pop()

@@ -8,17 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.material import Maps, Material
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, Picture
 from vitreous.datasets.sample import Sample
 from vitreous.explaining import black_pixel, explain_again
+from vitreous.inputs.model_input import FAILURES
 from vitreous.metrics.arrays import IGNORED
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
 from vitreous.pixels import find_pixels
 from vitreous.protocols.protocol import Resize
-from vitreous.subject import Subject
-from vitreous.tape.inputs import FAILURES
+from vitreous.tape.runner import ModelRunner
 
 
 class PhotoMaterial(Material):
@@ -33,14 +32,14 @@ class PhotoMaterial(Material):
 
     def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> PhotoBatch:
         pixels = torch.cat(list(prepared))
-        subject, logits = first_run(self._model, pixels)
+        runner, logits = first_run(self._model, pixels)
         # One logit for "yes" has two answers that can be right, and be explained; a value is explained as it is.
-        if logits.shape[1] == 1 and subject.scale != "value":
+        if logits.shape[1] == 1 and runner.scale != "value":
             # Kept for the next photos: of a model that is new, everything would have to be found out again.
             self._model = replace(self._model, model=TwoSided(self._model.model).eval())
-            subject, logits = first_run(self._model, pixels)
+            runner, logits = first_run(self._model, pixels)
         pictures = tuple(self._picture(sample, row) for sample, row in zip(samples, logits, strict=True))
-        return PhotoBatch(self._model, subject, pictures, logits, {})
+        return PhotoBatch(self._model, runner, pictures, logits, {})
 
     def maps(
         self, batch: PhotoBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
@@ -70,11 +69,11 @@ def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
     return preprocessing if resize == "model" else replace(preprocessing, resize="squash", resize_size=None)
 
 
-def first_run(model: LoadedModel, pixels: Tensor) -> tuple[Subject, Tensor]:
+def first_run(model: LoadedModel, pixels: Tensor) -> tuple[ModelRunner, Tensor]:
     """A model with photos, and what it says of them."""
-    subject = Subject(model.model, find_anatomy(model.model), pixels, black=black_pixel(model, pixels))
+    runner = ModelRunner(model.model, pixels, black=black_pixel(model, pixels))
     try:
-        return subject, subject.logits(pixels)
+        return runner, runner.logits(pixels)
     except FAILURES:
-        _ = subject.layout  # a recorded run says what is wrong with the photos, if it is they
+        _ = runner.layout  # a recorded run says what is wrong with the photos, if it is they
         raise

@@ -13,7 +13,8 @@ from typing import Any, Literal, TypedDict, get_args
 
 from torch import nn
 
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
+from vitreous.architecture.evaluation_copy import evaluation_copy
 from vitreous.benchmark.engines.local import threads_for
 from vitreous.benchmark.engines.watching import Watcher
 from vitreous.benchmark.labels import check_labels
@@ -42,7 +43,6 @@ from vitreous.paths import expanded
 from vitreous.plugin import load_plugins
 from vitreous.protocols import Protocol, find_protocol
 from vitreous.provenance import software_versions
-from vitreous.tape.evaluation_copy import evaluation_copy
 from vitreous.text_explaining import TextModel, find_text_model
 
 Engine = Literal["local", "ray"]
@@ -192,7 +192,7 @@ def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
 
 
 def _spellings(bench: Workbench, methods: Sequence[str], watcher: Watcher) -> tuple[str, ...]:
-    depth = find_anatomy(bench.model.model).depth
+    depth = find_architecture(bench.model.model, bench.model.example_input()).depth
 
     def expand(asked: Sequence[str]) -> list[str]:
         return bench.protocol.spellings(asked, depth)

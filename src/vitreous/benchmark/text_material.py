@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.label_outputs import label_outputs
 from vitreous.benchmark.material import Maps, Material
 from vitreous.benchmark.tasks.batch import Case, Passage, TextBatch
@@ -16,7 +15,7 @@ from vitreous.benchmark.tasks.wording import logits_of_rows
 from vitreous.datasets.sample import Review
 from vitreous.explaining import find_recipes
 from vitreous.models.text_models import LoadedTextModel
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 from vitreous.text_explaining import explain_read
 from vitreous.texts import ReadText, Word
 
@@ -39,8 +38,8 @@ class TextMaterial(Material):
         logits = logits_of_rows(model, rows)
         outputs = label_outputs(model, logits.shape[1])
         passages = tuple(_passage(*each, outputs) for each in zip(samples, prepared, logits, strict=True))
-        subject = Subject(model.model, find_anatomy(model.model), model.reader.inputs(rows))
-        return TextBatch(model, subject, passages, logits, {})
+        runner = ModelRunner(model.model, model.reader.inputs(rows))
+        return TextBatch(model, runner, passages, logits, {})
 
     def maps(
         self, batch: TextBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]

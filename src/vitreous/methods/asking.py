@@ -26,12 +26,12 @@ def responses(view: View, masks: Masks, by: By, quantity: Quantity) -> Tensor:
     Painted parts become 0, the mean colour of normalised pictures; dropped patches are really gone (only masks of whole
     patches can be dropped), and masks that keep equally many share batches.
     """
-    subject = view.subject
+    runner = view.runner
     if by == "paint":
         return ask_pairs(
             view,
             [torch.arange(len(masks))],
-            lambda image, mask: subject.logits(subject.images[image] * masks.pixels(mask).to(subject.images)),
+            lambda image, mask: runner.logits(runner.images[image] * masks.pixels(mask).to(runner.images)),
             quantity,
         )
     assert isinstance(masks, PatchMasks)
@@ -39,7 +39,7 @@ def responses(view: View, masks: Masks, by: By, quantity: Quantity) -> Tensor:
 
     def ask(image: Tensor, mask: Tensor) -> Tensor:
         patches = masks.kept[mask].nonzero()[:, 1].view(len(mask), -1)
-        return subject.logits_of_kept(subject.inputs[image], patches)
+        return runner.logits_of_kept(runner.inputs[image], patches)
 
     return ask_pairs(view, [torch.where(counts == count)[0] for count in sorted(set(counts.tolist()))], ask, quantity)
 
@@ -49,26 +49,26 @@ def ask_pairs(view: View, groups: Iterable[Tensor], ask: Ask, quantity: Quantity
 
     The masks of one group may be asked together; the groups have all masks between them.
     """
-    subject, targets = view.subject, all_targets(view)
-    batch = len(subject.inputs)
+    runner, targets = view.runner, all_targets(view)
+    batch = len(runner.inputs)
     groups = list(groups)
     found = exact(view.tape.logits).new_empty(batch, sum(map(len, groups)), targets.shape[1])
     for group in groups:
         image, mask = torch.arange(batch).repeat_interleave(len(group)), group.repeat(batch)
-        for images, masks in zip(*(torch.split(numbers, subject.batch) for numbers in (image, mask)), strict=True):
-            said = explained(exact(ask(images, masks)), quantity, subject.scale)
+        for images, masks in zip(*(torch.split(numbers, runner.batch) for numbers in (image, mask)), strict=True):
+            said = explained(exact(ask(images, masks)), quantity, runner.scale)
             found[images, masks] = said.gather(1, targets[images])
     return found
 
 
 def unperturbed(view: View, quantity: Quantity) -> Tensor:
     """What the model says of every target for the picture as it is, (batch, targets); this is on the tape."""
-    return explained(exact(view.tape.logits), quantity, view.subject.scale).gather(1, all_targets(view))
+    return explained(exact(view.tape.logits), quantity, view.runner.scale).gather(1, all_targets(view))
 
 
 def all_targets(view: View) -> Tensor:
     """The classes that a method will be asked for, (batch, targets): one evaluation of the model serves all of them."""
-    return view.target[:, None] if view.subject.targets is None else view.subject.targets
+    return view.target[:, None] if view.runner.targets is None else view.runner.targets
 
 
 class Questioning(Procedure):
@@ -83,7 +83,7 @@ class Questioning(Procedure):
 
     def map(self, view: View) -> Tensor:
         """The map of the view's target."""
-        memory = view.subject.memory
+        memory = view.runner.memory
         if self not in memory:
             memory[self] = self.maps(view)
         (column, *_) = torch.where((all_targets(view) == view.target[:, None]).all(dim=0))[0].tolist()

@@ -53,13 +53,13 @@ class AtMan(Questioning):
 
     def maps(self, view: View) -> Tensor:
         """What suppressing every patch, or the square that it lies in, costs."""
-        subject, squares = view.subject, windows_within(self._budget, view.layout.grid, 1, 1)
+        runner, squares = view.runner, windows_within(self._budget, view.layout.grid, 1, 1)
         single = self.factors(view)
         factors = torch.stack([single[:, square].amin(dim=1) for square in squares], dim=1)
         said = ask_pairs(
             view,
             [torch.arange(len(squares))],
-            lambda image, square: subject.logits_of_damped(subject.inputs[image], factors[image, square]),
+            lambda image, square: runner.logits_of_damped(runner.inputs[image], factors[image, square]),
             self._of,
         )
         return average_over(squares, unperturbed(view, self._of)[..., None] - said.mT)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous.anatomy.norms import LinearNorm
+from vitreous.architecture.norms import LinearNorm
 from vitreous.methods.linear_parts import value_without_bias
 from vitreous.methods.view import View
 from vitreous.tape import AttentionRecord
@@ -133,6 +133,6 @@ def contributions(view: View, layer: int, *, biases: bool, residual: bool) -> Co
     """
     value = view.value(layer) if biases else value_without_bias(view, layer)
     # W_O once per head: (head, tokens, head's channels) x (head, head's channels, channels).
-    carried = torch.matmul(value, view.heads_to_stream(layer).permute(1, 2, 0)).transpose(1, 2)
+    carried = torch.matmul(value, view.output_projection(layer).permute(1, 2, 0)).transpose(1, 2)
     vectors = torch.cat([carried, view.tokens(layer)[:, :, None]], dim=2) if residual else carried
     return Contributions(view.attention(layer), residual, (Group(vectors, None),))

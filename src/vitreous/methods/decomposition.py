@@ -69,7 +69,7 @@ class AttentionLength(LengthMatrix):
         if self.heads == "together":
             return contributions(view, layer, biases=True, residual=False).lengths
         attention = view.attention(layer)
-        lengths = projected_lengths(view.value(layer), view.heads_to_stream(layer))[:, :, None]
+        lengths = projected_lengths(view.value(layer), view.output_projection(layer))[:, :, None]
         return lambda rows: mean_over_heads(attention.rows(rows) * lengths)
 
 
@@ -161,7 +161,7 @@ class NearnessToAttended(Nearness):
     def parts_and_whole(self, view: View, layer: int) -> tuple[Contributions, Tensor]:
         """With the values' biases, as in ALTI's program."""
         parts = contributions(view, layer, biases=True, residual=True)
-        if view.tape.anatomy.blocks[layer].norm_place == "post":
+        if view.tape.architecture.blocks[layer].norm_place == "post":
             parts = _behind_following_norm(parts, view, layer)
         return parts, view.middle(layer)
 
@@ -173,7 +173,7 @@ def encoder_contributions(view: View, layer: int) -> Contributions:
     have it: y + N_2(y) without any bias. The deviations are the real tokens'.
     """
     _, second = norms(view, layer)
-    if view.tape.anatomy.blocks[layer].norm_place == "post":
+    if view.tape.architecture.blocks[layer].norm_place == "post":
         stream = contributions(view, layer, biases=True, residual=True)
         return _behind_following_norm(stream, view, layer).through(second, view.end(layer))
     stream = contributions(view, layer, biases=False, residual=True)
@@ -183,7 +183,7 @@ def encoder_contributions(view: View, layer: int) -> Contributions:
 def _behind_following_norm(stream: Contributions, view: View, layer: int) -> Contributions:
     """Behind the norm that reads the stream after attention: a post-norm block's first, a pre-norm block's second."""
     first, second = norms(view, layer)
-    following = first if view.tape.anatomy.blocks[layer].norm_place == "post" else second
+    following = first if view.tape.architecture.blocks[layer].norm_place == "post" else second
     return stream.through(following, view.attended(layer))
 
 

@@ -41,7 +41,7 @@ class Hsic(Questioning):
         """The dependence on every patch."""
         patches = view.layout.patches
         kept = balanced(self._budget, patches, seeded(self._seed)) if self._given is None else self._given
-        said = responses(view, PatchMasks(kept, view.layout, view.subject.size), self._by, self._of)
+        said = responses(view, PatchMasks(kept, view.layout, view.runner.size), self._by, self._of)
         signs = (2 * kept.to(said) - 1) / 2**0.5
         signs = signs - signs.mean(dim=0)
         return torch.stack(

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.inputs.model_input import Texts
 from vitreous.methods.pixel_maps import Resolution, ResolutionOption, input_scores
 from vitreous.methods.readout import Procedure, Readout, total
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun
 from vitreous.methods.view import View
 from vitreous.tape import PIXELS, GradientNeeds, Intervention, Needs, Pass
-from vitreous.tape.inputs import Texts
 
 Place = Literal["pixels", "tokens"]
 Baseline = Literal["zero", "black", "mean", "pad", "mask"]
@@ -48,7 +48,7 @@ class InputProcedure(Procedure):
 
     def input(self, view: View) -> Tensor:
         """The real input, (batch, channel, height, width) or (batch, tokens, channels)."""
-        return view.tokens(0) if self.of_tokens(view) else view.subject.images
+        return view.tokens(0) if self.of_tokens(view) else view.runner.images
 
     def gradients(self, view: View, inputs: Tensor) -> Tensor:
         """dy_c/d input at other inputs: (variations, batch, ...) -> the same shape."""
@@ -57,7 +57,7 @@ class InputProcedure(Procedure):
         needs = Needs(gradients={PLAIN: GradientNeeds(tokens=frozenset({layer}))})
         flat = inputs.flatten(0, 1)
         change = Intervention(0, flat.to(view.tape.tokens(0).dtype)) if of_tokens else None
-        with rerun(view, view.subject.inputs[:1] if of_tokens else flat, needs, change) as run:
+        with rerun(view, view.runner.inputs[:1] if of_tokens else flat, needs, change) as run:
             return run.token_gradient(PLAIN, layer).view_as(inputs)
 
     def scores(self, view: View, attributions: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def _along(values: Tensor, inputs: Tensor) -> Tensor:
 
 
 def _blank_texts(view: View, kind: Baseline) -> Texts:
-    texts = view.subject.inputs
+    texts = view.runner.inputs
     assert isinstance(texts, Texts)
     if kind not in texts.blanks:
         known = ", ".join(f"baseline={name}" for name in ("zero", *texts.blanks))
@@ -175,19 +175,19 @@ def _blank_texts(view: View, kind: Baseline) -> Texts:
 
 
 def _baseline(view: View, kind: Baseline) -> Tensor:
-    images = view.subject.images
+    images = view.runner.images
     if kind in {"pad", "mask"}:
         raise MethodError(f"baseline={kind} is a token of a text: for pictures there is zero, black and mean")
     if kind == "zero":
         return torch.zeros_like(images)
     if kind == "mean":
         return images.mean(dim=(2, 3), keepdim=True).expand_as(images)
-    if view.subject.black is None:
+    if view.runner.black is None:
         raise MethodError(
             "baseline=black needs a model whose preprocessing is known (a name, or pictures instead of a tensor); "
             "baseline=zero is 0 after normalisation, baseline=mean the mean colour of each picture"
         )
-    return view.subject.black.to(images).view(1, -1, 1, 1).expand_as(images)
+    return view.runner.black.to(images).view(1, -1, 1, 1).expand_as(images)
 
 
 At = Annotated[Place, "what counts as the input: the picture, or the first block's tokens (of a text always these)"]

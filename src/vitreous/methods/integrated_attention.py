@@ -81,9 +81,9 @@ def integrated_gradient_row(view: View, steps: int) -> Tensor:
     """mean_h of (the mean of dy_c/dA over pictures a x, a from 0 to 1)^+: the last attention's class token row.
 
     (batch, tokens). Where the head reads several tokens, their rows are averaged. Several methods end with it, so it is
-    found once for each target of a subject.
+    found once for each target of a runner.
     """
-    memory, key = view.subject.memory, (integrated_gradient_row, steps, tuple(view.target.tolist()))
+    memory, key = view.runner.memory, (integrated_gradient_row, steps, tuple(view.target.tolist()))
     if key in memory:
         return memory[key]
     total_gradient: list[Tensor] = []
@@ -154,7 +154,7 @@ class TokenwiseAttention(Feedback):
     def length_ratio(self, view: View, layer: int) -> Tensor:
         """||v_j W_O|| / ||x_j||, (batch, tokens)."""
         value = view.value(layer)
-        projected = torch.einsum("bhnk,dhk->bnd", value, view.heads_to_stream(layer).to(value.dtype))
+        projected = torch.einsum("bhnk,dhk->bnd", value, view.output_projection(layer).to(value.dtype))
         length = view.tokens(layer).norm(dim=-1)
         ratio: Tensor = projected.norm(dim=-1) / length.clamp_min(torch.finfo(length.dtype).tiny)
         return ratio

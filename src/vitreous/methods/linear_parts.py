@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitreous.anatomy.norms import LinearNorm, linear_norm
+from vitreous.architecture.norms import LinearNorm
 from vitreous.methods.view import View
 from vitreous.tape import Needs, Tape
 from vitreous.tape.half import exact
@@ -16,8 +16,7 @@ _ROUNDING = 0.05
 
 def norms(view: View, layer: int) -> tuple[LinearNorm, LinearNorm]:
     """The two norms of a block."""
-    block = view.tape.anatomy.blocks[layer]
-    first, second = linear_norm(block.first_norm), linear_norm(block.second_norm)
+    first, second = view.tape.linear_norms(layer)
     assert first is not None
     assert second is not None
     return first, second
@@ -33,7 +32,7 @@ def value_without_bias(view: View, layer: int) -> Tensor:
 
 def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
     """What a model lacks of the linear parts that are needed, in words."""
-    blocks = tape.anatomy.blocks
+    blocks = tape.architecture.blocks
     for layer in sorted(needs.projections):
         if not _leads_to_stream(tape, layer):
             return (
@@ -41,9 +40,12 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
                 "it gives is changed before it is added"
             )
     for layer in sorted(needs.linear_norms):
-        for norm in (blocks[layer].first_norm, blocks[layer].second_norm):
-            if norm is not None and linear_norm(norm) is None:
-                return f"{type(norm).__name__} in block {layer} is neither LayerNorm nor RMSNorm, so it is not linear"
+        recorded = layer in tape.needs.linear_norms
+        block = blocks[layer]
+        for norm, linear in zip((block.first_norm, block.second_norm), tape.linear_norms(layer), strict=True):
+            if norm is not None and linear is None and (recorded or norm.step is None):
+                kind = "the norm" if norm.module is None else type(norm.module).__name__
+                return f"{kind} in block {layer} is neither LayerNorm nor RMSNorm, so it is not linear"
     for layer in sorted(needs.unbiased_values):
         if blocks[layer].norm_place == "pre" and not _has_linear_values(tape, layer):
             return (
@@ -54,21 +56,24 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
 
 
 def _leads_to_stream(tape: Tape, layer: int) -> bool:
-    """W_O was found by its name, and in the run what it makes of the heads is what the stream gets."""
-    heads_to_stream, recorded = tape.anatomy.blocks[layer].heads_to_stream, tape.needs
-    if heads_to_stream is None or layer not in recorded.projections:
-        return heads_to_stream is not None  # recorded for other methods: the name is all there is
-    weight, attention = heads_to_stream(), tape.attention(layer)
-    fits = weight.shape[1] == attention.heads * attention.value.shape[-1]
-    return fits and tape.adds_projected_heads(layer, weight)
+    """Whether W_O is known; of a run that was recorded for other methods, whether it would be."""
+    if layer not in tape.needs.projections:
+        return tape.architecture.blocks[layer].output_projection is not None
+    weight = tape.output_projection(layer)
+    if weight is None:
+        return False
+    attention = tape.attention(layer)
+    return weight.shape[1] == attention.heads * attention.value.shape[-1]
 
 
 def _has_linear_values(tape: Tape, layer: int) -> bool:
-    """W_V was found by its name, and in the run it does between the first and the last token what it should."""
-    value_weight = tape.anatomy.blocks[layer].value_weight
-    if value_weight is None or layer not in tape.needs.unbiased_values:
-        return value_weight is not None  # recorded for other methods: the name is all there is
-    value, normed, weight = exact(tape.attention(layer).value), exact(tape.norm(layer)), value_weight()
+    """Whether W_V is known, and in the run it does between the first and the last token what it should."""
+    if layer not in tape.needs.unbiased_values:
+        return tape.architecture.blocks[layer].value_map is not None
+    weight = tape.value_weight(layer)
+    if weight is None:
+        return False
+    value, normed = exact(tape.attention(layer).value), exact(tape.norm(layer))
     heads, _, width = value.shape[1:]
     if weight.shape[1] != normed.shape[2] or (heads * width) % len(weight) or len(weight) % width:
         return False
@@ -79,8 +84,8 @@ def _has_linear_values(tape: Tape, layer: int) -> bool:
 
 def _through_value_weight(tape: Tape, layer: int, tokens: Tensor) -> Tensor:
     """(batch, tokens, channels) -> (batch, head, tokens, head's channels); several heads may share one value."""
-    value_weight = tape.anatomy.blocks[layer].value_weight
+    value_weight = tape.value_weight(layer)
     assert value_weight is not None
     heads, _, width = tape.attention(layer).value.shape[1:]
-    value = (tokens @ exact(value_weight()).T).reshape(*tokens.shape[:2], -1, width).transpose(1, 2)
+    value = (tokens @ exact(value_weight).T).reshape(*tokens.shape[:2], -1, width).transpose(1, 2)
     return value.repeat_interleave(heads // value.shape[1], dim=1)

@@ -58,13 +58,13 @@ class ScoreWeightedActivations(Procedure):
 
     def channel_scores(self, view: View, activations: Tensor) -> Tensor:
         """y_c(x * M_k), (batch, channels)."""
-        images = view.subject.images
+        images = view.runner.images
         maps = activations.transpose(1, 2).reshape(len(images), -1, *view.layout.grid)
         scores = []
         for channels in few_at_once(view, torch.arange(maps.shape[1], device=maps.device)):
             masks = _stretched(maps[:, channels], (images.shape[-2], images.shape[-1]))
             masked = masks.transpose(0, 1)[:, :, None].to(images.dtype) * images
-            scores.append(_of_target(view.subject.logits(masked.flatten(0, 1)), view.target))
+            scores.append(_of_target(view.runner.logits(masked.flatten(0, 1)), view.target))
         return torch.cat(scores).T
 
 
@@ -101,15 +101,15 @@ class ReciprocalMasks(Procedure):
 
     def map(self, view: View) -> Tensor:
         """Scores of patches."""
-        layer, subject = view.depth - 1, view.subject
+        layer, runner = view.depth - 1, view.runner
         tokens = view.tape.tokens(layer)
         scores = []
         # Of all blocks one runs on the masked tokens, so as many more fit.
         for masks in few_at_once(view, self.masks(view).to(tokens), room=view.depth):
             masked = masks[:, None, :, None] * tokens
-            with rerun(view, subject.inputs[:1], Needs(), Intervention(layer, masked.flatten(0, 1))) as run:
+            with rerun(view, runner.inputs[:1], Needs(), Intervention(layer, masked.flatten(0, 1))) as run:
                 logits = exact(run.tape.logits)
-            values = explained(logits, self.score, subject.scale)
+            values = explained(logits, self.score, runner.scale)
             scores.append(_of_target(values, view.target))
         return torch.cat(scores).T
 

@@ -46,7 +46,7 @@ class Occlusion(Questioning):
     def maps(self, view: View) -> Tensor:
         """What hiding each patch costs."""
         hidden = windows_within(self._budget, view.layout.grid, self._window, self._stride)
-        said = responses(view, PatchMasks(~hidden, view.layout, view.subject.size), self._by, self._of)
+        said = responses(view, PatchMasks(~hidden, view.layout, view.runner.size), self._by, self._of)
         return average_over(hidden, unperturbed(view, self._of)[..., None] - said.mT)
 
 
@@ -70,7 +70,7 @@ class Pami(Questioning):
         """What each patch achieves with its neighbours alone."""
         grid = view.layout.grid
         shown = windows_within(self._budget, grid, self._window or max(1, round(min(grid) / 4)), self._stride)
-        said = responses(view, PatchMasks(shown, view.layout, view.subject.size), self._by, self._of)
+        said = responses(view, PatchMasks(shown, view.layout, view.runner.size), self._by, self._of)
         return average_over(shown, said.mT)
 
 

@@ -30,7 +30,7 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
         slopes: names of ``GradientNeeds`` fields that are read at the layer itself.
         backward: the backward pass that its gradients come from.
         signed: whether the sign of its scores means something; ``None`` leaves it to the registry entry.
-        runs_again: whether it asks the subject again, which is what makes a method expensive.
+        runs_again: whether it asks the runner again, which is what makes a method expensive.
     """
 
     values: ClassVar[tuple[str, ...]] = ()

@@ -1,4 +1,4 @@
-"""Asking the subject again, a bounded number of images at a time: for integrals, noise and masks."""
+"""Asking the runner again, a bounded number of images at a time: for integrals, noise and masks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
+from vitreous.inputs.model_input import Inputs
 from vitreous.methods.view import View
 from vitreous.tape import Intervention, Needs
-from vitreous.tape.inputs import Inputs
 
 
 @contextmanager
@@ -20,10 +20,10 @@ def rerun(view: View, inputs: Inputs, needs: Needs, intervention: Intervention |
     The run's batch, that of an intervention's stream where there is one, is a multiple of the original: the images come
     in their order, over and over.
     """
-    with view.subject.record(inputs, needs, intervention) as tape:
+    with view.runner.record(inputs, needs, intervention) as tape:
         target = view.target.repeat(len(tape.logits) // len(view.target))
         gradients = {backward: tape.backward(backward, target, part) for backward, part in needs.gradients.items()}
-        yield View(tape, gradients, target, view.subject)
+        yield View(tape, gradients, target, view.runner)
 
 
 def rerun_scaled(
@@ -36,9 +36,9 @@ def rerun_scaled(
     attention_scale = attention_scale or {}
     if not view.tape.reads_text:
         change = Intervention(attention_scale=attention_scale)
-        return rerun(view, each_scaled(scales, view.subject.images), needs, change)
+        return rerun(view, each_scaled(scales, view.runner.images), needs, change)
     stream = each_scaled(scales, view.tokens(0))
-    return rerun(view, view.subject.inputs[:1], needs, Intervention(0, stream, attention_scale))
+    return rerun(view, view.runner.inputs[:1], needs, Intervention(0, stream, attention_scale))
 
 
 def few_at_once(view: View, points: Tensor, *, room: int = 1) -> Iterator[Tensor]:
@@ -46,7 +46,7 @@ def few_at_once(view: View, points: Tensor, *, room: int = 1) -> Iterator[Tensor
 
     ``room`` times as many fit where a run takes so much less memory.
     """
-    yield from torch.split(points, max(1, room * view.subject.at_once // len(view.target)))
+    yield from torch.split(points, max(1, room * view.runner.at_once // len(view.target)))
 
 
 def each_scaled(scales: Tensor, inputs: Tensor) -> Tensor:

@@ -55,12 +55,12 @@ class Rise(Questioning):
         said = responses(view, masks, self._by, "probability")
         maps = masks.weighted_sum(said.mT) / (len(masks) * self._keep)
         soft = self._by == "paint" and self.resolution == "patch"
-        return patch_means(maps, view.subject.size, view.layout.grid) if soft else maps
+        return patch_means(maps, view.runner.size, view.layout.grid) if soft else maps
 
     def _masks(self, view: View) -> Masks:
         if self._given is not None:
             return PixelMasks(self._given)
-        size, layout = view.subject.size, view.layout
+        size, layout = view.runner.size, view.layout
         if self._by == "paint":
             return CellMasks(self._budget, self._cells, self._keep, size, seeded(self._seed))
         kept = blocks_of_patches(self._budget, self._cells, self._keep, layout.grid, seeded(self._seed))

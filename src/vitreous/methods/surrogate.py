@@ -53,7 +53,7 @@ class Lime(Questioning):
         """The coefficients w."""
         patches = view.layout.patches
         kept = independent(self._budget, patches, seeded(self._seed)) if self._given is None else self._given
-        said = responses(view, PatchMasks(kept, view.layout, view.subject.size), self._by, self._of)
+        said = responses(view, PatchMasks(kept, view.layout, view.runner.size), self._by, self._of)
         samples = torch.cat((torch.ones(1, patches, dtype=torch.bool), kept))
         outcomes = torch.cat((unperturbed(view, self._of)[:, None], said), dim=1)
         # The cosine between a set of k patches and all of them is k / sqrt(k patches).
@@ -79,7 +79,7 @@ class KernelShap(Questioning):
         patches = view.layout.patches
         kept, weights = coalitions(patches, self._budget - 1, self._seed)
         asked = torch.cat((torch.zeros(1, patches, dtype=torch.bool), kept))
-        said = responses(view, PatchMasks(asked, view.layout, view.subject.size), self._by, self._of)
+        said = responses(view, PatchMasks(asked, view.layout, view.runner.size), self._by, self._of)
         whole, nothing, outcomes = unperturbed(view, self._of), said[:, 0], said[:, 1:]
         mean = (whole - nothing)[..., None] / patches
         # φ = mean + u with Σu = 0: what u explains is what the number of patches does not.

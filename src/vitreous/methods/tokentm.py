@@ -78,7 +78,7 @@ class TokenTransformation(MatrixReadout):
         """
         if not self.length:
             return None
-        value, projection = view.value(layer), view.heads_to_stream(layer)
+        value, projection = view.value(layer), view.output_projection(layer)
         tokens = view.tokens(layer)
         backwards = torch.einsum("bnd,dhk->bhnk", tokens.to(value.dtype), projection)
         transformed = projected_lengths(value, projection)

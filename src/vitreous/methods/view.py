@@ -9,11 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from vitreous.subject import Subject
 from vitreous.tape import AttentionRecord, Gradients, Layout, Pass, Tape
 from vitreous.tape.attention import Rows
 from vitreous.tape.half import exact
 from vitreous.tape.relevance import attention_relevance
+from vitreous.tape.runner import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class View:
         tape: the recorded run.
         gradients: what the backward passes left.
         target: the class that is explained of each image, (batch,).
-        subject: the model and images themselves, for methods that run them again.
+        runner: the model and images themselves, for methods that run them again.
     """
 
     tape: Tape
     gradients: Mapping[Pass, Gradients]
     target: Tensor
-    subject: Subject
+    runner: ModelRunner
 
     @property
     def layout(self) -> Layout:
@@ -99,11 +99,11 @@ class View:
         """The values v of every head, with all biases, (batch, head, tokens, channels)."""
         return exact(self.attention(layer).value)
 
-    def heads_to_stream(self, layer: int) -> Tensor:
+    def output_projection(self, layer: int) -> Tensor:
         """W_O of every head, LayerScale included, (channels of the stream, head, channels of the head)."""
-        heads_to_stream = self.tape.anatomy.blocks[layer].heads_to_stream
-        assert heads_to_stream is not None
-        weight = exact(heads_to_stream())
+        projection = self.tape.output_projection(layer)
+        assert projection is not None
+        weight = exact(projection)
         return weight.reshape(len(weight), self.attention(layer).heads, -1)
 
     def attention_gradient(self, backward: Pass, layer: int, rows: Rows) -> Tensor:

@@ -68,7 +68,7 @@ class VitCx(Questioning):
             effects = self._effects(view, image, masks) + before[image, :, None]
             found.append(effects @ masks / masks.sum(dim=0).clamp(min=torch.finfo(masks.dtype).tiny) / len(masks))
         maps = torch.stack(found)
-        return maps if self.resolution == "pixel" else patch_means(maps, view.subject.size, view.layout.grid)
+        return maps if self.resolution == "pixel" else patch_means(maps, view.runner.size, view.layout.grid)
 
     def channels(self, view: View) -> Tensor:
         """The features of the patches, (batch, channels, patches), so that enlarged to pixels they reach from 0 to 1.
@@ -80,16 +80,16 @@ class VitCx(Questioning):
 
     def _effects(self, view: View, image: int, masks: Tensor) -> Tensor:
         """p(x M_j + n_j) - p(x + n_j) of every target, (targets, masks)."""
-        subject = view.subject
-        picture, target = subject.images[image], all_targets(view)[image]
-        pixels = masks.view(-1, 1, *subject.size).to(picture)
+        runner = view.runner
+        picture, target = runner.images[image], all_targets(view)[image]
+        pixels = masks.view(-1, 1, *runner.size).to(picture)
         generator = seeded(self._seed)
         effects = []
-        for numbers in torch.split(torch.arange(len(masks)), max(1, subject.batch // 2)):
+        for numbers in torch.split(torch.arange(len(masks)), max(1, runner.batch // 2)):
             mask = pixels[numbers]
             noise = self._standard_noise(image, numbers, picture, generator) * self._noise * (1 - mask)
-            logits = subject.logits(torch.cat((picture * mask + noise, picture + noise)))
-            said = explained(exact(logits), "probability", subject.scale)
+            logits = runner.logits(torch.cat((picture * mask + noise, picture + noise)))
+            said = explained(exact(logits), "probability", runner.scale)
             alone, whole = said[:, target].chunk(2)
             effects.append(alone - whole)
         return torch.cat(effects).T.to(masks)
@@ -106,7 +106,7 @@ class VitCx(Questioning):
 
 def enlarging_of(view: View) -> Enlarging:
     """From the patches of a view to its pixels."""
-    return Enlarging(view.layout.grid, view.subject.size, view.norm(view.depth - 1))
+    return Enlarging(view.layout.grid, view.runner.size, view.norm(view.depth - 1))
 
 
 def joined(channels: Tensor, labels: Tensor) -> Tensor:

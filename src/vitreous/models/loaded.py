@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from vitreous.models.fingerprint import kept_fingerprint_of
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from vitreous.models.preprocessing import Preprocessing
 
@@ -30,6 +32,12 @@ class LoadedModel:
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
     code: str = ""
+
+    def example_input(self) -> Tensor:
+        """A black photo as the model gets it: enough to see its architecture."""
+        like = next(self.model.parameters(), torch.zeros(()))
+        dtype = like.dtype if like.is_floating_point() else torch.float32
+        return torch.zeros(1, 3, *self.preprocessing.image_size, dtype=dtype, device=like.device)
 
     @property
     def fingerprint(self) -> str:

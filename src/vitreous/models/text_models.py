@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import ModelError
+from vitreous.inputs.model_input import Texts
 from vitreous.models.fingerprint import kept_fingerprint_of
 from vitreous.models.hf_models import architecture_of, class_names_of, load_network, place_of, transformers_library
 from vitreous.models.placing import put_on
@@ -33,6 +34,10 @@ class LoadedTextModel:
     model: nn.Module
     tokenizer: Any
     class_names: tuple[str, ...] | None
+
+    def example_input(self) -> Texts:
+        """A short text as the model gets it: enough to see its architecture."""
+        return self.reader.inputs([self.reader.read("a", "a text").numbers])
 
     @property
     def fingerprint(self) -> str:

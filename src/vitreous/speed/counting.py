@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitreous.anatomy import Anatomy
+from vitreous.architecture import Architecture
 from vitreous.speed.timing import Job
 
 _ROUNDING = 1e-6
@@ -58,23 +58,24 @@ class Passes:
         return [count / whole for count, whole in zip(counts, self.whole, strict=True)]
 
 
-def whole_pass(anatomy: Anatomy, forward: Job) -> list[float]:
+def whole_pass(architecture: Architecture, forward: Job) -> list[float]:
     """What one plain forward pass takes through each block."""
-    with counted_passes(anatomy, [1.0] * anatomy.depth) as passes:
+    with counted_passes(architecture, [1.0] * architecture.depth) as passes:
         forward()
     return passes.forward
 
 
 @contextmanager
-def counted_passes(anatomy: Anatomy, whole: Sequence[float]) -> Iterator[Passes]:
+def counted_passes(architecture: Architecture, whole: Sequence[float]) -> Iterator[Passes]:
     """Count what anybody sends through the blocks while this is open.
 
     A backward pass counts where the last step of a block is really undone, not where a gradient stops at its output.
     """
-    passes = Passes(whole, [0.0] * anatomy.depth, [0.0] * anatomy.depth)
+    passes = Passes(whole, [0.0] * architecture.depth, [0.0] * architecture.depth)
     with ExitStack() as hooks:
-        for number, block in enumerate(anatomy.blocks):
-            hooks.enter_context(block.module.register_forward_hook(_counting(passes, number)))
+        for number, block in enumerate(architecture.blocks):
+            if block.module is not None:
+                hooks.enter_context(block.module.register_forward_hook(_counting(passes, number)))
         yield passes
 
 

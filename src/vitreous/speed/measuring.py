@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
+from vitreous.architecture.evaluation_copy import frozen_copy
 from vitreous.errors import InputError, RefusedMethodsError, UnsupportedModelError, VitreousError
 from vitreous.explaining import explain, find_recipes, network_of
 from vitreous.models import LoadedModel
@@ -21,10 +22,9 @@ from vitreous.speed.rows import Agreement, SpeedRow, ratio_of
 from vitreous.speed.timing import Job, one_thread, time_in_turn
 from vitreous.speed.yardsticks import BOTH, FORWARD, CountedLimit, Limit, Plain, limit_of
 from vitreous.spelling import Recipe
-from vitreous.subject import Subject
 from vitreous.tape import unite
-from vitreous.tape.evaluation_copy import frozen_copy
-from vitreous.tape.torch_state import leaves_torch_as_it_was
+from vitreous.tape.runner import ModelRunner
+from vitreous.torch_state import leaves_torch_as_it_was
 
 SPEED_METHODS = (
     *("raw_attention", "rollout", "gae", "gradtoken", "tokentm", "ixg", "ixg.skipplus"),
@@ -98,7 +98,7 @@ def _noise(model: LoadedModel | nn.Module, batch: int) -> Tensor:
 
 def _plain(network: nn.Module, images: Tensor) -> Plain:
     """The plain passes, which also say what is explained: the class that the model predicts."""
-    plain = Plain(network, find_anatomy(network), images, torch.zeros(len(images), dtype=torch.int64))
+    plain = Plain(network, find_architecture(network, images), images, torch.zeros(len(images), dtype=torch.int64))
     return replace(plain, target=plain.forward().argmax(dim=1))
 
 
@@ -122,10 +122,10 @@ class _Bench:
     def __init__(self, model: LoadedModel | nn.Module, plain: Plain, notice: Notice) -> None:
         self._model, self._plain, self._notice = model, plain, notice
         self._prober = Prober(plain)
-        subject = Subject(plain.network, plain.anatomy, plain.images)
+        runner = ModelRunner(plain.network, plain.images)
         with suppress(UnsupportedModelError):  # a model is asked once whether its patches can be dropped
-            subject.logits_of_kept(plain.images[:1], torch.zeros((1, 1), dtype=torch.int64))
-        self._scene = Scene(plain.network, plain.anatomy, plain.images, plain.target, subject.layout)
+            runner.logits_of_kept(plain.images[:1], torch.zeros((1, 1), dtype=torch.int64))
+        self._scene = Scene(plain.network, plain.architecture, plain.images, plain.target, runner.layout)
 
     def entries_of(self, recipe: Recipe, peers: Sequence[Peer]) -> list[_Entry]:
         """A method, and the peers that have it."""
@@ -143,7 +143,7 @@ class _Bench:
         def job() -> Tensor:
             return explain(self._model, self._plain.images, spellings, self._plain.target).scores[spellings[0]]
 
-        depth = self._plain.anatomy.depth
+        depth = self._plain.architecture.depth
         try:
             probe = self._prober.probe(job)
             needs = unite(recipe.needs(depth) for recipe in recipes)

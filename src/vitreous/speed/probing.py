@@ -41,14 +41,14 @@ class Prober:
 
     def __init__(self, plain: Plain) -> None:
         self._plain, self._device = plain, plain.images.device
-        self._whole = whole_pass(plain.anatomy, plain.forward)
+        self._whole = whole_pass(plain.architecture, plain.forward)
         plain.forward_backward()  # what is made once, at the first run, is not what a run takes
         self._memory = peak_memory(plain.forward_backward, self._device)
 
     def probe(self, job: Callable[[], Tensor]) -> Probe:
         """Run a job once."""
         answers: list[Tensor] = []
-        with counted_passes(self._plain.anatomy, self._whole) as passes:
+        with counted_passes(self._plain.architecture, self._whole) as passes:
             memory = peak_memory(lambda: answers.append(job()), self._device)
         return Probe(job, answers[0], passes, memory / self._memory if self._memory else None)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import Anatomy
+from vitreous.architecture import Architecture
 from vitreous.speed.counting import Passes
 from vitreous.tape import PIXELS, Needs
 from vitreous.tape.output import class_scores
@@ -23,14 +23,14 @@ class Plain:
     """A model that is only run: no recording, fused attention, parameters that want no gradient."""
 
     network: nn.Module
-    anatomy: Anatomy
+    architecture: Architecture
     images: Tensor
     target: Tensor
 
     def forward(self) -> Tensor:
         """One pass without a graph."""
         with torch.no_grad():
-            return class_scores(self.network(self.images), self.anatomy.name, len(self.images))
+            return class_scores(self.network(self.images), self.architecture.name, len(self.images))
 
     def forward_backward(self) -> Tensor:
         """One pass with its graph, and the gradient of the target at the pixels."""
@@ -45,11 +45,12 @@ class Plain:
         entering[PIXELS] = pixels
         with ExitStack() as hooks:
             for layer in set(lowest) - {PIXELS}:
-                block = self.anatomy.blocks[layer].module
+                block = self.architecture.blocks[layer].module
+                assert block is not None, f"block {layer} is no module"
                 hook = _remember(entering, layer, starts=layer == start)
                 hooks.enter_context(block.register_forward_pre_hook(hook))
             output = self.network(pixels)
-        logits = class_scores(output, self.anatomy.name, len(pixels))
+        logits = class_scores(output, self.architecture.name, len(pixels))
         chosen = logits.gather(1, self.target[:, None]).sum()
         last = len(lowest) - 1
         return tuple(

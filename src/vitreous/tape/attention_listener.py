@@ -1,4 +1,4 @@
-"""Hearing attention, in whatever way a model spells it: fused, nn.MultiheadAttention, or written out by hand."""
+"""Recording attention, in whatever way a model spells it, and putting it under the rule in force."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import Anatomy
+from vitreous.architecture import Architecture
+from vitreous.architecture.attention import AttentionCall
+from vitreous.architecture.operations import product_operands
+from vitreous.architecture.trace import operation
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import multihead
 from vitreous.tape.attention import (
+    HIDDEN,
     AttentionRecord,
     attend_fused,
     attention_arguments,
@@ -22,26 +26,16 @@ from vitreous.tape.attention import (
     score_rows,
 )
 from vitreous.tape.functions import Attend, Elementwise, InForce, Kind
-from vitreous.tape.half import EXACT
+from vitreous.tape.half import EXACT, exact
 from vitreous.tape.interception import in_graph, of_first
 from vitreous.tape.plan import Plan
 from vitreous.tape.progress import Progress
 from vitreous.tape.rulebook import RULES
-from vitreous.tape.written_attention import WrittenAttention
 
 # mypy: disable-error-code="no-untyped-call"
 
 _EMPTY = AttentionRecord(None, torch.empty(0), torch.empty(0), 1.0)
-# Why attention that is not between all tokens of each picture is refused.
-_OTHER_TOKENS = (
-    "it is windowed, pooled or between channels, so there is no attention between all patches and no method here "
-    "serves it"
-)
-_OTHER_BATCH = (
-    "pictures are joined, repeated or cut up on the way to the blocks, or heads stand in front of the batch, so it is "
-    "not known which tokens are whose; where they are joined, give one picture at a time, where they are repeated (by "
-    "test-time augmentation), the model inside"
-)
+_ROUNDING = 1e-4  # of the largest score: float32 sums a few hundred products; a capped score is off by far more
 
 
 class AttentionListener:
@@ -52,68 +46,105 @@ class AttentionListener:
         outputs: O of each call, as it stands in the graph.
         biases: all that is added to the scores of a block: relative positions, masks; ``None`` for what is not known.
         mixed: the blocks whose scores are not q kᵀ alone or not followed to the softmax, so that k is not known.
-        repeated: the blocks that attend more than once, so that none of the matrices is the block's.
+        other: by block, why its attention is not one between all tokens of an image.
         unknown: the blocks in which tokens are multiplied with each other, or weighed, in a way that is no attention.
         behind: the attention calls behind the last block, in order; one of them may be what pools the tokens.
-        in_one_row: whether all heads of a batch lay along one axis, (batch x head, token, channel).
+        own_steps: the steps from q kᵀ to the weights.
+        score_steps: the steps whose operands are noted.
     """
 
     def __init__(
-        self, anatomy: Anatomy, plan: Plan, progress: Progress, in_force: InForce, linear: multihead.Linear
+        self, architecture: Architecture, plan: Plan, progress: Progress, in_force: InForce, linear: multihead.Linear
     ) -> None:
-        self._anatomy, self._plan, self._progress, self._in_force = anatomy, plan, progress, in_force
+        self._architecture, self._plan, self._progress, self._in_force = architecture, plan, progress, in_force
         self._linear = linear
         self.records: dict[int, AttentionRecord] = {}
         self.outputs: dict[int, Tensor] = {}
         self.biases: dict[int, list[Tensor | None]] = {}
         self.mixed: set[int] = set()
-        self.repeated: set[int] = set()
+        self.other: dict[int, str] = {}
         self.unknown: set[int] = set()
-        self._open = False  # whether something like a part of an attention was heard and none came of it so far
-        self.behind: list[tuple[AttentionRecord, Tensor]] = []
-        self.in_one_row = False
+        self.behind: list[tuple[AttentionRecord, Tensor, AttentionCall]] = []
         self._rules_differ = bool(plan.rules - {"plain"})
         self._plain_gradients = self._rules_differ and any(RULES[name].plain_attention for name in plan.rules)
         self._following = sorted(name for name in plan.rules if RULES[name].follows_scores)
-        self._written = WrittenAttention()
+        self._calls: dict[int, tuple[int, AttentionCall]] = {}
+        for layer, block in enumerate(architecture.blocks):
+            self._calls.update((call.output_step, (layer, call)) for call in block.attention)
+        self._calls.update((call.output_step, (architecture.depth, call)) for call in architecture.pooling)
+        written = [call for _, call in self._calls.values() if call.spelling == "written"]
+        self.own_steps = frozenset(step for call in written for step in call.own_steps)
+        products = {call.score_step for call in written}
+        self.score_steps = frozenset(
+            {*products, *(call.entering_step for call in written)}
+            | {each.step for call in written for each in call.score_steps or ()}
+        ) - {-1}
+        self._noted: dict[int, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
+        self._known_products = products
 
-    def leave_block(self, layer: int) -> None:
-        """A block has run: what was not recognised in it will not be."""
-        if self._open:
-            self.unknown.add(layer)
-        self._open = False
-        self.forget()
+    def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Note the operands of q kᵀ, and what was done to it."""
+        if number in self.score_steps:
+            self._noted[number] = args, kwargs, output
+
+    def arranged(self, layer: int, tensor: Tensor) -> Tensor:
+        """A tensor that lies as O of a block does, as (batch, head, token, channel)."""
+        call = self._call_of(layer)
+        if call is None or call.spelling != "written":
+            return tensor if tensor.dim() == 4 else heads_of(tensor, self._progress.batch)
+        arranged = call.output_arrangement().arrange(tensor, self._progress.batch)
+        assert arranged is not None
+        return arranged
+
+    def _call_of(self, layer: int) -> AttentionCall | None:
+        if layer == self._architecture.depth:
+            return self._pooling
+        return next((call for _, call in self._calls.values() if _ == layer), None)
+
+    _pooling: AttentionCall | None = None
+
+    def pool_by(self, place: int) -> None:
+        """Of the calls behind the last block, take this one for what pools the tokens."""
+        depth = self._architecture.depth
+        self.records[depth], self.outputs[depth], self._pooling = self.behind[place]
 
     def on_fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``scaled_dot_product_attention``."""
-        layer = self._progress.layer
-        if layer is None:
+        found = self._calls.get(self._progress.step)
+        if found is None:
             return func(*args, **kwargs)
+        layer, call = found
         query, key, value, bias, scale = attention_arguments(*args, **kwargs)
         batch = self._progress.batch
         if query.dim() != 3:
-            return self._attend(layer, query, key, value, bias, scale)
-        if len(query) % batch:
-            self._check(layer, len(query), query.shape[1], key.shape[1])
+            return self._attend(layer, call, query, key, value, bias, scale)
+        if len(query) % batch or call.heads_first:
             return func(*args, **kwargs)
-        self.in_one_row = True
         query, key, value = (heads_of(part, batch) for part in (query, key, value))
-        return self._attend(layer, query, key, value, bias_of_heads(bias, batch), scale).flatten(0, 1)
+        return self._attend(layer, call, query, key, value, bias_of_heads(bias, batch), scale).flatten(0, 1)
 
     def on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``multi_head_attention_forward``."""
-        layer = self._progress.layer
-        if layer is None or not multihead.can_open(args, kwargs):
+        found = self._calls.get(self._progress.step)
+        if found is None or not multihead.can_open(args, kwargs):
             return func(*args, **kwargs)
+        layer, call = found
         return multihead.open_up(
-            lambda query, key, value, bias: self._attend(layer, query, key, value, bias, query.shape[-1] ** -0.5),
+            lambda query, key, value, bias: self._attend(layer, call, query, key, value, bias, query.shape[-1] ** -0.5),
             self._linear,
             args,
             kwargs,
         )
 
     def _attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+        self,
+        layer: int,
+        call: AttentionCall,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        scale: float,
     ) -> Tensor:
         self._check(layer, query.shape[0], query.shape[2], key.shape[2])
         constant_bias = None if bias is None else bias.detach()
@@ -121,9 +152,9 @@ class AttentionListener:
         if bias is not None:
             self.biases.setdefault(layer, []).append(constant_bias)
         if layer in self._plan.intervention.attention_scale:
-            return self._attend_scaled(layer, record, value)
+            return self._attend_scaled(layer, call, record, value)
         if in_graph(bias):
-            return self._attend_by_scores(layer, record, value, score_rows(query, key, scale, bias))
+            return self._attend_by_scores(layer, call, record, value, score_rows(query, key, scale, bias))
         followed = query.requires_grad or key.requires_grad or value.requires_grad
         if self._worth_keeping(layer, record):
             record.matrix = record.rows(slice(None))
@@ -141,31 +172,33 @@ class AttentionListener:
             output: Tensor = Attend.apply(query, key, value, forward_call, record, self._in_force)
         else:
             output = forward_call()
-        self._keep(layer, record, output)
+        self._keep(layer, call, record, output)
         return output
 
-    def _attend_by_scores(self, layer: int, record: AttentionRecord, value: Tensor, scores: Tensor) -> Tensor:
+    def _attend_by_scores(
+        self, layer: int, call: AttentionCall, record: AttentionRecord, value: Tensor, scores: Tensor
+    ) -> Tensor:
         """With a mask that depends on the tokens, which has a gradient of its own where A has one."""
         self.mixed.add(layer)
-        weights = self._softmax(partial(torch.softmax, dim=-1), scores)
+        weights = self._under_rule(partial(torch.softmax, dim=-1), scores, "softmax")
         record.matrix = weights.detach()
         output = weights.to(value.dtype) @ value
-        self._keep(layer, record, output)
+        self._keep(layer, call, record, output)
         return output
 
-    def _softmax(self, function: Callable[[Tensor], Tensor], scores: Tensor, kind: Kind = "softmax") -> Tensor:
-        """A, under the rule in force."""
+    def _under_rule(self, function: Callable[[Tensor], Tensor], scores: Tensor, kind: Kind) -> Tensor:
+        """A function of scores, under the rule in force."""
         if not (self._rules_differ and scores.requires_grad):
             return function(scores)
         weights: Tensor = Elementwise.apply(scores, function, 0.0, kind, self._in_force)
         return weights
 
-    def _attend_scaled(self, layer: int, record: AttentionRecord, value: Tensor) -> Tensor:
+    def _attend_scaled(self, layer: int, call: AttentionCall, record: AttentionRecord, value: Tensor) -> Tensor:
         """With another attention matrix than the model's: a multiple of it, and a constant."""
         factors = self._plan.intervention.attention_scale[layer].to(record.value)
         record.matrix = record.rows(slice(None)).to(value.dtype) * factors[:, None, None, None]
         output = record.matrix @ value
-        self._keep(layer, record, output)
+        self._keep(layer, call, record, output)
         return output
 
     def _worth_keeping(self, layer: int, record: AttentionRecord) -> bool:
@@ -178,150 +211,299 @@ class AttentionListener:
         width = record.heads * record.value.shape[-1]
         return record.heads * record.key.shape[2] <= 7 * width
 
-    def _keep(self, layer: int, record: AttentionRecord, output: Tensor) -> None:
-        if layer == self._anatomy.depth:
-            self.behind.append((record, output))
+    def _keep(self, layer: int, call: AttentionCall, record: AttentionRecord, output: Tensor) -> None:
+        if layer == self._architecture.depth:
+            self.behind.append((record, output, call))
             return
-        self._open = False
         if layer in self.records:
-            self.repeated.add(layer)
+            self.other.setdefault(
+                layer, f"it attends more than once in its block {layer}, so that no one A is the block's"
+            )
         self.outputs[layer] = output
         self.records[layer] = record if layer in self._plan.attention else _EMPTY
 
-    def _check(self, layer: int, batch: int, queries: int, keys: int) -> None:
-        """Between all tokens, or it is no attention between patches; which call behind the blocks pools shows later."""
+    def _check(self, layer: int, batch: int, queries: int, keys: int) -> bool:
+        """Note attention that is not between all tokens of each image; whether it is."""
         tokens = self._progress.tokens
-        if layer < self._anatomy.depth and (batch, queries, keys) != (self._progress.batch, tokens, tokens):
-            reason = _OTHER_BATCH if (queries, keys) == (tokens, tokens) else _OTHER_TOKENS
-            raise UnsupportedModelError(
-                f"{self._anatomy.name}: attention in block {layer} runs over {batch} x {queries} x {keys} tokens where "
-                f"{self._progress.batch} x {tokens} x {tokens} were expected, for the pictures given and the tokens of "
-                f"the block: {reason}"
+        whole = (batch, queries, keys) == (self._progress.batch, tokens, tokens)
+        if layer < self._architecture.depth and not whole:
+            self.other.setdefault(
+                layer,
+                f"attention in its block {layer} runs over {batch} x {queries} x {keys} tokens where "
+                f"{self._progress.batch} x {tokens} x {tokens} are those of the images and of the stream: it is "
+                "windowed, pooled or between channels, so there is no attention between all patches",
             )
+        return whole
 
     # Written out by hand: q kᵀ, perhaps scaled and masked, softmax, A v ----------------------------------------------
 
-    def forget(self) -> None:
-        """Start anew with hand-written attention: another attention module or block begins."""
-        self._written = WrittenAttention()
-
     def on_matrix_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The first product before a softmax is q kᵀ, the one that the softmax's output enters is A v."""
+        """A product of matrices: that of A with v, if the architecture says so."""
+        step = self._progress.step
+        found = self._calls.get(step)
+        if found is not None and found[1].spelling == "written":
+            return self._attend_by_hand(*found, func, args, kwargs)
         output = func(*args, **kwargs)
         layer = self._progress.layer
-        if layer is None or len(args) < 2 or not isinstance(args[1], Tensor):
-            return output
-        if self._written.meets_values(args[0]):
-            return self._attend_by_hand(layer, args[1], output)
-        if self._written.weights is None:
-            self._open |= in_graph(args[0]) and in_graph(args[1])
-            self._written.multiply(args[0], args[1], output)
+        if layer is not None and step not in self._known_products and self._multiplies_tokens(func, args, kwargs):
+            self.unknown.add(layer)
         return output
 
-    def follows(self, args: tuple[Any, ...]) -> bool:
-        """Whether a call works on q kᵀ on its way to the softmax."""
-        return self._written.is_taken_by(args)
-
-    def on_score_step(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Arithmetic on q kᵀ."""
-        output = func(*args, **kwargs)
-        self._written.step(func, args, output)
-        return output
+    def _multiplies_tokens(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        operands = product_operands(operation(func), args, kwargs)
+        return operands is not None and all(map(in_graph, operands))
 
     def on_softmax(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What enters is the scores, what comes out is A."""
+        """One that belongs to no attention: it weighs tokens in a head, or something else."""
         scores, layer = args[0], self._progress.layer
         if layer is None or not isinstance(scores, Tensor):
             return func(*args, **kwargs)
         if self._weighs_tokens(scores, args[1] if len(args) > 1 else kwargs.get("dim")):
-            return self._softmax(of_first(func, args, kwargs), scores, "pooling")
-        self._open |= in_graph(scores)
-        if scores.dim() != 4 and not self._are_of_all_heads(scores, layer):
-            return func(*args, **kwargs)
-        weights = self._softmax(of_first(func, args, kwargs), scores)
-        self._written.pass_softmax(scores, weights)
-        return weights
+            return self._under_rule(of_first(func, args, kwargs), scores, "pooling")
+        if in_graph(scores):
+            self.unknown.add(layer)
+        return func(*args, **kwargs)
 
     def _weighs_tokens(self, scores: Tensor, axis: Any) -> bool:
         """Whether a head is about to add up its tokens, by scores of shape (batch, tokens, any), some prefix left out.
 
         Slots that compete for tokens, (batch, slots, tokens), have a softmax over the same axis, but are fewer.
         """
-        if not self._progress.behind or not self._anatomy.batch_first or scores.dim() != 3 or axis not in (1, -2):
+        if not self._progress.behind or scores.dim() != 3 or axis not in (1, -2):
             return False
         tokens = self._progress.tokens
         return len(scores) == self._progress.batch and tokens < 2 * scores.shape[1] <= 2 * tokens
 
-    def _are_of_all_heads(self, scores: Tensor, layer: int) -> bool:
-        """Whether these are q kᵀ of a block with all heads of a batch in one row."""
-        batch, tokens = self._progress.batch, self._progress.tokens
-        return layer < self._anatomy.depth and self._written.lies_in_one_row(scores, batch, tokens)
-
-    def on_same_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Dropout that does nothing, or another dtype."""
-        output = func(*args, **kwargs)
-        if args:
-            self._written.keep_values(args[0], output)
-        return output
-
-    def on_reshape(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Another shape of the same numbers."""
-        output = func(*args, **kwargs)
-        self._written.reshape(args[0], output)
-        return output
-
-    def _attend_by_hand(self, layer: int, value: Tensor, output: Tensor) -> Tensor:
-        written, batch = self._written, self._progress.batch
-        assert written.weights is not None
-        if written.weights.dim() == 3:
-            self.in_one_row |= written.split_heads(batch)
-            value, output = (heads_of(part, batch) if part.dim() == 3 else part for part in (value, output))
-            return self._attend_by_hand(layer, value, output).flatten(0, 1)
-        assert written.operands is not None
-        matrix = written.weights.detach()
-        query, key, value = (
-            in_every_head(part, matrix) for part in (written.operands[0], written.operands[1].transpose(-2, -1), value)
-        )
-        if written.mixed:  # relative positions that depend on q or k; what nobody knows must not be read
-            self.mixed.add(layer)
-            key = value.new_full((), float("nan")).expand_as(value)
-        elif not written.known and not written.measure_factor(query.detach(), key.detach()):
-            self.mixed.add(layer)
-        self._check(layer, matrix.shape[0], *matrix.shape[-2:])
-        if written.added:
-            self.biases.setdefault(layer, []).extend(written.added)
+    def _attend_by_hand(
+        self, layer: int, call: AttentionCall, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        operands = product_operands(operation(func), args, kwargs)
+        assert operands is not None
+        weights, value = operands if call.weights_first else operands[::-1]
+        batch = self._progress.batch
+        matrix = call.weight_arrangement().arrange(weights, batch)
+        values = call.value_arrangement().arrange(value, batch)
+        if matrix is None or values is None:
+            self._check(layer, weights.numel() // (call.queries * call.keys), call.queries, call.keys)
+            return self._with_constant_weights(call, func, args, kwargs, weights)
+        whole = self._check(layer, matrix.shape[0], *matrix.shape[-2:])
+        values = in_every_head(values, matrix)
+        query, key = self._query_and_key(call, matrix)
+        factor, head_factor, followed = self._scores_of(layer, call, query, key)
+        unknown = key is None or layer in self.mixed and not self._measured(call)
         record = AttentionRecord(
             query=None,
-            key=key.detach(),
-            value=value.detach(),
-            scale=self._scale(layer, key),
-            matrix=matrix,
-            head_scale=written.head_factor,
+            key=values.new_full((), float("nan")).expand_as(values) if unknown or key is None else key.detach(),
+            value=values.detach(),
+            scale=self._scale(factor, head_factor, values if key is None else key),
+            matrix=matrix.detach(),
+            head_scale=head_factor,
         )
-        if self._plan.needs.scores & {layer, layer - 1}:  # behind the last block as in it
-            assert written.entering is not None
-            record.scores = written.entering.detach()
-        self.forget()
-        if layer in self._plan.intervention.attention_scale:
-            return self._attend_scaled(layer, record, value)
+        if self._plan.needs.scores & {layer, layer - 1} and call.entering_step >= 0:  # behind the last block as in it
+            record.scores = self._entering(call)
+        if layer in self._plan.intervention.attention_scale and whole:
+            output = self._attend_scaled(layer, call, record, values)
+            shape = func(*args, **kwargs).shape
+            restored = call.output_arrangement().restore(output, batch, shape)
+            if layer in self.outputs:
+                self.outputs[layer] = restored
+            return restored
         if self._following:
-            if not written.followed:
-                raise UnsupportedModelError(
-                    f"{self._anatomy.name} writes out its attention in a way that the rules "
-                    f"{', '.join(self._following)} cannot follow; use its fused attention, if it has one"
-                )
-            ours = AttentionRecord(query, key, value, written.factor, matrix=matrix)
-            output = Attend.apply(query, key, value, output.detach, ours, self._in_force)
-        self._keep(layer, record, output)
+            output = self._follow(call, func, args, kwargs, (query, key, values, matrix), factor, followed=followed)
+        else:
+            output = self._with_constant_weights(call, func, args, kwargs, weights)
+        self._keep(layer, call, record, output)
         return output
 
-    def _scale(self, layer: int, key: Tensor) -> float:
+    def _with_constant_weights(
+        self, call: AttentionCall, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], weights: Tensor
+    ) -> Tensor:
+        """The product, with A under the rule in force."""
+        del call
+        if not (self._rules_differ and weights.requires_grad):
+            return func(*args, **kwargs)
+        ruled = self._under_rule(_identity, weights, "softmax")
+        args = tuple(_replaced(value, weights, ruled) for value in args)
+        return func(*args, **{name: _replaced(value, weights, ruled) for name, value in kwargs.items()})
+
+    def _follow(
+        self,
+        call: AttentionCall,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        parts: tuple[Tensor | None, Tensor | None, Tensor, Tensor],
+        factor: float,
+        *,
+        followed: bool,
+    ) -> Tensor:
+        """The whole call under a rule that follows scores from q kᵀ to A v."""
+        query, key, value, matrix = parts
+        if not followed or query is None or key is None:
+            raise UnsupportedModelError(
+                f"{self._architecture.name} writes out its attention in a way that the rules "
+                f"{', '.join(self._following)} cannot follow; use its fused attention, if it has one"
+            )
+        output: Tensor = func(*args, **kwargs).detach()
+        arrangement, batch = call.output_arrangement(), self._progress.batch
+        arranged = arrangement.arrange(output, batch)
+        assert arranged is not None
+        record = AttentionRecord(query, key, value, factor, matrix=matrix.detach())
+        ruled = Attend.apply(query, key, value, arranged.clone, record, self._in_force)
+        return arrangement.restore(ruled, batch, output.shape)
+
+    def _query_and_key(self, call: AttentionCall, matrix: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """What was multiplied to scores, (batch, head, token, channel)."""
+        noted = self._noted.get(call.score_step)
+        if noted is None:
+            return None, None
+        args, kwargs, output = noted
+        operands = product_operands(operation_of(self._architecture, call.score_step), args, kwargs)
+        del output
+        if operands is None:
+            return None, None
+        query, key = operands if call.query_first else operands[::-1]
+        batch = self._progress.batch
+        arranged = call.query_arrangement().arrange(query, batch), call.key_arrangement().arrange(key, batch)
+        if arranged[0] is None or arranged[1] is None:
+            return None, None
+        return in_every_head(arranged[0], matrix), in_every_head(arranged[1], matrix)
+
+    def _entering(self, call: AttentionCall) -> Tensor | None:
+        """What entered the softmax, (batch, head, to, from)."""
+        noted = self._noted.get(call.entering_step)
+        if noted is None:
+            return None
+        scores = noted[2]
+        return None if not isinstance(scores, Tensor) else self._arranged_scores(call, scores.detach())
+
+    def _arranged_scores(self, call: AttentionCall, scores: Tensor) -> Tensor | None:
+        arrangement = call.score_arrangement()
+        if scores.dim() == len(arrangement.axes):
+            return arrangement.arrange(scores, self._progress.batch)
+        return scores if scores.dim() == 4 else None
+
+    def _measured(self, call: AttentionCall) -> bool:
+        return call.score_steps is None
+
+    def _scores_of(
+        self, layer: int, call: AttentionCall, query: Tensor | None, key: Tensor | None
+    ) -> tuple[float, Tensor | None, bool]:
+        """What q kᵀ was multiplied with, as a number or head by head, and whether rules can follow it."""
+        factor, head_factor, added = 1.0, None, []
+        if call.score_steps is None or not call.plain_weights:
+            if call.score_steps is None and not self._measure(layer, call, query, key):
+                self.mixed.add(layer)
+                return 1.0, None, False
+            if call.score_steps is None:
+                return (*self._measurement[layer], False)
+        for each in call.score_steps or ():
+            args, kwargs, output = self._noted[each.step]
+            other = _other_operand(args, kwargs)
+            if each.kind == "scale":
+                number = _factor_of(other)
+                if number is None:
+                    if not self._measure(layer, call, query, key):
+                        self.mixed.add(layer)
+                        return 1.0, None, False
+                    return (*self._measurement[layer], False)
+                divides = operation_of(self._architecture, each.step) == "div"
+                if isinstance(number, Tensor):
+                    number = 1 / number if divides else number
+                    head_factor = number if head_factor is None else head_factor * number
+                else:
+                    factor *= 1 / number if divides else number
+            elif each.kind == "bias":
+                added.append(self._bias(call, torch.as_tensor(other)))
+            elif each.kind == "mask":
+                added.append(_hidden(args, kwargs, output))
+        if added:
+            self.biases.setdefault(layer, []).extend(added)
+        plain = not any(each.kind == "scale" for each in call.score_steps or ()) or head_factor is None
+        return factor, head_factor, plain and call.plain_weights
+
+    def _bias(self, call: AttentionCall, bias: Tensor) -> Tensor | None:
+        """What is added to scores; only its numbers matter, not how they lie."""
+        del call
+        return bias.detach()
+
+    @property
+    def _measurement(self) -> dict[int, tuple[float, Tensor | None]]:
+        return self.__dict__.setdefault("_measurements", {})
+
+    def _measure(self, layer: int, call: AttentionCall, query: Tensor | None, key: Tensor | None) -> bool:
+        """Find out what q kᵀ was multiplied with on a way that was not followed; whether that is a number per head.
+
+        To a softmax it is the same what is added to a whole row (written-out ones take off the largest score), so rows
+        are compared without their means.
+        """
+        entering = self._entering(call)
+        if entering is None or query is None or key is None:
+            return False
+        products, scores = (
+            rows - rows.mean(dim=-1, keepdim=True)
+            for rows in (exact(query.detach() @ key.detach().transpose(-2, -1)), exact(entering))
+        )
+        factor = (products * scores).sum(dim=(0, 2, 3)) / products.square().sum(dim=(0, 2, 3))
+        factor = factor.view(-1, 1, 1)
+        if not bool((scores - factor * products).abs().amax() < _ROUNDING * scores.abs().amax()):
+            return False
+        one = float(factor.mean())
+        alike = bool((factor - one).abs().amax() < _ROUNDING * abs(one))
+        self._measurement[layer] = (1.0 if abs(one - 1) < _ROUNDING else one, None) if alike else (1.0, factor)
+        return True
+
+    def _scale(self, factor: float, head_factor: Tensor | None, key: Tensor) -> float:
         """The number in front of q kᵀ: what scores were multiplied with, or else what q is likely to have been."""
-        if self._written.factor != 1:
-            return self._written.factor
-        module = self._anatomy.blocks[layer].attention if layer < self._anatomy.depth else None
-        for name in ("scale", "scaling"):
-            scale = getattr(module, name, None)
-            if isinstance(scale, float):
-                return scale
-        return float(key.shape[-1] ** -0.5) if self._written.head_factor is None else 1.0
+        if factor != 1:
+            return factor
+        return float(key.shape[-1] ** -0.5) if head_factor is None else 1.0
+
+
+def operation_of(architecture: Architecture, step: int) -> str:
+    """What a step does."""
+    return architecture.operations[step]
+
+
+def _identity(values: Tensor) -> Tensor:
+    return values.view_as(values)
+
+
+def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
+    if value is old:
+        return new
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(item, old, new) for item in value)
+    return value
+
+
+def _other_operand(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What scores are multiplied with, divided by, or what is added to them."""
+    operands = [*args[:2], *(kwargs[name] for name in ("other",) if name in kwargs)]
+    tensors = [value for value in operands if in_graph(value)]
+    if len(tensors) == 1:
+        return next(value for value in operands if value is not tensors[0])
+    widest = max((value for value in operands if isinstance(value, Tensor)), key=lambda value: value.numel())
+    return next((value for value in operands if value is not widest), widest)
+
+
+def _factor_of(other: Any) -> float | Tensor | None:
+    """A constant that scores are multiplied with: a number, or one for every head (head, 1, 1); ``None`` for others."""
+    if isinstance(other, int | float):
+        return other
+    if not isinstance(other, Tensor) or in_graph(other) or other.dtype == torch.bool:
+        return None
+    if other.numel() == 1:
+        return float(other)
+    by_head = other.dim() in (3, 4) and other.numel() == other.shape[-3]
+    return exact(other.detach()).reshape(-1, 1, 1) if by_head else None
+
+
+def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+    """The bias that ``masked_fill(scores, mask, value)`` stands for, if its value hides."""
+    value = args[2] if len(args) > 2 else kwargs.get("value")
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = float(value)
+    if not isinstance(value, int | float) or value >= HIDDEN:
+        return None
+    return torch.zeros((), dtype=output.dtype, device=output.device)

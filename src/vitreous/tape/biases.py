@@ -30,25 +30,11 @@ class BiasNotes:
     def __init__(self, plan: Plan, progress: Progress, in_force: InForce, *, batch_first: bool) -> None:
         self._plan, self._progress, self._in_force = plan, progress, in_force
         self._tokens_first = not batch_first
-        self._between = False
 
     @property
     def listens(self) -> bool:
         """Whether the biases of the block that the forward pass is in are wanted."""
-        return self._progress.counting in self._plan.biases
-
-    def enter_block(self, name: str, layer: int, *, as_given: bool) -> None:
-        """A block begins, with what the one before gave, or with something that was made of it.
-
-        Raises:
-            UnsupportedModelError: a bias was added in between, on the way from block to block.
-        """
-        if self._between and not as_given:
-            raise UnsupportedModelError(
-                f"{name} adds a bias to its tokens between blocks {layer - 1} and {layer}, which belongs to no block, "
-                "so that what biases contribute from a block on is not known"
-            )
-        self._between = False
+        return self._progress.layer in self._plan.biases
 
     def note(self, output: Tensor, bias: Tensor | None, *, tokens_first: bool | None = None) -> None:
         """A bias contributes bias x gradient."""
@@ -131,8 +117,7 @@ class BiasNotes:
         """The block that the forward pass is in, if its biases are wanted and this has a gradient."""
         if not (self.listens and output.requires_grad):
             return None
-        self._between |= self._progress.layer is None
-        return self._progress.counting
+        return self._progress.layer
 
     def _add(self, layer: int, found: Tensor, tokens_first: bool) -> None:  # noqa: FBT001
         batch, tokens = self._progress.batch, self._progress.tokens

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import Anatomy
+from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError, VitreousError
+from vitreous.inputs.model_input import FAILURES, Inputs
 from vitreous.reason import reason_of
 from vitreous.tape.dropping import Dropping
 from vitreous.tape.half import HALF
-from vitreous.tape.inputs import FAILURES, Inputs
 from vitreous.tape.interception import Interception
 from vitreous.tape.score_editing import ScoreEditing
 
@@ -43,7 +43,7 @@ class Listening(Protocol):
 Ask = Callable[[Inputs, Listening], Tensor]
 
 
-def find_way(model: nn.Module, anatomy: Anatomy, inputs: Inputs, patches: int, ask: Ask) -> Way:
+def find_way(model: nn.Module, architecture: Architecture, inputs: Inputs, patches: int, ask: Ask) -> Way:
     """How some of the ``patches`` can be taken from a model; the first time it costs a part of a picture, or two more.
 
     Raises:
@@ -55,41 +55,41 @@ def find_way(model: nn.Module, anatomy: Anatomy, inputs: Inputs, patches: int, a
     question = (shape, sum(map(_version, model.parameters())))
     if question not in known:
         same_twice = inputs[torch.zeros(2, dtype=torch.int64, device=inputs.device)]
-        known[question] = _asked_way(anatomy, same_twice, patches, ask)
+        known[question] = _asked_way(architecture, same_twice, patches, ask)
     return known[question]
 
 
-def _asked_way(anatomy: Anatomy, same_twice: Inputs, patches: int, ask: Ask) -> Way:
+def _asked_way(architecture: Architecture, same_twice: Inputs, patches: int, ask: Ask) -> Way:
     few = max(1, min(patches - 1, _TELLING), patches // 8)  # they cost what they are, and their order tells as much
     some = torch.randperm(patches, generator=torch.Generator().manual_seed(0))[:few]
     two_orders = torch.stack((some.sort().values, some)).to(same_twice.device)
-    with suppress(*FAILURES):
-        if _alike(ask(same_twice, Dropping(anatomy, two_orders, patches))):
+    with suppress(UnsupportedModelError, *FAILURES):
+        if _alike(ask(same_twice, Dropping(architecture, two_orders, patches))):
             return "drop"
-    check_hiding(anatomy, same_twice, patches, two_orders[:1].expand(2, -1), ask)
+    check_hiding(architecture, same_twice, patches, two_orders[:1].expand(2, -1), ask)
     return "hide"
 
 
-def check_hiding(anatomy: Anatomy, same_twice: Inputs, patches: int, kept: Tensor, ask: Ask) -> None:
+def check_hiding(architecture: Architecture, same_twice: Inputs, patches: int, kept: Tensor, ask: Ask) -> None:
     """Refuse a model in which what is hidden is seen: one and the same picture, with other hidden tokens.
 
     Raises:
         UnsupportedModelError: something else than attention reads them, or the model cannot do without them.
     """
-    editing = _OtherwiseHidden(anatomy, factor=None, kept=kept, patches=patches)
+    editing = _OtherwiseHidden(architecture, factor=None, kept=kept, patches=patches)
     try:
         logits = ask(same_twice, editing)
     except (VitreousError, torch.OutOfMemoryError):
         raise
     except FAILURES as error:
         raise UnsupportedModelError(
-            f"{anatomy.name} counts on all of its patches ({reason_of(error).rstrip('.')}), so none can be dropped; "
+            f"{architecture.name} counts on all of its patches ({reason_of(error).rstrip('.')}), so none can be dropped; "
             "paint them instead (by=paint)"
         ) from error
     editing.check()
     if not _alike(logits):
         raise UnsupportedModelError(
-            f"the tokens of {anatomy.name} meet in another way than by attention (a convolution over neighbours or a "
+            f"the tokens of {architecture.name} meet in another way than by attention (a convolution over neighbours or a "
             "mean over all of them in its blocks, or chance), so that no patch can be dropped; paint them instead "
             "(by=paint)"
         )
@@ -98,15 +98,11 @@ def check_hiding(anatomy: Anatomy, same_twice: Inputs, patches: int, kept: Tenso
 class _OtherwiseHidden(ScoreEditing):
     """Hides patches, and puts other numbers into those of the second picture."""
 
-    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        first = self._hidden is None
-        super().enter(module, arguments)
-        if not first or self._hidden is None:
-            return None
-        stream: Tensor = arguments[0]
+    def _enter_stream(self, stream: Tensor) -> Tensor:
+        stream = super()._enter_stream(stream)
+        assert self._hidden is not None
         changed = self._hidden.isinf() & torch.tensor([[False], [True]], device=stream.device)
-        changed = (changed if self._anatomy.batch_first else changed.T)[..., None]
-        return (torch.where(changed, stream.roll(1, dims=-1), stream), *arguments[1:])
+        return torch.where(changed[..., None], stream.roll(1, dims=-1), stream)
 
 
 def _alike(logits: Tensor) -> bool:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitreous.anatomy import Anatomy
+from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape.interception import Handler, Interception
@@ -23,13 +23,15 @@ class Dropping:
     """Listens to one forward pass and takes the dropped patches out at the first block.
 
     Args:
-        anatomy: where the blocks are.
+        architecture: where the blocks are.
         kept: the patches that stay, (batch, k), ascending in every row.
         patches: how many patches a whole picture has.
     """
 
-    def __init__(self, anatomy: Anatomy, kept: Tensor, patches: int) -> None:
-        self._anatomy, self._kept, self._patches = anatomy, kept, patches
+    def __init__(self, architecture: Architecture, kept: Tensor, patches: int) -> None:
+        self._architecture, self._kept, self._patches = architecture, kept, patches
+        self._point = architecture.blocks[0].input
+        self.steps, self.own_steps = frozenset({self._point.step}), frozenset[int]()
         self._tokens: Tensor | None = None  # indices of the kept tokens, prefix included, once the first block has run
         self._prefix = 0
 
@@ -42,22 +44,28 @@ class Dropping:
             **dict.fromkeys(heard.ATTENTION, self._on_attention),
             **dict.fromkeys((torch.split, Tensor.split), self._on_split),
         }
-        return Interception(self, handlers, frozenset({self._anatomy.blocks[0].module}))
+        return Interception(self._architecture, self, handlers)
 
-    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Take the kept tokens; only the first block is listened to."""
-        del module
-        stream: Tensor = arguments[0]
-        token_axis = 1 if self._anatomy.batch_first else 0
-        count = stream.shape[token_axis]
-        self._prefix = count - self._patches
-        self._tokens = with_prefix(self._kept, self._prefix)
-        index = self._tokens if token_axis == 1 else self._tokens.T
-        return (torch.take_along_dim(stream, index[..., None], dim=token_axis), *arguments[1:])
-
-    def leave(self, module: nn.Module, output: Any) -> Any:
+    def before(self, number: int) -> None:
         """Nothing to do."""
-        del module, output
+        del number
+
+    def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Take the kept tokens; only the first block is listened to."""
+        del number, args, kwargs
+        axes = self._point.axes
+        if axes.dims != 3 or not isinstance(output, Tensor):
+            raise UnsupportedModelError(
+                f"the stream of {self._architecture.name} is a grid, of which no patch can be left out; paint them "
+                "instead (by=paint)"
+            )
+        stream = axes.tokens(output)
+        self._prefix = stream.shape[1] - self._patches
+        self._tokens = with_prefix(self._kept, self._prefix)
+        taken = torch.take_along_dim(stream, self._tokens[..., None], dim=1)
+        sizes = list(output.shape)
+        sizes[axes.token_axes[0]] = taken.shape[1]
+        return axes.stream(taken, torch.Size(sizes))
 
     def _on_pair(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A table that is added to the kept tokens, multiplied with them, or tells where to fill them."""

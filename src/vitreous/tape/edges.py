@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import Anatomy
+from vitreous.architecture import Architecture
 from vitreous.errors import InputError, UnsupportedModelError
+from vitreous.inputs.model_input import Inputs
 from vitreous.tape.embedding import Embedding, Size
 from vitreous.tape.first_block import first_block_input
 from vitreous.tape.half import exact
-from vitreous.tape.inputs import Inputs
 
 _NOISE = 10.0  # so large that the change of an edge is seen in half precision, too
 _ROUNDING = 1e-3  # of what all pixels change of a token: one of its edges changes far more of it, rounding less
@@ -36,7 +36,7 @@ _CHECKED: WeakKeyDictionary[nn.Module, set[Hashable]] = WeakKeyDictionary()
 class Edges:
     """A model, and the pictures of which one is run again with other edges, as far as the model's first block."""
 
-    anatomy: Anatomy
+    architecture: Architecture
     model: nn.Module
     inputs: Inputs
 
@@ -47,7 +47,7 @@ class Edges:
             InputError: the far edges of the picture are in no patch.
             UnsupportedModelError: patches in rows, behind all other tokens, would change in another way.
         """
-        name = self.anatomy.name
+        name = self.architecture.name
         streams = self._streams((1, 1))
         if streams is None:
             raise _not_shown(name)
@@ -106,7 +106,7 @@ class Edges:
         rows, columns = made.grid
         if made.enlarges(self._size) and not all(bool(shown.any()) for shown in expected):
             raise InputError(
-                f"{self.anatomy.name} enlarges images of {height} x {width} pixels to {made.given[0]} x "
+                f"{self.architecture.name} enlarges images of {height} x {width} pixels to {made.given[0]} x "
                 f"{made.given[1]}, and an edge of its {rows} x {columns} patches shows nothing of them, so that no map "
                 "fits them; crop or resize them first"
             )
@@ -116,7 +116,7 @@ class Edges:
         )
         if _stand_further_ahead(changed[0], made.patches) or not all(in_place):
             raise UnsupportedModelError(
-                f"a convolution of {self.anatomy.name} makes {rows} x {columns} patches, but the last {made.patches} "
+                f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, but the last {made.patches} "
                 f"of {tokens} tokens do not change with the edges of a picture as these would, row by row: other "
                 "tokens stand behind them, they stand column by column, or they are resized before the first block, "
                 "so no map can be laid out"
@@ -133,10 +133,10 @@ class Edges:
         (picture, token, channel); ``None`` where there is no stream to compare.
         """
         assert isinstance(self.inputs, Tensor)
-        stream = first_block_input(self.anatomy, self.model, _with_other_edges(self.inputs[:1].detach(), width))
-        if stream is None or stream.dim() != 3:
+        stream = first_block_input(self.architecture, self.model, _with_other_edges(self.inputs[:1].detach(), width))
+        if stream is None:
             return None
-        stream = exact(stream if self.anatomy.batch_first else stream.transpose(0, 1))
+        stream = exact(stream)
         return stream if len(stream) == _PICTURES and bool(stream.isfinite().all()) else None
 
     def _check_order(self, streams: Tensor) -> None:
@@ -151,7 +151,7 @@ class Edges:
             moved = distance.gather(1, some[:, None])[:, 0] > rounding
             if bool((moved & (distance.amin(dim=1) < rounding / 100)).any()):
                 raise UnsupportedModelError(
-                    f"{self.anatomy.name} lays out the patches of a picture in another order each time (masked "
+                    f"{self.architecture.name} lays out the patches of a picture in another order each time (masked "
                     "autoencoders shuffle them, also where they mask none), so no map can be laid out; keep them in "
                     "their order"
                 )
@@ -159,7 +159,7 @@ class Edges:
     def _in_no_patch(self, what: str) -> InputError:
         height, width = self._size
         return InputError(
-            f"{what} of images of {height} x {width} pixels are in no patch of {self.anatomy.name}, so that no map "
+            f"{what} of images of {height} x {width} pixels are in no patch of {self.architecture.name}, so that no map "
             "fits them; crop or resize them first"
         )
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import Anatomy
-from vitreous.tape.inputs import FAILURES, Inputs, ask, outside_inference
-from vitreous.tape.interception import Handler, Interception, Listener
-from vitreous.tape.torch_state import outside_inference_mode
+from vitreous.architecture import Architecture
+from vitreous.architecture.trace import tensors_in
+from vitreous.inputs.model_input import FAILURES, Inputs, ask, outside_inference
+from vitreous.tape.interception import Interception, OtherRunError
+from vitreous.torch_state import outside_inference_mode
 
 
 class SeenEnough(BaseException):  # no error, and nothing in a model may catch it
@@ -22,36 +22,32 @@ class SeenEnough(BaseException):  # no error, and nothing in a model may catch i
 class _FirstBlock:
     """Sees what the first block is given, and ends the run."""
 
-    stream: Tensor | None = None
+    def __init__(self, architecture: Architecture) -> None:
+        self._point = architecture.blocks[0].input
+        self.steps, self.own_steps = frozenset({self._point.step}), frozenset[int]()
+        self.stream: Tensor | None = None
 
-    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Only the first block is listened to."""
-        del module
-        if arguments and isinstance(arguments[0], Tensor):
-            self.stream = arguments[0]
+    def before(self, number: int) -> None:
+        """Nothing to do."""
+        del number
+
+    def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """x_0 has been made."""
+        del number, args, kwargs
+        self.stream = self._point.axes.tokens(list(tensors_in(output))[self._point.output])
         raise SeenEnough
 
-    def leave(self, module: nn.Module, output: Any) -> Any:
-        """Never gets here."""
-        del module, output
 
-
-def first_block_input(anatomy: Anatomy, model: nn.Module, inputs: Inputs) -> Tensor | None:
-    """The stream in front of the first block; ``None`` where the model fails or ends before it."""
-    first = _FirstBlock()
-    with suppress(*FAILURES):
-        run_until_seen(first, {}, anatomy, model, inputs)
+def first_block_input(architecture: Architecture, model: nn.Module, inputs: Inputs) -> Tensor | None:
+    """The stream in front of the first block, (batch, tokens, channels); ``None`` where the model fails before it."""
+    first, given = _FirstBlock(architecture), outside_inference(inputs)
+    listening = Interception(architecture, first, {})
+    listening.start(given)
+    with (
+        suppress(SeenEnough, OtherRunError, *FAILURES),
+        outside_inference_mode(),
+        torch.no_grad(),
+        listening,
+    ):
+        ask(model, given)
     return first.stream
-
-
-def run_until_seen(
-    listener: Listener,
-    handlers: Mapping[Callable[..., Any], Handler],
-    anatomy: Anatomy,
-    model: nn.Module,
-    inputs: Inputs,
-) -> None:
-    """Run a model without a graph until a listener on its first block, or a handler of calls, has seen enough."""
-    listening = Interception(listener, handlers, frozenset({anatomy.blocks[0].module}))
-    with suppress(SeenEnough), outside_inference_mode(), torch.no_grad(), listening:
-        ask(model, outside_inference(inputs))

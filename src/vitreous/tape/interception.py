@@ -1,75 +1,96 @@
-"""Listening in on a model's forward pass without touching the model.
+"""Intercepting the calls of a model's forward pass without touching the model.
 
-Two ears, both open only inside the ``with`` block and only for the thread that entered it: PyTorch's own
-``TorchFunctionMode`` hears every function call (attention, softmax, normalisation, activation), and module hooks that
-are registered globally, not on the model, say in which block a call happens. Both are removed on every exit; what an
-interrupt during the exit leaves of them is removed by ``vitreous.tape.torch_state``.
+PyTorch's own ``TorchFunctionMode`` sees every call of the thread that entered it: attention, softmax, normalisation,
+activation. Calls that work on what depends on the model's input are numbered as in the run that showed the architecture,
+so that what is to happen in a block is known by the number of the call. No hooks are needed, on the model or elsewhere.
 """
 
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import _C, Tensor, nn
-from torch.nn.modules import module as torch_module
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
-from vitreous.tape.evaluation_copy import originals_of, runs_an_original
+from vitreous.architecture import Architecture
+from vitreous.architecture.trace import StepCounter, as_constant, operation
+from vitreous.errors import UnsupportedModelError
+from vitreous.inputs.model_input import Inputs, Texts
+from vitreous.torch_state import function_modes
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 # Attributes that are calls in all but name: x @ W.T multiplies by a constant as F.linear(x, W) does.
 _TRANSPOSED = (Tensor.T.__get__, Tensor.mT.__get__, Tensor.H.__get__, Tensor.mH.__get__)  # type: ignore[attr-defined]
+_operation = cache(operation)
+_OUT_OF_PLACE = {"add": torch.add, "sub": torch.sub, "lerp": torch.lerp, "addcmul": torch.addcmul}
+
+
+class OtherRunError(UnsupportedModelError):
+    """A run took other steps than the one that showed the architecture."""
 
 
 class Listener(Protocol):
-    """What is told about a forward pass: the tape's recorder."""
+    """What is told about a forward pass.
 
-    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """A module is about to run; its positional arguments may be replaced."""
+    Attributes:
+        steps: the steps behind which ``after`` is called.
+        own_steps: steps that run as they are, whatever handlers there are: from q kᵀ to the weights.
+    """
 
-    def leave(self, module: nn.Module, output: Any) -> Any:
-        """A module has run; its output may be replaced."""
+    steps: frozenset[int]
+    own_steps: frozenset[int]
+
+    def before(self, number: int) -> None:
+        """A step is about to run."""
+
+    def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """A step has run; what it gave may be replaced."""
 
 
 class Interception(TorchFunctionMode):
-    """A context in which one thread's forward passes are reported to ``listener`` and ``handlers``."""
+    """A context in which one thread's forward pass is reported to ``listener`` and ``handlers``."""
 
     def __init__(
         self,
+        architecture: Architecture,
         listener: Listener,
         handlers: Mapping[Callable[..., Any], Handler],
-        modules: frozenset[nn.Module],
         otherwise: Handler | None = None,
     ) -> None:
         super().__init__()
-        self._listener = listener
-        self._handlers = handlers
-        self._otherwise = otherwise
-        self._modules = modules
-        self._originals = originals_of(modules)
-        self._thread = threading.get_ident()
-        self._hooks: list[RemovableHandle] = []
+        self._architecture, self._listener = architecture, listener
+        self._handlers, self._otherwise = handlers, otherwise
+        self._counter = StepCounter()
+        # Sums that are written into the stream in place, x += f(x), make a new tensor here: those before are needed.
+        writes = (step for block in architecture.blocks for step in block.writes)
+        self._rewritten = architecture.in_place.intersection(writes)
+        self._newer: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def __enter__(self) -> Self:
-        self._hooks.append(torch_module.register_module_forward_pre_hook(self._enter_module))  # type: ignore[arg-type]
-        self._hooks.append(torch_module.register_module_forward_hook(self._leave_module))
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
+    def start(self, inputs: Inputs) -> None:
+        """Say what the model is about to be given."""
+        self._counter.mark(inputs.parts["input_ids"] if isinstance(inputs, Texts) else inputs)
+
+    def newest(self, value: Any) -> Any:
+        """A value, or what stands in for it where the model changed it in place."""
+        if isinstance(value, Tensor):
+            while id(value) in self._newer:
+                value = self._newer[id(value)][1]
+            return value
+        if type(value) in (list, tuple):
+            return type(value)(map(self.newest, value))
+        return {name: self.newest(item) for name, item in value.items()} if type(value) is dict else value
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        while self._hooks:
-            self._hooks.pop().remove()
-        # torch takes a mode from its stack while it is told of a call, and an interrupt may have kept it from coming back.
-        if any(mode is self for mode in function_modes()):
+        # torch takes a mode from its stack while it tells it of a call; an interrupt may have kept it from coming back.
+        if function_modes()[-1:] == [self]:
             super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
@@ -78,58 +99,51 @@ class Interception(TorchFunctionMode):
         """Treat parameters as constants and hand calls that somebody waits for to their handler."""
         del types
         kwargs = kwargs or {}
+        if self._newer:
+            args, kwargs = self.newest(args), self.newest(kwargs)
         # Parameters as constants: the graph starts where the tape starts it, weights' inputs need not be saved, and
         # models with requires_grad on, off or made under inference_mode behave alike. Without a graph they are anyway.
         if torch.is_grad_enabled() and (func.__name__ not in {"__get__", "__set__"} or func in _TRANSPOSED):
-            args = tuple(_as_constant(value) for value in args)
-            kwargs = {name: _as_constant(value) for name, value in kwargs.items()}
+            args = tuple(as_constant(value) for value in args)
+            kwargs = {name: as_constant(value) for name, value in kwargs.items()}
+        if not self._counter.is_step(args, kwargs):
+            return self._handle(func, args, kwargs)
+        number = self._counter.number
+        self._listener.before(number)
+        if number in self._rewritten:
+            output = self._out_of_place(func, args, kwargs)
+        elif number in self._listener.own_steps:
+            output = func(*args, **kwargs)
+        else:
+            output = self._handle(func, args, kwargs)
+        if self._counter.finish(func, args, output):
+            self._check(number, func)
+            if number in self._listener.steps:
+                output = self._listener.after(number, args, kwargs, output)
+                self._counter.mark(output)
+        return output
+
+    def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(func, *_by_position(args, kwargs))
         return func(*args, **kwargs) if self._otherwise is None else self._otherwise(func, args, kwargs)
 
-    def _enter_module(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if threading.get_ident() != self._thread:
-            return None
-        if module in self._originals:
-            raise runs_an_original(module)
-        return self._listener.enter(module, arguments) if module in self._modules else None
+    def _out_of_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        function = _OUT_OF_PLACE.get(_operation(func))
+        if function is None:
+            return self._handle(func, args, kwargs)
+        output = self._handle(function, args, kwargs)
+        self._newer[id(args[0])] = args[0], output
+        return output
 
-    def _leave_module(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
-        del arguments
-        if module not in self._modules or threading.get_ident() != self._thread:
-            return None
-        return self._listener.leave(module, output)
-
-    def belongs_to(self, thread: int) -> bool:
-        """Whether that thread listens."""
-        return self._thread == thread
-
-
-def function_modes() -> list[Any]:
-    """The modes that this thread's calls of torch are told to, the innermost last."""
-    return [_C._get_function_stack_at(place) for place in range(_C._len_torch_function_stack())]  # noqa: SLF001
-
-
-def hooks_of_this_thread() -> list[tuple[int, dict[int, Any]]]:
-    """The hooks that interceptions of this thread have in torch: their numbers, and the dictionaries they are in."""
-    thread, found = threading.get_ident(), []
-    for hooks in (torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks):  # noqa: SLF001
-        for number, hook in list(hooks.items()):
-            owner = getattr(hook, "__self__", None)
-            if isinstance(owner, Interception) and owner.belongs_to(thread):
-                found.append((number, hooks))
-    return found
-
-
-def _as_constant(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        if isinstance(value, nn.Parameter) or value.is_inference():
-            return value.clone().detach() if value.is_inference() else value.detach()
-        return value
-    if type(value) in (list, tuple) and any(isinstance(item, Tensor) for item in value):
-        return type(value)(_as_constant(item) for item in value)
-    return value
+    def _check(self, number: int, func: Callable[..., Any]) -> None:
+        seen = self._architecture.operations
+        if number >= len(seen) or seen[number] != _operation(func):
+            raise OtherRunError(
+                f"{self._architecture.name} does not take the same steps in every run (step {number} is "
+                f"{_operation(func)}, and was {seen[number] if number < len(seen) else 'none'}), so that its blocks are not known"
+            )
 
 
 def _by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -172,9 +186,11 @@ def of_first(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 ATTENTION = (F.scaled_dot_product_attention,)
 MULTI_HEAD_ATTENTION = (F.multi_head_attention_forward,)
 SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
-MATRIX_PRODUCT = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
+MATRIX_PRODUCT = (
+    *(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
+    *(torch.baddbmm, Tensor.baddbmm, torch.einsum),
+)
 SAME_VALUES = (F.dropout, torch.dropout, Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.contiguous)
-RESHAPE = (Tensor.view, Tensor.reshape)
 LAYER_NORM = (F.layer_norm, torch.layer_norm)
 BATCH_NORM = (F.batch_norm,)
 RMS_NORM = (F.rms_norm, torch.rms_norm)
@@ -210,10 +226,6 @@ SUBTRACTION_FROM = (torch.rsub, Tensor.__rsub__)
 DIVISION = (torch.div, Tensor.div, Tensor.__truediv__)
 DIVISION_IN_PLACE = (Tensor.div_, Tensor.__itruediv__)
 MASKED_FILL = (torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_)
-SCORE_STEPS = (
-    *(*MULTIPLICATION, *MULTIPLICATION_IN_PLACE, *DIVISION, *DIVISION_IN_PLACE),
-    *(*ADDITION, *ADDITION_IN_PLACE, *MASKED_FILL),
-)
 POOLING = (Tensor.__getitem__, torch.mean, Tensor.mean)
 CONVOLUTION = (F.conv2d, torch.conv2d)
 CONVOLUTION_OF_ROW = (F.conv1d, torch.conv1d)

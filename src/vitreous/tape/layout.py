@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitreous.errors import UnsupportedModelError
 from vitreous.float64 import in_float64
-from vitreous.tape.inputs import Inputs, Texts, texts_of
+from vitreous.inputs.model_input import Inputs, Texts, texts_of
 
 if TYPE_CHECKING:
     from vitreous.tape.edges import Edges
@@ -97,17 +97,17 @@ def _with_readers(
     tokens = head_gradient.shape[1]
     prefix = tokens - grid[0] * grid[1]
     real = _real_tokens(inputs, head_gradient)
-    stream = recorder.tokens[recorder.anatomy.depth].detach()
-    stream = stream if recorder.anatomy.batch_first else stream.transpose(0, 1)
+    depth = recorder.architecture.depth
+    stream = recorder.stream_of(depth, recorder.tokens[depth].detach())
     read_of_each = _tokens_read(head_gradient, stream, prefix, real)
     read, alike = _of_all(read_of_each, real)
     if pooling_gradient is None:
-        _check_order(recorder.anatomy.name, read, prefix, tokens)
+        _check_order(recorder.architecture.name, read, prefix, tokens)
         return Layout(grid, prefix, read, alike)
-    pooled = recorder.attention.records[recorder.anatomy.depth].key.shape[2]
+    pooled = recorder.attention.records[recorder.architecture.depth].key.shape[2]
     if pooled not in (tokens, tokens - prefix):
         raise UnsupportedModelError(
-            f"{recorder.anatomy.name}: attention behind the last block pools {pooled} tokens where there are {tokens}, "
+            f"{recorder.architecture.name}: attention behind the last block pools {pooled} tokens where there are {tokens}, "
             f"{prefix} of them before the patches: it is not known which ones they are"
         )
     queries_of_each = _queries_read(pooling_gradient)
@@ -126,12 +126,12 @@ def _made_patches(recorder: Recorder, tokens: int, image_size: torch.Size) -> Em
     fitting = [embedding for embedding in embeddings if embedding.patches <= tokens]
     if fitting:
         chosen = max(fitting, key=lambda embedding: embedding.patches)
-        chosen.check_border(recorder.anatomy.name, (height, width))
+        chosen.check_border(recorder.architecture.name, (height, width))
         return chosen
     if embeddings:
         rows, columns = embeddings[-1].grid
         raise UnsupportedModelError(
-            f"{recorder.anatomy.name} makes {rows} x {columns} patches of a picture, but its blocks have {tokens} "
+            f"{recorder.architecture.name} makes {rows} x {columns} patches of a picture, but its blocks have {tokens} "
             "tokens: patches are dropped or joined in front of them, so no map can be laid out"
         )
     return None

@@ -2,50 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left
+
+from vitreous.architecture import Architecture
 
 
-@dataclass
 class Progress:
     """Where in the model the running forward pass is.
 
     Attributes:
         depth: L, the number of blocks.
         batch: how many images there are.
-        next_block: the block that is running or will be entered next; L behind the last.
-        inside_block: whether it is running.
-        tokens: how many tokens the running block got.
-        attending: the block whose attention module is running.
+        tokens: how many tokens the stream has.
+        step: the number of the step that is running, or has run last.
     """
 
-    depth: int
-    batch: int
-    next_block: int = 0
-    inside_block: bool = False
-    tokens: int = 0
-    attending: int | None = None
+    def __init__(self, architecture: Architecture, batch: int) -> None:
+        self.depth, self.batch = architecture.depth, batch
+        self.tokens = 0
+        self.step = -1
+        blocks = architecture.blocks
+        self._ends = [block.output.step for block in blocks]
+        self._start = blocks[0].input.step
+        self._spans = [block.attention_steps for block in blocks]
+
+    @property
+    def next_block(self) -> int:
+        """The block that is running or will run next; L behind the last."""
+        return bisect_left(self._ends, self.step) if self.reached_blocks else 0
 
     @property
     def reached_blocks(self) -> bool:
-        """Whether the first block has been entered."""
-        return self.inside_block or self.next_block > 0
+        """Whether the first block runs, or has run."""
+        return self.step > self._start
+
+    @property
+    def inside_block(self) -> bool:
+        """Whether a block runs."""
+        return self._start < self.step <= self._ends[-1]
 
     @property
     def behind(self) -> bool:
         """Whether all blocks have run."""
-        return self.next_block == self.depth and not self.inside_block
+        return self.step > self._ends[-1]
 
     @property
     def layer(self) -> int | None:
-        """The block that a call belongs to; L behind the last one, ``None`` before the first and between blocks.
-
-        A block that has no attention module of its own may still attend, and a rule must take hold of that.
-        """
-        if self.attending is not None:
-            return self.attending
-        return self.next_block if self.inside_block or self.behind else None
+        """The block that a call belongs to; L behind the last one, ``None`` before the first."""
+        return self.next_block if self.reached_blocks else None
 
     @property
-    def counting(self) -> int | None:
-        """The block that a bias counts with: between two blocks, where a head may read what one gives, the next."""
-        return self.next_block if self.layer is None and self.next_block > 0 else self.layer
+    def attending(self) -> int | None:
+        """The block whose attention is running, from its queries, keys and values to O."""
+        layer = self.layer
+        if layer is None or layer == self.depth:
+            return None
+        first, last = self._spans[layer]
+        return layer if first <= self.step <= last else None

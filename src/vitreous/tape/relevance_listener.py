@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.anatomy import Anatomy
+from vitreous.architecture import Architecture
 from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
 from vitreous.tape.functions import Follow, InForce, gradient_between
 from vitreous.tape.half import EXACT
@@ -54,16 +54,17 @@ class RelevanceListener:
     """
 
     def __init__(
-        self, anatomy: Anatomy, plan: Plan, progress: Progress, in_force: InForce, is_gate: Callable[[Any], bool]
+        self, architecture: Architecture, plan: Plan, progress: Progress, in_force: InForce, is_gate: Callable[[Any], bool]
     ) -> None:
-        self._anatomy, self._progress, self._in_force, self._is_gate = anatomy, progress, in_force, is_gate
+        self._axes = architecture.blocks[0].input.axes
+        self._progress, self._in_force, self._is_gate = progress, in_force, is_gate
         self.rules = {name for name in plan.rules if RULES[name].carries_relevance}
         self.follows = bool(self.rules)
         self._scaling = {name for name in self.rules if RULES[name].scales_modules}
         self._lowest = _lowest(plan.needs, self.rules)
         self.gaps: dict[str, str] = {}
         self._last_sum: SumCall | None = None
-        if not anatomy.batch_first:
+        if not self._axes.batch_first:
             self._gap("its tokens come before the images of a batch", self._scaling)
 
     def gap_of(self, needs: Needs) -> str | None:
@@ -130,7 +131,7 @@ class RelevanceListener:
             self._gap("it adds to queries, keys or values inside its attention (rotated positions)")
         else:
             inside = self._progress.inside_block or not self._progress.reached_blocks
-            axis = 0 if self._anatomy.batch_first or not self._progress.inside_block else 1
+            axis = 0 if self._axes.batch_first or not self._progress.inside_block else 1
             if func(*args).shape[axis] != self._progress.batch:
                 self._gap("it adds tensors in which the images of a batch are not known")
             call = SumCall(torch.add, axis, inside, partial(gradient_between, self._in_force))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape.biases import BiasNotes
@@ -36,9 +37,9 @@ class RuleListener:
         biases: what has been noted of them.
     """
 
-    def __init__(self, plan: Plan, progress: Progress, in_force: InForce, *, batch_first: bool) -> None:
+    def __init__(self, plan: Plan, progress: Progress, in_force: InForce, architecture: Architecture) -> None:
         self._progress, self._in_force = progress, in_force
-        self.biases = BiasNotes(plan, progress, in_force, batch_first=batch_first)
+        self.biases = BiasNotes(plan, progress, in_force, batch_first=architecture.blocks[0].input.axes.batch_first)
         # With the plain rule alone autograd itself does the right thing and nothing is replaced.
         self.rules_differ = bool(plan.rules - {"plain"})
         rules = [RULES[name] for name in plan.rules]

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import Anatomy
+from vitreous.architecture import Architecture
+from vitreous.architecture.attention import AttentionCall
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape import multihead
@@ -25,17 +26,25 @@ class ScoreEditing:
     """Listens to one forward pass and edits the attention scores of all blocks and of a pooling attention behind them.
 
     Args:
-        anatomy: where the blocks are.
+        architecture: where the blocks are.
         factor: what the scores of a token's column are multiplied with, (batch, tokens); ``None`` leaves them.
         kept: patches that may be looked at, (batch, k), ascending; the columns of the others are hidden, and behind the
             last block the others are dropped. ``None`` keeps all.
         patches: how many patches a whole picture has.
     """
 
-    def __init__(self, anatomy: Anatomy, *, factor: Tensor | None, kept: Tensor | None, patches: int) -> None:
-        self._anatomy, self._factor, self._kept, self._patches = anatomy, factor, kept, patches
-        self._layers = {block.module: layer for layer, block in enumerate(anatomy.blocks)}
-        self._layer: int | None = None
+    def __init__(self, architecture: Architecture, *, factor: Tensor | None, kept: Tensor | None, patches: int) -> None:
+        self._architecture, self._factor, self._kept, self._patches = architecture, factor, kept, patches
+        blocks = architecture.blocks
+        self._calls: dict[int, tuple[int, AttentionCall]] = {}  # by the step at which scores are edited
+        for layer, calls in [*((layer, block.attention) for layer, block in enumerate(blocks)), (len(blocks), architecture.pooling)]:
+            for call in calls:
+                step = call.entering_step if call.spelling == "written" else call.output_step
+                self._calls[step] = layer, call
+        self._start, self._end = blocks[0].input, blocks[-1].output
+        self.steps = frozenset({self._start.step, self._end.step, *self._calls})
+        self.own_steps: frozenset[int] = frozenset()
+        self._step = -1
         self._batch = 1
         self._count = 0
         self._hidden: Tensor | None = None  # (batch, tokens), 0 or -inf
@@ -46,68 +55,85 @@ class ScoreEditing:
         handlers: dict[Callable[..., Any], Handler] = {
             **dict.fromkeys(heard.ATTENTION, self._on_fused),
             **dict.fromkeys(heard.MULTI_HEAD_ATTENTION, self._on_multi_head),
-            **dict.fromkeys(heard.SOFTMAX, self._on_softmax),
         }
-        return Interception(self, handlers, frozenset(self._layers))
+        return Interception(self._architecture, self, handlers)
 
     def check(self) -> None:
         """Refuse a model in which some block's attention was not seen."""
-        unseen = set(range(self._anatomy.depth)) - self._edited
+        unseen = set(range(self._architecture.depth)) - self._edited
         if unseen:
             raise UnsupportedModelError(
-                f"{self._anatomy.name}: no attention was seen in block {min(unseen)}, so none can be held back from "
+                f"{self._architecture.name}: no attention was seen in block {min(unseen)}, so none can be held back from "
                 "single patches and no patch can be dropped; paint them instead (by=paint)"
             )
 
-    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def before(self, number: int) -> None:
         """Note where the forward pass is."""
-        self._layer = self._layers[module]
-        stream: Tensor = arguments[0]
-        self._batch, self._count = stream.shape[:2] if self._anatomy.batch_first else (stream.shape[1], len(stream))
-        if self._kept is not None and self._hidden is None:
+        self._step = number
+
+    def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Edit scores; behind the last block, drop what was hidden in all of them."""
+        del args, kwargs
+        if number in self._calls and self._calls[number][1].spelling == "written":
+            output = self._edit(self._calls[number], output)
+        if number == self._start.step and isinstance(output, Tensor):
+            axes = self._start.axes
+            output = axes.stream(self._enter_stream(axes.tokens(output)), output.shape)
+        if number == self._end.step and self._kept is not None and isinstance(output, Tensor):
+            output = self._leave_stream(output)
+        return output
+
+    def _enter_stream(self, stream: Tensor) -> Tensor:
+        """The stream in front of the first block, (batch, tokens, channels)."""
+        self._batch, self._count = stream.shape[:2]
+        if self._kept is not None:
             tokens = with_prefix(self._kept, self._count - self._patches)
             hidden = stream.new_full((len(tokens), self._count), float("-inf"))
             self._hidden = hidden.scatter_(1, tokens, 0.0)
-        return None
+        return stream
 
-    def leave(self, module: nn.Module, output: Any) -> Any:
-        """Drop behind the last block what was hidden in all of them."""
-        if self._layers[module] + 1 < self._anatomy.depth:
-            self._layer = None
-            return None
-        self._layer = self._anatomy.depth
-        if self._kept is None:
-            return None
-        stream = output[0] if isinstance(output, tuple) else output
+    def _leave_stream(self, output: Tensor) -> Tensor:
+        assert self._kept is not None
+        axes = self._end.axes
+        if axes.dims != 3:
+            raise UnsupportedModelError(
+                f"the stream of {self._architecture.name} is a grid, of which no patch can be left out; paint them "
+                "instead (by=paint)"
+            )
         tokens = with_prefix(self._kept, self._count - self._patches)
-        if self._anatomy.batch_first:
-            stream = torch.take_along_dim(stream, tokens[..., None], dim=1)
-        else:
-            stream = torch.take_along_dim(stream, tokens.T[..., None], dim=0)
+        taken = torch.take_along_dim(axes.tokens(output), tokens[..., None], dim=1)
+        sizes = list(output.shape)
+        sizes[axes.token_axes[0]] = taken.shape[1]
         self._hidden = None
-        return (stream, *output[1:]) if isinstance(output, tuple) else stream
+        return axes.stream(taken, torch.Size(sizes))
 
     def _on_fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._layer is None:
+        found = self._calls.get(self._step)
+        if found is None:
             return func(*args, **kwargs)
+        layer, _ = found
         query, key, value, bias, scale = attention_arguments(*args, **kwargs)
         batch = self._batch
         if query.dim() != 3 or len(query) % batch:
-            return self._attend(query, key, value, bias, scale)
+            return self._attend(layer, query, key, value, bias, scale)
         query, key, value = (heads_of(part, batch) for part in (query, key, value))
-        return self._attend(query, key, value, bias_of_heads(bias, batch), scale).flatten(0, 1)
+        return self._attend(layer, query, key, value, bias_of_heads(bias, batch), scale).flatten(0, 1)
 
     def _on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._layer is None or not multihead.can_open(args, kwargs):
+        found = self._calls.get(self._step)
+        if found is None or not multihead.can_open(args, kwargs):
             return func(*args, **kwargs)
+        layer, _ = found
 
         def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-            return self._attend(query, key, value, bias, query.shape[-1] ** -0.5)
+            return self._attend(layer, query, key, value, bias, query.shape[-1] ** -0.5)
 
         return multihead.open_up(attend, nn.functional.linear, args, kwargs)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-        factor, hidden = self._columns(key.shape[2], key.dtype)
+    def _attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+    ) -> Tensor:
+        factor, hidden = self._columns(layer, key.shape[2], key.dtype)
         if factor is not None:
             key = key * factor.mT
             bias = None if bias is None else bias * factor
@@ -115,21 +141,25 @@ class ScoreEditing:
             bias = hidden if bias is None else bias + hidden
         return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
 
-    def _on_softmax(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scores = args[0]
-        if self._layer is None or not isinstance(scores, Tensor) or scores.dim() != 4:
-            return func(*args, **kwargs)
-        factor, hidden = self._columns(scores.shape[-1], scores.dtype)
-        scores = scores if factor is None else scores * factor
-        scores = scores if hidden is None else scores + hidden
-        return func(scores, *args[1:], **kwargs)
+    def _edit(self, found: tuple[int, AttentionCall], scores: Tensor) -> Tensor:
+        """Scores that a model has written out itself."""
+        layer, call = found
+        arrangement = call.score_arrangement()
+        if scores.dim() != len(arrangement.axes):
+            return scores
+        arranged = arrangement.arrange(scores, self._batch)
+        if arranged is None or arranged.shape[0] != self._batch:
+            return scores
+        factor, hidden = self._columns(layer, arranged.shape[-1], scores.dtype)
+        arranged = arranged if factor is None else arranged * factor
+        arranged = arranged if hidden is None else arranged + hidden
+        return arrangement.restore(arranged, self._batch, scores.shape)
 
-    def _columns(self, keys: int, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    def _columns(self, layer: int, keys: int, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """Factors and biases of the looked-at tokens, (batch, 1, 1, keys); a pooling may leave out the prefix."""
-        assert self._layer is not None
         if keys not in (self._count, self._patches):
             return None, None
-        self._edited.add(self._layer)
+        self._edited.add(layer)
         factor = None if self._factor is None else self._factor[:, None, None, -keys:].to(dtype)
         hidden = None if self._hidden is None else self._hidden[:, None, None, -keys:].to(dtype)
         return factor, hidden

@@ -13,8 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import Anatomy
-from vitreous.errors import InputError, UnsupportedModelError, VitreousError
+from vitreous.architecture import Architecture, find_architecture
+from vitreous.architecture.norms import LinearNorm
+from vitreous.errors import UnsupportedModelError, VitreousError
+from vitreous.inputs.model_input import (
+    FAILURES,
+    Inputs,
+    Rows,
+    Texts,
+    ask,
+    failed_on,
+    outside_inference,
+    texts_of,
+)
 from vitreous.outputs import Scale, likelihood_slope
 from vitreous.reason import reason_of
 from vitreous.tape.attention import AttentionRecord, only_hides
@@ -22,27 +33,14 @@ from vitreous.tape.biases import bias_scores
 from vitreous.tape.dependence import depends
 from vitreous.tape.edges import Edges
 from vitreous.tape.half import HALF, exact
-from vitreous.tape.head_order import check_head_order
-from vitreous.tape.inputs import (
-    FAILURES,
-    Inputs,
-    Rows,
-    Texts,
-    ask,
-    outside_inference,
-    takes_cut_patches,
-    texts_of,
-)
+from vitreous.tape.interception import OtherRunError
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
 from vitreous.tape.output import class_scores
 from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Objective, Pass, Plan
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
-from vitreous.tape.token_axis import with_token_axis
-from vitreous.tape.torch_state import outside_inference_mode
-
-_MOST_CHANNELS = 4  # of a usual picture: red, green, blue, alpha
+from vitreous.torch_state import outside_inference_mode
 
 
 @dataclass
@@ -88,7 +86,7 @@ class Tape:
     ) -> None:
         self._recorder, self._again = recorder, again
         self._logits = logits
-        self.anatomy = recorder.anatomy
+        self.architecture = recorder.architecture
         self.logits = logits.detach()
         head_gradient, pooling_gradient = self._head_gradients()
         self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs, edges)
@@ -111,7 +109,7 @@ class Tape:
     @property
     def depth(self) -> int:
         """L, the number of blocks."""
-        return self.anatomy.depth
+        return self.architecture.depth
 
     @property
     def needs(self) -> Needs:
@@ -124,9 +122,10 @@ class Tape:
         return frozenset(range(self.depth)) - self._recorder.attention.records.keys()
 
     @property
-    def repeated_attention(self) -> frozenset[int]:
-        """The blocks that attend more than once, so that they have no one A."""
-        return frozenset(self._recorder.attention.repeated)
+    def other_attention(self) -> str | None:
+        """Why the attention of some block is not one between all tokens of an image; ``None`` where all are."""
+        other = self._recorder.attention.other
+        return other[min(other)] if other else None
 
     @property
     def unknown_products(self) -> frozenset[int]:
@@ -139,11 +138,6 @@ class Tape:
         return frozenset(self._recorder.attention.mixed)
 
     @property
-    def misplaced_norms(self) -> frozenset[int]:
-        """The blocks whose norms do not stand where their names say, so that their halves were not seen."""
-        return frozenset(self._recorder.misplaced_norms)
-
-    @property
     def reads_several_blocks(self) -> bool:
         """Whether the head reads earlier tokens besides the last block's, as far down as this run has a graph."""
         recorder = self._recorder
@@ -154,9 +148,7 @@ class Tape:
     @property
     def unseen_norms(self) -> frozenset[int]:
         """The blocks whose first norm was asked for and did not give (batch, tokens, channels)."""
-        norms = self._recorder.norms  # some give more than a tensor
-        seen = {layer for layer, given in norms.items() if isinstance(given, Tensor) and given.dim() == 3}
-        return frozenset(self._recorder.plan.norms) - seen
+        return frozenset(self._recorder.plan.norms) - self._recorder.norms.keys()
 
     def relevance_gap(self, needs: Needs) -> str | None:
         """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
@@ -176,7 +168,9 @@ class Tape:
         Of a text ``PIXELS`` is what its tokens are embedded as, which is x_0.
         """
         stream = self._recorder.tokens[layer]
-        return stream.detach() if layer == PIXELS and not self.reads_text else self._seen(stream)
+        if layer == PIXELS and not self.reads_text:
+            return stream.detach()
+        return self._seen(self._recorder.stream_of(max(layer, 0), stream))
 
     def norm(self, layer: int) -> Tensor:
         """The output of a block's first norm, (batch, tokens, channels)."""
@@ -184,12 +178,13 @@ class Tape:
 
     def attended(self, layer: int) -> Tensor:
         """The stream with the attention part of a block added, before a post-norm block normalises it."""
-        pre = self.anatomy.blocks[layer].norm_place == "pre"
-        return self.middle(layer) if pre else self._seen(self._recorder.attended[layer])
+        return self._seen(self._recorder.mids[layer])
 
     def middle(self, layer: int) -> Tensor:
         """The stream between the attention and the feed-forward part of a block."""
-        return self._seen(self._recorder.middles[layer])
+        recorder = self._recorder
+        post = self.architecture.blocks[layer].norm_place == "post"
+        return self._seen(recorder.middles[layer] if post else recorder.mids[layer])
 
     def end(self, layer: int) -> Tensor:
         """The stream with the feed-forward part of a block added, before a post-norm block normalises it."""
@@ -204,12 +199,18 @@ class Tape:
             self._attention[layer] = record.cut(*self._part)
         return self._attention[layer]
 
-    def adds_projected_heads(self, layer: int, heads_to_stream: Tensor) -> bool:
-        """Whether the heads' mix through W_O is what a block whose W_O was asked for adds to the stream."""
-        sums = self._recorder.sums
-        mix = sums.mix_of_heads(self._recorder.attention.outputs[layer])
-        projected = exact(mix) @ exact(heads_to_stream).T
-        return sums.carry(layer, projected.to(mix.dtype))
+    def output_projection(self, layer: int) -> Tensor | None:
+        """W_O, LayerScale included, (channels of the stream, channels of all heads); ``None`` where it is not known."""
+        return self._recorder.linear_maps.output_projection(layer)
+
+    def value_weight(self, layer: int) -> Tensor | None:
+        """W_V, (channels of all heads, channels of the first norm); ``None`` where it is not known."""
+        return self._recorder.linear_maps.value_weight(layer)
+
+    def linear_norms(self, layer: int) -> tuple[LinearNorm | None, LinearNorm | None]:
+        """Both norms of a block as linear maps, ``None`` where one is none."""
+        block, maps = self.architecture.blocks[layer], self._recorder.linear_maps
+        return maps.norm(block.first_norm), maps.norm(block.second_norm)
 
     def backward(self, backward: Pass, target: Tensor, needs: GradientNeeds) -> Gradients:
         """Gradients of the pass's objective, one class per image, under its rule.
@@ -219,7 +220,7 @@ class Tape:
         """
         gap = self._recorder.cuts.behind(needs.lowest)
         if gap is not None:
-            raise UnsupportedModelError(f"{self.anatomy.name} cannot be explained by gradients: {gap}")
+            raise UnsupportedModelError(f"{self.architecture.name} cannot be explained by gradients: {gap}")
         if backward.objective == "intermediate":
             return self._intermediate_gradients(backward.rule, target, needs.attention)
         recorder = self._recorder
@@ -231,7 +232,7 @@ class Tape:
         ]
         sources = [source for _, _, source in wanted]
         recorder.in_force.rule = RULES[backward.rule]
-        slope = _slope(self.logits, target, backward.objective, self.anatomy.scale)
+        slope = _slope(self.logits, target, backward.objective, self.architecture.scale)
         size = slope.abs().amax(dim=1) if any(source.dtype in HALF for source in sources) else None
         if size is not None:
             # Half precision rounds the small gradient of a probability near 1 to nothing. Images do not mix and every
@@ -242,8 +243,10 @@ class Tape:
         found = Gradients(biases=self._bias_scores(recorder.in_force.biases or {}, size))
         recorder.in_force.biases = None
         for (part, layer, _), gradient in zip(wanted, arrived, strict=True):
-            stream = part != "outputs" and layer != PIXELS
-            gradient = self._batch_first(gradient) if stream else gradient  # noqa: PLW2901
+            if part == "outputs":
+                gradient = recorder.attention.arranged(layer, gradient)  # noqa: PLW2901
+            elif part == "tokens" and (layer != PIXELS or self.reads_text):
+                gradient = recorder.stream_of(max(layer, 0), gradient)  # noqa: PLW2901
             scaled = gradient if size is None else gradient.float() * size.view(-1, *[1] * (gradient.dim() - 1))
             getattr(found, part)[layer] = scaled
         return found
@@ -256,8 +259,9 @@ class Tape:
         found = Gradients()
         for layer, slope in zip(layers, slopes, strict=True):
             stream, output = recorder.tokens[layer + 1], recorder.attention.outputs[layer]
-            slope = self._batch_first(slope).to(stream.dtype)  # noqa: PLW2901
-            (found.outputs[layer],) = self._gradients(slope, [output], of=stream)
+            tokens = recorder.stream_of(layer + 1, stream)
+            (gradient,) = self._gradients(slope.to(stream.dtype), [output], of=tokens)
+            found.outputs[layer] = recorder.attention.arranged(layer, gradient)
         return found
 
     def _head_slopes(self, rule: str, target: Tensor, layers: frozenset[int]) -> Tensor:
@@ -301,11 +305,12 @@ class Tape:
         Of the attention calls behind the blocks the first that the output depends on is the one that pools them; a
         model may have a pooling head that it does not use for this output.
         """
-        behind = [(call, output) for call, output in self._recorder.attention.behind if output.requires_grad]
-        stream = self._recorder.tokens[self.anatomy.depth]
+        calls = self._recorder.attention.behind
+        behind = [(place, call[1]) for place, call in enumerate(calls) if call[1].requires_grad]
+        stream = self._recorder.tokens[self.depth]
         gap = self._recorder.cuts.behind(self.depth)
         if gap is not None:
-            raise UnsupportedModelError(f"which tokens the head of {self.anatomy.name} reads does not show: {gap}")
+            raise UnsupportedModelError(f"which tokens the head of {self.architecture.name} reads does not show: {gap}")
         if not self._logits.requires_grad:
             raise self._cut_off("the output")
         self._recorder.in_force.rule = RULES["plain"]
@@ -316,19 +321,20 @@ class Tape:
         gradient, *pooling_gradients = self._gradients(signs, sources, allow_unused=True)
         if gradient is None:
             raise UnsupportedModelError(
-                f"no gradient reaches the last block of {self.anatomy.name}: its output does not depend on that block, "
+                f"no gradient reaches the last block of {self.architecture.name}: its output does not depend on that block, "
                 "or something that has no gradient stands in between"
             )
-        for (call, output), pooling_gradient in zip(behind, pooling_gradients, strict=True):
+        gradient = self._recorder.stream_of(self.depth, gradient)
+        for (place, _), pooling_gradient in zip(behind, pooling_gradients, strict=True):
             if pooling_gradient is not None:
                 listener = self._recorder.attention
-                listener.records[self.depth], listener.outputs[self.depth] = call, output
-                return self._batch_first(gradient), pooling_gradient
-        return self._batch_first(gradient), None
+                listener.pool_by(place)
+                return gradient, listener.arranged(self.depth, pooling_gradient)
+        return gradient, None
 
     def _cut_off(self, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
-            f"{what} of {self.anatomy.name} has no gradient: something inside the model cuts it off "
+            f"{what} of {self.architecture.name} has no gradient: something inside the model cuts it off "
             "(torch.no_grad, detach, or reentrant gradient checkpointing)"
         )
 
@@ -346,29 +352,26 @@ class Tape:
             if "no autograd formula" in str(error) or "is not implemented" in str(error):
                 reason = reason_of(error).rstrip(".")
                 raise UnsupportedModelError(
-                    f"{self.anatomy.name} cannot be explained by gradients: it has an operator without one ({reason})"
+                    f"{self.architecture.name} cannot be explained by gradients: it has an operator without one ({reason})"
                 ) from None
             if "checkpoint" not in str(error).lower():
                 raise
             raise UnsupportedModelError(
-                f"{self.anatomy.name} recomputes its blocks in the backward pass (torch.utils.checkpoint), "
+                f"{self.architecture.name} recomputes its blocks in the backward pass (torch.utils.checkpoint), "
                 "where they cannot be recorded; switch gradient checkpointing off"
             ) from None
 
     def _seen(self, stream: Tensor) -> Tensor:
         """The stream as a reader sees it: batch first, without a graph, and that of the part alone."""
-        stream = self._batch_first(stream).detach()
+        stream = stream.detach()
         if self._part is None:
             return stream
         rows, count = self._part
         return stream[rows, :count]
 
-    def _batch_first(self, stream: Tensor) -> Tensor:
-        return stream if self.anatomy.batch_first else stream.transpose(0, 1)
-
 
 @contextmanager
-def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> Iterator[Tape]:
+def record(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: Plan) -> Iterator[Tape]:
     """Run ``model`` once on pictures or texts and keep what ``plan`` asks for, until the context ends.
 
     The plan's intervention may put another stream in the place of a block's input, or scale attention.
@@ -377,44 +380,44 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
     ``no_grad``, ``inference_mode`` or ``autocast`` may surround this.
     """
     with outside_inference_mode(), torch.enable_grad():
-        anatomy = with_token_axis(anatomy, model, inputs)
         try:
-            recorder, output = _listen(model, anatomy, inputs, plan)
+            recorder, output = _listen(model, architecture, inputs, plan)
+        except OtherRunError:
+            # A model may go another way with these inputs than with the two that were looked at: look at these.
+            architecture = find_architecture(model, inputs, architecture.chosen, again=True)
+            recorder, output = _listen(model, architecture, inputs, plan)
         except _OtherBatchError:
             # A head that counts its pictures (to lay out a grid, perhaps) gets as many of them as of other streams.
             assert plan.intervention.stream is not None
             first = torch.zeros(len(plan.intervention.stream), dtype=torch.int64, device=inputs.device)
-            recorder, output = _listen(model, anatomy, inputs[first], plan)
-        if not recorder.progress.behind:
-            raise UnsupportedModelError(
-                f"{anatomy.name} ran {recorder.progress.next_block} of its {anatomy.depth} blocks; a model that leaves "
-                "blocks out is not supported: take those away that it does not use"
-            )
-        logits = class_scores(output, anatomy.name, recorder.progress.batch)
+            recorder, output = _listen(model, architecture, inputs[first], plan)
+        logits = class_scores(output, architecture.name, recorder.progress.batch)
         if recorder.embedded is not None and depends(logits, recorder.embedded):
-            raise _reads_again(anatomy)
-        if recorder.attention.in_one_row and recorder.progress.batch > 1:
-            check_head_order(anatomy, model, inputs)
+            raise _reads_again(architecture)
 
         def again(rows: Rows, needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
-            return record(model, anatomy, inputs[rows], Plan(anatomy.depth, needs, intervention))
+            return record(model, architecture, inputs[rows], Plan(architecture.depth, needs, intervention))
 
-        yield Tape(recorder, logits, inputs, again, Edges(anatomy, model, inputs))
+        yield Tape(recorder, logits, inputs, again, Edges(architecture, model, inputs))
 
 
 class _OtherBatchError(UnsupportedModelError):
     """A model failed when other streams were put in the place of its tokens, and not as many as it got pictures."""
 
 
-def _listen(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> tuple[Recorder, Any]:
+def _listen(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: Plan) -> tuple[Recorder, Any]:
     """Run a model, and give what was kept of the run and its output."""
     given = outside_inference(inputs)
-    recorder = Recorder(anatomy, plan, len(inputs), reads_text=isinstance(inputs, Texts))
-    if plan.graph_start == PIXELS and isinstance(given, Tensor):
-        given = given.clone().requires_grad_()
-        recorder.tokens[PIXELS] = recorder.leaf = given
-    with recorder.listening():
-        return recorder, _run(model, given, recorder)
+    recorder = Recorder(architecture, plan, len(inputs), reads_text=isinstance(inputs, Texts))
+    if isinstance(given, Tensor):
+        given = given.clone()
+        if plan.graph_start == PIXELS:
+            recorder.tokens[PIXELS] = recorder.leaf = given.requires_grad_()
+    listening = recorder.listening()
+    listening.start(given)
+    with listening:
+        output = _run(model, given, recorder)
+    return recorder, listening.newest(output)
 
 
 def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
@@ -425,22 +428,15 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
         raise
     except FAILURES as error:
         if recorder.progress.batch != len(inputs) and not isinstance(error, torch.OutOfMemoryError):
-            raise _OtherBatchError(str(_reads_again(recorder.anatomy))) from error
-        if "in-place operation" in str(error):
-            raise recorder.changes_in_place() from error
+            raise _OtherBatchError(str(_reads_again(recorder.architecture))) from error
         if recorder.progress.reached_blocks:
             if _is_about_flex_attention(error):
                 raise UnsupportedModelError(
-                    f"{recorder.anatomy.name} attends by flex_attention, which is compiled and shows neither A nor its "
-                    'gradients; load it with attn_implementation="sdpa" or "eager"'
+                    f"{recorder.architecture.name} attends by flex_attention, which is compiled and shows neither A nor "
+                    'its gradients; load it with attn_implementation="sdpa" or "eager"'
                 ) from error
             raise
-        if not isinstance(inputs, Texts) and takes_cut_patches(model):
-            raise InputError(
-                f"{recorder.anatomy.name} takes patches that were cut out of a picture before, with spatial_shapes, "
-                "not the picture itself; wrap it in a module whose forward takes images and cuts them"
-            ) from error
-        raise InputError(f"{recorder.anatomy.name} cannot take {_described(inputs)}: {reason_of(error)}") from error
+        raise failed_on(model, inputs, error) from error
 
 
 def _is_about_flex_attention(error: BaseException) -> bool:
@@ -449,19 +445,9 @@ def _is_about_flex_attention(error: BaseException) -> bool:
     return "flex_attention" in str(error) or any(Path(file).stem == "flex_attention" for file in files)
 
 
-def _described(inputs: Inputs) -> str:
-    if isinstance(inputs, Texts):
-        return f"texts of {inputs.tokens} tokens"
-    _, channels, height, width = inputs.shape
-    what = f"images of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"
-    # Where the last axis is as short as only channels are, that is what it probably is.
-    channels_last = width <= _MOST_CHANNELS < channels
-    return f"{what} (channels come first: {tuple(inputs.shape)})" if channels_last else what
-
-
-def _reads_again(anatomy: Anatomy) -> UnsupportedModelError:
+def _reads_again(architecture: Architecture) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{anatomy.name} reads the tokens of several blocks at once (a head on the outputs of the last few, perhaps), "
+        f"{architecture.name} reads the tokens of several blocks at once (a head on the outputs of the last few, perhaps), "
         "so that no others can be put in the place of one block's alone, which this method does"
     )
 

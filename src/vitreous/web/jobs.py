@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import nn
 
-from vitreous.anatomy import find_anatomy
 from vitreous.errors import VitreousError
 
 MOST_WAITING = 64
@@ -124,7 +123,7 @@ class Worker:
 
 @contextmanager
 def watched(network: nn.Module, job: Job, count: Callable[[int], None]) -> Iterator[None]:
-    """Count what a network is asked about, images or texts, and stop between its blocks when the job is to be stopped.
+    """Count what a network is asked about, images or texts, and stop between its modules when the job is to be stopped.
 
     The hooks are taken away again whatever happens, so that a stopped run leaves the network as it was.
     """
@@ -140,7 +139,7 @@ def watched(network: nn.Module, job: Job, count: Callable[[int], None]) -> Itera
 
     hooks = [network.register_forward_pre_hook(asked, with_kwargs=True)]
     try:
-        hooks += [block.module.register_forward_pre_hook(between) for block in find_anatomy(network).blocks]
+        hooks += [part.register_forward_pre_hook(between) for part in network.modules() if part is not network]
         yield
     finally:
         for hook in hooks:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from vitreous.errors import UnsupportedModelError
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 from vitreous.texts import ReadText
 
 # Maps are made from tapes of so many photos: enough to keep a processor busy, few enough that the tapes of all blocks
@@ -89,7 +89,7 @@ class Batch(Generic[ModelT, SeenT]):
 
     Attributes:
         model: The model with its name and preprocessing, or its tokenizer.
-        subject: The model with the photos or texts as its input, to be asked again.
+        runner: The model with the photos or texts as its input, to be asked again.
         pictures: One per photo or text.
         logits: What the model says of them as they are, (photos, classes).
         maps: For each photo and method, maps by the class they explain: (rows, columns), or (pieces,) of a text.
@@ -97,7 +97,7 @@ class Batch(Generic[ModelT, SeenT]):
     """
 
     model: ModelT
-    subject: Subject
+    runner: ModelRunner
     pictures: tuple[SeenT, ...]
     logits: Tensor
     maps: Mapping[Case, Mapping[int, Tensor]]
@@ -106,7 +106,7 @@ class Batch(Generic[ModelT, SeenT]):
     @property
     def images(self) -> Tensor:
         """The model's input, (photos, channel, height, width)."""
-        return self.subject.images
+        return self.runner.images
 
     @property
     def exclusive(self) -> bool:
@@ -115,11 +115,11 @@ class Batch(Generic[ModelT, SeenT]):
         Raises:
             UnsupportedModelError: its outputs are no classes.
         """
-        if self.subject.scale == "value":
+        if self.runner.scale == "value":
             raise UnsupportedModelError(
                 "the model's outputs are values (regression), of which none is right and none has a probability"
             )
-        return self.subject.scale != "sigmoid"
+        return self.runner.scale != "sigmoid"
 
     def map_of(self, case: Case, target: int) -> Tensor:
         """The map of a case for one class, (rows, columns) or (pieces,)."""

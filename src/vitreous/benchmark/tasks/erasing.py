@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.benchmark.tasks.batch import Case, PhotoBatch, enlarged
 from vitreous.errors import ProtocolError
-from vitreous.subject import Subject
+from vitreous.tape.runner import ModelRunner
 
 Sign = Literal["positive", "negative"]
 Filling = Literal["black before normalisation", "zero after normalisation"]
@@ -80,9 +80,9 @@ def erased_logits(
     Returns:
         Logits (orders, directions, counts, classes).
     """
-    subject = batch.subject
-    pixels = subject.size[0] * subject.size[1]
-    fill = fill_of(subject, filling)
+    runner = batch.runner
+    pixels = runner.size[0] * runner.size[1]
+    fill = fill_of(runner, filling)
 
     def name_of(order: Order, direction: Sign, count: int) -> Hashable:
         # Nothing erased and everything erased look the same whatever the order.
@@ -100,30 +100,30 @@ def erased_logits(
         steps = {name: (way, count) for way, row in asked for name, count in zip(row, counts, strict=True)}
         work.append((order, {name: step for name, step in steps.items() if name not in known}))
         known |= steps.keys()
-    for painted, pictures in _pictures(subject, work, fill, upsampling):
-        batch.memory.update(zip(painted, subject.logits(pictures), strict=True))
+    for painted, pictures in _pictures(runner, work, fill, upsampling):
+        batch.memory.update(zip(painted, runner.logits(pictures), strict=True))
     flat = [batch.memory[name] for rows in names for row in rows for name in row]
     shape = (len(orders), len(directions), len(counts), batch.logits.shape[1])
     return torch.stack(flat).view(shape) if flat else batch.logits.new_empty(shape)
 
 
 def _pictures(
-    subject: Subject,
+    runner: ModelRunner,
     work: Sequence[tuple[Order, Mapping[Hashable, tuple[Sign, int]]]],
     fill: Tensor,
     upsampling: str,
 ) -> Iterator[tuple[list[Hashable], Tensor]]:
     """Full batches of erased photos and the name of each; all are painted into one buffer."""
-    pixels = subject.size[0] * subject.size[1]
-    buffer = subject.images.new_empty((subject.batch, *subject.images.shape[1:]))
+    pixels = runner.size[0] * runner.size[1]
+    buffer = runner.images.new_empty((runner.batch, *runner.images.shape[1:]))
     names: list[Hashable] = []
     for order, steps in work:
         if not steps:
             continue
-        rank = ranks(enlarged(order.map[None], subject.size, upsampling)[0])
+        rank = ranks(enlarged(order.map[None], runner.size, upsampling)[0])
         for name, (direction, count) in steps.items():
             erased = rank < count if direction == "positive" else rank >= pixels - count
-            torch.where(erased, fill, subject.images[order.image], out=buffer[len(names)])
+            torch.where(erased, fill, runner.images[order.image], out=buffer[len(names)])
             names.append(name)
             if len(names) == len(buffer):
                 yield names, buffer
@@ -132,10 +132,10 @@ def _pictures(
         yield names, buffer[: len(names)]
 
 
-def fill_of(subject: Subject, filling: Filling) -> Tensor:
+def fill_of(runner: ModelRunner, filling: Filling) -> Tensor:
     """What erased pixels become, (channel, 1, 1)."""
     if filling == "zero after normalisation":
-        return subject.images.new_zeros((subject.images.shape[1], 1, 1))
-    if subject.black is None:
+        return runner.images.new_zeros((runner.images.shape[1], 1, 1))
+    if runner.black is None:
         raise ProtocolError("what a black pixel is to this model is not known: its preprocessing is missing")
-    return subject.black[:, None, None]
+    return runner.black[:, None, None]

@@ -53,7 +53,7 @@ def kept_logits(batch: PhotoBatch, orders: Orders, kept: Sequence[Kept]) -> Tens
 
 def patch_scores(batch: PhotoBatch, map_: Tensor) -> Tensor:
     """One score per patch, (patches,); of a map of pixels, the means over the patches."""
-    grid = batch.subject.layout.grid
+    grid = batch.runner.layout.grid
     if tuple(map_.shape) == grid:
         return map_.flatten()
     return patch_means(map_.flatten(), (map_.shape[0], map_.shape[1]), grid)
@@ -61,9 +61,9 @@ def patch_scores(batch: PhotoBatch, map_: Tensor) -> Tensor:
 
 def _ask(batch: PhotoBatch, questions: Sequence[_Question]) -> None:
     """Ask about equally many patches of each, a batch at a time, so that photos are copied a few at a time."""
-    subject = batch.subject
-    for first in range(0, len(questions), subject.batch):
-        part = questions[first : first + subject.batch]
-        images = subject.images[[question.image for question in part]]
-        logits = subject.logits_of_kept(images, torch.stack([question.patches for question in part]))
+    runner = batch.runner
+    for first in range(0, len(questions), runner.batch):
+        part = questions[first : first + runner.batch]
+        images = runner.images[[question.image for question in part]]
+        logits = runner.logits_of_kept(images, torch.stack([question.patches for question in part]))
         batch.memory.update(zip((question.name for question in part), logits, strict=True))

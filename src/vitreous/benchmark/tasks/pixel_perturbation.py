@@ -71,7 +71,7 @@ class PixelErasing(PhotoTask):
         targets = [self._explained_classes(batch.pictures[case.image]) for case in cases]
         asked = [(case, target) for case, classes in zip(cases, targets, strict=True) for target in classes]
         orders = find_orders(batch, asked)
-        pixels = batch.subject.size[0] * batch.subject.size[1]
+        pixels = batch.runner.size[0] * batch.runner.size[1]
         logits = erased_logits(
             batch,
             orders.different,

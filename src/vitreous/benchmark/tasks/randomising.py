@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import Block
+from vitreous.architecture.survey import trace_model
+from vitreous.architecture.trace import tensors_in
 from vitreous.benchmark.tasks.batch import PhotoBatch, generator_of
 from vitreous.float64 import in_float64
-from vitreous.tape.interception import Interception
 
 # Parts of a model that are randomised one after the other, the earlier ones staying random.
 STAGES = ("head", "top quarter", "top half", "top three quarters", "all blocks", "everything")
@@ -44,15 +44,25 @@ def randomise(parameter: Tensor, generator: torch.Generator) -> None:
 
 def _parts(batch: PhotoBatch) -> dict[str, set[str]]:
     """The names of the parameters that belong to each stage."""
-    network = batch.model.model
+    network, images = batch.model.model, batch.images[:1]
     names = {id(parameter): name for name, parameter in network.named_parameters()}
-    blocks = [block.module for block in find_anatomy(network).blocks]
+    trace, blocks = trace_model(network, images), batch.runner.architecture.blocks
+    used = [
+        {names[id(part)] for part in tensors_in((step.args, step.kwargs)) if id(part) in names} for step in trace.steps
+    ]
+
+    def of_block(block: Block) -> set[str]:
+        """What the block's module holds, where it is one, and what its steps use."""
+        held = () if block.module is None else block.module.parameters()
+        return {names[id(each)] for each in held}.union(*used[block.input.step + 1 : block.output.step + 1])
 
     def top(quarters: int) -> set[str]:
         count = math.ceil(len(blocks) * quarters / 4)
-        return {names[id(each)] for block in blocks[len(blocks) - count :] for each in block.parameters()}
+        return set().union(*map(of_block, blocks[len(blocks) - count :]))
 
-    head = {names[id(each)] for module in _behind(batch, blocks[-1]) for each in module.parameters(recurse=False)}
+    last = blocks[-1].output.step
+    behind = [call.module for call in trace.calls if call.first > last]
+    head = {names[id(each)] for module in behind for each in module.parameters(recurse=False)}.union(*used[last + 1 :])
     return {
         "head": head - top(4),
         "top quarter": top(1),
@@ -61,31 +71,3 @@ def _parts(batch: PhotoBatch) -> dict[str, set[str]]:
         "all blocks": top(4),
         "everything": set(names.values()),
     }
-
-
-class _Behind:
-    """Sees which modules run behind the last block: final norm, pooling and head."""
-
-    def __init__(self, last_block: nn.Module) -> None:
-        self._last_block = last_block
-        self._passed = False
-        self.modules: list[nn.Module] = []
-
-    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Note a module, if the last block has run."""
-        del arguments
-        self.modules += [module] if self._passed else []
-        return None
-
-    def leave(self, module: nn.Module, output: Any) -> Any:
-        """Note that the last block has run."""
-        del output
-        self._passed |= module is self._last_block
-
-
-def _behind(batch: PhotoBatch, last_block: nn.Module) -> list[nn.Module]:
-    """The modules that run behind the last block."""
-    behind = _Behind(last_block)
-    with Interception(behind, {}, frozenset(batch.model.model.modules())):
-        batch.subject.logits(batch.images[:1])
-    return behind.modules

@@ -181,22 +181,22 @@ class Faithfulness(MapTask):
         return found
 
     def _subsets(self, batch: PhotoBatch, image: int) -> np.typing.NDArray[np.int64]:
-        patches = batch.subject.layout.patches
+        patches = batch.runner.layout.patches
         size = max(1, patches * self.percent // 100)
         return random_subsets(patches, size, self.subsets, seed_of(batch.pictures[image].name, "subsets"))
 
     def _falls(self, batch: PhotoBatch, image: int, subsets: np.typing.NDArray[np.int64]) -> Floats:
         """By how much the logit of the explained class falls without each set."""
-        subject = batch.subject
+        runner = batch.runner
         target = explained_class(batch.pictures[image], self.explained)
-        patch_of = patch_of_pixel(subject.layout.grid, subject.size).view(subject.size).to(subject.images.device)
-        chosen = torch.zeros(len(subsets), subject.layout.patches, dtype=torch.bool)
+        patch_of = patch_of_pixel(runner.layout.grid, runner.size).view(runner.size).to(runner.images.device)
+        chosen = torch.zeros(len(subsets), runner.layout.patches, dtype=torch.bool)
         chosen.scatter_(1, torch.from_numpy(subsets), value=True)
-        fill = fill_of(subject, self.filling)
+        fill = fill_of(runner, self.filling)
         falls = []
-        for part in torch.split(chosen.to(patch_of.device), subject.batch):
-            pictures = torch.where(part[:, patch_of][:, None], fill, subject.images[image])
-            falls.append(in_float64(batch.logits[image, target]) - in_float64(subject.logits(pictures)[:, target]))
+        for part in torch.split(chosen.to(patch_of.device), runner.batch):
+            pictures = torch.where(part[:, patch_of][:, None], fill, runner.images[image])
+            falls.append(in_float64(batch.logits[image, target]) - in_float64(runner.logits(pictures)[:, target]))
         found: Floats = torch.cat(falls).cpu().numpy()
         return found
 

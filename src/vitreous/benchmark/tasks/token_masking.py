@@ -61,7 +61,7 @@ class TokenDropping(PhotoTask):
 
     def counts(self, batch: PhotoBatch) -> list[int]:
         """How many patches each step drops or puts in."""
-        return [percent * batch.subject.layout.patches // 100 for percent in self.percent]
+        return [percent * batch.runner.layout.patches // 100 for percent in self.percent]
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -114,7 +114,7 @@ class InsertionDeletion(TokenDropping):
         )
 
     def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
-        patches = batch.subject.layout.patches
+        patches = batch.runner.layout.patches
         insertion = [Kept("top", count) for count in self.counts(batch)]
         deletion = [Kept("bottom", patches - count) for count in self.counts(batch)]
         return [self._values(*pair) for pair in self.answers(batch, cases, (insertion, deletion))]
@@ -146,7 +146,7 @@ class InfluenceDeletion(TokenDropping):
         return perturbation.mif(ratios=self.from_zero), perturbation.lif(ratios=self.from_zero)
 
     def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
-        patches = batch.subject.layout.patches
+        patches = batch.runner.layout.patches
         most = [Kept("bottom", patches - count) for count in self.counts(batch)]
         least = [Kept("top", patches - count) for count in self.counts(batch)]
         mif, lif = (perturbation.curve_columns(name, "hit", self.from_zero) for name in ("mif_", "lif_"))

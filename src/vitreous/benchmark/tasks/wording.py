@@ -15,12 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.tasks.batch import Case, Passage, TextBatch
 from vitreous.float64 import float64_array
 from vitreous.metrics.text import word_scores
 from vitreous.models.text_models import LoadedTextModel
-from vitreous.subject import TOKENS_AT_ONCE, Subject
+from vitreous.tape.runner import TOKENS_AT_ONCE, ModelRunner
 
 Way = Literal["removed", "masked", "kept alone"]
 Row = tuple[int, ...]
@@ -51,11 +50,10 @@ def logits_of(batch: TextBatch, rows: Sequence[Row]) -> Tensor:
 
 def logits_of_rows(model: LoadedTextModel, rows: Sequence[Row]) -> Tensor:
     """The same without a memory."""
-    anatomy = find_anatomy(model.model)
     answers: list[Tensor] = [torch.empty(0)] * len(rows)
     for numbers in _alike([len(row) for row in rows]):
         inputs = model.reader.inputs([rows[number] for number in numbers])
-        for number, answer in zip(numbers, Subject(model.model, anatomy, inputs).logits(inputs), strict=True):
+        for number, answer in zip(numbers, ModelRunner(model.model, inputs).logits(inputs), strict=True):
             answers[number] = answer
     return torch.stack(answers)
 

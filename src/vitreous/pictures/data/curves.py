@@ -16,11 +16,11 @@ from vitreous.explanation import Explanation
 from vitreous.float64 import in_float64
 from vitreous.methods.pixel_maps import patch_means
 from vitreous.outputs import likelihoods
-from vitreous.pictures.data.recording import open_subject
+from vitreous.pictures.data.recording import open_runner
 from vitreous.pictures.scaling import display_maps
 from vitreous.pixels import Images, Model, find_model
-from vitreous.subject import Subject
-from vitreous.tape.torch_state import leaves_torch_as_it_was
+from vitreous.tape.runner import ModelRunner
+from vitreous.torch_state import leaves_torch_as_it_was
 
 By = Literal["patches", "pixels"]
 
@@ -89,14 +89,14 @@ def perturbation_curves(
         raise InputError(f"curves go by patches or by pixels, not by {by!r}")
     if steps < 1:
         raise InputError(f"a curve needs at least one step, not {steps}")
-    subject = open_subject(find_model(model, image), image)
-    if subject.scale == "value":
+    runner = open_runner(find_model(model, image), image)
+    if runner.scale == "value":
         raise InputError(NO_CURVES)
-    if len(subject.images) != 1:
-        raise InputError(f"curves are drawn of one photo at a time, not of {len(subject.images)}")
+    if len(runner.images) != 1:
+        raise InputError(f"curves are drawn of one photo at a time, not of {len(runner.images)}")
     target = explanation.class_index(index, target_index)
     orders = torch.stack([_order(explanation, method, index, target_index, by) for method in explanation.methods])
-    ask = _asking(subject, target, by)
+    ask = _asking(runner, target, by)
     parts = orders.shape[1]
     counts = list(dict.fromkeys(parts * step // steps for step in range(steps + 1)))
     deletion = np.stack([ask(orders[:, count:]) for count in counts], axis=1)
@@ -131,27 +131,27 @@ def _order(explanation: Explanation, method: str, index: int, target_index: int,
     return scores.argsort(descending=True, stable=True)
 
 
-def _asking(subject: Subject, target: int, by: By) -> Callable[[Tensor], NDArray[np.float64]]:
+def _asking(runner: ModelRunner, target: int, by: By) -> Callable[[Tensor], NDArray[np.float64]]:
     """Give the function that turns what is kept, (methods, count), into the probability of the target, (methods,)."""
 
     def probability(kept: Tensor) -> NDArray[np.float64]:
         try:
-            logits = _logits(subject, kept, by)
+            logits = _logits(runner, kept, by)
         except UnsupportedModelError:
             if kept.shape[1]:
                 raise
             return np.full(len(kept), np.nan)  # nothing is left that this model could read
-        return likelihoods(in_float64(logits), subject.scale)[:, target].cpu().numpy()
+        return likelihoods(in_float64(logits), runner.scale)[:, target].cpu().numpy()
 
     return probability
 
 
-def _logits(subject: Subject, kept: Tensor, by: By) -> Tensor:
-    images = subject.images.expand(len(kept), -1, -1, -1)
+def _logits(runner: ModelRunner, kept: Tensor, by: By) -> Tensor:
+    images = runner.images.expand(len(kept), -1, -1, -1)
     if by == "patches":
-        return subject.logits_of_kept(images, kept)
-    mask = torch.zeros(len(kept), subject.size[0] * subject.size[1], dtype=torch.bool)
+        return runner.logits_of_kept(images, kept)
+    mask = torch.zeros(len(kept), runner.size[0] * runner.size[1], dtype=torch.bool)
     mask.scatter_(1, kept, torch.ones_like(kept, dtype=torch.bool))
-    paint = subject.images.new_zeros(subject.images.shape[1]) if subject.black is None else subject.black
-    seen = mask.view(len(kept), 1, *subject.size).to(images.device)
-    return subject.logits(torch.where(seen, images, paint.view(1, -1, 1, 1)))
+    paint = runner.images.new_zeros(runner.images.shape[1]) if runner.black is None else runner.black
+    seen = mask.view(len(kept), 1, *runner.size).to(images.device)
+    return runner.logits(torch.where(seen, images, paint.view(1, -1, 1, 1)))

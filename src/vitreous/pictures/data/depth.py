@@ -14,7 +14,7 @@ from vitreous.targets import Target
 def depth_strip(model: Model, image: Images, method: str, target: Target = None) -> Strip:
     """Give the maps of a method for every number of blocks that it can aggregate."""
     loaded = find_model(model, image)
-    spellings = depth_spellings(method, depth_of(loaded))
+    spellings = depth_spellings(method, depth_of(loaded, image))
     captions = {_blocks(count): spelling for count, spelling in spellings.items()}
     return strip_of_spellings(loaded, image, method, captions, target)
 

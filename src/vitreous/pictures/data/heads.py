@@ -9,8 +9,8 @@ from vitreous.pictures.data.recording import recorded
 from vitreous.pictures.data.strip import Strip
 from vitreous.pixels import Images, Model, find_model
 from vitreous.spelling import parse
-from vitreous.tape.torch_state import leaves_torch_as_it_was
 from vitreous.targets import Target
+from vitreous.torch_state import leaves_torch_as_it_was
 
 
 @leaves_torch_as_it_was

@@ -14,7 +14,7 @@ from vitreous.targets import Target
 def start_layer_strip(model: Model, image: Images, method: str, target: Target = None) -> Strip:
     """Give the maps of a method for every start layer; SkipPLUS's own is marked."""
     loaded = find_model(model, image)
-    depth = depth_of(loaded)
+    depth = depth_of(loaded, image)
     rollout = isinstance(parse(method).aggregation, Rollout)
     captions = {
         _caption(start, None if rollout else math.ceil(depth / 2)): spelling

@@ -8,34 +8,36 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
 from vitreous.explaining import black_pixel, network_of
 from vitreous.methods import View
 from vitreous.models import LoadedModel
 from vitreous.pixels import Images, find_pixels
 from vitreous.spelling import Recipe
-from vitreous.subject import Subject
 from vitreous.tape import Plan, record
+from vitreous.tape.runner import ModelRunner
 from vitreous.targets import Target, find_targets
 
 
-def open_subject(model: nn.Module | LoadedModel, images: Images) -> Subject:
+def open_runner(model: nn.Module | LoadedModel, images: Images) -> ModelRunner:
     """Give a model and its images in a form that can be asked again with fewer tokens or other pixels."""
     network = network_of(model)
     pixels, _ = find_pixels(model, network, images)
-    return Subject(network, find_anatomy(network), pixels, black=black_pixel(model, pixels))
+    return ModelRunner(network, pixels, black=black_pixel(model, pixels))
 
 
 @contextmanager
 def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, target: Target = None) -> Iterator[View]:
     """Run the model and give what a recipe would read, until the context ends; one class per image."""
     network = network_of(model)
-    anatomy = find_anatomy(network)
     pixels, _ = find_pixels(model, network, images)
-    needs = recipe.needs(anatomy.depth)
-    with record(network, anatomy, pixels, Plan(anatomy.depth, needs)) as tape:
+    architecture = find_architecture(network, pixels)
+    needs = recipe.needs(architecture.depth)
+    with record(network, architecture, pixels, Plan(architecture.depth, needs)) as tape:
         classes = find_targets(tape.logits, target, None).classes[:, 0]
         gradients = {backward: tape.backward(backward, classes, part) for backward, part in needs.gradients.items()}
-        subject = Subject(network, anatomy, pixels, classes[:, None], _layout=tape.layout)
+        runner = ModelRunner(
+            network, pixels, classes[:, None], _architecture=tape.architecture, _layout=tape.layout
+        )
         with torch.autocast(pixels.device.type, enabled=False):
-            yield View(tape, gradients, classes, subject)
+            yield View(tape, gradients, classes, runner)

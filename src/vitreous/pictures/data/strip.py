@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
 from vitreous.explaining import explain, network_of
 from vitreous.explanation import Explanation
 from vitreous.models import LoadedModel
-from vitreous.pixels import Images, Model
+from vitreous.pixels import Images, Model, find_pixels
 from vitreous.targets import Target
 
 
@@ -69,6 +69,10 @@ def with_options(spelling: str, *, drop: tuple[str, ...] = (), **options: int) -
     return path.strip() + (":" + ",".join(f"{name}={value}" for name, value in kept.items()) if kept else "")
 
 
-def depth_of(model: nn.Module | LoadedModel) -> int:
-    """Give the number of blocks of a model."""
-    return find_anatomy(network_of(model)).depth
+def depth_of(model: nn.Module | LoadedModel, images: Images | None = None) -> int:
+    """Give the number of blocks of a model; of one whose input size is not known, with these images."""
+    network = network_of(model)
+    if images is None:
+        assert isinstance(model, LoadedModel)
+        return find_architecture(network, model.example_input()).depth
+    return find_architecture(network, find_pixels(model, network, images)[0]).depth

@@ -13,37 +13,40 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitreous.anatomy import Anatomy
+from vitreous.architecture import Architecture
 from vitreous.tape import Layout
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What is explained, for a peer that knows nothing of anatomies and tapes.
+    """What is explained, for a peer that knows nothing of architectures and tapes.
 
     Attributes:
         model: the network, whose parameters want no gradient.
-        anatomy: where its blocks are.
+        architecture: where its blocks are.
         images: (batch, channel, height, width).
         target: one class per image, (batch,).
         layout: patch grid and prefix tokens.
     """
 
     model: nn.Module
-    anatomy: Anatomy
+    architecture: Architecture
     images: Tensor
     target: Tensor
     layout: Layout
 
     def block(self, layer: int) -> nn.Module:
         """A block; negative numbers count from the last."""
-        return self.anatomy.blocks[layer].module
+        module = self.architecture.blocks[layer].module
+        assert module is not None, f"block {layer} is no module"
+        return module
 
     def first_norm(self, layer: int) -> nn.Module:
         """The norm in front of a block's attention."""
-        norm = self.anatomy.blocks[layer].first_norm
+        norm = self.architecture.blocks[layer].first_norm
         assert norm is not None, f"block {layer} has no first norm"
-        return norm
+        assert norm.module is not None, f"the first norm of block {layer} is no module"
+        return norm.module
 
     def giving(self, layer: int) -> nn.Module:
         """The module whose output is a block's input: the block below."""

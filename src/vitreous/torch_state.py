@@ -17,6 +17,7 @@ more. So the frames of an interrupt's traceback are cleared first. Errors keep t
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
@@ -26,8 +27,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 import torch
 from torch import _C
-
-from vitreous.tape.interception import function_modes, hooks_of_this_thread
+from torch.nn.modules import module as torch_module
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -45,6 +45,21 @@ def leaves_torch_as_it_was(function: Callable[_Parameters, _Result]) -> Callable
             return function(*args, **kwargs)
 
     return wrapper
+
+
+def function_modes() -> list[Any]:
+    """The modes that this thread's calls of torch are told to, the innermost last."""
+    return [_C._get_function_stack_at(place) for place in range(_C._len_torch_function_stack())]  # noqa: SLF001
+
+
+def hooks_of_this_thread() -> list[tuple[int, dict[int, Any]]]:
+    """The hooks that traced runs of this thread have in torch: their numbers, and the dictionaries they are in."""
+    thread, found = threading.get_ident(), []
+    for hooks in (torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks):  # noqa: SLF001
+        for number, hook in list(hooks.items()):
+            if getattr(getattr(hook, "__self__", None), "traced_thread", None) == thread:
+                found.append((number, hooks))
+    return found
 
 
 def outside_inference_mode() -> AbstractContextManager[Any]:

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import UnsupportedModelError
+from vitreous.errors import InputError, UnsupportedModelError
+from vitreous.reason import reason_of
 
 Rows = slice | Tensor
+_MOST_CHANNELS = 4  # of a usual picture: red, green, blue, alpha
 # What models raise that cannot do with what they are given: another size of pictures, or fewer tokens.
 FAILURES = (AssertionError, ValueError, RuntimeError, IndexError)
 _BY_POSITION = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL}
@@ -140,3 +142,24 @@ def outside_inference(inputs: Inputs) -> Inputs:
 
 def _plain(values: Tensor) -> Tensor:
     return values.detach().clone() if values.is_inference() else values.detach()
+
+
+def failed_on(model: nn.Module, inputs: Inputs, error: BaseException) -> InputError:
+    """What is wrong with inputs that a model cannot even embed."""
+    name = type(model).__name__
+    if not isinstance(inputs, Texts) and takes_cut_patches(model):
+        return InputError(
+            f"{name} takes patches that were cut out of a picture before, with spatial_shapes, not the picture itself; "
+            "wrap it in a module whose forward takes images and cuts them"
+        )
+    return InputError(f"{name} cannot take {_described(inputs)}: {reason_of(error)}")
+
+
+def _described(inputs: Inputs) -> str:
+    if isinstance(inputs, Texts):
+        return f"texts of {inputs.tokens} tokens"
+    _, channels, height, width = inputs.shape
+    what = f"images of {height} x {width} pixels in {channels} channel{'s' if channels > 1 else ''}"
+    # Where the last axis is as short as only channels are, that is what it probably is.
+    channels_last = width <= _MOST_CHANNELS < channels
+    return f"{what} (channels come first: {tuple(inputs.shape)})" if channels_last else what

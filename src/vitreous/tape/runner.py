@@ -1,4 +1,4 @@
-"""The subject of an explanation: a model and its input that may be asked again, with another input or fewer tokens.
+"""Running a model again: with another input, with fewer tokens, or recorded.
 
 Methods that need more than one run (integrated gradients, perturbation) see this, never the model itself.
 """
@@ -13,17 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import Anatomy
+from vitreous.architecture import Architecture, find_architecture
 from vitreous.errors import UnsupportedModelError
-from vitreous.outputs import Scale
+from vitreous.inputs.model_input import Inputs, Rows, Texts, ask, outside_inference
+from vitreous.outputs import Scale, scale_of
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.doing_without import Listening, find_way
 from vitreous.tape.dropping import Dropping, check_kept, nothing_left
-from vitreous.tape.inputs import Inputs, Rows, Texts, ask
 from vitreous.tape.output import class_scores
 from vitreous.tape.score_editing import ScoreEditing
-from vitreous.tape.token_axis import with_token_axis
-from vitreous.tape.torch_state import outside_inference_mode
+from vitreous.torch_state import outside_inference_mode
 
 # Bare evaluations are run this many pixels at a time. Measured on ViT-Ti: 8 to 32 pictures of 224 x 224 at once cost
 # the same per picture, one alone 1.6 times as much, and 64 leave the processor's caches.
@@ -34,7 +33,7 @@ _A_FEW = 8
 
 
 @dataclass
-class Subject:
+class ModelRunner:
     """A model with the images or texts that are explained.
 
     Attributes:
@@ -46,12 +45,12 @@ class Subject:
     """
 
     _model: nn.Module
-    _anatomy: Anatomy
     inputs: Inputs
     targets: Tensor | None = None
     black: Tensor | None = None
     evaluations: int = 0
     memory: dict[Hashable, Tensor] = field(default_factory=dict)
+    _architecture: Architecture | None = None
     _layout: Layout | None = None
     _cannot_drop: bool | None = None  # whether patches have to be hidden instead; None until that is known
     _bare: Callable[..., Any] | None = None  # the model in another form, for evaluations that nobody listens to
@@ -60,20 +59,26 @@ class Subject:
         # Methods read a tape outside the caller's autocast; when they ask the model again, it runs as the caller wants.
         kind = self.inputs.device.type
         self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-        self._anatomy = with_token_axis(self._anatomy, self._model, self.inputs)
+
+    @property
+    def architecture(self) -> Architecture:
+        """What a run of the model shows."""
+        if self._architecture is None:
+            self._architecture = find_architecture(self._model, self.inputs)
+        return self._architecture
 
     @property
     def layout(self) -> Layout:
         """Patch grid, prefix tokens and the tokens that the head reads."""
         if self._layout is None:
-            with record(self._model, self._anatomy, self.inputs[:1], Plan(self._anatomy.depth, Needs())) as tape:
+            with record(self._model, self.architecture, self.inputs[:1], Plan(self.architecture.depth, Needs())) as tape:
                 self._layout = tape.layout
         return self._layout
 
     @property
     def scale(self) -> Scale | None:
         """What the model's outputs are, where its configuration says so."""
-        return self._anatomy.scale
+        return scale_of(self._model) if self._architecture is None else self._architecture.scale
 
     @property
     def images(self) -> Tensor:
@@ -83,7 +88,7 @@ class Subject:
             UnsupportedModelError: the model reads texts.
         """
         if isinstance(self.inputs, Texts):
-            raise UnsupportedModelError(f"{self._anatomy.name} reads texts, and a text has no pixels")
+            raise UnsupportedModelError(f"{type(self._model).__name__} reads texts, and a text has no pixels")
         return self.inputs
 
     @property
@@ -98,12 +103,16 @@ class Subject:
             return max(1, TOKENS_AT_ONCE // self.inputs.tokens)
         return max(1, _PIXELS_AT_ONCE // (self.size[0] * self.size[1]))
 
-    def cut(self, rows: Rows, count: int) -> Subject:
+    def cut(self, rows: Rows, count: int) -> ModelRunner:
         """The same model with some of the texts, without the padding behind their ``count`` tokens."""
         assert isinstance(self.inputs, Texts)
         targets = None if self.targets is None else self.targets[rows]
-        part = Subject(
-            self._model, self._anatomy, self.inputs.cut(rows, count), targets, _layout=self.layout.cut(count)
+        part = ModelRunner(
+            self._model,
+            self.inputs.cut(rows, count),
+            targets,
+            _architecture=self.architecture,
+            _layout=self.layout.cut(count),
         )
         part._autocast, part._bare = self._autocast, self._bare
         return part
@@ -118,8 +127,8 @@ class Subject:
     ) -> AbstractContextManager[Tape]:
         """Run the model on other images or texts and keep what ``needs`` asks for, until the context ends."""
         self.evaluations += len(inputs)
-        plan = Plan(self._anatomy.depth, needs, intervention or Intervention())
-        return record(self._model, self._anatomy, inputs, plan)
+        plan = Plan(self.architecture.depth, needs, intervention or Intervention())
+        return record(self._model, self.architecture, inputs, plan)
 
     def logits(self, images: Inputs) -> Tensor:
         """What the model says of other images, (images, classes)."""
@@ -139,7 +148,7 @@ class Subject:
         if kept.shape[1] == self.layout.patches:
             return self.logits(images)
         if kept.shape[1] == 0 and not self.layout.reads_prefix_only:
-            raise nothing_left(self._anatomy.name)
+            raise nothing_left(self.architecture.name)
         with self._evaluating():
             return torch.cat([self._ask_kept(images[part], kept[part]) for part in self._parts(images)])
 
@@ -165,25 +174,28 @@ class Subject:
         if listener is not None:
             return self._listen(images, listener)
         output = ask(self._model if self._bare is None else self._bare, images)
-        return class_scores(output, self._anatomy.name, len(images))
+        return class_scores(output, type(self._model).__name__, len(images))
 
     def _listen(self, images: Inputs, listener: Listening) -> Tensor:
-        with listener.listening():
-            output = ask(self._model, images)
-        return class_scores(output, self._anatomy.name, len(images))
+        given = outside_inference(images)
+        listening = listener.listening()
+        listening.start(given)
+        with listening:
+            output = ask(self._model, given)
+        return class_scores(listening.newest(output), type(self._model).__name__, len(images))
 
     def _ask_kept(self, images: Inputs, kept: Tensor) -> Tensor:
         if self._cannot_drop is None:
-            way = find_way(self._model, self._anatomy, images, self.layout.patches, self._listen)
+            way = find_way(self._model, self.architecture, images, self.layout.patches, self._listen)
             self._cannot_drop = way == "hide"
         if not self._cannot_drop:
-            return self._ask(images, Dropping(self._anatomy, kept, self.layout.patches))
+            return self._ask(images, Dropping(self.architecture, kept, self.layout.patches))
         # Patches that nobody may look at and that are dropped behind the last block leave the same numbers, at full
         # cost.
         return self._ask_edited(images, kept=kept)
 
     def _ask_edited(self, images: Inputs, *, factor: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
-        editing = ScoreEditing(self._anatomy, factor=factor, kept=kept, patches=self.layout.patches)
+        editing = ScoreEditing(self.architecture, factor=factor, kept=kept, patches=self.layout.patches)
         logits = self._ask(images, editing)
         editing.check()
         return logits

@@ -1,0 +1,80 @@
+"""Running a model once to see its architecture, and remembering what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import suppress
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.architecture.attention import find_attention
+from vitreous.architecture.description import Architecture
+from vitreous.architecture.find import describe
+from vitreous.architecture.trace import Trace, Tracer
+from vitreous.errors import InputError, VitreousError
+from vitreous.inputs.model_input import FAILURES, Inputs, Texts, ask, failed_on, outside_inference
+from vitreous.outputs import scale_of
+from vitreous.torch_state import outside_inference_mode
+
+# What was seen of a model, by the shape of its input. A run that takes other steps is seen again.
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Hashable, Architecture]] = WeakKeyDictionary()
+
+
+def find_architecture(
+    model: nn.Module, inputs: Inputs, stage: int | None = None, *, again: bool = False
+) -> Architecture:
+    """What a run of ``model`` shows; costs a run of two images, the first time.
+
+    Args:
+        model: the model, in evaluation mode.
+        inputs: images or texts; the first two are run.
+        stage: which stage of the stream is read, where there are several; the last in which tokens can be told apart
+            by default.
+        again: whether to run the model even if it is known, and on all of ``inputs``.
+
+    Raises:
+        UnsupportedModelError: there is no stream of tokens.
+        InputError: the model does not take these inputs.
+    """
+    known = _KNOWN.setdefault(model, {})
+    shape = (inputs.shape[1:], inputs.dtype) if isinstance(inputs, Tensor) else "texts"
+    key = (shape, str(inputs.device), stage)
+    if again or key not in known:
+        trace = trace_model(model, inputs if again else inputs[:2])
+        found = describe(trace, type(model).__name__, stage)
+        known[key] = replace(found, scale=scale_of(model))
+    return known[key]
+
+
+def trace_model(model: nn.Module, inputs: Inputs) -> Trace:
+    """Run a model and note every step."""
+    if len(inputs) == 1:
+        # Two images tell the axis of the batch from the others; a model may take one at a time only.
+        twice = torch.zeros(2, dtype=torch.int64, device=inputs.device)
+        with suppress(VitreousError, *FAILURES):
+            return _traced(model, inputs[twice])
+    return _traced(model, inputs)
+
+
+def _traced(model: nn.Module, inputs: Inputs) -> Trace:
+    tracer = Tracer(model, len(inputs))
+    given = outside_inference(inputs)
+    if isinstance(given, Tensor):
+        given = given.clone()
+    with outside_inference_mode(), torch.enable_grad():
+        tracer.start(given.parts["input_ids"] if isinstance(given, Texts) else given)
+        try:
+            with tracer.modules(), tracer:
+                tracer.trace.output = ask(model, given)
+        except VitreousError:
+            raise
+        except FAILURES as error:
+            if find_attention(tracer.trace):
+                raise
+            raise failed_on(model, inputs, error) from error
+    if not tracer.trace.steps:
+        raise InputError(f"{type(model).__name__} does nothing with its input that can be seen")
+    return tracer.trace
