@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
 
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.mm, _ATEN.addmm, _ATEN.bmm, _ATEN.baddbmm}
@@ -56,12 +56,12 @@ class Operations:
     peak_bytes: int
 
 
-def count_operations(model: nn.Module, job: Callable[[], object]) -> Operations:
+def count_operations(model: nn.Module, images: Tensor, job: Callable[[], object]) -> Operations:
     """Run ``job``, which does something with ``model``, and count.
 
     The run is slower than an ordinary one and has the same results.
     """
-    counter = _Counter(model)
+    counter = _Counter(model, images)
     with counter.hooked(), counter:
         job()
     return counter.found()
@@ -70,11 +70,11 @@ def count_operations(model: nn.Module, job: Callable[[], object]) -> Operations:
 class _Counter(TorchDispatchMode):
     """Sees every operation of this thread, those of backward passes included."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, images: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        anatomy = find_anatomy(model)
-        self._model, self._batch_first = model, anatomy.batch_first
-        self._blocks = [block.module for block in anatomy.blocks]
+        architecture = find_architecture(model, images)
+        self._model, self._batch_first = model, architecture.blocks[0].input.axes.batch_first
+        self._blocks = [block.module for block in architecture.blocks]
         self._weights = dict(_weights(model, self._blocks))
         self._weight_shapes = {shape for matrix in _matrices(model) for shape in (matrix, matrix[::-1])}
         self._forward_passes, self._tokens = 0, 0

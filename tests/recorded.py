@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
 from vitreous.methods import Row, View
 from vitreous.spelling import parse
-from vitreous.tape.runner import ModelRunner
 from vitreous.tape import Plan, record
+from vitreous.tape.runner import ModelRunner
 
 
 def whole_matrix(view: View, spelling: str, *, at_once: bool) -> Tensor:
@@ -29,9 +29,9 @@ class Recorded:
     """A view of a run that holds what a spelling needs."""
 
     def __init__(self, model: nn.Module, images: Tensor, spelling: str) -> None:
-        anatomy = find_anatomy(model)
-        plan = Plan(anatomy.depth, parse(spelling).needs(anatomy.depth))
-        self.context = record(model, anatomy, images, plan)
+        architecture = find_architecture(model, images)
+        plan = Plan(architecture.depth, parse(spelling).needs(architecture.depth))
+        self.context = record(model, architecture, images, plan)
         self.runner = ModelRunner(model, images)
 
     def __enter__(self) -> View:

@@ -17,7 +17,7 @@ from literal import decomposition as literal
 from literal import forward
 from recorded import Recorded, whole_matrix
 from small_models import golden_model, largest_difference, random_images, small_case, small_vit
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
 from vitreous.architecture.norms import linear_norm
 from vitreous.errors import UnsupportedModelError
 from vitreous.methods.linear_parts import missing_linear_part
@@ -481,6 +481,6 @@ def test_norms_are_known_by_what_they_do(name):
 
 def test_a_run_that_was_recorded_for_others_can_still_be_asked_what_would_work():
     model, pictures = small_vit(depth=2), random_images(1)
-    anatomy = find_anatomy(model)
-    with record(model, anatomy, pictures, Plan(anatomy.depth, Needs())) as tape:
+    architecture = find_architecture(model, pictures)
+    with record(model, architecture, pictures, Plan(architecture.depth, Needs())) as tape:
         assert missing_linear_part(tape, parse("globenc").needs(tape.depth)) is None

@@ -10,10 +10,9 @@ from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
 
 from small_models import PATCHES, random_images, small_vit
-from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape.runner import ModelRunner
 from vitreous.tape import doing_without
+from vitreous.tape.runner import ModelRunner
 
 # Float64 and the same operations; sums over another number of tokens are cut into other pieces.
 SAME = {"rtol": 1e-12, "atol": 1e-12}

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import vitreous
 from small_models import largest_difference, random_images, small_vit
-from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
 
 METHODS = ["gae", "tokentm", "decompx", "rollout", "ixg", "alti"]

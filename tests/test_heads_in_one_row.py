@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import vitreous
 from small_models import random_images, small_vit
-from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape.runner import ModelRunner
 

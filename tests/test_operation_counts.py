@@ -38,7 +38,7 @@ def model():
 
 
 def explained(model, *spellings: str, **options) -> Operations:
-    return count_operations(model, lambda: vitreous.explain(model, random_images(BATCH), spellings, 0, **options))
+    return count_operations(model, random_images(BATCH), lambda: vitreous.explain(model, random_images(BATCH), spellings, 0, **options))
 
 
 def forward_backward(model, *, frozen: bool) -> Operations:
@@ -48,14 +48,14 @@ def forward_backward(model, *, frozen: bool) -> Operations:
         model(pixels)[:, 0].sum().backward()
 
     try:
-        return count_operations(model, job)
+        return count_operations(model, random_images(BATCH), job)
     finally:
         model.requires_grad_(requires_grad=True).zero_grad()
 
 
 def test_plain_passes_are_counted_as_written_down(model):
     with torch.no_grad():
-        forward = count_operations(model, lambda: model(random_images(BATCH)))
+        forward = count_operations(model, random_images(BATCH), lambda: model(random_images(BATCH)))
     assert forward.forward_passes == 1
     assert forward.block_calls == (1,) * DEPTH
     assert forward.backward_products == NONE
@@ -79,7 +79,7 @@ def test_gradients_of_weights_are_seen(model):
 def test_inference_mode_hides_nothing(model):
     def run(mode) -> Operations:
         with mode():
-            return count_operations(model, lambda: model(random_images(BATCH)))
+            return count_operations(model, random_images(BATCH), lambda: model(random_images(BATCH)))
 
     assert run(torch.inference_mode).forward_flops == run(torch.no_grad).forward_flops
 
@@ -89,7 +89,7 @@ def test_softmaxes_and_matrices_are_seen_in_attention_that_is_not_fused():
     for block in model.blocks:
         block.attn.fused_attn = False
     with torch.no_grad():
-        found = count_operations(model, lambda: model(random_images(1)))
+        found = count_operations(model, random_images(1), lambda: model(random_images(1)))
     assert found.softmaxes == 2
     assert found.attention_matrices == 4  # scores and A
 
@@ -104,7 +104,7 @@ def test_bytes_are_those_of_tensors_alive_together(model):
         third = views * 2
         del second, views, third
 
-    found = count_operations(model, job)
+    found = count_operations(model, random_images(BATCH), job)
     assert found.peak_bytes == 8000  # first and second; later second and half as much
     assert found.largest_tensor == 4000
 
@@ -193,7 +193,7 @@ def test_ten_methods_share_one_forward_pass_and_one_backward_pass_per_rule(model
 
 def test_several_targets_share_one_forward_pass(model):
     found = count_operations(
-        model, lambda: vitreous.explain(model, random_images(BATCH), ["decompx.skipplus"], topk=CLASSES)
+        model, random_images(BATCH), lambda: vitreous.explain(model, random_images(BATCH), ["decompx.skipplus"], topk=CLASSES)
     )
     assert found.forward_passes == 1
     assert found.block_calls == (1,) * DEPTH
@@ -209,6 +209,6 @@ def test_peak_of_tensors_stays_near_that_of_a_plain_pass(spelling):
         model(pixels)[:, 0].sum().backward()
 
     model.requires_grad_(requires_grad=False)
-    yardstick = count_operations(model, plain).peak_bytes
-    found = count_operations(model, lambda: vitreous.explain(model, images, spelling, 0)).peak_bytes
+    yardstick = count_operations(model, images, plain).peak_bytes
+    found = count_operations(model, random_images(BATCH), lambda: vitreous.explain(model, images, spelling, 0)).peak_bytes
     assert found < 2.5 * yardstick

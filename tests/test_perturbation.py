@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import vitreous
 from small_models import PATCHES, golden_model, largest_difference, random_images, small_vit
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.methods import View
 from vitreous.methods.asking import Questioning
@@ -24,8 +24,8 @@ from vitreous.methods.rise import Rise
 from vitreous.methods.surrogate import Lime, coalitions
 from vitreous.methods.vitcx import VitCx, clusters, complete_linkage, enlarging_of
 from vitreous.spelling import parse
-from vitreous.tape.runner import ModelRunner
 from vitreous.tape import Plan, record
+from vitreous.tape.runner import ModelRunner
 
 GOLDEN = Path(__file__).parent / "golden"
 # Float64: the same numbers but for the order of sums.
@@ -45,9 +45,9 @@ SPELLINGS = (
 
 def ask(procedure: Questioning, model: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, ModelRunner]:
     """The maps of all targets (batch, targets, ...), and the runner that was asked."""
-    anatomy = find_anatomy(model)
+    architecture = find_architecture(model, images)
     runner = ModelRunner(model, images, targets)
-    with record(model, anatomy, images, Plan(anatomy.depth, procedure.needs(0, anatomy.depth))) as tape:
+    with record(model, architecture, images, Plan(architecture.depth, procedure.needs(0, architecture.depth))) as tape:
         return procedure.maps(View(tape, {}, targets[:, 0], runner)), runner
 
 
@@ -70,8 +70,8 @@ def test_rise_of_its_authors():
 
 def products_of_channels(model: nn.Module, images: Tensor) -> list[Tensor]:
     """Scalar products between the channels of every image, (channels, channels)."""
-    anatomy, procedure = find_anatomy(model), VitCx()
-    with record(model, anatomy, images, Plan(4, procedure.needs(0, 4))) as tape:
+    architecture, procedure = find_architecture(model, images), VitCx()
+    with record(model, architecture, images, Plan(4, procedure.needs(0, 4))) as tape:
         view = View(tape, {}, torch.zeros(len(images)), ModelRunner(model, images))
         return [enlarging_of(view).products(channels) for channels in procedure.channels(view)]
 
@@ -612,9 +612,9 @@ def test_a_patch_map_can_be_propagated(name):
     plain, spread = f"{name}:budget=20", f"{name}.propagate:budget=20"
     scores = vitreous.explain(model, images, [plain, spread]).scores
     assert scores[spread].shape == scores[plain].shape == (2, PATCHES)
-    anatomy, target = find_anatomy(model), torch.zeros(2, dtype=torch.int64)
+    architecture, target = find_architecture(model, images), torch.zeros(2, dtype=torch.int64)
     propagate = parse("raw_attention.propagate").propagate
-    with record(model, anatomy, images, Plan(anatomy.depth, propagate.needs(anatomy.depth))) as tape:
+    with record(model, architecture, images, Plan(architecture.depth, propagate.needs(architecture.depth))) as tape:
         expected = propagate.apply(View(tape, {}, target, ModelRunner(model, images)), scores[plain])
     torch.testing.assert_close(scores[spread], expected, **SAME)
     assert not torch.allclose(scores[spread], scores[plain])

@@ -10,7 +10,6 @@ import torch
 
 from small_data import as_tensor, finite, loaded, samples
 from small_models import CLASSES, small_vit
-from vitreous.anatomy import Anatomy
 from vitreous.benchmark.measuring import columns_of, measure
 from vitreous.benchmark.tasks.batch import Batch, Case, Picture
 from vitreous.benchmark.tasks.task import MissingAnnotationError
@@ -28,7 +27,7 @@ def value(metric, rows) -> float:
 def batch_of(pictures: list[Picture], maps: list[dict[int, np.ndarray]]) -> tuple[Batch, list[Case]]:
     cases = [Case(number, "given") for number in range(len(pictures))]
     runner = ModelRunner(
-        torch.nn.Identity(), Anatomy("Identity", (), batch_first=True), torch.zeros(len(pictures), 3, 32, 32)
+        torch.nn.Identity(), torch.zeros(len(pictures), 3, 32, 32)
     )
     tensors = [{known: as_tensor(map_) for known, map_ in each.items()} for each in maps]
     logits = torch.zeros(len(pictures), pictures[0].classes)

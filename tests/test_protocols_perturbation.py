@@ -13,7 +13,6 @@ from torch import nn
 
 from small_data import arrays_in, as_tensor, finite, loaded, samples
 from small_models import CLASSES, golden_model, random_images, small_vit
-from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.measuring import columns_of, measure
 from vitreous.benchmark.tasks.batch import Batch, Case, Picture
 from vitreous.benchmark.tasks.erasing import erased_logits, find_orders, ranks

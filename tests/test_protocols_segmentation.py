@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from small_data import arrays_in, as_tensor, finite, loaded, samples
-from vitreous.anatomy import Anatomy
 from vitreous.benchmark.measuring import columns_of, measure
 from vitreous.benchmark.tasks.batch import Batch, Case, Picture, enlarged
 from vitreous.benchmark.tasks.localisation import Localisation
@@ -26,7 +25,7 @@ def batch_of(maps: torch.Tensor, masks: np.ndarray, **known) -> tuple[Batch, lis
     pictures = tuple(Picture(f"{number}", 0, 1000, mask=mask, **known) for number, mask in enumerate(masks))
     cases = [Case(number, "given") for number in range(len(maps))]
     runner = ModelRunner(
-        torch.nn.Identity(), Anatomy("Identity", (), batch_first=True), torch.zeros(len(maps), 3, size, size)
+        torch.nn.Identity(), torch.zeros(len(maps), 3, size, size)
     )
     every_class = [dict.fromkeys(range(10), map_) for map_ in maps]
     return Batch(

@@ -27,9 +27,9 @@ from vitreous.benchmark.text_material import TextMaterial
 from vitreous.benchmark.workbench import preprocessing_of
 from vitreous.datasets import Review
 from vitreous.errors import UnsupportedModelError
+from vitreous.inputs.model_input import Texts
 from vitreous.metrics.text import token_f1
 from vitreous.protocols import find_protocol
-from vitreous.inputs.model_input import Texts
 
 MOVIES, RATIONALES = find_protocol("eraser-movies"), find_protocol("eraser-movies-rationales")
 METHODS = ["gae", "decompx"]

@@ -17,7 +17,6 @@ from areas import trapezoid
 from small_data import arrays_in, as_tensor, finite, loaded, samples
 from small_models import golden_model, random_images, small_vit
 from test_protocols_perturbation import batch_of
-from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.measuring import columns_of, measure
 from vitreous.benchmark.tasks.batch import Case
 from vitreous.benchmark.tasks.sanity import Concentration

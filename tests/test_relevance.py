@@ -17,7 +17,7 @@ import vitreous
 from literal import abslrp as literal_abslrp
 from literal import relevance as literal
 from small_models import GOLDEN, golden_model, largest_difference, small_case
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
 from vitreous.speed.timing import one_thread
 from vitreous.tape import PIXELS, GradientNeeds, Needs, Pass, Plan, record
 
@@ -84,7 +84,7 @@ def test_abslrp_of_its_authors_channel_by_channel():
     passes = [Pass("abslrp", "logit"), Pass("abslrp", "others")]
     needs = Needs(gradients=dict.fromkeys(passes, GradientNeeds(tokens=frozenset({PIXELS}))))
     for number, target in enumerate(golden_targets().unbind(dim=1)):
-        with record(model, find_anatomy(model), images, Plan(4, needs)) as tape:
+        with record(model, find_architecture(model, images), images, Plan(4, needs)) as tape:
             positive, negative = (tape.backward(each, target, needs.gradients[each]).tokens[PIXELS] for each in passes)
         found = (positive - negative).numpy()
         expected = stored("abslrp")["abslrp_pixels_raw"][number]

@@ -10,7 +10,7 @@ from torch import nn
 
 import vitreous
 from small_models import SIZE, largest_difference, random_images, randomise, small_vit
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
 from vitreous.speed.timing import one_thread
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
 from vitreous.tape.calls import EmbeddingCall, LinearCall, SumCall
@@ -223,7 +223,7 @@ def test_ours_conserves_relevance_from_the_logit_down_to_every_block(options):
     """
     model, images = small_vit(depth=4, seed=10, **options), random_images(3)
     backward, needs = Pass("lrp_ours", "logit"), GradientNeeds(tokens=frozenset(range(4)))
-    with record(model, find_anatomy(model), images, Plan(4, Needs(gradients={backward: needs}))) as tape:
+    with record(model, find_architecture(model, images), images, Plan(4, Needs(gradients={backward: needs}))) as tape:
         found = tape.backward(backward, torch.tensor([0, 3, 1]), needs).tokens
     totals = torch.stack([found[layer].sum(dim=(1, 2)) for layer in range(4)])
     assert (totals - 1).abs().max() < 1e-5

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import vitreous
 from small_models import CLASSES, largest_difference, random_images, small_vit
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
 from whole_maps import all_token_scores
@@ -173,11 +173,11 @@ def test_a_map_is_the_same_whatever_else_is_asked(method: str) -> None:
 
 def test_nothing_below_the_first_block_that_is_read_is_kept() -> None:
     model = several_blocks("kept")
-    anatomy, below = find_anatomy(model), []
+    architecture, below = find_architecture(model, random_images()), []
     for block in list(model.vit.blocks)[:2]:
         block.mlp.fc2.register_forward_hook(lambda _module, _given, output: below.append(output))
     needs = Needs(gradients={Pass("plain", "logit"): GradientNeeds(tokens=frozenset({2}))})
-    with record(model, anatomy, random_images(), Plan(anatomy.depth, needs)) as tape:
+    with record(model, architecture, random_images(), Plan(architecture.depth, needs)) as tape:
         assert tape.reads_several_blocks
         assert len(below) == 2
         assert not any(output.requires_grad for output in below)
@@ -222,7 +222,7 @@ def test_a_refused_method_is_not_among_those_that_work() -> None:
 
 def test_an_ordinary_head_reads_the_last_block_alone() -> None:
     model = small_vit()
-    anatomy = find_anatomy(model)
+    architecture = find_architecture(model, random_images())
     needs = Needs(gradients={Pass("plain", "logit"): GradientNeeds(tokens=frozenset({0}))})
-    with record(model, anatomy, random_images(), Plan(anatomy.depth, needs)) as tape:
+    with record(model, architecture, random_images(), Plan(architecture.depth, needs)) as tape:
         assert not tape.reads_several_blocks

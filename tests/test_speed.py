@@ -13,7 +13,8 @@ import vitreous
 from small_data import loaded
 from small_models import largest_difference, random_images, small_vit
 from test_cam import UnnamedNorms
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
+from vitreous.architecture.evaluation_copy import frozen_copy
 from vitreous.benchmark.selection import spelled_out
 from vitreous.cost import cost_of
 from vitreous.errors import InputError, MethodError
@@ -26,7 +27,6 @@ from vitreous.speed.timing import one_thread, seconds_of, time_in_turn
 from vitreous.speed.yardsticks import CountedLimit, Limit, Plain, limit_of
 from vitreous.spelling import parse
 from vitreous.tape import PIXELS, unite
-from vitreous.architecture.evaluation_copy import frozen_copy
 
 CPU = torch.device("cpu")
 DEPTH = 4
@@ -43,12 +43,12 @@ def _one_thread():
 @pytest.fixture(scope="module")
 def plain() -> Plain:
     model = small_vit(depth=DEPTH).requires_grad_(requires_grad=False)
-    return Plain(model, find_anatomy(model), random_images(), torch.tensor([1, 3]))
+    return Plain(model, find_architecture(model, random_images()), random_images(), torch.tensor([1, 3]))
 
 
 def counted(plain: Plain, job) -> Passes:
-    whole = whole_pass(plain.anatomy, plain.forward)
-    with counted_passes(plain.anatomy, whole) as passes:
+    whole = whole_pass(plain.architecture, plain.forward)
+    with counted_passes(plain.architecture, whole) as passes:
         job()
     return passes
 
@@ -98,7 +98,7 @@ def test_blocks_that_a_method_skips_are_not_counted(plain):
 def test_gradients_that_stop_at_a_blocks_output_are_not_counted_as_its_backward_pass(plain):
     def to_the_last_blocks_output():
         kept = []
-        with plain.anatomy.blocks[-1].module.register_forward_hook(lambda *given: kept.append(given[2])):
+        with plain.architecture.blocks[-1].module.register_forward_hook(lambda *given: kept.append(given[2])):
             logits = plain.network(plain.images.clone().requires_grad_())
         torch.autograd.grad(logits.sum(), kept)
 
@@ -106,9 +106,9 @@ def test_gradients_that_stop_at_a_blocks_output_are_not_counted_as_its_backward_
 
 
 def test_counting_leaves_no_hook_behind(plain):
-    with pytest.raises(RuntimeError, match="inside"), counted_passes(plain.anatomy, [1.0] * DEPTH):
+    with pytest.raises(RuntimeError, match="inside"), counted_passes(plain.architecture, [1.0] * DEPTH):
         raise RuntimeError("inside")
-    assert not any(block.module._forward_hooks for block in plain.anatomy.blocks)
+    assert not any(block.module._forward_hooks for block in plain.architecture.blocks)
 
 
 # Limits ---------------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_below_the_lowest_block_a_limit_builds_no_graph(plain):
         block.module.register_forward_hook(
             lambda *given, number=number: graphs.update({number: given[2].requires_grad})
         )
-        for number, block in enumerate(plain.anatomy.blocks)
+        for number, block in enumerate(plain.architecture.blocks)
     ]
     plain.to_blocks((2,))
     for hook in hooks:

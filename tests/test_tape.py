@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import vitreous
 from small_models import golden_model, largest_difference, random_images, small_vit
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
 from vitreous.cost import cost_of
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.methods import View
@@ -711,8 +711,8 @@ def block_with_class_token(factor):
 
 
 def recorded_layout(model):
-    anatomy = find_anatomy(model)
-    with record(model, anatomy, random_images(3), Plan(anatomy.depth, Needs())) as tape:
+    architecture = find_architecture(model, random_images(3))
+    with record(model, architecture, random_images(3), Plan(architecture.depth, Needs())) as tape:
         return tape.layout
 
 

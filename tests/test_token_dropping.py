@@ -16,10 +16,9 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 
 from small_models import CLASSES, PATCHES, golden_model, random_images, small_vit
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture.evaluation_copy import evaluation_copy
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape.runner import ModelRunner
-from vitreous.architecture.evaluation_copy import evaluation_copy
 
 GOLDEN = Path(__file__).parent / "golden" / "skipplus_true_token_masking.npz"
 # Float64 and the same operations; sums over another number of tokens are cut into other pieces.

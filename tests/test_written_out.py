@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import vitreous
 from small_models import largest_difference, random_images, small_vit
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.speed.timing import one_thread
 from vitreous.tape import Needs, Plan, record
@@ -305,8 +305,8 @@ def test_a_written_out_matrix_in_half_precision_is_not_rounded_again(dtype):
     model, images = small_vit(dtype=dtype), random_images(dtype=dtype)
     for block in model.blocks:
         block.attn.fused_attn = False
-    anatomy = find_anatomy(model)
-    with record(model, anatomy, images, Plan(4, Needs(attention=frozenset(range(4))))) as tape:
+    architecture = find_architecture(model, images)
+    with record(model, architecture, images, Plan(4, Needs(attention=frozenset(range(4))))) as tape:
         matrices = [tape.attention(layer).rows(slice(None)).double() for layer in range(4)]
     assert tape.attention(0).matrix.dtype == dtype
     patches = slice(1, None)

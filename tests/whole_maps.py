@@ -8,19 +8,19 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import find_anatomy
+from vitreous.architecture import find_architecture
 from vitreous.methods import View
 from vitreous.spelling import Recipe, parse
-from vitreous.tape.runner import ModelRunner
 from vitreous.tape import Plan, record
+from vitreous.tape.runner import ModelRunner
 
 
 @contextmanager
 def opened(model: nn.Module, images: Tensor, spelling: str, target: Tensor) -> Iterator[tuple[Recipe, View]]:
     """A spelling's recipe and the view that it reads, one class per image."""
-    recipe, anatomy = parse(spelling), find_anatomy(model)
-    needs = recipe.needs(anatomy.depth)
-    with record(model, anatomy, images, Plan(anatomy.depth, needs)) as tape:
+    recipe, architecture = parse(spelling), find_architecture(model, images)
+    needs = recipe.needs(architecture.depth)
+    with record(model, architecture, images, Plan(architecture.depth, needs)) as tape:
         gradients = {each: tape.backward(each, target, part) for each, part in needs.gradients.items()}
         yield recipe, View(tape, gradients, target, ModelRunner(model, images))
 

@@ -18,7 +18,6 @@ from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 
 import vitreous
-from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape.runner import ModelRunner
 from whole_maps import all_token_scores

@@ -15,9 +15,12 @@ from vitreous.architecture.operations import (
     PRODUCT,
     SCALE,
     Axes,
+    moves_numbers,
     product_axes,
     product_operands,
+    scales,
     to_letters,
+    way_back,
 )
 from vitreous.architecture.trace import Step, Trace, Value
 
@@ -62,6 +65,8 @@ class AttentionCall:
         entering_step: the step that gives what enters the softmax.
         own_steps: the steps between q kᵀ and the product with the values.
         heads_first: whether, in one row of batch x head, all images of a head come before the next head's.
+        query_scales: steps that multiply q with a constant before it meets k.
+        key_scales: the same of k.
     """
 
     spelling: Spelling
@@ -81,6 +86,8 @@ class AttentionCall:
     entering_step: int = -1
     own_steps: frozenset[int] = frozenset()
     heads_first: bool = False
+    query_scales: tuple[int, ...] = ()
+    key_scales: tuple[int, ...] = ()
 
     def query_arrangement(self) -> Arrangement:
         """How q lies in q kᵀ."""
@@ -317,6 +324,8 @@ class _Scores:
         place = indices[0 if weights_first else 1]
         assert place is not None
         origin = self._origins[place]
+        if origin.softmax < 0 and self._is_exponential(place):
+            return None  # divided by the sums behind the values: A itself is nowhere
         looking = [letter for letter in axes.left if letter in axes.output and letter not in axes.right]
         looking = [letter for letter in looking if letter not in axes.batch]
         contracted = axes.contracted
@@ -350,7 +359,16 @@ class _Scores:
             self._plain(origin, place),
             trace.values[origin.entered].step if origin.softmax >= 0 else -1,
             self._own_steps(origin, place),
+            query_scales=self._scales(score, score_operands[0 if query_first else 1]),
+            key_scales=self._scales(score, score_operands[1 if query_first else 0]),
         )
+
+    def _is_exponential(self, place: int) -> bool:
+        """Whether weights are exponentials that were not divided by their sum."""
+        value = self._trace.values[place]
+        while (step := self._trace.maker(value)) is not None and step.operation in ALIAS:
+            value = self._trace.values[step.operands[0]]
+        return value.index in self._exponentials or (step is not None and step.operation == "exp")
 
     def _query_first(self, score: Step, axes: Axes, origin: _Origin, queries: int, keys: int) -> bool:
         """Whether the query is the first operand of q kᵀ: its axis is not the one that the softmax runs over."""
@@ -373,7 +391,7 @@ class _Scores:
         trace = self._trace
         start = trace.values[trace.steps[origin.product].outputs[0]]
         end = trace.values[origin.entered]
-        if trace.steps[origin.product].operation == "baddbmm":
+        if trace.steps[origin.product].operation == "baddbmm" and trace.steps[origin.product].kwargs.get("beta", 1) != 0:
             return None
         found: list[ScoreStep] = []
         for step in trace.between(start, end):
@@ -384,6 +402,13 @@ class _Scores:
                 return None
             found.append(ScoreStep(step.number, kind))
         return tuple(found)
+
+    def _scales(self, score: Step, operand: Tensor) -> tuple[int, ...]:
+        """The steps by which an operand of q kᵀ was multiplied with constants."""
+        trace = self._trace
+        value = next(trace.values[index] for index in score.operands if trace.values[index].tensor is operand)
+        way = way_back(trace, value, moves_numbers, scales)
+        return tuple(each.step for each in way[:-1] if trace.steps[each.step].operation in SCALE)
 
     def _own_steps(self, origin: _Origin, weights: int) -> frozenset[int]:
         """The steps between q kᵀ and the product with the values."""
@@ -398,7 +423,8 @@ class _Scores:
         trace = self._trace
         start, end = trace.values[trace.steps[origin.softmax].outputs[0]], trace.values[weights]
         between = [step for step in trace.between(start, end) if step.number != origin.softmax]
-        return all(step.operation in ALIAS for step in between)
+        logarithms = trace.steps[origin.softmax].operation == "log_softmax"
+        return all(step.operation in ALIAS or (logarithms and step.operation == "exp") for step in between)
 
 
 def _query_axis(axes: Axes, looking: list[str], weights: Tensor) -> str:

@@ -310,7 +310,7 @@ class _StageReader:
         """The one linear map between O and the stream."""
         trace = self._trace
         heads, value = trace.values[call.output], write.branch
-        if write.step.operation != "add" or write.step.kwargs:
+        if write.step.operation not in {"add", "sum"} or write.step.kwargs.get("alpha", 1) != 1:
             return None
         if walk_back(trace, write.skip, moves_numbers) is not walk_back(trace, write.source, moves_numbers):
             return None  # the stream itself is scaled

@@ -83,12 +83,11 @@ def find_segments(trace: Trace, attention: Sequence[AttentionCall]) -> list[Segm
 
 
 def _residual_write(trace: Trace, step: Step, writes: dict[int, ResidualWrite]) -> ResidualWrite | None:
-    if step.operation not in SUM or len(step.operands) < 2 or not step.outputs:
+    operands = _summed(trace, step)
+    if operands is None or not step.outputs:
         return None
     result = trace.values[step.outputs[0]]
-    first, second = (trace.values[index] for index in (step.operands[0], step.operands[-1]))
-    if step.operation == "lerp":
-        second = trace.values[step.operands[1]]
+    first, second = operands
     if first is second or first.shape != second.shape or first.shape != result.shape or len(result.shape) < 3:
         return None
     ways = [way_back(trace, operand, moves_numbers, scales) for operand in (first, second)]
@@ -104,6 +103,20 @@ def _residual_write(trace: Trace, step: Step, writes: dict[int, ResidualWrite]) 
             earlier = writes.get(source.index)
             if earlier is not None and other.comes_from(earlier.source):
                 return ResidualWrite(step, source, skip, branch, result)
+    return None
+
+
+def _summed(trace: Trace, step: Step) -> tuple[Value, Value] | None:
+    """The two values that a step adds up; ``None`` where it does something else."""
+    if step.operation in SUM and len(step.operands) >= 2:
+        last = 1 if step.operation == "lerp" else -1
+        return trace.values[step.operands[0]], trace.values[step.operands[last]]
+    if step.operation == "sum" and len(step.operands) == 1:
+        stacked = trace.maker(trace.values[step.operands[0]])
+        axis = step.argument(1, "dim")
+        if stacked is not None and stacked.operation == "stack" and len(stacked.operands) == 2:
+            along = stacked.argument(1, "dim", 0)
+            return (trace.values[stacked.operands[0]], trace.values[stacked.operands[1]]) if axis == along else None
     return None
 
 

@@ -72,6 +72,11 @@ def as_constant(value: Any) -> Any:
     return value
 
 
+def is_factory(func: Callable[..., Any]) -> bool:
+    """Whether a function makes a new tensor of a given one's shape or kind, and takes no numbers from it."""
+    return func.__name__.startswith("new_") or func.__name__.endswith("_like")
+
+
 class StepCounter:
     """Marks what depends on a model's input and numbers the calls that work on it.
 
@@ -105,6 +110,8 @@ class StepCounter:
 
     def finish(self, func: Callable[..., Any], args: tuple[Any, ...], output: Any) -> bool:
         """Note what a call that ``is_step`` returned; whether it counts as a step."""
+        if is_factory(func):
+            return False
         if func.__name__ == "__setitem__":
             self.mark(args[0])
         elif not any(True for _ in tensors_in(output)):

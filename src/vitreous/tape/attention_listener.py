@@ -77,6 +77,7 @@ class AttentionListener:
         products = {call.score_step for call in written}
         self.score_steps = frozenset(
             {*products, *(call.entering_step for call in written)}
+            | {step for call in written for step in (*call.query_scales, *call.key_scales)}
             | {each.step for call in written for each in call.score_steps or ()}
         ) - {-1}
         self._noted: dict[int, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
@@ -291,6 +292,10 @@ class AttentionListener:
         query, key = self._query_and_key(call, matrix)
         factor, head_factor, followed = self._scores_of(layer, call, query, key)
         unknown = key is None or layer in self.mixed and not self._measured(call)
+        query_scale, key_scale = self._factor(call.query_scales), self._factor(call.key_scales)
+        if key is not None and key_scale != 1:
+            key = key / key_scale  # as the model made it: what it was scaled by counts with the scores
+        factor *= query_scale * key_scale
         record = AttentionRecord(
             query=None,
             key=values.new_full((), float("nan")).expand_as(values) if unknown or key is None else key.detach(),
@@ -309,7 +314,8 @@ class AttentionListener:
                 self.outputs[layer] = restored
             return restored
         if self._following:
-            output = self._follow(call, func, args, kwargs, (query, key, values, matrix), factor, followed=followed)
+            parts = (None if query is None else query, key, values, matrix)
+            output = self._follow(call, func, args, kwargs, parts, factor / query_scale, followed=followed)
         else:
             output = self._with_constant_weights(call, func, args, kwargs, weights)
         self._keep(layer, call, record, output)
@@ -369,6 +375,16 @@ class AttentionListener:
             return None, None
         return in_every_head(arranged[0], matrix), in_every_head(arranged[1], matrix)
 
+    def _factor(self, steps: tuple[int, ...]) -> float:
+        """What steps multiply with, where that is a number."""
+        product = 1.0
+        for step in steps:
+            args, kwargs, _ = self._noted.get(step, ((), {}, None))
+            number = _factor_of(_other_operand(args, kwargs)) if args else 1.0
+            if isinstance(number, int | float) and number != 0:
+                product *= 1 / number if operation_of(self._architecture, step) == "div" else number
+        return product
+
     def _entering(self, call: AttentionCall) -> Tensor | None:
         """What entered the softmax, (batch, head, to, from)."""
         noted = self._noted.get(call.entering_step)
@@ -390,7 +406,7 @@ class AttentionListener:
         self, layer: int, call: AttentionCall, query: Tensor | None, key: Tensor | None
     ) -> tuple[float, Tensor | None, bool]:
         """What q kᵀ was multiplied with, as a number or head by head, and whether rules can follow it."""
-        factor, head_factor, added = 1.0, None, []
+        factor, head_factor, added = self._product_factor(call), None, []
         if call.score_steps is None or not call.plain_weights:
             if call.score_steps is None and not self._measure(layer, call, query, key):
                 self.mixed.add(layer)
@@ -399,9 +415,8 @@ class AttentionListener:
                 return (*self._measurement[layer], False)
         for each in call.score_steps or ():
             args, kwargs, output = self._noted[each.step]
-            other = _other_operand(args, kwargs)
             if each.kind == "scale":
-                number = _factor_of(other)
+                number = _factor_of(_other_operand(args, kwargs))
                 if number is None:
                     if not self._measure(layer, call, query, key):
                         self.mixed.add(layer)
@@ -414,7 +429,7 @@ class AttentionListener:
                 else:
                     factor *= 1 / number if divides else number
             elif each.kind == "bias":
-                added.append(self._bias(call, torch.as_tensor(other)))
+                added.append(torch.as_tensor(_other_operand(args, kwargs)).detach())
             elif each.kind == "mask":
                 added.append(_hidden(args, kwargs, output))
         if added:
@@ -422,10 +437,10 @@ class AttentionListener:
         plain = not any(each.kind == "scale" for each in call.score_steps or ()) or head_factor is None
         return factor, head_factor, plain and call.plain_weights
 
-    def _bias(self, call: AttentionCall, bias: Tensor) -> Tensor | None:
-        """What is added to scores; only its numbers matter, not how they lie."""
-        del call
-        return bias.detach()
+    def _product_factor(self, call: AttentionCall) -> float:
+        """What the product itself multiplies with, as ``baddbmm`` may."""
+        _, kwargs, _ = self._noted[call.score_step]
+        return float(kwargs.get("alpha", 1)) if operation_of(self._architecture, call.score_step) == "baddbmm" else 1.0
 
     @property
     def _measurement(self) -> dict[int, tuple[float, Tensor | None]]:

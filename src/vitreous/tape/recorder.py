@@ -33,7 +33,7 @@ class Recorder:
         progress: how far the pass has come.
         in_force: the rule that backward passes follow.
         tokens: block inputs x_l as they stand in the graph; index L holds the last block's output.
-        norms: the outputs of the blocks' first norms.
+        norms: the outputs of the blocks' first norms, as they stand in the graph.
         mids: the stream with the attention branch of a block added.
         middles: the stream between the two parts of a block: in a post-norm block, normalised.
         ends: the stream with the feed-forward branch of a block added.
@@ -122,9 +122,9 @@ class Recorder:
         return output
 
     def _keep_norm(self, layer: int, point: Point, value: Tensor) -> None:
-        self.norms[layer] = point.axes.tokens(value)
+        self.norms[layer] = value
         if self.architecture.blocks[layer].norm_place == "post":
-            self.middles[layer] = self.norms[layer]
+            self.middles[layer] = point.axes.tokens(value)
 
     def _on_stream(self, layer: int, point: Point, stream: Tensor) -> Tensor:
         """x_l has been made."""
@@ -162,6 +162,12 @@ class Recorder:
         blocks = self.architecture.blocks
         point = blocks[layer].input if layer < len(blocks) else blocks[-1].output
         return point.axes.tokens(tensor)
+
+    def norm_of(self, layer: int, tensor: Tensor) -> Tensor:
+        """A tensor that lies in memory as the output of a block's first norm does, as (batch, tokens, channels)."""
+        norm = self.architecture.blocks[layer].first_norm
+        assert norm is not None
+        return norm.output.axes.tokens(tensor)
 
     def _otherwise(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that nobody waits for."""

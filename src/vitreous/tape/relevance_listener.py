@@ -7,13 +7,15 @@ is either followed, pure re-indexing, or noted as a gap, and a model with a gap 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitreous.architecture import Architecture
+from vitreous.architecture.operations import product_operands
+from vitreous.architecture.trace import is_factory, operation
 from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
 from vitreous.tape.functions import Follow, InForce, gradient_between
 from vitreous.tape.half import EXACT
@@ -90,7 +92,11 @@ class RelevanceListener:
             return outer
 
         def handler(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return outer(lambda *given, **named: inner(func, given, named), args, kwargs)
+            @wraps(func)
+            def followed(*given: Any, **named: Any) -> Any:
+                return inner(func, given, named)
+
+            return outer(followed, args, kwargs)
 
         return handler
 
@@ -112,8 +118,8 @@ class RelevanceListener:
         """A product with a constant matrix is a linear layer; one of two streams belongs to the attention."""
         if not any(self._watches(value) for value in args):
             return func(*args, **kwargs)
-        left, right = args[:2]
-        if not in_graph(right) and right.dim() == 2 and self._progress.reached_blocks:
+        left, right = product_operands(operation(func), args, kwargs) or args[:2]
+        if not in_graph(right) and operation(func) != "einsum" and right.dim() == 2 and self._progress.reached_blocks:
             return self._follow(LinearCall(right.T, None), left)
         if not (in_graph(left) and in_graph(right)) or self._progress.layer is None:
             self._gap("it multiplies matrices outside attention and linear layers")
@@ -203,7 +209,7 @@ class RelevanceListener:
 
     def _note_unknown(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = func.__name__
-        known = name in _REINDEXING or name in _READING
+        known = name in _REINDEXING or name in _READING or is_factory(func)
         if not known and any(self._watches(value) for value in flat(args, kwargs)):
             self._gap(f"there is no relevance rule for its {name}()")
 

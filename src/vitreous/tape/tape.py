@@ -174,7 +174,7 @@ class Tape:
 
     def norm(self, layer: int) -> Tensor:
         """The output of a block's first norm, (batch, tokens, channels)."""
-        return self._seen(self._recorder.norms[layer])
+        return self._seen(self._recorder.norm_of(layer, self._recorder.norms[layer]))
 
     def attended(self, layer: int) -> Tensor:
         """The stream with the attention part of a block added, before a post-norm block normalises it."""
@@ -245,6 +245,8 @@ class Tape:
         for (part, layer, _), gradient in zip(wanted, arrived, strict=True):
             if part == "outputs":
                 gradient = recorder.attention.arranged(layer, gradient)  # noqa: PLW2901
+            elif part == "norms":
+                gradient = recorder.norm_of(layer, gradient)  # noqa: PLW2901
             elif part == "tokens" and (layer != PIXELS or self.reads_text):
                 gradient = recorder.stream_of(max(layer, 0), gradient)  # noqa: PLW2901
             scaled = gradient if size is None else gradient.float() * size.view(-1, *[1] * (gradient.dim() - 1))
