@@ -356,10 +356,13 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
     for layer in needs.norms:
         if tape.architecture.blocks[layer].first_norm is None or layer in tape.unseen_norms:
             return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
+    blocks = tape.architecture.blocks
+    for layer in needs.linear_norms:
+        if blocks[layer].first_norm is None or blocks[layer].second_norm is None:
+            return f"the norm between attention and feed-forward part of block {layer} was not found, or it is neither LayerNorm nor RMSNorm"
     for layer in needs.halves:
-        block = tape.architecture.blocks[layer]
-        if block.first_norm is None or block.second_norm is None:
-            return f"the norm between attention and feed-forward part of block {layer} was not found"
+        if blocks[layer].one_sum:
+            return f"block {layer} adds attention and feed-forward part at once, so there is no stream between them"
     return None
 
 

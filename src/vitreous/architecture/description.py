@@ -136,6 +136,8 @@ class Block:
         attention_steps: the first and the last step of the attention branch up to O.
         module: the module that the block is, where it is one; a label, nothing depends on it.
         name: its dotted name.
+        writes: the steps that add something to the stream.
+        one_sum: whether attention and feed-forward branch are added at once, so that there is no stream between them.
     """
 
     input: Point
@@ -152,6 +154,7 @@ class Block:
     module: nn.Module | None = None
     name: str = ""
     writes: tuple[int, ...] = ()
+    one_sum: bool = False
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,13 @@ class _StageReader:
             module=None if module is None else module.module,
             name="" if module is None else module.name,
             writes=tuple(write.step.number for write in writes),
+            one_sum=len(writes) == 1 and self._adds_branches(attending),
         )
+
+    def _adds_branches(self, write: ResidualWrite) -> bool:
+        """Whether a branch is a sum of two."""
+        step = self._trace.maker(walk_back(self._trace, write.branch, moves_numbers, scales))
+        return step is not None and step.operation == "add" and len(set(step.operands)) > 1
 
     def _norm_place(
         self, start: Value, attending: ResidualWrite, writes: list[ResidualWrite], following: Value | None
@@ -233,7 +239,9 @@ class _StageReader:
         for step in trace.steps[value.step + 1 :]:
             source = value_of(trace, step)
             if step.operation in NORM and source is not None and self._same(source, value):
-                found.append((source, trace.values[step.outputs[0]], step.number, self._module_of(step)))
+                call = self._call_around(step)
+                made = step.outputs[0] if call is None else call.outputs[0]
+                found.append((source, trace.values[made], step.number, None if call is None else call.module))
         for call in trace.calls:
             given = [trace.values[index] for index in call.inputs]
             made = [trace.values[index] for index in call.outputs]
@@ -249,14 +257,19 @@ class _StageReader:
         lengths = {"rsqrt", "sqrt", "std", "norm", "vector_norm", "normalize", "pow", "var", "std_mean", "var_mean"}
         return bool(names & {*NORM, *lengths}) and not any(is_linear(step, self._depends(step)) for step in steps)
 
+    def _call_around(self, step: Step) -> ModuleCall | None:
+        """The call of a module that a step is all there is to, but for another dtype."""
+        made = self._root(self._trace.values[step.outputs[0]])
+        for call in self._trace.calls:
+            inside = call.first <= step.number < call.last and len(call.outputs) == 1
+            if inside and self._root(self._trace.values[call.outputs[0]]) is made:
+                return call if not any(True for _ in call.module.children()) else None
+        return None
+
     def _module_of(self, step: Step) -> nn.Module | None:
         """The module that a step is all there is to."""
-        for call in self._trace.calls:
-            if call.first <= step.number < call.last and len(call.outputs) == 1 and call.outputs[0] == step.outputs[0]:
-                children = any(True for _ in call.module.children())
-                if not children:
-                    return call.module
-        return None
+        call = self._call_around(step)
+        return None if call is None else call.module
 
     def _first_norm(self, start: Value, attending: ResidualWrite) -> Norm | None:
         """The norm between the stream and the first linear map of a branch."""

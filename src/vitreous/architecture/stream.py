@@ -124,8 +124,10 @@ def _owner(trace: Trace, output: Value, segments: list[Segment]) -> ResidualWrit
     """The innermost write in whose branch an attention call's output is."""
     found: ResidualWrite | None = None
     for segment in segments:
+        if not output.comes_from(segment.root):
+            continue
         for write in segment.writes:
-            if not write.branch.comes_from(output) or not output.comes_from(write.source):
+            if not write.branch.comes_from(output):
                 continue
             if found is None or write.step.number < found.step.number:
                 found = write

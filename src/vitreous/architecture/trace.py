@@ -77,6 +77,11 @@ def is_factory(func: Callable[..., Any]) -> bool:
     return func.__name__.startswith("new_") or func.__name__.endswith("_like")
 
 
+def depends_on_input(value: Any) -> bool:
+    """Whether a value is a tensor that was made from a model's input in some run."""
+    return isinstance(value, Tensor) and getattr(value, _MARK, 0) > 0
+
+
 class StepCounter:
     """Marks what depends on a model's input and numbers the calls that work on it.
 

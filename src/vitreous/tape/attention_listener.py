@@ -293,14 +293,14 @@ class AttentionListener:
         factor, head_factor, followed = self._scores_of(layer, call, query, key)
         unknown = key is None or layer in self.mixed and not self._measured(call)
         query_scale, key_scale = self._factor(call.query_scales), self._factor(call.key_scales)
-        if key is not None and key_scale != 1:
-            key = key / key_scale  # as the model made it: what it was scaled by counts with the scores
-        factor *= query_scale * key_scale
+        scale = factor * query_scale * key_scale
+        # As the model made them: what q and k were scaled by counts with the scores.
+        own_key = key if key is None or key_scale == 1 else key.detach() / key_scale
         record = AttentionRecord(
             query=None,
-            key=values.new_full((), float("nan")).expand_as(values) if unknown or key is None else key.detach(),
+            key=values.new_full((), float("nan")).expand_as(values) if unknown or own_key is None else own_key.detach(),
             value=values.detach(),
-            scale=self._scale(factor, head_factor, values if key is None else key),
+            scale=self._scale(scale, head_factor, values if key is None else key),
             matrix=matrix.detach(),
             head_scale=head_factor,
         )
@@ -314,8 +314,7 @@ class AttentionListener:
                 self.outputs[layer] = restored
             return restored
         if self._following:
-            parts = (None if query is None else query, key, values, matrix)
-            output = self._follow(call, func, args, kwargs, parts, factor / query_scale, followed=followed)
+            output = self._follow(call, func, args, kwargs, (query, key, values, matrix), factor, followed=followed)
         else:
             output = self._with_constant_weights(call, func, args, kwargs, weights)
         self._keep(layer, call, record, output)

@@ -11,7 +11,7 @@ from vitreous.architecture import Architecture
 from vitreous.architecture.description import Norm
 from vitreous.architecture.norms import LinearNorm, linear_norm
 from vitreous.architecture.operations import MULTI_HEAD, weight_of_call
-from vitreous.tape.interception import in_graph
+from vitreous.architecture.trace import depends_on_input
 from vitreous.tape.plan import Needs
 
 
@@ -111,7 +111,7 @@ class LinearMaps:
         if operation == MULTI_HEAD:
             found = args[11] if len(args) > 11 else kwargs.get(name)
             return found.detach() if isinstance(found, Tensor) else None
-        weight = weight_of_call(operation, args, kwargs, in_graph)
+        weight = weight_of_call(operation, args, kwargs, depends_on_input)
         return None if weight is None else weight.detach()
 
     def _factor(self, step: int) -> Tensor | float | None:

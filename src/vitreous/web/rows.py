@@ -46,11 +46,11 @@ def block_rows(model: LoadedModel, pixels: Tensor, block: int) -> BlockRows:
     Raises:
         UnsupportedModelError: the block's attention cannot be seen.
     """
-    if not 0 <= block < depth_of(model):
-        raise UnsupportedModelError(f"there is no block {block}: this model has {depth_of(model)} of them")
+    if not 0 <= block < depth_of(model, pixels):
+        raise UnsupportedModelError(f"there is no block {block}: this model has {depth_of(model, pixels)} of them")
     recipe = parse(f"attin:layer={block}")
     with recorded(model, pixels, recipe) as view:
-        if block in view.tape.unseen_attention | view.tape.repeated_attention:
+        if block in view.tape.unseen_attention or view.tape.other_attention is not None:
             raise UnsupportedModelError(f"no attention was seen in block {block} of this model, or more than one")
         layout = view.layout
         patches = slice(layout.prefix, layout.prefix + layout.patches)
