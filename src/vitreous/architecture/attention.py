@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -15,6 +15,7 @@ from vitreous.architecture.operations import (
     PRODUCT,
     SCALE,
     Axes,
+    linear_weight,
     moves_numbers,
     product_axes,
     product_operands,
@@ -233,11 +234,13 @@ class _Origin:
         product: the step that gave q kᵀ.
         softmax: the step that made weights of scores, if one did; of one written out, the division.
         entered: the value that it got.
+        learned: whether q or k does not depend on the input.
     """
 
     product: int
     softmax: int = -1
     entered: int = -1
+    learned: bool = False
 
 
 class _Scores:
@@ -253,11 +256,11 @@ class _Scores:
         """Note what a step does to scores or weights; an attention call, if it multiplies weights with values."""
         trace = self._trace
         known = [index for index in step.operands if index in self._origins]
-        if step.operation in PRODUCT and len(set(step.operands)) == 2:
+        if step.operation in PRODUCT:
             call = self._product(step, known)
             if call is not None or not known:
                 return call
-        if not known or not step.outputs:
+        if not known or not step.outputs or self._leaves_scores(step, known[0]):
             return None
         self._softmax_by_hand(step)
         origin = self._origins[known[0]]
@@ -267,12 +270,22 @@ class _Scores:
             if step.operation not in {"mul", "where", "masked_fill", "getitem", "scatter", "div", "sub", "chunk", "split"}:
                 return None
         if step.operation in _SOFTMAX:
-            origin = _Origin(origin.product, step.number, known[0])
+            origin = replace(origin, softmax=step.number, entered=known[0])
         elif step.operation == "div" and step.outputs[0] in self._sums:
-            origin = _Origin(origin.product, step.number, self._sums[step.outputs[0]])
+            origin = replace(origin, softmax=step.number, entered=self._sums[step.outputs[0]])
         for index in step.outputs:
             self._origins[index] = origin
         return None
+
+    def _leaves_scores(self, step: Step, known: int) -> bool:
+        """Whether a linear map takes scores or weights for channels; one over heads only mixes these."""
+        tensors = {id(self._trace.values[index].tensor) for index in step.operands}
+        weight = linear_weight(step, lambda value: id(value) in tensors)
+        if weight is None:
+            return False
+        product = self._trace.steps[self._origins[known].product]
+        rows = self._trace.values[product.outputs[0]].shape[:-2].numel()
+        return weight.shape[1] != rows // self._trace.batch
 
     def _softmax_by_hand(self, step: Step) -> None:
         """exp(s) / Σ exp(s)."""
@@ -296,10 +309,14 @@ class _Scores:
         if axes is None or len(axes.contracted) != 1:
             return None
         left, right = self._indices(step, operands)
-        if left is None or right is None:
+        if left is None and right is None:
             return None
         if not known:
-            self._origins[step.outputs[0]] = _Origin(step.number)
+            learned = left is None or right is None
+            if not learned or max(operands[0].dim(), operands[1].dim()) > 2:
+                self._origins[step.outputs[0]] = _Origin(step.number, learned=learned)
+            return None
+        if left is None or right is None:
             return None
         if left in self._origins and right in self._origins:
             return None
@@ -324,7 +341,7 @@ class _Scores:
         place = indices[0 if weights_first else 1]
         assert place is not None
         origin = self._origins[place]
-        if origin.softmax < 0 and self._is_exponential(place):
+        if origin.softmax < 0 and (origin.learned or self._is_exponential(place)):
             return None  # divided by the sums behind the values: A itself is nowhere
         looking = [letter for letter in axes.left if letter in axes.output and letter not in axes.right]
         looking = [letter for letter in looking if letter not in axes.batch]
@@ -406,7 +423,9 @@ class _Scores:
     def _scales(self, score: Step, operand: Tensor) -> tuple[int, ...]:
         """The steps by which an operand of q kᵀ was multiplied with constants."""
         trace = self._trace
-        value = next(trace.values[index] for index in score.operands if trace.values[index].tensor is operand)
+        value = next((trace.values[index] for index in score.operands if trace.values[index].tensor is operand), None)
+        if value is None:
+            return ()
         way = way_back(trace, value, moves_numbers, scales)
         return tuple(each.step for each in way[:-1] if trace.steps[each.step].operation in SCALE)
 

@@ -125,14 +125,16 @@ class Block:
     Attributes:
         input: x_l, the stream where the block's attention branch starts.
         residual_mid: the stream with the attention branch added.
+        middle: the stream that the feed-forward branch reads; in a post-norm block, normalised.
         residual_post: the stream with the feed-forward branch added, before a post-norm block normalises it.
         output: x_{l+1}.
         attention: the attention calls in it.
         first_norm: the norm that belongs to the attention branch.
         second_norm: the norm that belongs to the feed-forward branch.
         norm_place: where the norms stand.
-        output_projection: W_O; ``None`` where values do not reach the stream by one linear map.
-        value_map: W_V; ``None`` where values are no linear map of the first norm.
+        output_projections: W_O of every attention call; empty where values do not reach the stream by one linear map.
+        value_maps: W_V of every attention call; empty where values are no linear map of the first norm.
+        joined: whether several attention calls read the same tokens side by side: one attention with all their heads.
         attention_steps: the first and the last step of the attention branch up to O.
         module: the module that the block is, where it is one; a label, nothing depends on it.
         name: its dotted name.
@@ -142,19 +144,21 @@ class Block:
 
     input: Point
     residual_mid: Point
+    middle: Point
     residual_post: Point
     output: Point
     attention: tuple[AttentionCall, ...]
     first_norm: Norm | None
     second_norm: Norm | None
     norm_place: NormPlace
-    output_projection: Projection | None
-    value_map: ValueMap | None
+    output_projections: tuple[Projection, ...]
+    value_maps: tuple[ValueMap, ...]
     attention_steps: tuple[int, int] = (-1, -1)
     module: nn.Module | None = None
     name: str = ""
     writes: tuple[int, ...] = ()
     one_sum: bool = False
+    joined: bool = False
 
 
 @dataclass(frozen=True)

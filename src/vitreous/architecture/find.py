@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,9 @@ from vitreous.architecture.trace import ModuleCall, Step, Trace, Value
 from vitreous.errors import UnsupportedModelError
 
 
+_Part = TypeVar("_Part")
+
+
 def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
     """What a run shows.
 
@@ -61,7 +64,7 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
             "in its run, so no method here serves it"
         )
     described = [StreamStage(reader.grid, reader.channels, tuple(reader.blocks())) for reader in stages]
-    chosen = _choose(stages, described, trace.batch) if stage is None else range(len(stages))[stage]
+    chosen = _choose(stages, described, trace.batch, calls) if stage is None else range(len(stages))[stage]
     owned = {call.output_step for each in stages for call in each.stage.attention}
     last = described[chosen].blocks[-1].output.step
     pooling = tuple(call for call in calls if call.output_step not in owned and call.output_step > last)
@@ -77,19 +80,34 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
     )
 
 
-def _choose(readers: list[_StageReader], stages: list[StreamStage], batch: int) -> int:
+def _choose(
+    readers: list[_StageReader], stages: list[StreamStage], batch: int, calls: list[AttentionCall]
+) -> int:
     """The last stage in which every token attends to every other; where there is none, the last of several tokens."""
-    whole = [place for place, reader in enumerate(readers) if reader.attends_to_all(batch)]
-    several = [place for place, stage in enumerate(stages) if stage.tokens > 1 and not readers[place].only_pools]
+    spatial = [place for place in range(len(stages)) if not _made_by_attention(readers, place, calls)]
+    whole = [place for place in spatial if readers[place].attends_to_all(batch)]
+    several = [place for place in spatial if stages[place].tokens > 1 and not readers[place].only_pools]
     attending = [place for place in several if stages[place].blocks and stages[place].blocks[0].attention]
     return max(whole or attending or several or [len(stages) - 1])
+
+
+def _made_by_attention(readers: list[_StageReader], place: int, calls: list[AttentionCall]) -> bool:
+    """Whether the tokens of a stage are mixed by attention from those of the one before, and so have no place."""
+    if place == 0:
+        return False
+    owned = {call.output_step for reader in readers for call in reader.stage.attention}
+    trace, before, root = readers[place].trace, readers[place - 1].stage, readers[place].stage.root
+    pooled = (trace.values[call.output] for call in calls if call.output_step not in owned)
+    last = max(write.result.index for write in before.writes)
+    return any(last < value.index <= root.index and root.comes_from(value) for value in pooled)
 
 
 class _StageReader:
     """Reads the blocks of one stage of the stream."""
 
     def __init__(self, trace: Trace, stage: Stage) -> None:
-        self._trace, self.stage = trace, stage
+        self._trace = self.trace = trace
+        self.stage = stage
         self._writes = stage.writes
         self._known: dict[torch.Size, StreamAxes] = {}
         self.axes = self._axes_of(stage.root)
@@ -184,26 +202,37 @@ class _StageReader:
         output = following if following is not None else self._last_output(last, place)
         first, second = self._norms(start, attending, writes, place, output)
         calls = tuple(self._with_head_order(call) for write in writes for call in write.attention)
-        call = calls[0] if len(calls) == 1 else None
         module = self._module(start, output)
         span = self._attention_span(start, first, calls)
         return Block(
             input=self._point(start),
             residual_mid=self._point(attending.result),
+            middle=self._point(self._middle(attending, writes, place)),
             residual_post=self._point(last.result),
             output=self._point(output),
             attention=calls,
             first_norm=first,
             second_norm=second,
             norm_place=place,
-            output_projection=None if call is None else self._projection(call, attending),
-            value_map=None if call is None or first is None else self._value_map(call, first),
+            output_projections=_all_known([self._projection(call, attending) for call in calls]),
+            value_maps=() if first is None else _all_known([self._value_map(call, first) for call in calls]),
             attention_steps=span,
             module=None if module is None else module.module,
             name="" if module is None else module.name,
             writes=tuple(write.step.number for write in writes),
-            one_sum=len(writes) == 1 and self._adds_branches(attending),
+            one_sum=len(writes) == 1 and len(calls) <= 1 and self._adds_branches(attending),
+            joined=len(attending.attention) == len(calls) and not self._in_series(calls),
         )
+
+    def _in_series(self, calls: tuple[AttentionCall, ...]) -> bool:
+        """Whether one attention call reads what another has given."""
+        outputs = [self._trace.values[call.output] for call in calls]
+        return any(one is not other and one.comes_from(other) for one in outputs for other in outputs)
+
+    def _middle(self, attending: ResidualWrite, writes: list[ResidualWrite], place: NormPlace) -> Value:
+        """The stream that the feed-forward branch reads."""
+        behind = [write for write in writes if write.step.number > attending.step.number]
+        return behind[0].source if behind and place == "post" else attending.result
 
     def _adds_branches(self, write: ResidualWrite) -> bool:
         """Whether a branch is a sum of two."""
@@ -218,11 +247,17 @@ class _StageReader:
         continued = behind[0].source if behind else following
         moved_on = continued is not None and continued.comes_from(attending.result)
         if moved_on and continued is not None and not self._same(continued, attending.result):
-            return "post"
+            if self._normalised_between(attending.result, continued):
+                return "post"
         ends = trace.maker(walk_back(trace, attending.branch, moves_numbers, scales))
         if ends is not None and ends.operation in NORM and _is_identity(self._first_norm(start, attending)):
             return "branch"
         return "pre"
+
+    def _normalised_between(self, before: Value, after: Value) -> bool:
+        """Whether nothing but a norm lies between two values of the stream."""
+        steps = [step for step in self._trace.between(before, after) if step.number > before.step]
+        return self._looks_like_norm(steps)
 
     def _last_output(self, last: ResidualWrite, place: NormPlace) -> Value:
         """The stream behind the last block, normalised where the blocks do so themselves."""
@@ -341,7 +376,7 @@ class _StageReader:
             elif scaled is not None:
                 scaling.append(step.number)
                 value = scaled
-            elif step.operation == "add":
+            elif step.operation in {"add", "cat", "stack"}:
                 parts = [trace.values[index] for index in step.operands]
                 parts = [part for part in parts if part.comes_from(heads)]
                 if len(parts) != 1:
@@ -367,7 +402,8 @@ class _StageReader:
             return None
         places = torch.empty(heads.shape.numel(), dtype=torch.int64)
         channels = torch.arange(mixed.shape[-1]).expand(mixed.shape)
-        places[moved.flatten()] = channels.flatten()
+        here = moved.flatten() >= 0
+        places[moved.flatten()[here]] = channels.flatten()[here]
         places = places.reshape(heads.shape)
         if call.spelling == "written":
             arranged = call.output_arrangement().arrange(places, self._trace.batch)
@@ -459,6 +495,11 @@ class _StageReader:
             if self._root(output).index in made and self._root(start).index in given:
                 found = call
         return found
+
+
+def _all_known(parts: list[_Part | None]) -> tuple[_Part, ...]:
+    """All of several parts, or none where one of them is not known."""
+    return tuple(part for part in parts if part is not None) if None not in parts else ()
 
 
 def _is_identity(norm: Norm | None) -> bool:

@@ -216,10 +216,17 @@ def to_letters(tensor: Tensor, axes: str, wanted: str) -> Tensor:
 def replay(trace: Trace, start: Value, end: Value) -> Tensor | None:
     """Where the numbers of ``end`` stood in ``start``, as flat indices; ``None`` where they were not only moved."""
     steps = trace.between(start, end)
-    if any(step.operation not in ALIAS and step.operation not in SLICE for step in steps):
+    if any(step.operation not in {*ALIAS, *SLICE, "cat", "stack"} for step in steps):
         return None
     found: dict[int, Tensor] = {start.index: torch.arange(start.shape.numel()).reshape(start.shape)}
     for step in steps:
+        if step.operation in {"cat", "stack"}:  # what stands beside it has no place in ``start``
+            parts = [found.get(index, torch.full(trace.values[index].shape, -1)) for index in step.operands]
+            if len(parts) != len(list(tensors_in(step.args[0]))):
+                return None
+            join = torch.cat if step.operation == "cat" else torch.stack
+            found[step.outputs[0]] = join(parts, dim=step.argument(1, "dim", 0))
+            continue
         if step.in_place or len(step.operands) != 1 or step.operands[0] not in found:
             return None
         if step.operation in {"to", "type", "type_as", "float", "double", "half", "bfloat16"}:

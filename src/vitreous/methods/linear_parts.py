@@ -58,7 +58,7 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
 def _leads_to_stream(tape: Tape, layer: int) -> bool:
     """Whether W_O is known; of a run that was recorded for other methods, whether it would be."""
     if layer not in tape.needs.projections:
-        return tape.architecture.blocks[layer].output_projection is not None
+        return bool(tape.architecture.blocks[layer].output_projections)
     weight = tape.output_projection(layer)
     if weight is None:
         return False
@@ -69,7 +69,7 @@ def _leads_to_stream(tape: Tape, layer: int) -> bool:
 def _has_linear_values(tape: Tape, layer: int) -> bool:
     """Whether W_V is known, and in the run it does between the first and the last token what it should."""
     if layer not in tape.needs.unbiased_values:
-        return tape.architecture.blocks[layer].value_map is not None
+        return bool(tape.architecture.blocks[layer].value_maps)
     weight = tape.value_weight(layer)
     if weight is None:
         return False

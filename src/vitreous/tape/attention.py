@@ -120,6 +120,41 @@ class AttentionRecord:
             head_scale=self.head_scale,
         )
 
+    def last_keys(self, count: int) -> AttentionRecord:
+        """The call as its last ``count`` keys see it: their part of A, which was normalised over all."""
+        matrix = self.rows(slice(None))[..., -count:]
+        scores = None if self.scores is None else self.scores[..., -count:]
+        return AttentionRecord(
+            query=None,
+            key=self.key[:, :, -count:],
+            value=self.value[:, :, -count:],
+            scale=self.scale,
+            matrix=matrix,
+            scores=scores,
+            head_scale=self.head_scale,
+        )
+
+    def joined(self, other: AttentionRecord) -> AttentionRecord | None:
+        """Two calls of the same tokens as one with the heads of both; ``None`` where they do not fit together."""
+        if self.key.shape[2:] != other.key.shape[2:] or self.value.shape[2:] != other.value.shape[2:]:
+            return None
+        if self.scale != other.scale or self.head_scale is not None or other.head_scale is not None:
+            return None
+
+        def both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+            return None if first is None or second is None else torch.cat([first, second], dim=1)
+
+        written = self.query is None or other.query is None or self.bias is not None or other.bias is not None
+        matrices = [call.rows(slice(None)) for call in (self, other)] if written else [self.matrix, other.matrix]
+        return AttentionRecord(
+            query=None if written else both(self.query, other.query),
+            key=torch.cat([self.key, other.key], dim=1),
+            value=torch.cat([self.value, other.value], dim=1),
+            scale=self.scale,
+            matrix=both(*matrices),
+            scores=both(self.scores, other.scores),
+        )
+
     def heads_apart(self) -> Iterator[AttentionRecord]:
         """The call as several with one head each: what is made of one is smaller by as much."""
         for head in range(self.heads):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ class AttentionListener:
 
     Attributes:
         records: the attention calls of the blocks.
-        outputs: O of each call, as it stands in the graph.
+        outputs: O of the calls of each block, as they stand in the graph; several calls are one with all their heads.
         biases: all that is added to the scores of a block: relative positions, masks; ``None`` for what is not known.
         mixed: the blocks whose scores are not q kᵀ alone or not followed to the softmax, so that k is not known.
         other: by block, why its attention is not one between all tokens of an image.
@@ -59,7 +59,7 @@ class AttentionListener:
         self._architecture, self._plan, self._progress, self._in_force = architecture, plan, progress, in_force
         self._linear = linear
         self.records: dict[int, AttentionRecord] = {}
-        self.outputs: dict[int, Tensor] = {}
+        self.outputs: dict[int, list[Tensor]] = {}
         self.biases: dict[int, list[Tensor | None]] = {}
         self.mixed: set[int] = set()
         self.other: dict[int, str] = {}
@@ -82,32 +82,33 @@ class AttentionListener:
         ) - {-1}
         self._noted: dict[int, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
         self._known_products = products
+        self._pooling: AttentionCall | None = None
 
     def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Note the operands of q kᵀ, and what was done to it."""
         if number in self.score_steps:
             self._noted[number] = args, kwargs, output
 
-    def arranged(self, layer: int, tensor: Tensor) -> Tensor:
-        """A tensor that lies as O of a block does, as (batch, head, token, channel)."""
-        call = self._call_of(layer)
+    def arranged(self, layer: int, tensors: Sequence[Tensor]) -> Tensor:
+        """Tensors that lie as the outputs of a block do, as one (batch, head, token, channel)."""
+        depth = self._architecture.depth
+        calls = [self._pooling] if layer == depth else self._architecture.blocks[layer].attention
+        return torch.cat([self._by_head(*pair) for pair in zip(calls, tensors, strict=True)], dim=1)
+
+    def _by_head(self, call: AttentionCall | None, tensor: Tensor) -> Tensor:
         if call is None or call.spelling != "written":
             return tensor if tensor.dim() == 4 else heads_of(tensor, self._progress.batch)
         arranged = call.output_arrangement().arrange(tensor, self._progress.batch)
         assert arranged is not None
         return arranged
 
-    def _call_of(self, layer: int) -> AttentionCall | None:
-        if layer == self._architecture.depth:
-            return self._pooling
-        return next((call for _, call in self._calls.values() if _ == layer), None)
-
-    _pooling: AttentionCall | None = None
-
     def pool_by(self, place: int) -> None:
         """Of the calls behind the last block, take this one for what pools the tokens."""
-        depth = self._architecture.depth
-        self.records[depth], self.outputs[depth], self._pooling = self.behind[place]
+        depth, tokens = self._architecture.depth, self._progress.tokens
+        record, output, self._pooling = self.behind[place]
+        # A class token of the head's own may stand in front of the stream's tokens (CaiT).
+        self.records[depth] = record if record.key.shape[2] <= tokens else record.last_keys(tokens)
+        self.outputs[depth] = [output]
 
     def on_fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``scaled_dot_product_attention``."""
@@ -216,12 +217,16 @@ class AttentionListener:
         if layer == self._architecture.depth:
             self.behind.append((record, output, call))
             return
-        if layer in self.records:
-            self.other.setdefault(
-                layer, f"it attends more than once in its block {layer}, so that no one A is the block's"
-            )
-        self.outputs[layer] = output
-        self.records[layer] = record if layer in self._plan.attention else _EMPTY
+        kept = record if layer in self._plan.attention else _EMPTY
+        if layer in self.records and kept is not _EMPTY:
+            joined = self.records[layer].joined(kept) if self._architecture.blocks[layer].joined else None
+            if joined is None:
+                self.other.setdefault(
+                    layer, f"it attends more than once in its block {layer}, so that no one A is the block's"
+                )
+            kept = kept if joined is None else joined
+        self.outputs.setdefault(layer, []).append(output)
+        self.records[layer] = kept
 
     def _check(self, layer: int, batch: int, queries: int, keys: int) -> bool:
         """Note attention that is not between all tokens of each image; whether it is."""
@@ -246,8 +251,9 @@ class AttentionListener:
             return self._attend_by_hand(*found, func, args, kwargs)
         output = func(*args, **kwargs)
         layer = self._progress.layer
-        if layer is not None and step not in self._known_products and self._multiplies_tokens(func, args, kwargs):
-            self.unknown.add(layer)
+        inside = layer is not None and layer < self._architecture.depth
+        if inside and step not in self._known_products and self._multiplies_tokens(func, args, kwargs):
+            self.unknown.add(self._progress.next_block)
         return output
 
     def _multiplies_tokens(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -261,7 +267,7 @@ class AttentionListener:
             return func(*args, **kwargs)
         if self._weighs_tokens(scores, args[1] if len(args) > 1 else kwargs.get("dim")):
             return self._under_rule(of_first(func, args, kwargs), scores, "pooling")
-        if in_graph(scores):
+        if in_graph(scores) and layer < self._architecture.depth:
             self.unknown.add(layer)
         return func(*args, **kwargs)
 
@@ -311,7 +317,7 @@ class AttentionListener:
             shape = func(*args, **kwargs).shape
             restored = call.output_arrangement().restore(output, batch, shape)
             if layer in self.outputs:
-                self.outputs[layer] = restored
+                self.outputs[layer][-1] = restored
             return restored
         if self._following:
             output = self._follow(call, func, args, kwargs, (query, key, values, matrix), factor, followed=followed)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitreous.architecture import Architecture
-from vitreous.architecture.description import Norm
+from vitreous.architecture.description import Norm, Projection, ValueMap
 from vitreous.architecture.norms import LinearNorm, linear_norm
 from vitreous.architecture.operations import MULTI_HEAD, weight_of_call
 from vitreous.architecture.trace import depends_on_input
@@ -26,10 +26,10 @@ class LinearMaps:
         self._architecture = architecture
         wanted: set[int] = set()
         for layer, block in enumerate(architecture.blocks):
-            if layer in needs.projections and block.output_projection is not None:
-                wanted |= {block.output_projection.step, *block.output_projection.scales}
-            if layer in needs.unbiased_values and block.value_map is not None:
-                wanted.add(block.value_map.step)
+            if layer in needs.projections:
+                wanted |= {step for each in block.output_projections for step in (each.step, *each.scales)}
+            if layer in needs.unbiased_values:
+                wanted |= {each.step for each in block.value_maps}
             if layer in needs.linear_norms | needs.unbiased_values:
                 wanted |= {
                     norm.step for norm in (block.first_norm, block.second_norm) if norm is not None and norm.step is not None
@@ -44,8 +44,10 @@ class LinearMaps:
 
     def output_projection(self, layer: int) -> Tensor | None:
         """W_O, LayerScale included, (channels of the stream, channels of all heads); ``None`` where it is not known."""
-        projection = self._architecture.blocks[layer].output_projection
-        if projection is None or projection.step not in self._noted:
+        return _joined([self._projection(each) for each in self._architecture.blocks[layer].output_projections], dim=1)
+
+    def _projection(self, projection: Projection) -> Tensor | None:
+        if projection.step not in self._noted:
             return None
         weight = self._weight(projection.step, "out_proj_weight")
         if weight is None:
@@ -63,8 +65,10 @@ class LinearMaps:
 
     def value_weight(self, layer: int) -> Tensor | None:
         """W_V, (channels of all heads, channels of the first norm); ``None`` where it is not known."""
-        value_map = self._architecture.blocks[layer].value_map
-        if value_map is None or value_map.step not in self._noted:
+        return _joined([self._value_weight(each) for each in self._architecture.blocks[layer].value_maps], dim=0)
+
+    def _value_weight(self, value_map: ValueMap) -> Tensor | None:
+        if value_map.step not in self._noted:
             return None
         if self._architecture.operations[value_map.step] == MULTI_HEAD:
             args, kwargs = self._noted[value_map.step]
@@ -126,6 +130,12 @@ class LinearMaps:
         if isinstance(factor, Tensor) and factor.numel() not in (1, streams[0].shape[-1]):
             return None
         return 1 / factor if self._architecture.operations[step] == "div" else factor
+
+
+def _joined(weights: list[Tensor | None], dim: int) -> Tensor | None:
+    """The weights of several calls side by side; ``None`` where there is none, or one is not known."""
+    known = [weight for weight in weights if weight is not None]
+    return torch.cat(known, dim=dim) if known and len(known) == len(weights) else None
 
 
 def _constant(value: Any) -> Tensor | None:

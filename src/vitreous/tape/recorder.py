@@ -85,10 +85,11 @@ class Recorder:
             keep("stream", layer, block.input)
             if layer in needs.halves | needs.linear_norms:
                 keep("mid", layer, block.residual_mid)
+                keep("middle", layer, block.middle)
                 keep("end", layer, block.residual_post)
             if block.first_norm is None:
                 continue
-            if layer in self.plan.norms or (layer in needs.halves and block.norm_place == "post"):
+            if layer in self.plan.norms:
                 keep("norm", layer, block.first_norm.output)
         keep("stream", len(blocks), blocks[-1].output)
         # The stream last: what stands in its place is for all who read it behind.
@@ -115,16 +116,13 @@ class Recorder:
                 output = _with_result(output, point.output, self._on_stream(layer, point, value))
             elif kind == "mid":
                 self.mids[layer] = point.axes.tokens(value)
+            elif kind == "middle":
+                self.middles[layer] = point.axes.tokens(value)
             elif kind == "end":
                 self.ends[layer] = point.axes.tokens(value)
             else:
-                self._keep_norm(layer, point, value)
+                self.norms[layer] = value
         return output
-
-    def _keep_norm(self, layer: int, point: Point, value: Tensor) -> None:
-        self.norms[layer] = value
-        if self.architecture.blocks[layer].norm_place == "post":
-            self.middles[layer] = point.axes.tokens(value)
 
     def _on_stream(self, layer: int, point: Point, stream: Tensor) -> Tensor:
         """x_l has been made."""

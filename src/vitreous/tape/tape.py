@@ -182,9 +182,7 @@ class Tape:
 
     def middle(self, layer: int) -> Tensor:
         """The stream between the attention and the feed-forward part of a block."""
-        recorder = self._recorder
-        post = self.architecture.blocks[layer].norm_place == "post"
-        return self._seen(recorder.middles[layer] if post else recorder.mids[layer])
+        return self._seen(self._recorder.middles[layer])
 
     def end(self, layer: int) -> Tensor:
         """The stream with the feed-forward part of a block added, before a post-norm block normalises it."""
@@ -228,7 +226,7 @@ class Tape:
         wanted = [
             *(("tokens", layer, recorder.tokens[layer]) for layer in needs.tokens),
             *(("norms", layer, recorder.norms[layer]) for layer in needs.norms),
-            *(("outputs", layer, recorder.attention.outputs[layer]) for layer in outputs),
+            *(("outputs", layer, output) for layer in outputs for output in recorder.attention.outputs[layer]),
         ]
         sources = [source for _, _, source in wanted]
         recorder.in_force.rule = RULES[backward.rule]
@@ -242,15 +240,18 @@ class Tape:
         arrived = self._gradients(slope.to(self._logits.dtype), sources)
         found = Gradients(biases=self._bias_scores(recorder.in_force.biases or {}, size))
         recorder.in_force.biases = None
+        heads: dict[int, list[Tensor]] = {layer: [] for layer in outputs}
         for (part, layer, _), gradient in zip(wanted, arrived, strict=True):
-            if part == "outputs":
-                gradient = recorder.attention.arranged(layer, gradient)  # noqa: PLW2901
-            elif part == "norms":
+            if part == "norms":
                 gradient = recorder.norm_of(layer, gradient)  # noqa: PLW2901
             elif part == "tokens" and (layer != PIXELS or self.reads_text):
                 gradient = recorder.stream_of(max(layer, 0), gradient)  # noqa: PLW2901
-            scaled = gradient if size is None else gradient.float() * size.view(-1, *[1] * (gradient.dim() - 1))
-            getattr(found, part)[layer] = scaled
+            if part == "outputs":
+                heads[layer].append(gradient)
+            else:
+                getattr(found, part)[layer] = _times(gradient, size)
+        for layer, gradients in heads.items():
+            found.outputs[layer] = _times(recorder.attention.arranged(layer, gradients), size)
         return found
 
     def _intermediate_gradients(self, rule: str, target: Tensor, layers: frozenset[int]) -> Gradients:
@@ -260,10 +261,10 @@ class Tape:
         recorder.in_force.rule = RULES[rule]
         found = Gradients()
         for layer, slope in zip(layers, slopes, strict=True):
-            stream, output = recorder.tokens[layer + 1], recorder.attention.outputs[layer]
+            stream, outputs = recorder.tokens[layer + 1], recorder.attention.outputs[layer]
             tokens = recorder.stream_of(layer + 1, stream)
-            (gradient,) = self._gradients(slope.to(stream.dtype), [output], of=tokens)
-            found.outputs[layer] = recorder.attention.arranged(layer, gradient)
+            gradients = self._gradients(slope.to(stream.dtype), outputs, of=tokens)
+            found.outputs[layer] = recorder.attention.arranged(layer, gradients)
         return found
 
     def _head_slopes(self, rule: str, target: Tensor, layers: frozenset[int]) -> Tensor:
@@ -331,7 +332,7 @@ class Tape:
             if pooling_gradient is not None:
                 listener = self._recorder.attention
                 listener.pool_by(place)
-                return gradient, listener.arranged(self.depth, pooling_gradient)
+                return gradient, listener.arranged(self.depth, [pooling_gradient])
         return gradient, None
 
     def _cut_off(self, what: str) -> UnsupportedModelError:
@@ -452,6 +453,11 @@ def _reads_again(architecture: Architecture) -> UnsupportedModelError:
         f"{architecture.name} reads the tokens of several blocks at once (a head on the outputs of the last few, perhaps), "
         "so that no others can be put in the place of one block's alone, which this method does"
     )
+
+
+def _times(gradient: Tensor, size: Tensor | None) -> Tensor:
+    """A gradient of every image times that image's size."""
+    return gradient if size is None else gradient.float() * size.view(-1, *[1] * (gradient.dim() - 1))
 
 
 def _slope(logits: Tensor, target: Tensor, objective: Objective, scale: Scale | None) -> Tensor:
