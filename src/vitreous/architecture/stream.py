@@ -190,7 +190,11 @@ def find_stages(trace: Trace, segments: list[Segment]) -> list[Stage]:
             for other in containers
             for write in other.writes
         )
-        if not inside:
+        # Sums that begin and end while a stream goes on, and are no part of it: values mixed with those of block 0.
+        beside = not own and any(
+            other.root.index < segment.root.index and segment.last.index < other.last.index for other in attending
+        )
+        if not inside and not beside:
             chosen.append(segment)
     stages: list[Stage] = []
     for segment in sorted(chosen, key=lambda each: each.root.index):

@@ -40,13 +40,26 @@ def find_architecture(
         InputError: the model does not take these inputs.
     """
     known = _KNOWN.setdefault(model, {})
-    shape = (inputs.shape[1:], inputs.dtype) if isinstance(inputs, Tensor) else "texts"
-    key = (shape, str(inputs.device), stage)
+    key = (_kind(inputs), str(inputs.device), stage)
     if again or key not in known:
-        trace = trace_model(model, inputs if again else inputs[:2])
+        trace = trace_model(model, inputs if again else inputs[_two(inputs)])
         found = describe(trace, type(model).__name__, stage)
         known[key] = replace(found, scale=scale_of(model))
     return known[key]
+
+
+def _kind(inputs: Inputs) -> Hashable:
+    """What a model may go another way for: the shape of images; of texts, whether there is padding to leave out."""
+    if isinstance(inputs, Tensor):
+        return inputs.shape[1:], inputs.dtype
+    return bool((inputs.lengths == inputs.tokens).all())
+
+
+def _two(inputs: Inputs) -> slice | Tensor:
+    """The first two images; the shortest and the longest of texts."""
+    if isinstance(inputs, Tensor) or len(inputs) < 3:
+        return slice(2)
+    return torch.stack([inputs.lengths.argmin(), inputs.lengths.argmax()]).to(inputs.device)
 
 
 def trace_model(model: nn.Module, inputs: Inputs) -> Trace:

@@ -145,15 +145,14 @@ class ScoreEditing:
         """Scores that a model has written out itself."""
         layer, call = found
         arrangement = call.score_arrangement()
-        if scores.dim() != len(arrangement.axes):
-            return scores
-        arranged = arrangement.arrange(scores, self._batch)
-        if arranged is None or arranged.shape[0] != self._batch:
+        as_made = scores.dim() == len(arrangement.axes)
+        arranged = arrangement.arrange(scores, self._batch) if as_made else scores
+        if arranged is None or arranged.dim() != 4 or arranged.shape[0] != self._batch:
             return scores
         factor, hidden = self._columns(layer, arranged.shape[-1], scores.dtype)
         arranged = arranged if factor is None else arranged * factor
         arranged = arranged if hidden is None else arranged + hidden
-        return arrangement.restore(arranged, self._batch, scores.shape)
+        return arrangement.restore(arranged, self._batch, scores.shape) if as_made else arranged
 
     def _columns(self, layer: int, keys: int, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """Factors and biases of the looked-at tokens, (batch, 1, 1, keys); a pooling may leave out the prefix."""
