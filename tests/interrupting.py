@@ -11,7 +11,7 @@ import itertools
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -173,13 +173,13 @@ class Interrupt:
         return local
 
 
-@contextmanager
-def traced(tracer: Any) -> Iterator[None]:
+def run_traced(tracer: Any, function: Callable[[], Any]) -> None:
+    """Run a function, and nothing else, with a tracer."""
     before, hook = sys.gettrace(), sys.unraisablehook
     sys.unraisablehook = lambda _: None  # an interrupt inside a finaliser is swallowed by Python
     sys.settrace(tracer)
     try:
-        yield
+        function()
     finally:
         sys.settrace(before)
         sys.unraisablehook = hook
@@ -197,8 +197,7 @@ class Map:
         counter = Counter()
         with surroundings():
             case.explain()
-            with traced(counter):
-                case.explain()
+            run_traced(counter, case.explain)
         delicate = [frame for frame, name in enumerate(counter.names) if name in _DELICATE and counter.counts[frame]]
         return cls(counter.counts, delicate)
 
@@ -233,8 +232,7 @@ def outcomes(case: Case, count: int, seed: int) -> Iterator[Outcome]:
         with SURROUNDINGS[surroundings]():
             before, raised = state_of(case.model), False
             try:
-                with traced(interrupt):
-                    case.explain()
+                run_traced(interrupt, case.explain)
             except KeyboardInterrupt as error:
                 raised, held = True, error  # as a notebook holds the last traceback, with all of its frames
             left = differences(before, state_of(case.model))
@@ -260,12 +258,11 @@ def main() -> None:
         left = [outcome for outcome in found if outcome.left]
         raised = sum(outcome.raised for outcome in found)
         places = len({outcome.place for outcome in found})
-        print(f"{name}: {count} interrupts at {places} places, {raised} ended the call, {len(left)} left something")
-        for outcome in found:
-            if not outcome.raised:
-                print("    swallowed:", outcome.place)
-        for outcome in left:
-            print("   ", outcome.place, outcome.left, flush=True)
+        lines = [f"{name}: {count} interrupts at {places} places, {raised} ended the call, {len(left)} left something"]
+        lines += [f"    swallowed: {outcome.place}" for outcome in found if not outcome.raised]
+        lines += [f"    {outcome.place}: {', '.join(outcome.left)}" for outcome in left]
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ class Interception(TorchFunctionMode):
     ) -> None:
         while self._hooks:
             self._hooks.pop().remove()
-        # torch takes a mode from its stack while it is told of a call, and an interrupt may have kept it from coming back.
-        if any(mode is self for mode in function_modes()):
+        # torch takes a mode from its stack while it tells it of a call; an interrupt may have kept it from coming back.
+        if function_modes()[-1:] == [self]:
             super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
