@@ -80,11 +80,20 @@ def _picture_case(model: nn.Module) -> Case:
     return Case(model, explain)
 
 
+def in_evaluation(build_case: Callable[[], Case]) -> Case:
+    """The model itself runs then, not a copy."""
+    case = build_case()
+    case.model.eval()
+    return case
+
+
 CASES = {
     "timm": timm_case,
     "transformers": transformers_case,
     "torchvision": torchvision_case,
     "texts": text_case,
+    "timm in evaluation mode": partial(in_evaluation, timm_case),
+    "texts in evaluation mode": partial(in_evaluation, text_case),
 }
 # What a caller may have set around the call.
 SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -230,20 +239,29 @@ def outcomes(case: Case, count: int, seed: int) -> Iterator[Outcome]:
         surroundings = random_.choice(list(SURROUNDINGS))
         interrupt = maps[surroundings].draw(random_, delicate=number % 2 == 1)
         with SURROUNDINGS[surroundings]():
-            before, raised = state_of(case.model), False
+            before, raised, held = state_of(case.model), False, None
             try:
                 run_traced(interrupt, case.explain)
-            except KeyboardInterrupt as error:
-                raised, held = True, error  # as a notebook holds the last traceback, with all of its frames
+            except BaseException as error:  # noqa: BLE001 - another one in its place is a finding
+                # Held as a notebook holds the last traceback, with all of its frames.
+                raised, held = isinstance(error, KeyboardInterrupt), error
             left = differences(before, state_of(case.model))
-            if raised:
-                del held
+            if held is not None and not raised:
+                left.append(f"{type(held).__name__} instead of the interrupt")
+            held = None
             left += [f"{name}, later" for name in differences(before, state_of(case.model)) if name not in left]
         if any(not torch.equal(value, numbers[name]) for name, value in case.model.state_dict().items()):
             left.append("state_dict")
-        if not same(case.explain(), expected):
+        if not explains_the_same(case, expected):
             left.append("next explanation")
         yield Outcome(interrupt.place, raised, left)
+
+
+def explains_the_same(case: Case, expected: dict[str, Tensor]) -> bool:
+    try:
+        return same(case.explain(), expected)
+    except Exception:  # noqa: BLE001 - failing is not the same
+        return False
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
