@@ -23,9 +23,10 @@ from vitreous.speed.measuring import SPEED_METHODS
 from vitreous.speed.memory import peak_memory
 from vitreous.speed.rows import ratio_of
 from vitreous.speed.timing import one_thread, seconds_of, time_in_turn
-from vitreous.speed.yardsticks import CountedLimit, Limit, Plain, frozen, limit_of
+from vitreous.speed.yardsticks import CountedLimit, Limit, Plain, limit_of
 from vitreous.spelling import parse
 from vitreous.tape import PIXELS, unite
+from vitreous.tape.evaluation_copy import frozen_copy
 
 CPU = torch.device("cpu")
 DEPTH = 4
@@ -183,17 +184,18 @@ def test_the_limit_of_many_runs_is_the_time_of_as_many_plain_ones():
     assert str(passes) == "3 forward, 2 backward"
 
 
-def test_freezing_is_undone(plain):
+def test_a_frozen_copy_shares_the_weights_and_leaves_the_model():
     model = small_vit()
     wanted = {name: name.startswith("blocks") for name, _ in model.named_parameters()}
     for name, parameter in model.named_parameters():
         parameter.requires_grad = wanted[name]
-    with frozen(model):
-        assert not any(parameter.requires_grad for parameter in model.parameters())
+    copy = frozen_copy(model)
+    assert not any(parameter.requires_grad for parameter in copy.parameters())
     assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == wanted
-    with pytest.raises(RuntimeError, match="inside"), frozen(model):
-        raise RuntimeError("inside")
-    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == wanted
+    places = [[one.data_ptr() for one in each.parameters()] for each in (model, copy)]
+    assert places[0] == places[1]
+    copy.blocks[0].register_forward_hook(lambda *_: None)
+    assert not model.blocks[0]._forward_hooks
 
 
 # Memory and time ------------------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.methods import View
 from vitreous.speed.timing import one_thread
 from vitreous.tape import Needs, Plan, record
-from vitreous.tape.evaluation_mode import evaluation_mode
 
 SAME = 1e-12
 # All that read one recorded run: the tape. LeGrad asks the head once more, the others that run again ask much more.
@@ -468,18 +467,6 @@ def test_modes_are_restored_after_an_exception():
     with pytest.raises(BombError):
         vitreous.explain(model, random_images(), FEW)
     assert modes(model) == before
-
-
-def test_the_last_of_several_users_restores_the_mode_also_of_a_part_of_the_model():
-    inner = small_vit(depth=2).train()
-    outer = nn.Sequential(inner).train()
-    first, second = evaluation_mode(inner), evaluation_mode(outer)
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert not any(modes(outer))  # the second user is still at work
-    second.__exit__(None, None, None)
-    assert all(modes(outer))
 
 
 # Threads --------------------------------------------------------------------------------------------------------------

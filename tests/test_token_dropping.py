@@ -19,6 +19,7 @@ from small_models import CLASSES, PATCHES, golden_model, random_images, small_vi
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.subject import Subject
+from vitreous.tape.evaluation_copy import evaluation_copy
 
 GOLDEN = Path(__file__).parent / "golden" / "skipplus_true_token_masking.npz"
 # Float64 and the same operations; sums over another number of tokens are cut into other pieces.
@@ -26,7 +27,8 @@ SAME = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def subject_of(model: nn.Module, images: Tensor) -> Subject:
-    return Subject(model, find_anatomy(model), images)
+    network = evaluation_copy(model)
+    return Subject(network, find_anatomy(network), images)
 
 
 def some_patches(count: int, images: int = 2, seed: int = 0) -> Tensor:

@@ -25,9 +25,11 @@ from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe, parse
 from vitreous.subject import Subject
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
+from vitreous.tape.evaluation_copy import evaluation_copy, run_in_evaluation
 from vitreous.tape.inputs import Inputs, Rows
 from vitreous.tape.relevance_listener import NOT_FOLLOWED
 from vitreous.tape.rulebook import RULES
+from vitreous.tape.torch_state import leaves_torch_as_it_was
 from vitreous.targets import Target, Targets, find_targets
 
 Found = TypeVar("Found")
@@ -58,6 +60,7 @@ class Answer(NamedTuple):
         return self.targets.classes if self.targets.several else self.targets.classes[:, 0]
 
 
+@leaves_torch_as_it_was
 def explain(
     model: Model,
     images: Images,
@@ -100,13 +103,17 @@ def explain(
     def ask(asked: list[Recipe]) -> Answer:
         with running_in(precision, pixels.device, asked):
             black = black_pixel(loaded, pixels)
-            return answer_with(network, pixels, asked, choose, black, compiled(network) if compile else None)
+            return run_in_evaluation(
+                network,
+                lambda one: answer_with(one, pixels, asked, choose, black, compiled(one) if compile else None),
+            )
 
     recipes, answer = ask_allowed(ask, recipes, optional=methods is None)
     provenance = _provenance(loaded, network, recipes, answer.family)
     return _explanation(loaded, pixels, recipes, answer, images=pictures, provenance=provenance)
 
 
+@leaves_torch_as_it_was
 def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], target: Target) -> Explanation:
     """Explain preprocessed images as ``explain`` does, without provenance.
 
@@ -119,7 +126,8 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
     def choose(logits: Tensor) -> Targets:
         return find_targets(logits, target, None)
 
-    answer = answer_with(network, pixels, recipes, choose, black_pixel(model, pixels))
+    black = black_pixel(model, pixels)
+    answer = run_in_evaluation(network, lambda one: answer_with(one, pixels, recipes, choose, black))
     return _explanation(model, pixels, recipes, answer)
 
 
@@ -235,13 +243,11 @@ def find_recipes(methods: str | Sequence[str]) -> list[Recipe]:
 
 
 def network_of(model: LoadedModel | nn.Module) -> nn.Module:
-    """The network that can be listened to."""
+    """The network that can be listened to: in evaluation mode, and not compiled; the model given is not switched."""
     network = model.model if isinstance(model, LoadedModel) else model
     if not isinstance(network, nn.Module):
         raise InputError(f"model must be an nn.Module or a name, not {type(network).__name__}")
-    # A compiled model cannot be listened to; the one it was made from gives the same numbers.
-    original = getattr(network, "_orig_mod", network)
-    return original if isinstance(original, nn.Module) else network
+    return evaluation_copy(network)
 
 
 def black_pixel(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None:

@@ -19,11 +19,11 @@ from vitreous.outputs import Scale
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.doing_without import Listening, find_way
 from vitreous.tape.dropping import Dropping, check_kept, nothing_left
-from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask
 from vitreous.tape.output import class_scores
 from vitreous.tape.score_editing import ScoreEditing
 from vitreous.tape.token_axis import with_token_axis
+from vitreous.tape.torch_state import outside_inference_mode
 
 # Bare evaluations are run this many pixels at a time. Measured on ViT-Ti: 8 to 32 pictures of 224 x 224 at once cost
 # the same per picture, one alone 1.6 times as much, and 64 leave the processor's caches.
@@ -157,7 +157,7 @@ class Subject:
     def _evaluating(self) -> Iterator[None]:
         kind, dtype, enabled = self._autocast
         autocast = torch.autocast(kind, dtype=dtype) if enabled else nullcontext()
-        with torch.inference_mode(mode=False), torch.no_grad(), evaluation_mode(self._model), autocast:
+        with outside_inference_mode(), torch.no_grad(), autocast:
             yield
 
     def _ask(self, images: Inputs, listener: Listening | None = None) -> Tensor:

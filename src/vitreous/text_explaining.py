@@ -20,6 +20,8 @@ from vitreous.outputs import scale_of
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe
 from vitreous.subject import Subject
+from vitreous.tape.evaluation_copy import run_in_evaluation
+from vitreous.tape.torch_state import leaves_torch_as_it_was
 from vitreous.targets import Target, Targets, find_targets, part_of
 from vitreous.text_explanation import TextExplanation
 from vitreous.texts import Reader, ReadText
@@ -30,6 +32,7 @@ TextModel = str | LoadedTextModel | tuple[nn.Module, Any]
 _TOKENS_AT_ONCE = 4096
 
 
+@leaves_torch_as_it_was
 def explain_text(
     model: TextModel,
     texts: str | Sequence[str],
@@ -99,20 +102,33 @@ def explain_read(
 
     The arguments are those of ``explain_text``; a text with more pieces than the model takes is explained in windows.
     """
+    return run_in_evaluation(
+        loaded.model, lambda network: _explain_read(network, loaded.reader, read, recipes, target, topk)
+    )
+
+
+def _explain_read(
+    network: nn.Module,
+    reader: Reader,
+    read: Sequence[ReadText],
+    recipes: list[Recipe],
+    target: Target,
+    topk: int | None,
+) -> tuple[list[Result], str]:
     results: list[Result | None] = [None] * len(read)
     family = ""
-    for batch in _batches(loaded.reader, read):
+    for batch in _batches(reader, read):
         wanted = part_of(target, batch.texts, len(read))
         answer = _answer(
-            loaded.model,
-            loaded.reader,
+            network,
+            reader,
             batch,
             recipes,
             lambda logits: batch.targets(logits, wanted, topk),  # noqa: B023 - asked at once
         )
         family = answer.family
         for place, number in enumerate(batch.texts):
-            results[number] = batch.result(loaded.reader, answer, place, read[number])
+            results[number] = batch.result(reader, answer, place, read[number])
     return [result for result in results if result is not None], family
 
 

@@ -16,8 +16,10 @@ from vitreous.benchmark.workbench import Workbench
 from vitreous.datasets import DataSet
 from vitreous.paths import expanded
 from vitreous.protocols import Protocol
+from vitreous.tape.torch_state import leaves_torch_as_it_was
 
 
+@leaves_torch_as_it_was
 def evaluate(
     model: Model,
     data: str | DataSet,

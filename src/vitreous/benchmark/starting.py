@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -42,6 +42,7 @@ from vitreous.paths import expanded
 from vitreous.plugin import load_plugins
 from vitreous.protocols import Protocol, find_protocol
 from vitreous.provenance import software_versions
+from vitreous.tape.evaluation_copy import evaluation_copy
 from vitreous.text_explaining import TextModel, find_text_model
 
 Engine = Literal["local", "ray"]
@@ -165,12 +166,13 @@ def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
     if isinstance(loaded, LoadedTextModel) != (reads == "texts"):
         other = "photos" if reads == "texts" else "texts"
         raise RunError(f"this protocol is measured on {reads}, and the model that was given reads {other}")
+    loaded = replace(loaded, model=evaluation_copy(loaded.model))
     device = next((str(parameter.device) for parameter in loaded.model.parameters()), "cpu")
     return ModelChoice(loaded.name or type(loaded.model).__name__, device=device), loaded
 
 
 def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
-    """The classifier, in eval mode, with how photos become its input, which has to be known."""
+    """The classifier, with how photos become its input, which has to be known."""
     if not isinstance(model, nn.Module | tuple):
         raise RunError(
             "model must be a name, an nn.Module, a LoadedModel, a LoadedTextModel, (model, image processor) or "
@@ -186,7 +188,6 @@ def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
         from vitreous.models.timm_models import check_classifier  # noqa: PLC0415  (timm takes a second to import)
 
         check_classifier(found.name, found.model)
-    found.model.eval()
     return found
 
 

@@ -19,11 +19,12 @@ from vitreous.speed.peers import Peer, Scene, find_peers
 from vitreous.speed.probing import Probe, Prober, agreement_of
 from vitreous.speed.rows import Agreement, SpeedRow, ratio_of
 from vitreous.speed.timing import Job, one_thread, time_in_turn
-from vitreous.speed.yardsticks import BOTH, FORWARD, CountedLimit, Limit, Plain, frozen, limit_of
+from vitreous.speed.yardsticks import BOTH, FORWARD, CountedLimit, Limit, Plain, limit_of
 from vitreous.spelling import Recipe
 from vitreous.subject import Subject
 from vitreous.tape import unite
-from vitreous.tape.evaluation_mode import evaluation_mode
+from vitreous.tape.evaluation_copy import frozen_copy
+from vitreous.tape.torch_state import leaves_torch_as_it_was
 
 SPEED_METHODS = (
     *("raw_attention", "rollout", "gae", "gradtoken", "tokentm", "ixg", "ixg.skipplus"),
@@ -32,6 +33,7 @@ SPEED_METHODS = (
 Notice = Callable[[str], object]
 
 
+@leaves_torch_as_it_was
 def measure_speed(
     model: Model,
     images: Images | None = None,
@@ -46,7 +48,8 @@ def measure_speed(
     """Measure what methods cost on a model.
 
     Every job runs once to be counted: its passes, its peak memory, and whether a peer's map is ours. Then all of them
-    are timed in turn, ``repeats`` times, with one thread. Parameters want no gradient meanwhile.
+    are timed in turn, ``repeats`` times, with one thread, on a copy of the model whose
+    parameters want no gradient.
 
     Args:
         model: what ``explain`` takes.
@@ -74,9 +77,10 @@ def measure_speed(
     recipes = find_recipes(SPEED_METHODS if methods is None else methods)
     asked = find_peers(peers)
     loaded = find_model(model, images)
-    network = network_of(loaded)
+    network = frozen_copy(network_of(loaded))
+    loaded = replace(loaded, model=network) if isinstance(loaded, LoadedModel) else network
     pixels, _ = find_pixels(loaded, network, _noise(loaded, batch) if images is None else images)
-    with one_thread(), frozen(network), evaluation_mode(network):
+    with one_thread():
         bench = _Bench(loaded, _plain(network, pixels), notice)
         entries = [entry for recipe in recipes for entry in bench.entries_of(recipe, asked)]
         served = [recipe for recipe in recipes if recipe.spelling in {e.row.method for e in entries if e.probe}]

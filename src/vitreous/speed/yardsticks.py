@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,16 +123,3 @@ def limit_of(needs: Needs, depth: int) -> Limit:
     """
     found = (part.lowest for part in needs.gradients.values())
     return Limit(tuple(sorted((layer for layer in found if layer is not None and layer < depth), reverse=True)))
-
-
-@contextmanager
-def frozen(network: nn.Module) -> Iterator[None]:
-    """No parameter wants a gradient for a while."""
-    wanting = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    for parameter in wanting:
-        parameter.requires_grad = False
-    try:
-        yield
-    finally:
-        for parameter in wanting:
-            parameter.requires_grad = True

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
-from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.inputs import FAILURES, Inputs, ask, outside_inference
 from vitreous.tape.interception import Handler, Interception, Listener
+from vitreous.tape.torch_state import outside_inference_mode
 
 
 class SeenEnough(BaseException):  # no error, and nothing in a model may catch it
@@ -53,5 +53,5 @@ def run_until_seen(
 ) -> None:
     """Run a model without a graph until a listener on its first block, or a handler of calls, has seen enough."""
     listening = Interception(listener, handlers, frozenset({anatomy.blocks[0].module}))
-    with suppress(SeenEnough), torch.inference_mode(mode=False), torch.no_grad(), evaluation_mode(model), listening:
+    with suppress(SeenEnough), outside_inference_mode(), torch.no_grad(), listening:
         ask(model, outside_inference(inputs))

@@ -2,7 +2,8 @@
 
 Two ears, both open only inside the ``with`` block and only for the thread that entered it: PyTorch's own
 ``TorchFunctionMode`` hears every function call (attention, softmax, normalisation, activation), and module hooks that
-are registered globally, not on the model, say in which block a call happens. Both are removed on every exit.
+are registered globally, not on the model, say in which block a call happens. Both are removed on every exit; what an
+interrupt during the exit leaves of them is removed by ``vitreous.tape.torch_state``.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch import _C, Tensor, nn
+from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
+
+from vitreous.tape.evaluation_copy import originals_of, runs_an_original
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 # Attributes that are calls in all but name: x @ W.T multiplies by a constant as F.linear(x, W) does.
@@ -50,12 +53,13 @@ class Interception(TorchFunctionMode):
         self._handlers = handlers
         self._otherwise = otherwise
         self._modules = modules
+        self._originals = originals_of(modules)
         self._thread = threading.get_ident()
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
-        self._hooks.append(register_module_forward_pre_hook(self._enter_module))  # type: ignore[arg-type]
-        self._hooks.append(register_module_forward_hook(self._leave_module))
+        self._hooks.append(torch_module.register_module_forward_pre_hook(self._enter_module))  # type: ignore[arg-type]
+        self._hooks.append(torch_module.register_module_forward_hook(self._leave_module))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -64,7 +68,9 @@ class Interception(TorchFunctionMode):
     ) -> None:
         while self._hooks:
             self._hooks.pop().remove()
-        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        # torch takes a mode from its stack while it tells it of a call; an interrupt may have kept it from coming back.
+        if function_modes()[-1:] == [self]:
+            super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -83,15 +89,37 @@ class Interception(TorchFunctionMode):
         return func(*args, **kwargs) if self._otherwise is None else self._otherwise(func, args, kwargs)
 
     def _enter_module(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if module not in self._modules or threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread:
             return None
-        return self._listener.enter(module, arguments)
+        if module in self._originals:
+            raise runs_an_original(module)
+        return self._listener.enter(module, arguments) if module in self._modules else None
 
     def _leave_module(self, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> Any:
         del arguments
         if module not in self._modules or threading.get_ident() != self._thread:
             return None
         return self._listener.leave(module, output)
+
+    def belongs_to(self, thread: int) -> bool:
+        """Whether that thread listens."""
+        return self._thread == thread
+
+
+def function_modes() -> list[Any]:
+    """The modes that this thread's calls of torch are told to, the innermost last."""
+    return [_C._get_function_stack_at(place) for place in range(_C._len_torch_function_stack())]  # noqa: SLF001
+
+
+def hooks_of_this_thread() -> list[tuple[int, dict[int, Any]]]:
+    """The hooks that interceptions of this thread have in torch: their numbers, and the dictionaries they are in."""
+    thread, found = threading.get_ident(), []
+    for hooks in (torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks):  # noqa: SLF001
+        for number, hook in list(hooks.items()):
+            owner = getattr(hook, "__self__", None)
+            if isinstance(owner, Interception) and owner.belongs_to(thread):
+                found.append((number, hooks))
+    return found
 
 
 def _as_constant(value: Any) -> Any:

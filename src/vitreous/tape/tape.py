@@ -21,7 +21,6 @@ from vitreous.tape.attention import AttentionRecord, only_hides
 from vitreous.tape.biases import bias_scores
 from vitreous.tape.dependence import depends
 from vitreous.tape.edges import Edges
-from vitreous.tape.evaluation_mode import evaluation_mode
 from vitreous.tape.half import HALF, exact
 from vitreous.tape.head_order import check_head_order
 from vitreous.tape.inputs import (
@@ -41,6 +40,7 @@ from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Objective, Pass, Pl
 from vitreous.tape.recorder import Recorder
 from vitreous.tape.rulebook import RULES
 from vitreous.tape.token_axis import with_token_axis
+from vitreous.tape.torch_state import outside_inference_mode
 
 _MOST_CHANNELS = 4  # of a usual picture: red, green, blue, alpha
 
@@ -373,10 +373,10 @@ def record(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> It
 
     The plan's intervention may put another stream in the place of a block's input, or scale attention.
 
-    The model is not edited; it runs in evaluation mode and is put back; a caller's ``no_grad``, ``inference_mode`` or
-    ``autocast`` may surround this.
+    The model is not edited; it has to be in evaluation mode, as those of ``evaluation_copy`` are. A caller's
+    ``no_grad``, ``inference_mode`` or ``autocast`` may surround this.
     """
-    with torch.inference_mode(mode=False), torch.enable_grad():
+    with outside_inference_mode(), torch.enable_grad():
         anatomy = with_token_axis(anatomy, model, inputs)
         try:
             recorder, output = _listen(model, anatomy, inputs, plan)
@@ -413,7 +413,7 @@ def _listen(model: nn.Module, anatomy: Anatomy, inputs: Inputs, plan: Plan) -> t
     if plan.graph_start == PIXELS and isinstance(given, Tensor):
         given = given.clone().requires_grad_()
         recorder.tokens[PIXELS] = recorder.leaf = given
-    with evaluation_mode(model), recorder.listening():
+    with recorder.listening():
         return recorder, _run(model, given, recorder)
 
 

@@ -20,6 +20,7 @@ from vitreous.pictures.data.recording import open_subject
 from vitreous.pictures.scaling import display_maps
 from vitreous.pixels import Images, Model, find_model
 from vitreous.subject import Subject
+from vitreous.tape.torch_state import leaves_torch_as_it_was
 
 By = Literal["patches", "pixels"]
 
@@ -53,6 +54,7 @@ class Curves:
         return area(self.fractions, self.insertion)
 
 
+@leaves_torch_as_it_was
 def perturbation_curves(
     model: Model,
     image: Images,

@@ -9,9 +9,11 @@ from vitreous.pictures.data.recording import recorded
 from vitreous.pictures.data.strip import Strip
 from vitreous.pixels import Images, Model, find_model
 from vitreous.spelling import parse
+from vitreous.tape.torch_state import leaves_torch_as_it_was
 from vitreous.targets import Target
 
 
+@leaves_torch_as_it_was
 def heads_strip(model: Model, image: Images, method: str = "gradtoken", target: Target = None) -> Strip:
     """Give the maps M_h of gradtoken, propagated as its spelling says, signed and on one scale."""
     recipe = parse(method)

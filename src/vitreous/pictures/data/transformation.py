@@ -15,6 +15,7 @@ from vitreous.methods.tokentm import TokenTransformation
 from vitreous.pictures.data.recording import recorded
 from vitreous.pixels import Images, Model, find_model
 from vitreous.spelling import parse
+from vitreous.tape.torch_state import leaves_torch_as_it_was
 from vitreous.targets import Target
 
 
@@ -39,6 +40,7 @@ class Transformation:
     combined: Tensor
 
 
+@leaves_torch_as_it_was
 def token_transformation(model: Model, image: Images, block: int = -1, target: Target = None) -> Transformation:
     """Look into one block; negative numbers count from the top."""
     spelling = "tokentm:necc=rescaled"
