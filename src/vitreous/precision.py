@@ -35,7 +35,7 @@ def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) 
     Raises:
         RefusedMethodsError: maps of methods in bfloat16 are not within the tolerance, or were not measured.
     """
-    if precision not in PRECISIONS:
+    if not isinstance(precision, str) or precision not in PRECISIONS:
         raise InputError(f"precision={precision} is not one of {', '.join(PRECISIONS)}")
     if precision == "model":
         return nullcontext()

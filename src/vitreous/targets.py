@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import TargetError
+from vitreous.plain_tensors import special_kind
 
 Target = None | int | Sequence[int] | Sequence[Sequence[int]] | Tensor
 
@@ -64,8 +65,10 @@ def _most_likely(logits: Tensor, target: Target, topk: int) -> Tensor:
 def _integers(target: Target) -> Tensor:
     try:
         wanted = torch.as_tensor(target)
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # noqa: BLE001  # objects of any kind fail in ways of their own
         raise TargetError("target must be None, an integer, (batch,) or (batch, k) integers") from None
+    if (kind := special_kind(wanted)) is not None:
+        raise TargetError(f"target must be a plain tensor of integers, not {kind} one")
     if wanted.is_floating_point() or wanted.is_complex() or wanted.dtype == torch.bool:
         raise TargetError(f"target must be integers, not {wanted.dtype}")
     return wanted.to(torch.int64)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import ModelError
 from vitreous.paths import expanded
+from vitreous.plain_tensors import special_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,8 +65,12 @@ def _unwrapped(content: Any, path: Path) -> State:
     if not isinstance(content, Mapping) or not content:
         raise ModelError(f"{path}: the checkpoint holds no weights")
     for key, value in content.items():
+        if not isinstance(key, str):
+            raise ModelError(f"{path}: the checkpoint holds {key!r}, which is not a name, among those of its weights")
         if not isinstance(value, Tensor):
             raise ModelError(f"{path}: the checkpoint holds {key!r}, which is not a tensor, among its weights")
+        if (kind := special_kind(value)) is not None:
+            raise ModelError(f"{path}: {key!r} is {kind} tensor; weights are plain ones")
     return dict(content)
 
 

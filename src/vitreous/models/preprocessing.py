@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, get_args
 
 import numpy as np
 import torch
@@ -53,6 +53,19 @@ class Preprocessing:
     resize_size: tuple[int, int] | None = None
     rescale: float = 1 / 255
     crop_rounding: CropRounding = "nearest"
+
+    def __post_init__(self) -> None:
+        sizes = [self.image_size] if self.resize_size is None else [self.image_size, self.resize_size]
+        for size in sizes:
+            as_image_size(size)
+        _triple("mean", self.mean)
+        _positive_triple("std", self.std)
+        if not isinstance(self.interpolation, str) or self.interpolation.upper() not in Image.Resampling.__members__:
+            raise ModelError(f"the interpolation {self.interpolation!r} is not one of Pillow's")
+        if self.resize not in get_args(Resize) or self.crop_rounding not in get_args(CropRounding):
+            raise ModelError(f"resize={self.resize!r} or crop_rounding={self.crop_rounding!r} is not known")
+        if not math.isfinite(self.rescale) or self.rescale <= 0:
+            raise ModelError(f"the factor on the pixels must be positive, not {self.rescale!r}")
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """Return the model's input for these photos: float32, (batch, 3, height, width)."""
@@ -225,6 +238,8 @@ def as_image_size(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, 
         edges = []
     if len(edges) != 2 or min(edges) < 1:
         raise ModelError(f"an image size is one positive number or height and width, not {value!r}")
+    if edges[0] * edges[1] > MAX_PIXELS:
+        raise ModelError(f"an image size of {edges[0]} x {edges[1]} is more than {MAX_PIXELS:,} pixels")
     return edges[0], edges[1]
 
 
