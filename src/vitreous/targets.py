@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitreous.errors import TargetError
 from vitreous.plain_tensors import special_kind
+from vitreous.reason import shown
 
 Target = None | int | Sequence[int] | Sequence[Sequence[int]] | Tensor
 
@@ -55,7 +56,7 @@ def _most_likely(logits: Tensor, target: Target, topk: int) -> Tensor:
     if target is not None:
         raise TargetError("give a target or topk, not both")
     if isinstance(topk, bool) or not isinstance(topk, int | np.integer):
-        raise TargetError(f"topk must be a whole number, not {topk!r}")
+        raise TargetError(f"topk must be a whole number, not {shown(topk)}")
     topk = int(topk)
     if not 1 <= topk <= logits.shape[1]:
         raise TargetError(f"topk={topk} is not between 1 and {logits.shape[1]}, the number of classes")

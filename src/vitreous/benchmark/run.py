@@ -10,7 +10,7 @@ from typing import Any
 
 from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import VitreousError
-from vitreous.reason import reason_of
+from vitreous.reason import reason_of, shown
 
 MOST_THREADS = 1024  # more end the process, where the system cannot start so many
 _MOST_SHARDS = 10_000_000
@@ -210,7 +210,7 @@ _TYPES: dict[str, Any] = {
 def _check_type(name: str, value: object, kind: Any) -> None:
     accepted = int | float if kind is float else kind
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"{name} is {value!r}")
+        raise TypeError(f"{name} is {shown(value)}")
 
 
 def _check_all(name: str, values: Iterable[object], kind: Any) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitreous.errors import ModelError
 from vitreous.paths import expanded
 from vitreous.plain_tensors import special_kind
+from vitreous.reason import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +67,7 @@ def _unwrapped(content: Any, path: Path) -> State:
         raise ModelError(f"{path}: the checkpoint holds no weights")
     for key, value in content.items():
         if not isinstance(key, str):
-            raise ModelError(f"{path}: the checkpoint holds {key!r}, which is not a name, among those of its weights")
+            raise ModelError(f"{path}: {shown(key)} is not the name of a weight")
         if not isinstance(value, Tensor):
             raise ModelError(f"{path}: the checkpoint holds {key!r}, which is not a tensor, among its weights")
         if (kind := special_kind(value)) is not None:
