@@ -37,9 +37,8 @@ def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) 
         RefusedMethodsError: maps of methods in bfloat16 are not within the tolerance, or were not measured.
     """
     if not isinstance(precision, str) or precision not in PRECISIONS:
-        raise InputError(
-            f"precision={precision if isinstance(precision, str) else shown(precision)} is not one of {', '.join(PRECISIONS)}"
-        )
+        given = precision if isinstance(precision, str) else shown(precision)
+        raise InputError(f"precision={given} is not one of {', '.join(PRECISIONS)}")
     if precision == "model":
         return nullcontext()
     refused = [recipe.spelling for recipe in recipes if not _keeps_its_order(recipe)]

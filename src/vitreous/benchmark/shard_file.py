@@ -72,6 +72,8 @@ def fault_of(folder: Path, run: Run, shard: Shard) -> str | None:
         shard: which images.
     """
     place = folder / f"{shard.name}{ENDING}"
+    if place.exists() and not place.is_file():  # a pipe would be waited for
+        return f"{place} is damaged (it is not a file)"
     try:
         with place.open("rb") as file:
             # A flipped bit in a name, a string or a checksum shows only where it is decoded, as a ValueError.
