@@ -437,12 +437,12 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, kind, file):
 
 
 def test_flipped_bits_in_hdf5_are_errors_of_the_data_set(tmp_path):
-    """Damage in the structure ended in a RuntimeError or a KeyError of h5py's; in pixels it cannot be noticed."""
+    """Whatever h5py raises for a damaged structure is a DataError; in pixels damage cannot be noticed."""
     file = tmp_path / "gtsegs_ijcv.mat"
     write_segmentation(file)
     whole = file.read_bytes()
     draws = random.Random(0)
-    for _ in range(300):
+    for _ in range(100):
         content = bytearray(whole)
         for _ in range(3):
             content[draws.randrange(len(content))] ^= 1 << draws.randrange(8)

@@ -17,7 +17,7 @@ from vitreous.errors import InputError, ModelError
 from vitreous.images import read_image
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.brought import Pair, described, paired
-from vitreous.plain_tensors import special_kind
+from vitreous.plain_tensors import holds_no_numbers, special_kind
 
 Picture = Image.Image | str | Path | NDArray[np.uint8]
 Images = Tensor | Sequence[Picture] | Picture
@@ -45,7 +45,7 @@ def find_pixels(
         ImageError: a picture cannot be read.
         ModelError: the model's weights hold no numbers.
     """
-    if any(weight.is_meta for weight in (*network.parameters(), *network.buffers())):
+    if any(map(holds_no_numbers, (*network.parameters(), *network.buffers()))):
         raise ModelError(f"the weights of {type(network).__name__} are on the device meta, which holds no numbers")
     with errors_as(InputError, "the images cannot be read"):
         return _find_pixels(model, network, images)

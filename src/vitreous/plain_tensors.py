@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+_TORCHS_OWN = (Tensor, nn.Parameter)
 
 
 def special_kind(tensor: Tensor) -> str | None:
@@ -14,6 +16,9 @@ def special_kind(tensor: Tensor) -> str | None:
         return "a sparse"
     if tensor.is_quantized:
         return "a quantised"
-    if tensor.is_meta:
-        return "a meta"
-    return None
+    return "a meta" if holds_no_numbers(tensor) else None
+
+
+def holds_no_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape only; a subclass that says it is on ``meta`` may keep its numbers elsewhere."""
+    return tensor.is_meta and type(tensor) in _TORCHS_OWN
