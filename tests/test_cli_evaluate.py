@@ -17,13 +17,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from evaluations import MODEL, PROTOCOL, everything, only_run, some_run, write_photos
+from evaluations import MODEL, PROTOCOL, everything, only_run, rewritten, some_run, write_photos
 from loading_scripts import load_script
 from vitreous.benchmark import workbench
 from vitreous.benchmark.store import Store
 from vitreous.cli import app, evaluating_progress
 from vitreous.cli.evaluating_progress import EvaluationProgress
 from vitreous.speed.timing import one_thread
+from vitreous.storage import sealed
 
 SMALL = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--shard-size", "4", "--protocol", PROTOCOL)
 
@@ -371,17 +372,20 @@ class TestReport:
         (both,) = json.loads(run("report", runs, "--format", "json").stdout)
         assert (both["images"], len(both["runs"])) == (4, 2)
 
-    @pytest.mark.parametrize("foreign", ["explanation", "protocol", "columns", "damaged"])
+    @pytest.mark.parametrize("foreign", ["explanation", "protocol", "columns", "damaged", "reversed"])
     def test_a_folder_that_is_no_run_from_here_is_left_out(self, out, tmp_path, foreign):
         runs = copied(out, tmp_path, "rollout", shards=3)
         changed = next(place for place in runs.iterdir() if "rollout" in only_methods(place)) / "manifest.json"
         manifest = json.loads(changed.read_text())
-        if foreign == "protocol":
-            manifest["run"]["protocol"] = "from-the-future"
-        elif foreign == "columns":
-            manifest["run"]["columns"] = ["another"]
-        texts = {"explanation": '{"format": "vitreous explanation", "schema": 1}', "damaged": '{"format": "vitr'}
-        changed.write_text(texts.get(foreign, json.dumps(manifest)))
+        contents = {
+            "explanation": b'{"format": "vitreous explanation", "schema": 1}',
+            "damaged": b'{"format": "vitr',
+            "protocol": rewritten(manifest, protocol="from-the-future"),
+            "columns": rewritten(manifest, columns=["another"]),
+            # The two methods' numbers were swapped by this, without a word.
+            "reversed": sealed({**manifest, "run": {**manifest["run"], "methods": manifest["run"]["methods"][::-1]}}),
+        }
+        changed.write_bytes(contents[foreign])
         result = run("report", runs, "--format", "json")
         assert result.exit_code == 0, result.output
         (left,) = json.loads(result.stdout)

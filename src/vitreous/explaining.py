@@ -22,6 +22,7 @@ from vitreous.parts import Part, parts_of, scores_of
 from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance
+from vitreous.reason import shown
 from vitreous.spelling import Recipe, parse
 from vitreous.subject import Subject
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
@@ -235,7 +236,7 @@ def find_recipes(methods: str | Sequence[str]) -> list[Recipe]:
     given = [methods] if isinstance(methods, str) else methods
     spellings = list(given) if isinstance(given, Iterable) else None
     if spellings is None or not all(isinstance(spelling, str) for spelling in spellings):
-        raise MethodError(f"methods must be a spelling or a list of spellings, not {methods!r}")
+        raise MethodError(f"methods must be a spelling or a list of spellings, not {shown(methods)}")
     if not spellings:
         raise MethodError("no method was asked for")
     # By spelling, for blanks around it are not part of it.

@@ -14,6 +14,7 @@ from vitreous.pictures.backdrop import Backdrop, Look, Photo
 from vitreous.pictures.overlay import overlay
 from vitreous.pictures.scaling import display_maps
 from vitreous.predicted import ExplanationError, Predicted, Prediction, check_predictions
+from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     import os
@@ -237,7 +238,7 @@ def _plain_fields(explanation: Explanation) -> dict[str, Any]:
     names, images = explanation.class_names, explanation.images
     try:
         return {
-            "scores": {method: scores.detach() for method, scores in explanation.scores.items()},
+            "scores": {_spelling(method): scores.detach() for method, scores in explanation.scores.items()},
             "signed": {method: bool(signed) for method, signed in explanation.signed.items()},
             "target": explanation.target.detach(),
             "logits": explanation.logits.detach(),
@@ -247,8 +248,8 @@ def _plain_fields(explanation: Explanation) -> dict[str, Any]:
             "images": None if images is None else tuple(_rgb(image) for image in images),
             "provenance": json.loads(json.dumps(dict(explanation.provenance), allow_nan=False)),
         }
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ExplanationError(f"a part of the explanation is not valid: {error}") from error
+    except Exception as error:  # forged values fail with any type there is
+        raise ExplanationError(f"a part of the explanation is not valid: {reason_of(error)}") from error
 
 
 def _size(size: tuple[int, int]) -> tuple[int, int]:
@@ -256,6 +257,12 @@ def _size(size: tuple[int, int]) -> tuple[int, int]:
     if min(first, second) < 1:
         raise ValueError(f"{size} is not a size")
     return first, second
+
+
+def _spelling(method: str) -> str:
+    if not isinstance(method, str):
+        raise TypeError(f"a method is named by a text, not by {method!r}")
+    return method
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -269,6 +276,8 @@ def _check_scores(explanation: Explanation) -> None:
     if set(explanation.signed) != set(explanation.scores):
         raise ExplanationError("signed must have exactly the methods that scores has")
     for method, scores in explanation.scores.items():
+        if not scores.ndim:
+            raise ExplanationError(f"the scores of {method!r} must be those of patches, not one number")
         rows, columns = explanation.grid_of(method)
         expected = (*explanation.target.shape, rows * columns)
         if tuple(scores.shape) != expected or not scores.is_floating_point():

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import TargetError
+from vitreous.plain_tensors import special_kind
+from vitreous.reason import shown
 
 Target = None | int | Sequence[int] | Sequence[Sequence[int]] | Tensor
 
@@ -54,7 +56,7 @@ def _most_likely(logits: Tensor, target: Target, topk: int) -> Tensor:
     if target is not None:
         raise TargetError("give a target or topk, not both")
     if isinstance(topk, bool) or not isinstance(topk, int | np.integer):
-        raise TargetError(f"topk must be a whole number, not {topk!r}")
+        raise TargetError(f"topk must be a whole number, not {shown(topk)}")
     topk = int(topk)
     if not 1 <= topk <= logits.shape[1]:
         raise TargetError(f"topk={topk} is not between 1 and {logits.shape[1]}, the number of classes")
@@ -64,8 +66,10 @@ def _most_likely(logits: Tensor, target: Target, topk: int) -> Tensor:
 def _integers(target: Target) -> Tensor:
     try:
         wanted = torch.as_tensor(target)
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # noqa: BLE001  # objects of any kind fail in ways of their own
         raise TargetError("target must be None, an integer, (batch,) or (batch, k) integers") from None
+    if (kind := special_kind(wanted)) is not None:
+        raise TargetError(f"target must be a plain tensor of integers, not {kind} one")
     if wanted.is_floating_point() or wanted.is_complex() or wanted.dtype == torch.bool:
         raise TargetError(f"target must be integers, not {wanted.dtype}")
     return wanted.to(torch.int64)

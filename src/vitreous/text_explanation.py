@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 
-from vitreous.errors import VitreousError
+from vitreous.error_boundary import errors_as
 from vitreous.pictures import words_html
 from vitreous.predicted import ExplanationError, Predicted, check_predictions
 from vitreous.storage import StorageError, write_text
@@ -150,20 +150,18 @@ class TextExplanation(Predicted):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read an explanation that ``save`` wrote."""
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+            raise StorageError(f"{path} is not a file")
         try:
             stored = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StorageError(f"{path} is damaged: it is not JSON") from error
         if not isinstance(stored, dict) or (stored.get("format"), stored.get("schema")) != (_FORMAT, _SCHEMA):
             raise StorageError(f"{path} does not hold a {_FORMAT} that this version of vitreous reads")
-        try:
+        with errors_as(StorageError, f"{path} is damaged"):
             return cls(**_from_json(stored))
-        except VitreousError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise StorageError(f"{path} is damaged: {error}") from error
 
 
 def _check(explanation: TextExplanation) -> None:

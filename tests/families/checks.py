@@ -207,7 +207,7 @@ class FamilyChecks:
 
         hook = model.get_submodule(case.blocks)[1].register_forward_hook(fail)
         before = state_of(model)
-        with pytest.raises(RuntimeError, match="in the middle"):
+        with pytest.raises(UnsupportedModelError, match="in the middle"):
             vitreous.explain(model, images, methods)
         assert state_of(model) == before
         assert_nothing_listens()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from vitreous.error_boundary import errors_as
 from vitreous.errors import ModelError
 from vitreous.models.fingerprint import kept_fingerprint_of
 from vitreous.models.hf_models import architecture_of, class_names_of, load_network, place_of, transformers_library
@@ -61,11 +62,14 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
     if family != "hf" or not identifier:
         raise ModelError(f"text models are named hf/ID or hf/FOLDER, not {name!r}")
     transformers = transformers_library()
-    place, options = place_of(name, identifier)
-    _, model = load_network(name, place, options, lambda config: _class_for(transformers, name, config), "hf/FOLDER")
-    tokenizer = _tokenizer(transformers, name, place, options)
-    model = put_on(device, model)
-    return LoadedTextModel(name, model, tokenizer, class_names_of(model))
+    with errors_as(ModelError, f"{name}: the model cannot be loaded"):
+        place, options = place_of(name, identifier)
+        _, model = load_network(
+            name, place, options, lambda config: _class_for(transformers, name, config), "hf/FOLDER"
+        )
+        tokenizer = _tokenizer(transformers, name, place, options)
+        model = put_on(device, model)
+        return LoadedTextModel(name, model, tokenizer, class_names_of(model))
 
 
 def _class_for(transformers: Any, name: str, config: Any) -> Any:

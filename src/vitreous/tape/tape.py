@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import Anatomy
+from vitreous.error_boundary import described_error
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.outputs import Scale, likelihood_slope
 from vitreous.reason import reason_of
@@ -421,7 +422,7 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
     """The model's output; what it cannot embed at all is the picture's or text's fault, not the model's."""
     try:
         return ask(model, inputs)
-    except VitreousError:
+    except (VitreousError, MemoryError):
         raise
     except FAILURES as error:
         if recorder.progress.batch != len(inputs) and not isinstance(error, torch.OutOfMemoryError):
@@ -429,18 +430,27 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
         if "in-place operation" in str(error):
             raise recorder.changes_in_place() from error
         if recorder.progress.reached_blocks:
-            if _is_about_flex_attention(error):
-                raise UnsupportedModelError(
-                    f"{recorder.anatomy.name} attends by flex_attention, which is compiled and shows neither A nor its "
-                    'gradients; load it with attn_implementation="sdpa" or "eager"'
-                ) from error
-            raise
+            raise _failure_inside(recorder.anatomy, error) from error
         if not isinstance(inputs, Texts) and takes_cut_patches(model):
             raise InputError(
                 f"{recorder.anatomy.name} takes patches that were cut out of a picture before, with spatial_shapes, "
                 "not the picture itself; wrap it in a module whose forward takes images and cuts them"
             ) from error
         raise InputError(f"{recorder.anatomy.name} cannot take {_described(inputs)}: {reason_of(error)}") from error
+    except Exception as error:  # of a configuration that was believed when the model was built
+        raise _failure_inside(recorder.anatomy, error) from error
+
+
+def _failure_inside(anatomy: Anatomy, error: Exception) -> Exception:
+    """What a model's failure behind its first block is for the user; memory that runs out stays what it is."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return error
+    if _is_about_flex_attention(error):
+        return UnsupportedModelError(
+            f"{anatomy.name} attends by flex_attention, which is compiled and shows neither A nor its gradients; "
+            'load it with attn_implementation="sdpa" or "eager"'
+        )
+    return UnsupportedModelError(f"{anatomy.name} fails when it runs ({described_error(error)})")
 
 
 def _is_about_flex_attention(error: BaseException) -> bool:
