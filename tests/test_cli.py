@@ -17,11 +17,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitreous import __version__, cli, explanation_folder
+from vitreous.class_names import find_class
 from vitreous.cli import app, explaining
 from vitreous.cli.console import one_line
 from vitreous.cli.photos import each_once
 from vitreous.cli.spellings import split_spellings
-from vitreous.cli.targets import find_class
 from vitreous.errors import MethodError, TargetError
 from vitreous.explanation import Explanation
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import VitreousError
+from vitreous.outputs import OutputActivation, check_outputs
 
 
 class RunError(VitreousError, ValueError):
@@ -26,6 +27,7 @@ class ModelChoice:
         std: replaces the standard deviation.
         image_size: height and width of its input.
         device: where it runs.
+        outputs: what its outputs are, where neither its configuration nor their number says it.
     """
 
     name: str
@@ -33,6 +35,7 @@ class ModelChoice:
     std: tuple[float, ...] | None = None
     image_size: tuple[int, int] | None = None
     device: str = "cpu"
+    outputs: OutputActivation | None = None
 
 
 @dataclass(frozen=True, order=True)
@@ -114,6 +117,8 @@ class Run:
         # A limit cuts the list of shards and leaves them as they are; threads are kept by the run's manifest.
         for name in ("limit", "threads", "data", "images", "plugins"):
             del values[name]
+        if self.model.outputs is None:  # as in runs from before there was a choice
+            del values["model"]["outputs"]
         values["kind"] = self.data.partition(":")[0]
         values["plugins"] = sorted(self.plugins.values())
         return hash_of(values)
@@ -122,7 +127,8 @@ class Run:
     def context(self) -> str:
         """A hash of what two runs must have in common for their methods to stand in one table."""
         parts = (self.settings, self.weights, self.preprocessing, self.data_fingerprint, self.protocol, self.versions)
-        return hash_of([*parts, self.data.partition(":")[0], self.model.device, self.seed])
+        outputs = [] if self.model.outputs is None else [self.model.outputs]
+        return hash_of([*parts, self.data.partition(":")[0], self.model.device, self.seed, *outputs])
 
     @property
     def folder_name(self) -> str:
@@ -165,6 +171,7 @@ class Run:
             known = {each.name for each in fields(cls)}
             given = {name: value for name, value in values.items() if name in known}
             given |= {"methods": tuple(values["methods"]), "columns": tuple(values["columns"])}
+            check_outputs(model.get("outputs"))
             return cls(**{**given, "model": ModelChoice(**model)})
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"this does not describe a run of this version of vitreous: {error}") from error
