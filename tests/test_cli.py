@@ -398,7 +398,7 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("tabbi", "did you mean 'tabby, tabby cat'"),
+            ("tabbi", "did you mean 'tabby'"),
             ("egyptian", "Egyptian_Mau"),
             ("crane", "4 and 5"),
             ("zzzzzz", "7 classes"),
