@@ -19,6 +19,7 @@ import vitreous
 from evaluations import MODEL, PROTOCOL, only_run, write_photos
 from small_data import loaded, samples
 from small_models import CLASSES, largest_difference, random_images, small_vit
+from small_text_models import build, small_tokenizer
 from vitreous.benchmark.measuring import measure
 from vitreous.benchmark.run import ModelChoice, Run
 from vitreous.cli import app
@@ -250,3 +251,30 @@ def test_a_manifest_without_outputs_has_the_key_it_was_written_with():
     del stored["model"]["outputs"]
     assert Run.from_json(stored).key == run.key
     assert Run.from_json({**stored, "model": {**stored["model"], "outputs": "sigmoid"}}).key != run.key
+
+
+class TestTexts:
+    TEXTS = ("good film", "the story was not good")
+
+    @pytest.fixture
+    def ended(self):
+        """A text classifier that ends in its own softmax."""
+        model = build("bert", id2label={0: "bad", 1: "neutral", 2: "good"})
+        model.classifier = nn.Sequential(model.classifier, nn.Softmax(-1))
+        return model, small_tokenizer()
+
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_probabilities_are_recognised(self, ended, count):
+        with pytest.warns(UserWarning, match=TAKEN):
+            found = vitreous.explain_text(ended, self.TEXTS[:count], "gae")
+        assert found.outputs == "probabilities"
+        assert torch.equal(found.probabilities, found.logits)
+        assert largest_difference(found.probabilities.sum(dim=1), torch.ones(count)) < SAME
+
+    def test_outputs_and_names_are_taken(self, ended):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            found = vitreous.explain_text(ended, self.TEXTS, "gae", ["good", "bad"], outputs="sigmoid")
+        assert found.outputs == "sigmoid"
+        assert torch.equal(found.probabilities, found.logits.sigmoid())
+        assert found.target.tolist() == [2, 0]
