@@ -60,6 +60,11 @@ def torchvision_case() -> Case:
     return _picture_case(randomise(model).double().train())
 
 
+def sigmoid_case() -> Case:
+    """Its outputs are recognised as probabilities, by running it once more."""
+    return _picture_case(nn.Sequential(small_vit(depth=2), nn.Sigmoid()).train())
+
+
 def text_case() -> Case:
     model, tokenizer = build("bert", num_hidden_layers=2).train(), small_tokenizer()
 
@@ -91,6 +96,7 @@ CASES = {
     "timm": timm_case,
     "transformers": transformers_case,
     "torchvision": torchvision_case,
+    "outputs of a sigmoid": sigmoid_case,
     "texts": text_case,
     "timm in evaluation mode": partial(in_evaluation, timm_case),
     "texts in evaluation mode": partial(in_evaluation, text_case),

@@ -17,11 +17,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitreous import __version__, cli, explanation_folder
+from vitreous.class_names import find_class
 from vitreous.cli import app, explaining
 from vitreous.cli.console import one_line
 from vitreous.cli.photos import each_once
 from vitreous.cli.spellings import split_spellings
-from vitreous.cli.targets import find_class
 from vitreous.errors import MethodError, TargetError
 from vitreous.explanation import Explanation
 
@@ -398,7 +398,7 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("tabbi", "did you mean 'tabby, tabby cat'"),
+            ("tabbi", "did you mean 'tabby'"),
             ("egyptian", "Egyptian_Mau"),
             ("crane", "4 and 5"),
             ("zzzzzz", "7 classes"),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitreous.anatomy import find_anatomy
 from vitreous.cautions import warn_caller
+from vitreous.class_names import class_indices
 from vitreous.compiling import compiled
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError, MethodError, RefusedMethodsError
@@ -17,7 +18,9 @@ from vitreous.explanation import Explanation
 from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel
-from vitreous.outputs import Scale
+from vitreous.models.brought import known_class_names
+from vitreous.output_detection import find_outputs
+from vitreous.outputs import OutputActivation, check_outputs, scale_of, with_outputs
 from vitreous.parts import Part, parts_of, scores_of
 from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.precision import running_in
@@ -45,7 +48,7 @@ class Answer(NamedTuple):
         layout: patch grid and prefix tokens.
         scores: by spelling, (batch, k, patches), or (batch, patches) where one class per image was asked for.
         family: the model's class.
-        scale: what its outputs are, where its configuration says so.
+        scale: what its outputs are; ``None`` for logits of which nobody says more.
     """
 
     logits: Tensor
@@ -53,7 +56,7 @@ class Answer(NamedTuple):
     layout: Layout
     scores: dict[str, Tensor]
     family: str
-    scale: Scale | None
+    scale: OutputActivation | None
 
     @property
     def target(self) -> Tensor:
@@ -69,6 +72,7 @@ def explain(
     target: Target = None,
     *,
     topk: int | None = None,
+    outputs: OutputActivation | None = None,
     precision: str = "model",
     compile: bool = False,  # noqa: A002 - what torch calls it
 ) -> Explanation:
@@ -84,8 +88,11 @@ def explain(
             ``None`` for tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out
             with a warning.
         target: the class to explain: ``None`` for the predicted one, one for all images, one per image ``(batch,)``, or
-            several per image ``(batch, k)``.
+            several per image ``(batch, k)``; by number, or by name where the model's class names are known.
         topk: instead of ``target``, the k most likely classes of each image.
+        outputs: what the model's outputs are: ``logits`` (softmax; sigmoid of a single one), ``probabilities`` (the
+            model ends in its own softmax or sigmoid), ``sigmoid`` (multi-label logits) or ``value`` (no probability).
+            ``None`` for what the model's configuration says; probabilities are recognised, with a warning.
         precision: ``bf16`` runs the model's matrix products in bfloat16, for methods whose maps survive that; others
             are refused.
         compile: ask a compiled model where methods ask it again (perturbation); what is recorded runs as it is.
@@ -94,20 +101,25 @@ def explain(
         Raw signed scores of every patch for every method, (batch, patches) or (batch, k, patches).
     """
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
+    check_outputs(outputs)
     loaded = find_model(model, images)
     network = network_of(loaded)
+    classes = class_indices(target, lambda: known_class_names(loaded))
+    said = outputs or said_outputs(loaded)
     pixels, pictures = find_pixels(loaded, network, images)
 
     def choose(logits: Tensor) -> Targets:
-        return find_targets(logits, target, topk)
+        return find_targets(logits, classes, topk)
 
     def ask(asked: list[Recipe]) -> Answer:
         with running_in(precision, pixels.device, asked):
             black = black_pixel(loaded, pixels)
-            return run_in_evaluation(
-                network,
-                lambda one: answer_with(one, pixels, asked, choose, black, compiled(one) if compile else None),
-            )
+
+            def answer_of(one: nn.Module) -> Answer:
+                bare = compiled(one) if compile else None
+                return answer_with(one, pixels, asked, choose, black, bare, outputs=said)
+
+            return run_in_evaluation(network, answer_of)
 
     recipes, answer = ask_allowed(ask, recipes, optional=methods is None)
     provenance = _provenance(loaded, network, recipes, answer.family)
@@ -119,7 +131,8 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
     """Explain preprocessed images as ``explain`` does, without provenance.
 
     For who explains one model in many batches and keeps by itself which model that is: to say it takes a hash of all
-    weights, for every batch where they were changed or put into another model.
+    weights, for every batch where they were changed or put into another model. Nor is it tried to recognise
+    probabilities: what the outputs are has to be the same for all batches.
     """
     recipes, network = find_recipes(methods), network_of(model)
     pixels, _ = find_pixels(model, network, images)
@@ -127,8 +140,8 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
     def choose(logits: Tensor) -> Targets:
         return find_targets(logits, target, None)
 
-    black = black_pixel(model, pixels)
-    answer = run_in_evaluation(network, lambda one: answer_with(one, pixels, recipes, choose, black))
+    black, outputs = black_pixel(model, pixels), model.outputs or scale_of(network) or "logits"
+    answer = run_in_evaluation(network, lambda one: answer_with(one, pixels, recipes, choose, black, outputs=outputs))
     return _explanation(model, pixels, recipes, answer)
 
 
@@ -180,6 +193,8 @@ def answer_with(
     choose: Callable[[Tensor], Targets],
     black: Tensor | None = None,
     bare: Callable[..., Any] | None = None,
+    *,
+    outputs: OutputActivation | None = None,
 ) -> Answer:
     """Ask all methods of pictures or texts, in one run of the model and one backward pass per rule.
 
@@ -190,12 +205,15 @@ def answer_with(
         choose: which classes to explain, given the logits.
         black: what the model gets for a black pixel, where that is known.
         bare: the model in another form, for evaluations of which nothing is recorded.
+        outputs: what the model's outputs are, where that is known.
     """
     anatomy = find_anatomy(network)
     needs = {recipe.spelling: recipe.needs(anatomy.depth) for recipe in recipes}
     with record(network, anatomy, inputs, Plan(anatomy.depth, unite(needs.values()))) as tape:
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
+        outputs = find_outputs(network, inputs, tape.logits, outputs or anatomy.scale)
+        anatomy, tape.anatomy = with_outputs(anatomy, outputs), with_outputs(tape.anatomy, outputs)
         targets = choose(tape.logits)
         if tape.layout.alike or len(inputs) == 1:
             subject = Subject(network, anatomy, inputs, targets.classes, black, _layout=tape.layout, _bare=bare)
@@ -204,7 +222,7 @@ def answer_with(
             return Answer(tape.logits, targets, tape.layout, shaped, anatomy.name, anatomy.scale)
     # The head reads other tokens of each image, so that no row of a matrix is every image's.
     one_by_one = [slice(image, image + 1) for image in range(len(inputs))]
-    return answer_in_portions(network, inputs, recipes, targets, one_by_one, black, bare)
+    return answer_in_portions(network, inputs, recipes, targets, one_by_one, black, bare, outputs=outputs or "logits")
 
 
 def answer_in_portions(
@@ -215,13 +233,15 @@ def answer_in_portions(
     portions: Sequence[Rows],
     black: Tensor | None = None,
     bare: Callable[..., Any] | None = None,
+    *,
+    outputs: OutputActivation | None = None,
 ) -> Answer:
     """Ask all methods of some of the pictures or texts after the others, and put together what they say."""
     classes, several = targets
 
     def answer(rows: Rows) -> Answer:
         some = Targets(classes[rows], several)
-        return answer_with(network, inputs[rows], recipes, lambda _logits: some, black, bare)
+        return answer_with(network, inputs[rows], recipes, lambda _logits: some, black, bare, outputs=outputs)
 
     answers = [answer(rows) for rows in portions]
     return answers[0]._replace(
@@ -249,6 +269,11 @@ def network_of(model: LoadedModel | nn.Module) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise InputError(f"model must be an nn.Module or a name, not {type(network).__name__}")
     return evaluation_copy(network)
+
+
+def said_outputs(loaded: LoadedModel | nn.Module) -> OutputActivation | None:
+    """What was said of a model's outputs when it was loaded."""
+    return loaded.outputs if isinstance(loaded, LoadedModel) else None
 
 
 def black_pixel(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitreous.models.preprocessing import Preprocessing
-    from vitreous.outputs import Scale
+    from vitreous.outputs import OutputActivation
     from vitreous.pictures.sheet import Sheet
 
 __all__ = ["Explanation", "ExplanationError", "Prediction"]
@@ -45,7 +45,7 @@ class Explanation(Predicted):
         images: The pictures as the model saw them, one per image, where they are known.
         preprocessing: How photos became the model's input, where it is known: it tells which part of a photo was seen.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
-        scale: What the outputs are, see ``vitreous.outputs``; ``None``: one is yes or no, of several one is right.
+        scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
     """
 
     things: ClassVar[str] = "images"
@@ -60,7 +60,7 @@ class Explanation(Predicted):
     images: tuple[Image.Image, ...] | None = None
     preprocessing: Preprocessing | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    scale: Scale | None = None
+    scale: OutputActivation | None = None
 
     def __post_init__(self) -> None:
         for name, value in _plain_fields(self).items():

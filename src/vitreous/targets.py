@@ -13,7 +13,10 @@ from vitreous.errors import TargetError
 from vitreous.plain_tensors import special_kind
 from vitreous.reason import shown
 
-Target = None | int | Sequence[int] | Sequence[Sequence[int]] | Tensor
+Class = int | str  # by number, or by name where the model's class names are known
+Target = None | Class | Sequence[Class] | Sequence[Sequence[Class]] | Tensor
+
+_SHOWN = 5  # classes of a longer list are not repeated in a message
 
 
 class Targets(NamedTuple):
@@ -34,7 +37,7 @@ def find_targets(logits: Tensor, target: Target, topk: int | None) -> Targets:
     several = wanted.dim() == 2
     shaped = wanted if several else wanted.expand(batch)[:, None] if wanted.dim() == 0 else wanted[:, None]
     if wanted.dim() > 2 or len(shaped) != batch or shaped.shape[1] == 0:
-        raise TargetError(f"target has shape {tuple(wanted.shape)} for {batch} images")
+        raise _wrong_shape(wanted, batch, "image")
     if bool(((shaped < 0) | (shaped >= classes)).any()):
         raise TargetError(f"target is not between 0 and {classes - 1}, the classes of this model")
     return Targets(shaped, several)
@@ -48,8 +51,19 @@ def part_of(target: Target, rows: Sequence[int], batch: int) -> Target:
     if wanted.dim() == 0:
         return wanted
     if wanted.dim() > 2 or len(wanted) != batch or 0 in wanted.shape:
-        raise TargetError(f"target has shape {tuple(wanted.shape)} for {batch} texts")
+        raise _wrong_shape(wanted, batch, "text")
     return wanted[list(rows)]
+
+
+def _wrong_shape(wanted: Tensor, batch: int, thing: str) -> TargetError:
+    things = thing if batch == 1 else f"{thing}s"
+    message = f"target has shape {tuple(wanted.shape)} for {batch} {things}"
+    if wanted.dim() != 1 or not len(wanted):
+        return TargetError(f"{message}: give one class, one per {thing}, or several per {thing} as ({batch}, k)")
+    several = f"[{wanted.tolist()}]" if len(wanted) <= _SHOWN else "[[...]]"
+    each = f"one class per {thing}"
+    several = several if batch == 1 else f"{several} * {batch}"
+    return TargetError(f"{message}: a plain list is {each}; for several classes of each {thing} give {several}")
 
 
 def _most_likely(logits: Tensor, target: Target, topk: int) -> Tensor:

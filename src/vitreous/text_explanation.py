@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from vitreous.outputs import Scale
+    from vitreous.outputs import OutputActivation
 
 By = Literal["max", "sum"]
 _FORMAT = "vitreous text explanation"
@@ -43,7 +43,7 @@ class TextExplanation(Predicted):
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, where they are known.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
-        scale: What the outputs are, see ``vitreous.outputs``; ``None``: one is yes or no, of several one is right.
+        scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
     """
 
     things: ClassVar[str] = "texts"
@@ -57,7 +57,7 @@ class TextExplanation(Predicted):
     signed: Mapping[str, bool]
     class_names: tuple[str, ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    scale: Scale | None = None
+    scale: OutputActivation | None = None
 
     def __post_init__(self) -> None:
         check_predictions(self)

@@ -15,6 +15,7 @@ from vitreous.datasets.sample import Sample
 from vitreous.explaining import black_pixel, explain_again
 from vitreous.metrics.arrays import IGNORED
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
+from vitreous.outputs import OutputActivation, with_outputs
 from vitreous.pixels import find_pixels
 from vitreous.protocols.protocol import Resize
 from vitreous.subject import Subject
@@ -34,10 +35,10 @@ class PhotoMaterial(Material):
     def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> PhotoBatch:
         pixels = torch.cat(list(prepared))
         subject, logits = first_run(self._model, pixels)
-        # One logit for "yes" has two answers that can be right, and be explained; a value is explained as it is.
+        # One output for "yes" has two answers that can be right, and be explained; a value is explained as it is.
         if logits.shape[1] == 1 and subject.scale != "value":
             # Kept for the next photos: of a model that is new, everything would have to be found out again.
-            self._model = replace(self._model, model=TwoSided(self._model.model).eval())
+            self._model = two_sided(self._model, subject.scale)
             subject, logits = first_run(self._model, pixels)
         pictures = tuple(self._picture(sample, row) for sample, row in zip(samples, logits, strict=True))
         return PhotoBatch(self._model, subject, pictures, logits, {})
@@ -65,6 +66,13 @@ class PhotoMaterial(Material):
         )
 
 
+def two_sided(model: LoadedModel, outputs: OutputActivation | None) -> LoadedModel:
+    """A model with one output for "yes" as one of two classes."""
+    if outputs == "probabilities":
+        return replace(model, model=TwoSided(model.model, probability=True).eval(), outputs="probabilities")
+    return replace(model, model=TwoSided(model.model).eval(), outputs="sigmoid")
+
+
 def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
     """A model's preprocessing with the protocol's way to resize."""
     return preprocessing if resize == "model" else replace(preprocessing, resize="squash", resize_size=None)
@@ -72,7 +80,8 @@ def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
 
 def first_run(model: LoadedModel, pixels: Tensor) -> tuple[Subject, Tensor]:
     """A model with photos, and what it says of them."""
-    subject = Subject(model.model, find_anatomy(model.model), pixels, black=black_pixel(model, pixels))
+    anatomy = with_outputs(find_anatomy(model.model), model.outputs)
+    subject = Subject(model.model, anatomy, pixels, black=black_pixel(model, pixels))
     try:
         return subject, subject.logits(pixels)
     except FAILURES:

@@ -10,6 +10,7 @@ from typing import Any
 
 from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import VitreousError
+from vitreous.outputs import OutputActivation, check_outputs
 from vitreous.reason import reason_of, shown
 
 MOST_THREADS = 1024  # more end the process, where the system cannot start so many
@@ -30,6 +31,7 @@ class ModelChoice:
         std: replaces the standard deviation.
         image_size: height and width of its input.
         device: where it runs.
+        outputs: what its outputs are, where neither its configuration nor their number says it.
     """
 
     name: str
@@ -37,6 +39,7 @@ class ModelChoice:
     std: tuple[float, ...] | None = None
     image_size: tuple[int, int] | None = None
     device: str = "cpu"
+    outputs: OutputActivation | None = None
 
 
 @dataclass(frozen=True, order=True)
@@ -122,6 +125,8 @@ class Run:
         # A limit cuts the list of shards and leaves them as they are; threads are kept by the run's manifest.
         for name in ("limit", "threads", "data", "images", "plugins"):
             del values[name]
+        if self.model.outputs is None:  # as in runs from before there was a choice
+            del values["model"]["outputs"]
         values["kind"] = self.data.partition(":")[0]
         values["plugins"] = sorted(self.plugins.values())
         return hash_of(values)
@@ -130,7 +135,8 @@ class Run:
     def context(self) -> str:
         """A hash of what two runs must have in common for their methods to stand in one table."""
         parts = (self.settings, self.weights, self.preprocessing, self.data_fingerprint, self.protocol, self.versions)
-        return hash_of([*parts, self.data.partition(":")[0], self.model.device, self.seed])
+        outputs = [] if self.model.outputs is None else [self.model.outputs]
+        return hash_of([*parts, self.data.partition(":")[0], self.model.device, self.seed, *outputs])
 
     @property
     def folder_name(self) -> str:
@@ -181,6 +187,7 @@ def _run_of(values: object) -> Run:
     choice = ModelChoice(**model)
     _check_type("model.name", choice.name, str)
     _check_type("model.device", choice.device, str)
+    check_outputs(choice.outputs)
     for name, numbers, kind in (("mean", choice.mean, float), ("std", choice.std, float)):
         _check_all(f"model.{name}", numbers or (), kind)
     _check_all("model.image_size", choice.image_size or (), int)

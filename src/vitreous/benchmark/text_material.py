@@ -16,6 +16,7 @@ from vitreous.benchmark.tasks.wording import logits_of_rows
 from vitreous.datasets.sample import Review
 from vitreous.explaining import find_recipes
 from vitreous.models.text_models import LoadedTextModel
+from vitreous.outputs import with_outputs
 from vitreous.subject import Subject
 from vitreous.text_explaining import explain_read
 from vitreous.texts import ReadText, Word
@@ -39,14 +40,15 @@ class TextMaterial(Material):
         logits = logits_of_rows(model, rows)
         outputs = label_outputs(model, logits.shape[1])
         passages = tuple(_passage(*each, outputs) for each in zip(samples, prepared, logits, strict=True))
-        subject = Subject(model.model, find_anatomy(model.model), model.reader.inputs(rows))
+        anatomy = with_outputs(find_anatomy(model.model), model.outputs)
+        subject = Subject(model.model, anatomy, model.reader.inputs(rows))
         return TextBatch(model, subject, passages, logits, {})
 
     def maps(
         self, batch: TextBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
     ) -> Maps:
         read = [batch.pictures[image].read for image in images]
-        found, _ = explain_read(batch.model, read, find_recipes(methods), [list(classes) for classes in targets])
+        found, *_ = explain_read(batch.model, read, find_recipes(methods), [list(classes) for classes in targets])
         return {
             Case(image, method): dict(zip(classes, scores.detach(), strict=True))
             for image, classes, result in zip(images, targets, found, strict=True)

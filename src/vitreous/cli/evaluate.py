@@ -10,7 +10,7 @@ import typer
 
 from vitreous.cli.console import messages, print_json, results
 from vitreous.cli.guard import PHOTOS_FAILED, DebugOption
-from vitreous.cli.options import METHODS_HELP, DeviceOption, ImageSizeOption, MeanOption, StdOption
+from vitreous.cli.options import METHODS_HELP, DeviceOption, ImageSizeOption, MeanOption, OutputsOption, StdOption
 from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
@@ -41,6 +41,7 @@ def evaluate(
             show_default="white-box",
         ),
     ] = None,
+    outputs: OutputsOption = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.", show_default="all")] = None,
     shuffle: Annotated[
         bool, typer.Option("--shuffle", help="Take the data set in a random order, which --seed decides.")
@@ -98,6 +99,7 @@ def evaluate(
         seed=seed,
         plugins=tuple(plugin or ()),
         retry_failed=retry_failed,
+        outputs=None if outputs is None else outputs.value,
     )
     choice = ModelChoice(model, channel_mean, channel_std, size, device)
     found = evaluating.run(choice, data, protocol, spellings, out, options, messages())

@@ -17,6 +17,7 @@ from vitreous.cli.options import (
     ImageSizeOption,
     MeanOption,
     MethodOption,
+    OutputsOption,
     StdOption,
     TargetOption,
     find_page,
@@ -52,6 +53,7 @@ def explain(
     topk: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each photo.")
     ] = None,
+    outputs: OutputsOption = None,
     out: Annotated[Path, typer.Option(file_okay=False, help="Where the results go, one folder per photo.")] = Path(
         "vitreous-output"
     ),
@@ -96,6 +98,7 @@ def explain(
         methods=methods,
         targets=target or [],
         topk=topk,
+        outputs=None if outputs is None else outputs.value,
         out=expanded(out),
         mean=channel_mean,
         std=channel_std,

@@ -12,7 +12,7 @@ import typer
 import vitreous
 from vitreous.cli.console import messages, plain_warnings, print_json, results, say
 from vitreous.cli.guard import DebugOption
-from vitreous.cli.options import DeviceOption, MethodOption, TargetOption, find_page, refuse_both
+from vitreous.cli.options import DeviceOption, MethodOption, OutputsOption, TargetOption, find_page, refuse_both
 from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.errors import InputError
@@ -35,6 +35,7 @@ def explain_text(
     topk: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each text.")
     ] = None,
+    outputs: OutputsOption = None,
     windows: Annotated[
         bool, typer.Option("--windows", help="Explain long texts in overlapping windows instead of cutting them.")
     ] = False,
@@ -54,8 +55,8 @@ def explain_text(
     given = [_text(text) for text in texts]
 
     # These import torch: --help must not wait for it.
+    from vitreous.class_names import find_class  # noqa: PLC0415
     from vitreous.cli import words  # noqa: PLC0415
-    from vitreous.cli.targets import find_class  # noqa: PLC0415
     from vitreous.models.text_models import load_text_model  # noqa: PLC0415
     from vitreous.plugin import load_plugins  # noqa: PLC0415
 
@@ -63,7 +64,15 @@ def explain_text(
     loaded = load_text_model(model, device=device)
     classes = [[find_class(name, loaded.class_names) for name in target]] * len(given) if target else None
     with plain_warnings(messages()):
-        explanation = vitreous.explain_text(loaded, given, methods, classes, topk=topk, windows=windows)
+        explanation = vitreous.explain_text(
+            loaded,
+            given,
+            methods,
+            classes,
+            topk=topk,
+            outputs=None if outputs is None else outputs.value,
+            windows=windows,
+        )
     if page is not None:
         write_text(page, explanation.html(by=by.value))
     if as_json:

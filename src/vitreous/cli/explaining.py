@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vitreous
+from vitreous.class_names import find_class
 from vitreous.cli.console import plain_warnings, say_error
 from vitreous.cli.photos import each_once, photos_of
 from vitreous.cli.progress import progress_bar
-from vitreous.cli.targets import find_class
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import ImageError, InputError
 from vitreous.explanation import ExplanationError
 from vitreous.html.report_file import ReportError, report_file
 from vitreous.images import read_image
 from vitreous.models import load_model
+from vitreous.outputs import given_outputs
 from vitreous.pictures.comparison import comparison
 from vitreous.spelling import parse
 from vitreous.storage import StorageError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from vitreous.explanation import Explanation
     from vitreous.html.report_file import ReportFile
     from vitreous.models.loaded import LoadedModel
+    from vitreous.outputs import OutputActivation
 
 COMPARISON = "comparison.png"
 
@@ -49,6 +51,7 @@ class Request:
     image_size: tuple[int, int] | None
     batch_size: int
     device: str
+    outputs: OutputActivation | None = None
     precision: str = "model"
     compile: bool = False
     report: Path | None = None
@@ -114,6 +117,7 @@ class _Session:
         model = load_model(
             request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
         )
+        model = given_outputs(model, request.outputs)
         targets = [find_class(text, model.class_names) for text in request.targets]
         folders = _folders(photos, request.out)
         with progress_bar(self.console, len(photos)) as advance:

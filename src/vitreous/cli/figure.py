@@ -18,6 +18,7 @@ from vitreous.cli.options import (
     DeviceOption,
     ImageSizeOption,
     MeanOption,
+    OutputsOption,
     StdOption,
     TargetOption,
     refuse_both,
@@ -54,6 +55,7 @@ def figure(
         int | None,
         typer.Option(min=1, metavar="K", help="Explain the K most likely classes.", show_default="3: classes"),
     ] = None,
+    outputs: OutputsOption = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A .png, .svg or .pdf file.", show_default="NAME.png")
     ] = None,
@@ -92,6 +94,7 @@ def figure(
         methods=methods,
         targets=target or [],
         topk=topk,
+        outputs=None if outputs is None else outputs.value,
         out=expanded(out or f"{name}.png"),
         smooth=not patches,
         opacity=opacity,

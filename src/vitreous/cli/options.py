@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,24 @@ TargetOption = Annotated[
     list[str] | None,
     typer.Option(
         help="A class to explain, by number or name; repeat it for several.", show_default="the predicted class"
+    ),
+]
+
+
+class OutputsName(StrEnum):
+    """What a model's outputs are; a test compares them with those of the library."""
+
+    LOGITS = "logits"
+    PROBABILITIES = "probabilities"
+    SIGMOID = "sigmoid"
+    VALUE = "value"
+
+
+OutputsOption = Annotated[
+    OutputsName | None,
+    typer.Option(
+        help="What the model's outputs are: logits (softmax), probabilities already, sigmoid (multi-label) or a value.",
+        show_default="as the model says",
     ),
 ]
 MeanOption = Annotated[

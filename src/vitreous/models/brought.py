@@ -53,6 +53,16 @@ def own_class_names(model: nn.Module) -> tuple[str, ...] | None:
     return tuple(map(str, names)) if isinstance(names, Iterable) else class_names_of(model)
 
 
+def known_class_names(model: LoadedModel | nn.Module) -> tuple[str, ...] | None:
+    """Return the class names of a loaded model, or those that a network says or that come with its configuration."""
+    if isinstance(model, LoadedModel):
+        return model.class_names
+    names = own_class_names(model)
+    if names is None and (found := described(model)) is not None:
+        return found.class_names
+    return names
+
+
 def paired(pair: Pair) -> LoadedModel:
     """Give the network of a pair as it is, with the preprocessing that the other one says.
 

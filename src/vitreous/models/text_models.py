@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from vitreous.outputs import OutputActivation
+
 
 @dataclass(frozen=True)
 class LoadedTextModel:
@@ -28,12 +30,14 @@ class LoadedTextModel:
         model: The network.
         tokenizer: What turns texts into its input.
         class_names: The name of every class in index order, or ``None`` where they are unknown.
+        outputs: What its outputs are; ``None`` where its configuration tells, or they are recognised.
     """
 
     name: str | None
     model: nn.Module
     tokenizer: Any
     class_names: tuple[str, ...] | None
+    outputs: OutputActivation | None = None
 
     @property
     def fingerprint(self) -> str:

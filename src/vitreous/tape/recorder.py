@@ -124,7 +124,7 @@ class Recorder:
             hear(heard.RMS_NORM, rules.on_rms_norm)
             hear(heard.NORMALIZE, relevance.noting(rules.on_normalize))
             divided = (*heard.DIVISION, *heard.DIVISION_IN_PLACE, *heard.MASKED_FILL)
-            hear(divided, self._or_score_step(relevance.on_divide))
+            hear(divided, self._or_score_step(rules.over_division(relevance.on_divide)))
         if rules.rules_differ or self.plan.biases:
             hear(heard.LAYER_NORM, rules.on_layer_norm)
             hear(heard.BATCH_NORM, relevance.noting(rules.on_batch_norm))

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from vitreous.anatomy import find_anatomy
-from vitreous.explaining import black_pixel, network_of
+from vitreous.explaining import black_pixel, network_of, said_outputs
 from vitreous.methods import View
 from vitreous.models import LoadedModel
+from vitreous.output_detection import find_outputs
+from vitreous.outputs import with_outputs
 from vitreous.pixels import Images, find_pixels
 from vitreous.spelling import Recipe
 from vitreous.subject import Subject
@@ -23,7 +25,8 @@ def open_subject(model: nn.Module | LoadedModel, images: Images) -> Subject:
     """Give a model and its images in a form that can be asked again with fewer tokens or other pixels."""
     network = network_of(model)
     pixels, _ = find_pixels(model, network, images)
-    return Subject(network, find_anatomy(network), pixels, black=black_pixel(model, pixels))
+    anatomy = with_outputs(find_anatomy(network), said_outputs(model))
+    return Subject(network, anatomy, pixels, black=black_pixel(model, pixels))
 
 
 @contextmanager
@@ -34,6 +37,8 @@ def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, tar
     pixels, _ = find_pixels(model, network, images)
     needs = recipe.needs(anatomy.depth)
     with record(network, anatomy, pixels, Plan(anatomy.depth, needs)) as tape:
+        outputs = find_outputs(network, pixels, tape.logits, said_outputs(model) or anatomy.scale)
+        anatomy, tape.anatomy = with_outputs(anatomy, outputs), with_outputs(tape.anatomy, outputs)
         classes = find_targets(tape.logits, target, None).classes[:, 0]
         gradients = {backward: tape.backward(backward, classes, part) for backward, part in needs.gradients.items()}
         subject = Subject(network, anatomy, pixels, classes[:, None], _layout=tape.layout)
