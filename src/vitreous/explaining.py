@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import find_anatomy
+from vitreous.batching import batch_parts
 from vitreous.cautions import warn_caller
 from vitreous.compiling import compiled
 from vitreous.defaults import DEFAULT_METHODS
@@ -94,13 +95,10 @@ def explain(
     network = network_of(loaded)
     pixels, pictures = find_pixels(loaded, network, images)
 
-    def choose(logits: Tensor) -> Targets:
-        return find_targets(logits, target, topk)
-
     def ask(asked: list[Recipe]) -> Answer:
         with running_in(precision, pixels.device, asked):
             black = black_pixel(loaded, pixels)
-            return answer_with(network, pixels, asked, choose, black, compiled(network) if compile else None)
+            return answer_images(network, pixels, asked, target, topk, black, compiled(network) if compile else None)
 
     recipes, answer = ask_allowed(ask, recipes, optional=methods is None)
     provenance = _provenance(loaded, network, recipes, answer.family)
@@ -116,10 +114,7 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
     recipes, network = find_recipes(methods), network_of(model)
     pixels, _ = find_pixels(model, network, images)
 
-    def choose(logits: Tensor) -> Targets:
-        return find_targets(logits, target, None)
-
-    answer = answer_with(network, pixels, recipes, choose, black_pixel(model, pixels))
+    answer = answer_images(network, pixels, recipes, target, None, black_pixel(model, pixels))
     return _explanation(model, pixels, recipes, answer)
 
 
@@ -162,6 +157,34 @@ def ask_allowed(
             told = "; ".join(f"{name} is left out: {reason}" for name, reason in error.reasons.items())
             warn_caller(f"of the methods that are used where none is asked for, {told}")
             recipes = left
+
+
+def answer_images(
+    network: nn.Module,
+    images: Tensor,
+    recipes: list[Recipe],
+    target: Target,
+    topk: int | None,
+    black: Tensor | None = None,
+    bare: Callable[..., Any] | None = None,
+) -> Answer:
+    """Run all methods on images, as many in one recorded run as bounded memory allows.
+
+    The arguments are those of ``explain`` and ``answer_with``. No image's scores depend on the others, so the results
+    are those of one run, but for the rounding of matrix products of another size.
+    """
+
+    def answer(rows: slice) -> Answer:
+        def choose(logits: Tensor) -> Targets:
+            if target is None or topk is not None:
+                return find_targets(logits, target, topk)
+            # Given classes are checked for all images together, of which they need nothing but the number of classes.
+            classes, several = find_targets(logits[:1].expand(len(images), -1), target, None)
+            return Targets(classes[rows], several)
+
+        return answer_with(network, images[rows], recipes, choose, black, bare)
+
+    return _joined([answer(rows) for rows in batch_parts(network, images)])
 
 
 def answer_with(
@@ -214,11 +237,18 @@ def answer_in_portions(
         some = Targets(classes[rows], several)
         return answer_with(network, inputs[rows], recipes, lambda _logits: some, black, bare)
 
-    answers = [answer(rows) for rows in portions]
-    return answers[0]._replace(
+    return _joined([answer(rows) for rows in portions])
+
+
+def _joined(answers: Sequence[Answer]) -> Answer:
+    """Put together what was found of some images or texts after the others."""
+    first = answers[0]
+    if len(answers) == 1:
+        return first
+    return first._replace(
         logits=torch.cat([part.logits for part in answers]),
-        targets=targets,
-        scores={name: torch.cat([part.scores[name] for part in answers]) for name in answers[0].scores},
+        targets=first.targets._replace(classes=torch.cat([part.targets.classes for part in answers])),
+        scores={name: torch.cat([part.scores[name] for part in answers]) for name in first.scores},
     )
 
 
