@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -13,8 +14,9 @@ from vitreous.batching import batch_parts
 from vitreous.cautions import warn_caller
 from vitreous.compiling import compiled
 from vitreous.defaults import DEFAULT_METHODS
-from vitreous.errors import InputError, MethodError, RefusedMethodsError
-from vitreous.explanation import Explanation
+from vitreous.deferred_logits import DeferredLogits
+from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
+from vitreous.explanation import Explanation, with_deferred_logits
 from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel
@@ -30,6 +32,7 @@ from vitreous.tape.inputs import Inputs, Rows
 from vitreous.tape.relevance_listener import NOT_FOLLOWED
 from vitreous.tape.rulebook import RULES
 from vitreous.targets import Target, Targets, find_targets
+from vitreous.unrecorded import can_run_alone, run_alone
 
 Found = TypeVar("Found")
 
@@ -44,6 +47,7 @@ class Answer(NamedTuple):
         scores: by spelling, (batch, k, patches), or (batch, patches) where one class per image was asked for.
         family: the model's class.
         scale: what its outputs are, where its configuration says so.
+        deferred: where nothing has needed the logits, what computes them; ``logits`` have only their shape then.
     """
 
     logits: Tensor
@@ -52,6 +56,7 @@ class Answer(NamedTuple):
     scores: dict[str, Tensor]
     family: str
     scale: Scale | None
+    deferred: DeferredLogits | None = None
 
     @property
     def target(self) -> Tensor:
@@ -122,7 +127,7 @@ def _explanation(
     loaded: LoadedModel | nn.Module, pixels: Tensor, recipes: list[Recipe], answer: Answer, **known: Any
 ) -> Explanation:
     """Put together what was found; ``known`` are fields that only some callers know."""
-    return Explanation(
+    explanation = Explanation(
         scores=answer.scores,
         grid=answer.layout.grid,
         target=answer.target,
@@ -134,6 +139,7 @@ def _explanation(
         scale=answer.scale,
         **known,
     )
+    return explanation if answer.deferred is None else with_deferred_logits(explanation, answer.deferred.compute)
 
 
 def ask_allowed(
@@ -184,7 +190,14 @@ def answer_images(
 
         return answer_with(network, images[rows], recipes, choose, black, bare)
 
-    return _joined([answer(rows) for rows in batch_parts(network, images)])
+    parts = batch_parts(network, images)
+    if target is not None and topk is None and can_run_alone(network, images, recipes):
+        # What is refused here is refused by a recorded run as well, which knows why.
+        with suppress(TargetError, UnsupportedModelError):
+            anatomy = find_anatomy(network)
+            found = run_alone(network, anatomy, images, recipes, target, black, parts)
+            return Answer(**found._asdict(), family=anatomy.name, scale=anatomy.scale)
+    return _joined([answer(rows) for rows in parts])
 
 
 def answer_with(

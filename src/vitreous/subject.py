@@ -20,6 +20,8 @@ from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.doing_without import Listening, find_way
 from vitreous.tape.dropping import Dropping, check_kept, nothing_left
 from vitreous.tape.evaluation_mode import evaluation_mode
+from vitreous.tape.first_block import first_block_input
+from vitreous.tape.half import exact
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask
 from vitreous.tape.output import class_scores
 from vitreous.tape.score_editing import ScoreEditing
@@ -69,6 +71,10 @@ class Subject:
             with record(self._model, self._anatomy, self.inputs[:1], Plan(self._anatomy.depth, Needs())) as tape:
                 self._layout = tape.layout
         return self._layout
+
+    def note_layout(self, layout: Layout) -> None:
+        """Take the layout from a run that was made, so that none has to be made for it."""
+        self._layout = self._layout or layout
 
     @property
     def scale(self) -> Scale | None:
@@ -120,6 +126,14 @@ class Subject:
         self.evaluations += len(inputs)
         plan = Plan(self._anatomy.depth, needs, intervention or Intervention())
         return record(self._model, self._anatomy, inputs, plan)
+
+    def embedded(self, images: Tensor) -> Tensor | None:
+        """The first block's tokens of other images, without a run of the blocks; ``None`` where they do not show."""
+        stream = first_block_input(self._anatomy, self._model, images)
+        if stream is None or stream.dim() != 3:
+            return None
+        stream = exact(stream if self._anatomy.batch_first else stream.transpose(0, 1))
+        return stream if len(stream) == len(images) else None
 
     def logits(self, images: Inputs) -> Tensor:
         """What the model says of other images, (images, classes)."""
