@@ -93,7 +93,9 @@ class TestEvaluate:
         assert json.loads(after.stdout) == json.loads(before.stdout)
 
     def test_the_table_shows_published_numbers_apart(self, out, photos):
-        result = run("evaluate", *SMALL, "--data", photos, "--methods", "gae,rollout", "--out", out)
+        asked = ("evaluate", *SMALL, "--data", photos, "--methods", "gae,rollout", "--out", out)
+        assert "Published by others" not in run(*asked).stdout
+        result = run(*asked, "--published")
         own, published = result.stdout.split("Published by others, not measured here")
         assert "rollout" in own
         assert "TokenTM" not in own
@@ -291,7 +293,7 @@ class TestReport:
         assert all(address.startswith("data:image/") for address in page.addresses)
         assert not re.search(r"@import|url\(|<script|https?://(?!www\.w3\.org)", text)
         assert page.tags.count("img") == 3 * 4
-        for expected in ("gae", "rollout", "tokentm:gradient=probability", "Not measured (1)", "0007.png", "TokenTM"):
+        for expected in ("gae", "rollout", "tokentm:gradient=probability", "Not measured (1)", "0007.png"):
             assert expected in page.text
         assert "prefers-color-scheme: dark" in text
         assert 'name="viewport"' in text
@@ -420,6 +422,21 @@ class TestReport:
         assert {row["protocol"] for row in rows} == {PROTOCOL}
         assert "| `rollout` |" in run("report", out, "--format", "markdown").stdout
         assert r"\toprule" in run("report", out, "--format", "latex").stdout
+        for form in ("markdown", "latex", "json"):
+            plain, with_published = (
+                run("report", out, "--format", form, *more).stdout for more in ((), ("--published",))
+            )
+            assert "TokenTM" not in plain
+            assert "TokenTM" in with_published
+        for form in ("markdown", "latex"):
+            plain, tested = (run("report", out, "--format", form, *more).stdout for more in ((), ("--p-values",)))
+            assert "paired bootstrap against" not in plain
+            assert "paired bootstrap against" in tested
+
+    def test_the_page_shows_published_numbers_on_request(self, out, folder):
+        for more in ((), ("--published",)):
+            assert run("report", out, "--out", folder / "page.html", "--pictures", 0, *more).exit_code == 0
+            assert ("TokenTM" in (folder / "page.html").read_text()) == bool(more)
 
     def test_without_its_data_set_it_names_images(self, out, folder):
         photos = folder / "photos"

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.anatomy import find_anatomy
+from vitreous.batching import batch_parts
 from vitreous.cautions import warn_caller
 from vitreous.class_names import class_indices
 from vitreous.compiling import compiled
 from vitreous.defaults import DEFAULT_METHODS
-from vitreous.errors import InputError, MethodError, RefusedMethodsError
-from vitreous.explanation import Explanation
+from vitreous.deferred_logits import DeferredLogits
+from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
+from vitreous.explanation import Explanation, with_deferred_logits
 from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel
 from vitreous.models.brought import known_class_names
 from vitreous.output_detection import find_outputs
-from vitreous.outputs import OutputActivation, check_outputs, scale_of, with_outputs
+from vitreous.outputs import OutputActivation, check_outputs, in_unit_interval, scale_of, with_outputs
 from vitreous.parts import Part, parts_of, scores_of
 from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.precision import running_in
@@ -35,6 +38,7 @@ from vitreous.tape.relevance_listener import NOT_FOLLOWED
 from vitreous.tape.rulebook import RULES
 from vitreous.tape.torch_state import leaves_torch_as_it_was
 from vitreous.targets import Target, Targets, find_targets
+from vitreous.unrecorded import can_run_alone, run_alone
 
 Found = TypeVar("Found")
 
@@ -49,6 +53,7 @@ class Answer(NamedTuple):
         scores: by spelling, (batch, k, patches), or (batch, patches) where one class per image was asked for.
         family: the model's class.
         scale: what its outputs are; ``None`` for logits of which nobody says more.
+        deferred: where nothing has needed the logits, what computes them; ``logits`` have only their shape then.
     """
 
     logits: Tensor
@@ -57,6 +62,7 @@ class Answer(NamedTuple):
     scores: dict[str, Tensor]
     family: str
     scale: OutputActivation | None
+    deferred: DeferredLogits | None = None
 
     @property
     def target(self) -> Tensor:
@@ -108,16 +114,13 @@ def explain(
     said = outputs or said_outputs(loaded)
     pixels, pictures = find_pixels(loaded, network, images)
 
-    def choose(logits: Tensor) -> Targets:
-        return find_targets(logits, classes, topk)
-
     def ask(asked: list[Recipe]) -> Answer:
         with running_in(precision, pixels.device, asked):
             black = black_pixel(loaded, pixels)
 
             def answer_of(one: nn.Module) -> Answer:
                 bare = compiled(one) if compile else None
-                return answer_with(one, pixels, asked, choose, black, bare, outputs=said)
+                return answer_images(one, pixels, asked, classes, topk, black, bare, outputs=said)
 
             return run_in_evaluation(network, answer_of)
 
@@ -137,11 +140,10 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
     recipes, network = find_recipes(methods), network_of(model)
     pixels, _ = find_pixels(model, network, images)
 
-    def choose(logits: Tensor) -> Targets:
-        return find_targets(logits, target, None)
-
     black, outputs = black_pixel(model, pixels), model.outputs or scale_of(network) or "logits"
-    answer = run_in_evaluation(network, lambda one: answer_with(one, pixels, recipes, choose, black, outputs=outputs))
+    answer = run_in_evaluation(
+        network, lambda one: answer_images(one, pixels, recipes, target, None, black, outputs=outputs)
+    )
     return _explanation(model, pixels, recipes, answer)
 
 
@@ -149,7 +151,7 @@ def _explanation(
     loaded: LoadedModel | nn.Module, pixels: Tensor, recipes: list[Recipe], answer: Answer, **known: Any
 ) -> Explanation:
     """Put together what was found; ``known`` are fields that only some callers know."""
-    return Explanation(
+    explanation = Explanation(
         scores=answer.scores,
         grid=answer.layout.grid,
         target=answer.target,
@@ -161,6 +163,7 @@ def _explanation(
         scale=answer.scale,
         **known,
     )
+    return explanation if answer.deferred is None else with_deferred_logits(explanation, answer.deferred.compute)
 
 
 def ask_allowed(
@@ -184,6 +187,63 @@ def ask_allowed(
             told = "; ".join(f"{name} is left out: {reason}" for name, reason in error.reasons.items())
             warn_caller(f"of the methods that are used where none is asked for, {told}")
             recipes = left
+
+
+def answer_images(
+    network: nn.Module,
+    images: Tensor,
+    recipes: list[Recipe],
+    target: Target,
+    topk: int | None,
+    black: Tensor | None = None,
+    bare: Callable[..., Any] | None = None,
+    *,
+    outputs: OutputActivation | None = None,
+) -> Answer:
+    """Run all methods on images, as many in one recorded run as bounded memory allows.
+
+    The arguments are those of ``explain`` and ``answer_with``. No image's scores depend on the others, so the results
+    are those of one run, but for the rounding of matrix products of another size.
+    """
+
+    def answer(rows: slice, known: OutputActivation | None) -> Answer:
+        def choose(logits: Tensor) -> Targets:
+            if target is None or topk is not None:
+                return find_targets(logits, target, topk)
+            # Given classes are checked for all images together, of which they need nothing but the number of classes.
+            classes, several = find_targets(logits[:1].expand(len(images), -1), target, None)
+            return Targets(classes[rows], several)
+
+        return answer_with(network, images[rows], recipes, choose, black, bare, outputs=known)
+
+    parts = batch_parts(network, images)
+    if target is not None and topk is None and can_run_alone(network, images, recipes):
+        # What is refused here is refused by a recorded run as well, which knows why.
+        with suppress(TargetError, UnsupportedModelError):
+            return _answer_alone(network, images, recipes, target, black, parts, outputs)
+    answers = [answer(parts[0], outputs)]
+    # What the first part's outputs are taken as, those of all others are.
+    answers += [answer(rows, answers[0].scale or "logits") for rows in parts[1:]]
+    return _joined(answers)
+
+
+def _answer_alone(
+    network: nn.Module,
+    images: Tensor,
+    recipes: list[Recipe],
+    target: Target,
+    black: Tensor | None,
+    parts: Sequence[slice],
+    outputs: OutputActivation | None,
+) -> Answer:
+    """Run methods that read only their own runs; logits are computed now only where they may be probabilities."""
+    anatomy = find_anatomy(network)
+    found = run_alone(network, anatomy, images, recipes, target, black, parts)
+    answer = Answer(**found._asdict(), family=anatomy.name, scale=None)
+    said = outputs or anatomy.scale
+    if said is None and in_unit_interval(found.logits):
+        answer = answer._replace(logits=found.deferred.compute(), deferred=None)
+    return answer._replace(scale=find_outputs(network, images, answer.logits, said))
 
 
 def answer_with(
@@ -243,11 +303,18 @@ def answer_in_portions(
         some = Targets(classes[rows], several)
         return answer_with(network, inputs[rows], recipes, lambda _logits: some, black, bare, outputs=outputs)
 
-    answers = [answer(rows) for rows in portions]
-    return answers[0]._replace(
+    return _joined([answer(rows) for rows in portions])
+
+
+def _joined(answers: Sequence[Answer]) -> Answer:
+    """Put together what was found of some images or texts after the others."""
+    first = answers[0]
+    if len(answers) == 1:
+        return first
+    return first._replace(
         logits=torch.cat([part.logits for part in answers]),
-        targets=targets,
-        scores={name: torch.cat([part.scores[name] for part in answers]) for name in answers[0].scores},
+        targets=first.targets._replace(classes=torch.cat([part.targets.classes for part in answers])),
+        scores={name: torch.cat([part.scores[name] for part in answers]) for name in first.scores},
     )
 
 

@@ -18,7 +18,7 @@ from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from PIL import Image
     from torch import Tensor
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from vitreous.outputs import OutputActivation
     from vitreous.pictures.sheet import Sheet
 
-__all__ = ["Explanation", "ExplanationError", "Prediction"]
+_DEFERRED = "_compute_logits"
+
+__all__ = ["Explanation", "ExplanationError", "Prediction", "with_deferred_logits"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,7 +40,8 @@ class Explanation(Predicted):
         scores: For each method spelling, raw signed scores (batch, patches), or (batch, k, patches) for k classes.
         grid: Rows and columns of patches.
         target: The classes explained, int64, (batch,) or (batch, k).
-        logits: The model's output (batch, classes).
+        logits: The model's output (batch, classes). Where a target was given and no method needed them, the model is
+            run when they are first read.
         image_size: Height and width of the model's input.
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, where they are known.
@@ -68,6 +71,23 @@ class Explanation(Predicted):
         check_predictions(self)
         _check_scores(self)
         _check_images(self)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Compute deferred logits; every other attribute is there."""
+            compute = self.__dict__.get(_DEFERRED)
+            if name != "logits" or compute is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            logits = compute().detach()
+            self.__dict__["logits"] = logits
+            self.__dict__.pop(_DEFERRED, None)  # it holds the model
+            return logits
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Give what is copied or pickled: with the logits, without the model."""
+        self.logits  # noqa: B018 - computes them
+        return dict(self.__dict__)
 
     def __repr__(self) -> str:
         classes = f" x {self.classes_per_image} classes" if self.target.ndim == 2 else ""
@@ -231,6 +251,13 @@ class Explanation(Predicted):
         if not scores.isfinite().all():
             raise ExplanationError(f"the scores of {method!r} contain NaN or infinity and cannot be shown")
         return display_maps(scores, self.grid_of(method), size, signed=self.signed[method], smooth=smooth)
+
+
+def with_deferred_logits(explanation: Explanation, compute: Callable[[], Tensor]) -> Explanation:
+    """Let the logits of a new explanation, which have only their shape, be computed when they are first read."""
+    explanation.__dict__[_DEFERRED] = compute
+    del explanation.__dict__["logits"]
+    return explanation
 
 
 def _plain_fields(explanation: Explanation) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Predicted:
 
     def __len__(self) -> int:
         """Give the number of images or texts."""
-        return self.logits.shape[0]
+        return self.target.shape[0]
 
     @property
     def methods(self) -> tuple[str, ...]:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitreous.anatomy import Anatomy
+from vitreous.anatomy import Anatomy, find_anatomy
 from vitreous.errors import UnsupportedModelError
 from vitreous.outputs import Scale
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.doing_without import Listening, find_way
 from vitreous.tape.dropping import Dropping, check_kept, nothing_left
+from vitreous.tape.first_block import first_block_input
+from vitreous.tape.half import exact
 from vitreous.tape.inputs import Inputs, Rows, Texts, ask
 from vitreous.tape.output import class_scores
 from vitreous.tape.score_editing import ScoreEditing
@@ -70,6 +72,10 @@ class Subject:
                 self._layout = tape.layout
         return self._layout
 
+    def note_layout(self, layout: Layout) -> None:
+        """Take the layout from a run that was made, so that none has to be made for it."""
+        self._layout = self._layout or layout
+
     @property
     def scale(self) -> Scale | None:
         """What the model's outputs are, where its configuration says so."""
@@ -108,6 +114,14 @@ class Subject:
         part._autocast, part._bare = self._autocast, self._bare
         return part
 
+    def with_model(self, model: nn.Module) -> Subject:
+        """The same inputs with another form of the model, such as a copy in evaluation mode."""
+        if model is self._model:
+            return self
+        other: Subject = replace(self, _model=model, _anatomy=find_anatomy(model))
+        other._autocast = self._autocast
+        return other
+
     @property
     def at_once(self) -> int:
         """How many images fit into one recorded run: as many as were explained together, and a few in any case."""
@@ -120,6 +134,14 @@ class Subject:
         self.evaluations += len(inputs)
         plan = Plan(self._anatomy.depth, needs, intervention or Intervention())
         return record(self._model, self._anatomy, inputs, plan)
+
+    def embedded(self, images: Tensor) -> Tensor | None:
+        """The first block's tokens of other images, without a run of the blocks; ``None`` where they do not show."""
+        stream = first_block_input(self._anatomy, self._model, images)
+        if stream is None or stream.dim() != 3:
+            return None
+        stream = exact(stream if self._anatomy.batch_first else stream.transpose(0, 1))
+        return stream if len(stream) == len(images) else None
 
     def logits(self, images: Inputs) -> Tensor:
         """What the model says of other images, (images, classes)."""

@@ -38,9 +38,14 @@ def find_targets(logits: Tensor, target: Target, topk: int | None) -> Targets:
     shaped = wanted if several else wanted.expand(batch)[:, None] if wanted.dim() == 0 else wanted[:, None]
     if wanted.dim() > 2 or len(shaped) != batch or shaped.shape[1] == 0:
         raise _wrong_shape(wanted, batch, "image")
-    if bool(((shaped < 0) | (shaped >= classes)).any()):
-        raise TargetError(f"target is not between 0 and {classes - 1}, the classes of this model")
+    check_classes(shaped, classes)
     return Targets(shaped, several)
+
+
+def check_classes(target: Tensor, classes: int) -> None:
+    """Raise unless all targets are classes of the model."""
+    if bool(((target < 0) | (target >= classes)).any()):
+        raise TargetError(f"target is not between 0 and {classes - 1}, the classes of this model")
 
 
 def part_of(target: Target, rows: Sequence[int], batch: int) -> Target:

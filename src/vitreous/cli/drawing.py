@@ -77,7 +77,7 @@ def run(arguments: Sequence[str], request: Request) -> Path:
         raise TargetError(f"the figure {request.name!r} shows one class; classes, overlay and comparison show several")
     if request.methods and request.name == "transformation":
         raise MethodError("the figure 'transformation' looks into TokenTM's parts; leave out --method")
-    photos = each_once(photo for argument in arguments for photo in photos_of(argument))
+    photos = each_once(photo for argument in arguments for photo in photos_of(argument)[0])
     if os.path.realpath(request.out) in map(os.path.realpath, photos):
         raise InputError(f"{request.out} is one of the photos; choose another --out")
     if len(photos) > 1 and not kind.several_photos:

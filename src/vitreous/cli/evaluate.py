@@ -10,7 +10,15 @@ import typer
 
 from vitreous.cli.console import messages, print_json, results
 from vitreous.cli.guard import PHOTOS_FAILED, DebugOption
-from vitreous.cli.options import METHODS_HELP, DeviceOption, ImageSizeOption, MeanOption, OutputsOption, StdOption
+from vitreous.cli.options import (
+    METHODS_HELP,
+    DeviceOption,
+    ImageSizeOption,
+    MeanOption,
+    OutputsOption,
+    PublishedOption,
+    StdOption,
+)
 from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
@@ -71,6 +79,7 @@ def evaluate(
     device: DeviceOption = "cpu",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn at random.")] = 0,
     plugin: PluginOption = None,
+    published: PublishedOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one row per method and metric as JSON, and nothing else.")
     ] = False,
@@ -106,6 +115,6 @@ def evaluate(
     if as_json:
         print_json(evaluating_report.as_json(found))
     else:
-        evaluating_report.show(found, results())
+        evaluating_report.show(found, results(), published=published)
     if not found.measured_methods:
         raise typer.Exit(PHOTOS_FAILED)

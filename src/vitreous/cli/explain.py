@@ -66,6 +66,9 @@ def explain(
             metavar="FILE", help="Also write one HTML page with everything; measuring its curves takes longer."
         ),
     ] = None,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Also take the photos in the subfolders of a folder.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Photos explained at once.")] = 8,
     device: DeviceOption = "cpu",
     precision: Annotated[
@@ -109,6 +112,7 @@ def explain(
         compile=compile_model,
         report=page,
         command=shlex.join(("vitreous", *sys.argv[1:])),
+        recursive=recursive,
     )
     outcome = explaining.run(photos, request, messages())
     if as_json:

@@ -14,6 +14,7 @@ from vitreous.cli.console import messages, plain_warnings, print_json, results, 
 from vitreous.cli.guard import DebugOption
 from vitreous.cli.options import DeviceOption, MethodOption, OutputsOption, TargetOption, find_page, refuse_both
 from vitreous.cli.plugins import PluginOption
+from vitreous.cli.progress import steps
 from vitreous.cli.spellings import split_spellings
 from vitreous.errors import InputError
 from vitreous.storage import write_text
@@ -61,9 +62,11 @@ def explain_text(
     from vitreous.plugin import load_plugins  # noqa: PLC0415
 
     load_plugins(plugin or [])
-    loaded = load_text_model(model, device=device)
-    classes = [[find_class(name, loaded.class_names) for name in target]] * len(given) if target else None
-    with plain_warnings(messages()):
+    console = messages()
+    with plain_warnings(console), steps(console, f"loading {model}") as step:
+        loaded = load_text_model(model, device=device)
+        classes = [[find_class(name, loaded.class_names) for name in target]] * len(given) if target else None
+        step(f"explaining {len(given)} text{'s' if len(given) > 1 else ''}")
         explanation = vitreous.explain_text(
             loaded,
             given,

@@ -24,6 +24,7 @@ from vitreous.cli.options import (
     refuse_both,
 )
 from vitreous.cli.plugins import PluginOption
+from vitreous.cli.progress import steps as progress_of
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
 from vitreous.defaults import DEFAULT_OPACITY
@@ -106,7 +107,8 @@ def figure(
         image_size=size,
         device=device,
     )
-    with plain_warnings(messages()):
+    console = messages()
+    with plain_warnings(console), progress_of(console, f"drawing {name}"):
         drawn = drawing.run(photos, request)
     say(results(), str(drawn))
 

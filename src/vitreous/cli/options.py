@@ -53,6 +53,9 @@ StdOption = Annotated[str | None, typer.Option(help="Standard deviation of the c
 ImageSizeOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Size of the model's input, 224 or HEIGHTxWIDTH.")
 ]
+PublishedOption = Annotated[
+    bool, typer.Option("--published", help="Also show what papers print for the protocol, in a table of its own.")
+]
 DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")]
 
 
