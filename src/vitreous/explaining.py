@@ -16,9 +16,10 @@ from vitreous.errors import InputError, MethodError, RefusedMethodsError
 from vitreous.explanation import Explanation
 from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
-from vitreous.models import LoadedModel
+from vitreous.models import LoadedModel, Preprocessing
 from vitreous.outputs import Scale
 from vitreous.parts import Part, parts_of, scores_of
+from vitreous.pictures.input_pictures import InputPictures, input_pictures
 from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance
@@ -104,7 +105,10 @@ def explain(
 
     recipes, answer = ask_allowed(ask, recipes, optional=methods is None)
     provenance = _provenance(loaded, network, recipes, answer.family)
-    return _explanation(loaded, pixels, recipes, answer, images=pictures, provenance=provenance)
+    shown = input_pictures(pixels, _preprocessing(loaded)) if pictures is None else InputPictures(pictures)
+    return _explanation(
+        loaded, pixels, recipes, answer, images=shown.images, images_note=shown.note, provenance=provenance
+    )
 
 
 def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], target: Target) -> Explanation:
@@ -135,10 +139,14 @@ def _explanation(
         image_size=(pixels.shape[-2], pixels.shape[-1]),
         signed={recipe.spelling: recipe.signed for recipe in recipes},
         class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
-        preprocessing=loaded.preprocessing if isinstance(loaded, LoadedModel) else None,
+        preprocessing=_preprocessing(loaded),
         scale=answer.scale,
         **known,
     )
+
+
+def _preprocessing(loaded: LoadedModel | nn.Module) -> Preprocessing | None:
+    return loaded.preprocessing if isinstance(loaded, LoadedModel) else None
 
 
 def ask_allowed(
