@@ -64,7 +64,7 @@ class Workshop:
             Image.fromarray(random.integers(0, 256, (90, 120, 3), dtype=np.uint8)).save(folder / name)
         model = timm.create_model("vit_tiny_patch16_224")
         save_file(model.state_dict(), folder / "weights.safetensors")
-        save_classifier(folder / "FOLDER", ("negative", "positive"))
+        save_classifier(folder / "FOLDER", ("negative", "neutral", "positive"))
         write_segmentation(folder / "gtsegs_ijcv.mat")
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
