@@ -20,11 +20,12 @@ from vitreous.errors import InputError, MethodError, RefusedMethodsError, Target
 from vitreous.explanation import Explanation, with_deferred_logits
 from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
-from vitreous.models import LoadedModel
+from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.brought import known_class_names
 from vitreous.output_detection import find_outputs
-from vitreous.outputs import OutputActivation, check_outputs, in_unit_interval, scale_of, with_outputs
+from vitreous.outputs import OutputActivation, check_outputs, scale_of, with_outputs
 from vitreous.parts import Part, parts_of, scores_of
+from vitreous.pictures.input_pictures import InputPictures, input_pictures
 from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance
@@ -126,7 +127,10 @@ def explain(
 
     recipes, answer = ask_allowed(ask, recipes, optional=methods is None)
     provenance = _provenance(loaded, network, recipes, answer.family)
-    return _explanation(loaded, pixels, recipes, answer, images=pictures, provenance=provenance)
+    drawn = input_pictures(pixels, _preprocessing(loaded)) if pictures is None else InputPictures(pictures)
+    return _explanation(
+        loaded, pixels, recipes, answer, images=drawn.images, images_note=drawn.note, provenance=provenance
+    )
 
 
 @leaves_torch_as_it_was
@@ -159,11 +163,15 @@ def _explanation(
         image_size=(pixels.shape[-2], pixels.shape[-1]),
         signed={recipe.spelling: recipe.signed for recipe in recipes},
         class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
-        preprocessing=loaded.preprocessing if isinstance(loaded, LoadedModel) else None,
+        preprocessing=_preprocessing(loaded),
         scale=answer.scale,
         **known,
     )
     return explanation if answer.deferred is None else with_deferred_logits(explanation, answer.deferred.compute)
+
+
+def _preprocessing(loaded: LoadedModel | nn.Module) -> Preprocessing | None:
+    return loaded.preprocessing if isinstance(loaded, LoadedModel) else None
 
 
 def ask_allowed(
@@ -220,30 +228,13 @@ def answer_images(
     if target is not None and topk is None and can_run_alone(network, images, recipes):
         # What is refused here is refused by a recorded run as well, which knows why.
         with suppress(TargetError, UnsupportedModelError):
-            return _answer_alone(network, images, recipes, target, black, parts, outputs)
+            anatomy = find_anatomy(network)
+            found = run_alone(network, anatomy, images, recipes, target, black, parts, outputs=outputs)
+            return Answer(**found._asdict(), family=anatomy.name)
     answers = [answer(parts[0], outputs)]
     # What the first part's outputs are taken as, those of all others are.
     answers += [answer(rows, answers[0].scale or "logits") for rows in parts[1:]]
     return _joined(answers)
-
-
-def _answer_alone(
-    network: nn.Module,
-    images: Tensor,
-    recipes: list[Recipe],
-    target: Target,
-    black: Tensor | None,
-    parts: Sequence[slice],
-    outputs: OutputActivation | None,
-) -> Answer:
-    """Run methods that read only their own runs; logits are computed now only where they may be probabilities."""
-    anatomy = find_anatomy(network)
-    found = run_alone(network, anatomy, images, recipes, target, black, parts)
-    answer = Answer(**found._asdict(), family=anatomy.name, scale=None)
-    said = outputs or anatomy.scale
-    if said is None and in_unit_interval(found.logits):
-        answer = answer._replace(logits=found.deferred.compute(), deferred=None)
-    return answer._replace(scale=find_outputs(network, images, answer.logits, said))
 
 
 def answer_with(

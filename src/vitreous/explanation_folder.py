@@ -14,6 +14,7 @@ from PIL import Image
 
 from vitreous.error_boundary import errors_as
 from vitreous.errors import VitreousError
+from vitreous.pictures.backdrop import Look
 from vitreous.reason import reason_of
 from vitreous.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
 from vitreous.stored_preprocessing import read_preprocessing
@@ -52,6 +53,7 @@ def write(explanation: Explanation, directory: Path, *, overwrite: bool, picture
             "class_names": explanation.class_names,
             "preprocessing": None if explanation.preprocessing is None else asdict(explanation.preprocessing),
             "scale": explanation.scale,
+            "images_note": explanation.images_note,
             "logits_dtype": _dtype_name(explanation.logits),
             "methods": [_describe_method(explanation, method, names[method]) for method in explanation.methods],
             "images": _write_images(explanation, folder),
@@ -81,7 +83,8 @@ def read(directory: Path) -> dict[str, Any]:
             "images": _read_images(directory, manifest),
             "preprocessing": _preprocessing(directory, manifest),
             "provenance": manifest["provenance"],
-            "scale": manifest.get("scale"),  # folders of earlier versions have none
+            "scale": manifest.get("scale"),  # folders of earlier versions have none of these
+            "images_note": manifest.get("images_note"),
         }
     except VitreousError:
         raise
@@ -168,7 +171,7 @@ def _write_overlays(explanation: Explanation, names: Mapping[str, str], folder: 
         # A map with NaN in it is kept as an array, but has no picture.
         for index, target_index in [position for position in maps if explanation.shows(method, *position)]:
             file = f"overlay-{index}-{target_index}-{names[method]}.png"
-            _write_picture(explanation.overlay(method, index, target_index), folder, file)
+            _write_picture(explanation.draw_overlay(method, index, target_index, look=Look()), folder, file)
             label, number = explanation.label(index, target_index), explanation.class_index(index, target_index)
             overlays.append({"file": file, "method": method, "image": index, "class_index": number, "label": label})
     return overlays

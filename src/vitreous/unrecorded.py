@@ -12,6 +12,8 @@ from vitreous.anatomy import Anatomy
 from vitreous.deferred_logits import DeferredLogits, can_be_deferred
 from vitreous.methods.integrated import InputProcedure
 from vitreous.methods.rerun import Unrecorded
+from vitreous.output_detection import find_outputs
+from vitreous.outputs import OutputActivation, in_unit_interval
 from vitreous.spelling import Recipe
 from vitreous.subject import Subject
 from vitreous.tape import Layout
@@ -27,16 +29,22 @@ class Found(NamedTuple):
     targets: Targets
     layout: Layout
     scores: dict[str, Tensor]
-    deferred: DeferredLogits
+    scale: OutputActivation | None
+    deferred: DeferredLogits | None
 
 
 def can_run_alone(network: nn.Module, images: Tensor, recipes: Sequence[Recipe]) -> bool:
-    """Whether all methods read only runs that they make themselves, of other pixels, and logits can wait."""
-    alone = all(
-        isinstance(recipe.readout, InputProcedure) and recipe.readout.at == "pixels" and recipe.propagate is None
-        for recipe in recipes
-    )
-    return alone and can_be_deferred(network, images)
+    """Whether all methods read only runs that they make themselves, of other pixels, and logits can wait.
+
+    Methods of users are given a recorded run, as they may read it and are checked by it.
+    """
+    return all(map(_reads_own_runs, recipes)) and can_be_deferred(network, images)
+
+
+def _reads_own_runs(recipe: Recipe) -> bool:
+    if recipe.info.is_own or recipe.propagate is not None:
+        return False
+    return isinstance(recipe.readout, InputProcedure) and recipe.readout.at == "pixels"
 
 
 def run_alone(
@@ -47,12 +55,17 @@ def run_alone(
     target: Target,
     black: Tensor | None,
     parts: Sequence[slice],
+    *,
+    outputs: OutputActivation | None,
 ) -> Found:
     """Run such methods for given classes, some images after the others.
+
+    The logits are computed now only where nobody says what the outputs are, and they may be probabilities.
 
     Raises:
         TargetError: the target is wrong.
         UnsupportedModelError: the model has no gradients where they are needed.
+        InputError: the outputs are not what they are said to be.
     """
     # How many classes there are shows in the first run, and is checked then.
     unknown = images.new_empty(1, 1).expand(len(images), _ANY_CLASSES)
@@ -68,12 +81,18 @@ def run_alone(
             maps = [scores for scores, _ in scored]
             found[recipe.spelling].append(torch.stack(maps, dim=1) if targets.several else maps[0])
         whole.note_layout(subject.layout)
+    logits, deferred = output.expand(len(images), -1), DeferredLogits(network, whole)
+    said = outputs or anatomy.scale
+    recognising = said is None and in_unit_interval(logits)
+    if recognising:
+        logits = deferred.compute()
     return Found(
-        logits=output.expand(len(images), -1),
+        logits=logits,
         targets=targets,
         layout=whole.layout,
         scores={name: torch.cat(maps) for name, maps in found.items()},
-        deferred=DeferredLogits(network, whole),
+        scale=find_outputs(network, images, logits, said),
+        deferred=None if recognising else deferred,
     )
 
 
