@@ -44,6 +44,12 @@ def _given_transformer(file: str, name: str, **options: object) -> Callable[[], 
     return build
 
 
+def _given_own_transformer() -> nn.Module:
+    inner = import_module("vit_pytorch.vit").Transformer(24, 2, 3, 8, 32)
+    settings = {"image_size": 32, "patch_size": 8, "num_classes": CLASSES, "dim": 24}
+    return import_module("vit_pytorch.efficient").ViT(transformer=inner, **settings)
+
+
 def _adapter() -> nn.Module:
     memory = import_module("vit_pytorch.learnable_memory_vit")
     return memory.Adapter(vit=memory.ViT(**_VIT), num_classes=CLASSES, num_memories_per_layer=3)
@@ -78,6 +84,7 @@ _PLAIN = {
     "cait.CaiT": _vit("cait", "CaiT", cls_depth=2),
     "distill.DistillableViT": _vit("distill", "DistillableViT"),
     "efficient.ViT": _given_transformer("efficient", "ViT", patch_size=8),
+    "efficient.ViT, own transformer": _given_own_transformer,
     "t2t.T2TViT": _vit("t2t", "T2TViT", without=("patch_size",), **_T2T),
     "parallel_vit.ViT": _vit("parallel_vit"),
     "learnable_memory_vit.ViT": _vit("learnable_memory_vit"),
