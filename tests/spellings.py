@@ -382,7 +382,7 @@ class MultiheadFunction(Multihead):
         for block in self.blocks:
             y, own = block.norm1(x), block.attn
             x = x + F.multi_head_attention_forward(
-                y, y, y, WIDTH, HEADS, own.in_proj_weight, own.in_proj_bias, None, None, False, 0.0,
+                y, y, y, WIDTH, HEADS, own.in_proj_weight, own.in_proj_bias, None, None, False, 0.0,  # noqa: FBT003
                 own.out_proj.weight, own.out_proj.bias, training=False, need_weights=False,
             )[0]  # fmt: skip
             x = x + block.mlp(block.norm2(x))
