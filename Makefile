@@ -48,4 +48,7 @@ $(BIN)/python:
 	$(PIP) --editable '.[dev]'
 # Four yardsticks ask for old or unrelated packages that the parts compared here do not use.
 	$(PIP) --no-deps legrad-torch lxt pnpxai quantus
+# Vision Transformers of other packages that the tests explain, and what importing them takes.
+	$(PIP) --no-deps kornia kornia-rs monai self-attention-cv vit-pytorch x-transformers
+	$(PIP) --no-deps einx frozendict loguru torch-einops-utils
 	@touch $@ .venv/.demo-installed

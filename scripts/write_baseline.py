@@ -1,0 +1,44 @@
+"""Writes tests/baseline/baseline.npz: the numbers of all methods on small models of every family that is served.
+
+    python scripts/write_baseline.py [--only NAME ...]
+
+It is for the state before a change that must leave numbers as they are; the test beside the file compares with it. With
+``--only`` nothing is written: the given models are run, and what is served is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "baseline")]
+
+import baseline_models  # noqa: E402
+import baseline_numbers  # noqa: E402
+
+
+def main() -> None:
+    """Take the numbers and write them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+")
+    only = parser.parse_args().only
+    torch.set_num_threads(1)
+    methods = baseline_numbers.spellings()
+    found = {}
+    for name in only or [*baseline_models.IMAGE_MODELS, *baseline_models.TEXT_MODELS]:
+        start = time.process_time()
+        numbers = found[name] = baseline_numbers.numbers_of(name, methods)
+        served = [method for method, value in numbers.items() if not isinstance(value, str)]
+        print(f"{name}: {len(served)} of {len(methods)} served, {time.process_time() - start:.2f} s", flush=True)
+        if only:
+            print("  refused:", *(f"{method} ({numbers[method]})" for method in methods if method not in served))
+    if not only:
+        baseline_numbers.save(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""Small random instances of the Vision Transformers that people use: of packages, and as they write them themselves."""
+
+from functools import partial
+
+from spelling_reference import weights
+from spelling_variants import ALL, build
+from zoo.entry import CLASSES, Entry
+from zoo.own_zoo import OWN
+from zoo.timm_zoo import TIMM
+from zoo.transformers_zoo import TRANSFORMERS
+from zoo.vit_pytorch_zoo import VIT_PYTORCH
+
+SPELLED = [Entry(f"spellings/{variant}, {name}", partial(build, variant, name, weights())) for variant, name in ALL]
+ENTRIES: list[Entry] = [*SPELLED, *VIT_PYTORCH, *OWN, *TIMM, *TRANSFORMERS]
+
+__all__ = ["CLASSES", "ENTRIES", "Entry"]
