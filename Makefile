@@ -4,7 +4,7 @@ BIN := .venv/bin
 TESTERS ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint docs format clean
+.PHONY: demo test fuzz lint docs format clean
 
 demo: .venv/.demo-installed  ## explain a real photo with the demo model
 	$(BIN)/vitreous explain demo --model demo --out demo-output
@@ -13,6 +13,9 @@ demo: .venv/.demo-installed  ## explain a real photo with the demo model
 # other. OMP_NUM_THREADS says so to torch.
 test: .venv/.dev-installed  ## run the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile
+
+fuzz: .venv/.dev-installed  ## try 10,000 broken inputs; FUZZ_SEED=1 makes it others
+	VITREOUS_FUZZ=10000 VITREOUS_FUZZ_SEED=$(or $(FUZZ_SEED),0) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_broken_inputs.py
 
 lint: .venv/.dev-installed  ## check style and types
 	$(BIN)/ruff check
@@ -45,4 +48,7 @@ $(BIN)/python:
 	$(PIP) --editable '.[dev]'
 # Four yardsticks ask for old or unrelated packages that the parts compared here do not use.
 	$(PIP) --no-deps legrad-torch lxt pnpxai quantus
+# Vision Transformers of other packages that the tests explain, and what importing them takes.
+	$(PIP) --no-deps kornia kornia-rs monai self-attention-cv vit-pytorch x-transformers
+	$(PIP) --no-deps einx frozendict loguru torch-einops-utils
 	@touch $@ .venv/.demo-installed

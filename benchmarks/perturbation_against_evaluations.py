@@ -18,7 +18,6 @@ from rows import bare, ratio_in_turn
 from torch import Tensor, nn
 
 import vitreous
-from vitreous.anatomy import find_anatomy
 from vitreous.tape.runner import ModelRunner
 
 AT_ONCE = 16

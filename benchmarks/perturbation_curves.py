@@ -34,7 +34,6 @@ from rows import bare, ratio_in_turn, write_rows
 from token_dropping import PERCENT, Curves
 from torch import Tensor, nn
 
-from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.measuring import measure
 from vitreous.benchmark.tasks.batch import Batch, Case, Picture
 from vitreous.benchmark.tasks.erasing import erased_logits, find_orders

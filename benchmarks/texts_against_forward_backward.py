@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from vitreous.cost import cost_of
 from vitreous.errors import VitreousError
 from vitreous.explaining import answer_with, find_recipes
-from vitreous.methods import list_methods
 from vitreous.inputs.model_input import Texts
+from vitreous.methods import list_methods
 from vitreous.targets import find_targets
 
 SIZES = {

@@ -26,7 +26,6 @@ import torch
 from rows import median_ratio, time_in_turn, write_rows
 from torch import Tensor, nn
 
-from vitreous.anatomy import find_anatomy
 from vitreous.benchmark.tasks.batch import Batch, Case, Picture
 from vitreous.benchmark.tasks.erasing import find_orders
 from vitreous.benchmark.tasks.keeping import Kept, kept_logits

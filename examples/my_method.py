@@ -1,4 +1,4 @@
-"""Two methods of our own, as an example of a plugin: ``vitreous explain demo --plugin examples/my_method.py ...``."""
+"""Three methods of our own, as an example of a plugin: ``vitreous explain demo --plugin examples/my_method.py ...``."""
 # ruff: noqa: INP001
 
 from torch import Tensor
@@ -21,3 +21,12 @@ def value_length(view: View, layer: int) -> Tensor:
 def agreement(view: View, layer: int) -> Tensor:
     """Cosine of a token and the gradient at it: whether more of the token means more of the class."""
     return cosine_similarity(view.tokens(layer), view.token_gradient(LOGIT, layer), dim=-1)
+
+
+@method("attention_gain", values=("attention_rows",), slopes=("attention",), layer=-1)
+def attention_gain(view: View, layer: int) -> Tensor:
+    """Attention x its gradient where that is positive: which looks at a token speak for the class."""
+    rows = view.layout.read  # the tokens that the head reads: the class token, or all that are pooled
+    attention = view.attention_matrix(layer, rows)  # A, (batch, head, rows, tokens)
+    gradient = view.attention_gradient(LOGIT, layer, rows)  # dy/dA, of the same shape
+    return (attention * gradient).clamp(min=0).mean(dim=(1, 2))  # over heads and rows: (batch, tokens)

@@ -16,6 +16,7 @@ from PIL import Image
 
 from vitreous.benchmark.run import ModelChoice, Run
 from vitreous.benchmark.store import Store
+from vitreous.storage import CHECKSUM, sealed
 
 PROTOCOL = "chefer-2021-segmentation"
 METHODS = ("gae", "rollout")
@@ -71,6 +72,13 @@ def only_run(out: Path) -> Store:
     """The one run in a folder of runs."""
     (folder,) = out.iterdir()
     return Store.open(folder)
+
+
+def rewritten(manifest: dict, **changes) -> bytes:
+    """A manifest of which parts of the run are changed, with the key and the checksum that belong to them."""
+    values = {**manifest["run"], **changes}
+    kept = {name: value for name, value in manifest.items() if name != CHECKSUM}
+    return sealed({**kept, "key": Run.from_json(values).key, "run": values})
 
 
 def everything(store: Store) -> pa.Table:

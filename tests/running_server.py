@@ -33,14 +33,21 @@ class RunningServer:
 @contextmanager
 def running_server(folder: Path, *options: str, model: str = TINY) -> Iterator[RunningServer]:
     """Start a server on a free port of this machine, and end it."""
+    with serving(folder, "serve", "--model", model, *options) as server:
+        yield server
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str, cwd: Path | None = None) -> Iterator[RunningServer]:
+    """Run a command of ``vitreous`` that serves the page, on a free port, and end it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = folder / "server.log"
-    command = [sys.executable, "-m", "vitreous", "serve", "--model", model, "--port", str(port), *options]
+    command = [sys.executable, "-m", "vitreous", *arguments, "--port", str(port)]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=settings)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=settings, cwd=cwd)
     try:
         server = RunningServer(f"http://127.0.0.1:{port}/", log, process)
         _wait(server)

@@ -76,6 +76,15 @@ def test_a_network_of_timm_brings_its_preprocessing(data, tmp_path):
     assert len(results.rows()) == 3
 
 
+def test_a_network_in_training_mode_is_evaluated_without_being_switched(data, tmp_path):
+    torch.manual_seed(0)
+    network = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, drop_path_rate=0.5, proj_drop_rate=0.5)
+    expected = evaluate(network.eval(), data, tmp_path / "quiet", limit=2, methods="rollout").rows()
+    found = evaluate(network.train(), data, tmp_path / "training", limit=2, methods="rollout").rows()
+    assert found == expected
+    assert all(module.training for module in network.modules())
+
+
 def test_a_network_of_timm_is_taken_as_one_that_is_loaded_by_name(data, tmp_path):
     options = {"limit": 1, "methods": "rollout"}
     without_head = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=0)

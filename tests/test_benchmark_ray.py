@@ -1,12 +1,14 @@
 """The Ray engine against a real local cluster of two workers, one of which is killed half-way."""
 
+import json
 import os
+import subprocess
 import threading
 from types import SimpleNamespace
 
 import pytest
 
-from evaluations import METHODS, MODEL, PROTOCOL, everything, some_run, write_photos
+from evaluations import METHODS, MODEL, PROTOCOL, command, everything, some_run, write_photos
 from vitreous.benchmark.engines.ray import RETRIES, _InFlight, run_on_ray
 from vitreous.benchmark.engines.watching import Silent
 from vitreous.benchmark.evaluation import evaluate
@@ -62,6 +64,19 @@ def test_a_cluster_whose_worker_dies_gives_what_the_local_engine_gives(cluster, 
     assert on_ray.stores[0].run.key == local.stores[0].run.key
     assert everything(on_ray.stores[0]).equals(everything(local.stores[0]))
     assert {file.suffix for file in on_ray.stores[0].folder.iterdir()} == {".json", ".parquet"}
+
+
+def test_only_json_is_on_standard_output_when_a_worker_dies(tmp_path):
+    """Ray tells of dead workers on standard output. With a cluster of the command's own."""
+    data = write_photos(tmp_path / "photos", 8)
+    plugin, marker, out = tmp_path / "deadly.py", tmp_path / "killed", tmp_path / "out"
+    # The driver does not compute before all shards that were handed to Ray are done.
+    plugin.write_text(DEADLY.format(driver=0, out=str(out), half=1, marker=str(marker)))
+    more = ["--engine", "ray", "--workers", "1", "--methods", "deadly", "--plugin", str(plugin), "--json"]
+    done = subprocess.run(command(data, out, *more), capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert marker.exists(), "no worker was killed"
+    assert {row["method"] for row in json.loads(done.stdout)} == {*METHODS, "deadly"}
 
 
 def test_texts_on_a_cluster_give_what_the_local_engine_gives(cluster, tmp_path):

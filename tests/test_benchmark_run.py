@@ -114,3 +114,10 @@ class TestPlan:
         run = some_run(images=images, shard_size=size)
         short, long = (set(replace(run, limit=limit).shards()) for limit in sorted(limits))
         assert all(len(shard) < size for shard in short - long)
+
+
+def test_so_many_threads_as_end_the_process_are_refused():
+    """torch ended in a segmentation fault when it was to start 100,000 of them."""
+    assert some_run(threads=1024).threads == 1024
+    with pytest.raises(RunError, match="more than the 1024 that are possible"):
+        some_run(threads=100_000)

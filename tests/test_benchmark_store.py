@@ -1,5 +1,6 @@
 """A run's folder: complete files or none, damage noticed, limits that grow, processes that die and meet."""
 
+import json
 import os
 import random
 import re
@@ -10,13 +11,14 @@ import textwrap
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evaluations import some_run, wait_for
+from evaluations import rewritten, some_run, wait_for
 from vitreous.benchmark import locks
 from vitreous.benchmark.engines.local import _watch
 from vitreous.benchmark.engines.watching import Silent
@@ -48,6 +50,13 @@ def create(folder, run=RUN, **options):
 
 def fill(store):
     work(store, table, Silent())
+
+
+def without_checksum(folder, **changes):
+    """A run's manifest as it was before manifests had a checksum."""
+    manifest = json.loads((folder / "manifest.json").read_text()) | changes
+    manifest.pop("sha256")
+    return json.dumps(manifest, indent=2).encode()
 
 
 def nothing(text):
@@ -270,6 +279,85 @@ class TestManifest:
             Store.open(store.folder)
         manifest.unlink()
         assert create(tmp_path).missing(nothing) == []
+
+    def test_every_flipped_bit_is_an_error(self, tmp_path):
+        """Flipped bits gave wrong method names, labels and numbers before the manifest had a checksum."""
+        store = create(tmp_path)
+        manifest = store.folder / "manifest.json"
+        whole = manifest.read_bytes()
+        for place in range(len(whole)):
+            for bit in range(8):
+                manifest.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << bit)]) + whole[place + 1 :])
+                with pytest.raises(StorageError):
+                    Store.open(store.folder)
+        manifest.write_bytes(whole)
+        assert Store.open(store.folder).run.as_json() == RUN.as_json()
+
+    @pytest.mark.parametrize("schema", [1, 2])
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"methods": ["b", "a"]},
+            {"methods": ["a", "c"]},
+            {"columns": ["y", "x"]},
+            {"protocol": "another"},
+            {"seed": 1},
+        ],
+    )
+    def test_a_changed_run_is_refused_also_where_there_is_no_checksum(self, tmp_path, schema, change):
+        store = create(tmp_path)
+        fill(store)
+        manifest = store.folder / "manifest.json"
+        stored = json.loads(manifest.read_text())
+        manifest.write_bytes(without_checksum(store.folder, schema=schema, run={**stored["run"], **change}))
+        with pytest.raises(StorageError, match="is damaged"):
+            Store.open(store.folder)
+        with pytest.raises(StorageError, match="the same command goes on"):
+            create(tmp_path)
+
+    def test_a_manifest_from_before_the_checksum_is_read_gone_on_with_and_sealed(self, tmp_path):
+        store = create(tmp_path)
+        fill(store)
+        manifest = store.folder / "manifest.json"
+        manifest.write_bytes(without_checksum(store.folder, schema=1))
+        assert Store.open(store.folder).readable(nothing).run.as_json() == RUN.as_json()
+        assert create(tmp_path).missing(nothing) == []
+        assert json.loads(manifest.read_text())["schema"] == 2
+        assert Store.open(store.folder).run.as_json() == RUN.as_json()
+
+    def test_the_shards_themselves_say_which_method_a_row_is_of(self, tmp_path):
+        """Even a manifest that is forged with key and checksum puts no number under another method's name."""
+        store = create(tmp_path)
+        fill(store)
+        manifest = json.loads((store.folder / "manifest.json").read_text())
+        (store.folder / "manifest.json").write_bytes(rewritten(manifest, methods=["b", "a"]))
+        forged = Store.open(store.folder)
+        faults = []
+        assert forged.readable(faults.append).damaged == set(RUN.shards())
+        assert all("belongs to another run" in fault for fault in faults)
+        read = forged.read(RUN.shards(), ["method", "index", "x"])
+        assert read["method"].to_pylist() == ["b", "a"] * 10
+        assert read["index"].to_pylist() == [index for index in range(10) for _ in "ab"]
+        assert read["x"].to_pylist() == [index / 3 for index in range(10) for _ in "ab"]
+        with pytest.raises(StorageError, match="other images or methods"):
+            replace(forged, run=replace(RUN, methods=("a", "c"))).read(RUN.shards(), ["x"])
+
+    def test_a_wrong_type_in_it_is_an_error(self, tmp_path):
+        store = create(tmp_path)
+        file = store.folder / "manifest.json"
+        whole, refused = file.read_bytes(), 0
+        values = [None, True, 0, -1, 10**30, 0.5, "", "text", [], [0], {}, {"a": 0}, [[]]]
+        for name, value in product(RUN.as_json(), values):
+            file.write_bytes(whole)
+            file.write_bytes(without_checksum(store.folder, schema=1, run={**RUN.as_json(), name: value}))
+            try:
+                opened = Store.open(store.folder)
+            except StorageError:
+                refused += 1
+            else:  # what is not part of the key may be any number or text
+                assert opened.run.as_json()[name] == value
+                assert opened.missing(nothing) == opened.run.shards()
+        assert refused > 200
 
     def test_a_folder_that_cannot_be_made_is_one_sentence(self, tmp_path):
         (tmp_path / "file").write_text("in the way")

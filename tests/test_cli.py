@@ -17,11 +17,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitreous import __version__, cli, explanation_folder
+from vitreous.class_names import find_class
 from vitreous.cli import app, explaining
 from vitreous.cli.console import one_line
 from vitreous.cli.photos import each_once
 from vitreous.cli.spellings import split_spellings
-from vitreous.cli.targets import find_class
 from vitreous.errors import MethodError, TargetError
 from vitreous.explanation import Explanation
 
@@ -398,7 +398,7 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("tabbi", "did you mean 'tabby, tabby cat'"),
+            ("tabbi", "did you mean 'tabby'"),
             ("egyptian", "Egyptian_Mau"),
             ("crane", "4 and 5"),
             ("zzzzzz", "7 classes"),
@@ -514,3 +514,27 @@ def test_a_polite_end_lets_the_program_tidy_up(number):
         [sys.executable, "-c", code, "x"], capture_output=True, text=True, check=False, timeout=120
     )
     assert (ignored.returncode, ignored.stdout) == (0, "went on\n")
+
+
+def test_nothing_but_results_is_on_standard_output_while_it_is_redirected():
+    """What threads, C libraries and child processes print goes to standard error."""
+    code = """
+import os, subprocess, sys, threading
+from vitreous.cli.console import print_json, stdout_to_stderr
+with stdout_to_stderr():
+    print("python")
+    os.write(1, b"descriptor\\n")
+    subprocess.run([sys.executable, "-c", "print('child')"], check=True)
+    thread = threading.Thread(target=lambda: print("thread"))
+    thread.start()
+    thread.join()
+print_json([1])
+try:
+    with stdout_to_stderr():
+        raise ValueError
+except ValueError:
+    print_json([2])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[", "1", "]", "[", "2", "]"]
+    assert {"python", "descriptor", "child", "thread"} <= set(done.stderr.split())

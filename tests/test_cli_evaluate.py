@@ -17,13 +17,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from evaluations import MODEL, PROTOCOL, everything, only_run, some_run, write_photos
+from evaluations import MODEL, PROTOCOL, everything, only_run, rewritten, some_run, write_photos
 from loading_scripts import load_script
 from vitreous.benchmark import workbench
 from vitreous.benchmark.store import Store
 from vitreous.cli import app, evaluating_progress
 from vitreous.cli.evaluating_progress import EvaluationProgress
 from vitreous.speed.timing import one_thread
+from vitreous.storage import sealed
 
 SMALL = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--shard-size", "4", "--protocol", PROTOCOL)
 
@@ -92,7 +93,9 @@ class TestEvaluate:
         assert json.loads(after.stdout) == json.loads(before.stdout)
 
     def test_the_table_shows_published_numbers_apart(self, out, photos):
-        result = run("evaluate", *SMALL, "--data", photos, "--methods", "gae,rollout", "--out", out)
+        asked = ("evaluate", *SMALL, "--data", photos, "--methods", "gae,rollout", "--out", out)
+        assert "Published by others" not in run(*asked).stdout
+        result = run(*asked, "--published")
         own, published = result.stdout.split("Published by others, not measured here")
         assert "rollout" in own
         assert "TokenTM" not in own
@@ -290,7 +293,7 @@ class TestReport:
         assert all(address.startswith("data:image/") for address in page.addresses)
         assert not re.search(r"@import|url\(|<script|https?://(?!www\.w3\.org)", text)
         assert page.tags.count("img") == 3 * 4
-        for expected in ("gae", "rollout", "tokentm:gradient=probability", "Not measured (1)", "0007.png", "TokenTM"):
+        for expected in ("gae", "rollout", "tokentm:gradient=probability", "Not measured (1)", "0007.png"):
             assert expected in page.text
         assert "prefers-color-scheme: dark" in text
         assert 'name="viewport"' in text
@@ -371,17 +374,20 @@ class TestReport:
         (both,) = json.loads(run("report", runs, "--format", "json").stdout)
         assert (both["images"], len(both["runs"])) == (4, 2)
 
-    @pytest.mark.parametrize("foreign", ["explanation", "protocol", "columns", "damaged"])
+    @pytest.mark.parametrize("foreign", ["explanation", "protocol", "columns", "damaged", "reversed"])
     def test_a_folder_that_is_no_run_from_here_is_left_out(self, out, tmp_path, foreign):
         runs = copied(out, tmp_path, "rollout", shards=3)
         changed = next(place for place in runs.iterdir() if "rollout" in only_methods(place)) / "manifest.json"
         manifest = json.loads(changed.read_text())
-        if foreign == "protocol":
-            manifest["run"]["protocol"] = "from-the-future"
-        elif foreign == "columns":
-            manifest["run"]["columns"] = ["another"]
-        texts = {"explanation": '{"format": "vitreous explanation", "schema": 1}', "damaged": '{"format": "vitr'}
-        changed.write_text(texts.get(foreign, json.dumps(manifest)))
+        contents = {
+            "explanation": b'{"format": "vitreous explanation", "schema": 1}',
+            "damaged": b'{"format": "vitr',
+            "protocol": rewritten(manifest, protocol="from-the-future"),
+            "columns": rewritten(manifest, columns=["another"]),
+            # The two methods' numbers were swapped by this, without a word.
+            "reversed": sealed({**manifest, "run": {**manifest["run"], "methods": manifest["run"]["methods"][::-1]}}),
+        }
+        changed.write_bytes(contents[foreign])
         result = run("report", runs, "--format", "json")
         assert result.exit_code == 0, result.output
         (left,) = json.loads(result.stdout)
@@ -416,6 +422,21 @@ class TestReport:
         assert {row["protocol"] for row in rows} == {PROTOCOL}
         assert "| `rollout` |" in run("report", out, "--format", "markdown").stdout
         assert r"\toprule" in run("report", out, "--format", "latex").stdout
+        for form in ("markdown", "latex", "json"):
+            plain, with_published = (
+                run("report", out, "--format", form, *more).stdout for more in ((), ("--published",))
+            )
+            assert "TokenTM" not in plain
+            assert "TokenTM" in with_published
+        for form in ("markdown", "latex"):
+            plain, tested = (run("report", out, "--format", form, *more).stdout for more in ((), ("--p-values",)))
+            assert "paired bootstrap against" not in plain
+            assert "paired bootstrap against" in tested
+
+    def test_the_page_shows_published_numbers_on_request(self, out, folder):
+        for more in ((), ("--published",)):
+            assert run("report", out, "--out", folder / "page.html", "--pictures", 0, *more).exit_code == 0
+            assert ("TokenTM" in (folder / "page.html").read_text()) == bool(more)
 
     def test_without_its_data_set_it_names_images(self, out, folder):
         photos = folder / "photos"

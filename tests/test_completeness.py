@@ -281,15 +281,22 @@ def test_plain_fullgrad_is_not(name):
 
 
 @pytest.mark.parametrize("name", GATED_OR_UNIT)
-def test_decompx_with_biases_misses_gated_products_and_unit_lengths(name):
+def test_the_frozen_rule_misses_gated_products_and_unit_lengths(name):
     """What the Libra rule adds to the frozen one."""
-    assert missing(GATED_OR_UNIT[name](), "decompx:bias=token") > 0.1
+    assert missing(GATED_OR_UNIT[name](), "fullgrad:rule=frozen") > 0.1
 
 
-@pytest.mark.parametrize("name", PLAIN_MODELS)
-def test_decompx_with_biases_is_complete_elsewhere(name):
-    assert missing(PLAIN_MODELS[name](), "decompx:bias=token") < COMPLETE
-    assert missing(PLAIN_MODELS[name](), "decompx:bias=equal") < COMPLETE
+@pytest.mark.parametrize("name", MODELS)
+def test_decompx_with_biases_is_complete(name):
+    assert missing(MODELS[name](), "decompx:bias=token") < COMPLETE
+    assert missing(MODELS[name](), "decompx:bias=equal") < COMPLETE
+
+
+@pytest.mark.parametrize("name", ["pre-norm", "LayerScale", "RMSNorm", "averaged patches"])
+def test_decompx_is_input_times_gradient_under_the_frozen_rule_where_nothing_is_gated(name):
+    model, images = PLAIN_MODELS[name](), random_images()
+    found, frozen = (vitreous.explain(model, images, each, 1).scores[each] for each in ("decompx", "ixg:rule=frozen"))
+    assert torch.equal(found, frozen)
 
 
 @pytest.mark.parametrize("name", [name for name in PLAIN_MODELS if not name.startswith("written-out")])
@@ -354,7 +361,8 @@ def test_a_gate_stays_one_whatever_constants_do_to_it():
         def forward(self, values):
             return values * torch.sigmoid(2 * values)
 
-    found, expected = (
-        all_token_scores(small_vit(act_layer=form), random_images(), "decompx", 1)[0] for form in (ByTanh, BySigmoid)
-    )
-    assert largest_difference(found, expected) < 1e-12
+    for spelling in ("decompx", "ixg:rule=frozen", "decompx:bias=token", "fullgrad:rule=libra"):
+        found, expected = (
+            all_token_scores(small_vit(act_layer=form), random_images(), spelling, 1)[0] for form in (ByTanh, BySigmoid)
+        )
+        assert largest_difference(found, expected) < 1e-12, spelling

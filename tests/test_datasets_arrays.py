@@ -2,13 +2,17 @@
 
 import io
 import json
+import os
 import pickle
+import random
 import shutil
 import tarfile
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
+from time_limit import one_minute
 from vitreous.datasets import DataError, Shuffled, open_dataset, read_movies
 from vitreous.datasets.plain_pickle import read_plain_pickle
 
@@ -406,3 +410,45 @@ def test_the_real_movies(shared):
     marked = [word for word, chosen in zip(first.words, first.rationale, strict=True) if chosen]
     assert " ".join(marked).startswith("what 's the deal ?")
     assert " ".join(marked).endswith("pretty redundant skip it !")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name, of POSIX")
+@pytest.mark.parametrize(
+    ("kind", "file"),
+    [
+        ("eraser-movies", "movies/test.jsonl"),
+        ("eraser-movies", "movies/docs/posR_2.txt"),
+        ("eraser-movies", "movies.tar.gz"),
+        ("cifar10", "some.npz"),
+        ("cifar10", "test_batch"),
+    ],
+)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, kind, file):
+    """What was waited for before was that somebody writes into it."""
+    if file.startswith("movies/"):
+        movies(tmp_path / "movies")
+    pipe = tmp_path / file
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    with one_minute():
+        error_of(open_dataset, f"{kind}:{pipe if file == 'movies.tar.gz' else tmp_path}")
+        if kind == "cifar10":
+            error_of(open_dataset, f"{kind}:{pipe}")
+
+
+def test_flipped_bits_in_hdf5_are_errors_of_the_data_set(tmp_path):
+    """Whatever h5py raises for a damaged structure is a DataError; in pixels damage cannot be noticed."""
+    file = tmp_path / "gtsegs_ijcv.mat"
+    write_segmentation(file)
+    whole = file.read_bytes()
+    draws = random.Random(0)
+    for _ in range(100):
+        content = bytearray(whole)
+        for _ in range(3):
+            content[draws.randrange(len(content))] ^= 1 << draws.randrange(8)
+        file.write_bytes(content)
+        with one_minute(), suppress(DataError):
+            data = open_dataset(f"imagenet-seg:{file}")
+            for index in range(len(data)):
+                with suppress(DataError):
+                    data.load(index)

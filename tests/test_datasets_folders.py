@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from time_limit import one_minute
 from vitreous.datasets import DataError, list_datasets, open_dataset
 from vitreous.datasets.imagenet_classes import imagenet_indices, imagenet_names
 from vitreous.errors import ImageError, VitreousError
@@ -771,3 +772,32 @@ def test_spellings_that_are_none(tmp_path):
     assert "KIND:PATH" in error_of("imagenet")
     assert "did you mean imagenet" in error_of("imagnet:/x")
     assert issubclass(DataError, VitreousError)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "line"),
+    [
+        ("imagenet", "val.txt", "ILSVRC2012_val_00000001.JPEG {}"),
+        ("imagenet", "labels.csv", "file,label\nILSVRC2012_val_00000001.JPEG,{}"),
+        ("pets", "annotations/list.txt", "Abyssinian_1 {} 1 1"),
+    ],
+)
+@pytest.mark.parametrize("digits", [10, 5000])
+def test_a_number_of_any_length_is_one_sentence(tmp_path, kind, file, line, digits):
+    """Python refuses to read numbers of more than 4,300 digits, by a ValueError."""
+    pets_original(tmp_path / "pets")
+    photo(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000001.JPEG")
+    text(tmp_path / kind / file, line.format("9" * digits) + "\n")
+    assert file.rpartition("/")[2] in error_of(f"{kind}:{tmp_path / kind}")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name, of POSIX")
+@pytest.mark.parametrize(("kind", "file"), [("imagenet", "val.txt"), ("pets", "annotations/list.txt")])
+def test_a_pipe_in_the_place_of_a_list_is_not_waited_for(tmp_path, kind, file):
+    pets_original(tmp_path / "pets")
+    photo(tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000001.JPEG")
+    place = tmp_path / kind / file
+    place.unlink(missing_ok=True)
+    os.mkfifo(place)
+    with one_minute():
+        error_of(f"{kind}:{tmp_path / kind}")

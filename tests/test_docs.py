@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import typer
 
@@ -16,7 +17,9 @@ from loading_scripts import load_script
 from small_models import golden_model
 from vitreous.cli.app import app
 from vitreous.cli.spellings import split_spellings
+from vitreous.errors import MethodError
 from vitreous.methods import list_methods
+from vitreous.models.demo import PHOTO
 from vitreous.plugin import load_plugin
 from vitreous.protocols import find_protocol
 
@@ -106,7 +109,7 @@ def test_the_example_of_a_method_is_the_file_and_runs(registry):
     assert file.read_text(encoding="utf-8") in [code for language, code in BLOCK.findall(page) if language == "python"]
     load_plugin(file)
     model, images = golden_model()
-    methods = ["value_length", "value_length:layer=1", "agreement", "agreement.propagate"]
+    methods = ["value_length", "value_length:layer=1", "agreement", "agreement.propagate", "attention_gain"]
     scores = vitreous.explain(model, images, methods, topk=2).scores
     infos = {info.name: info for info in list_methods()}
     assert all(maps.isfinite().all() and maps.std() > 0 for maps in scores.values())
@@ -115,6 +118,38 @@ def test_the_example_of_a_method_is_the_file_and_runs(registry):
     assert torch.equal(scores["value_length"][:, 0], scores["value_length"][:, 1])
     assert not torch.allclose(scores["agreement"][:, 0], scores["agreement"][:, 1])
     assert (infos["agreement"].class_specific, infos["value_length"].class_specific) == (True, False)
+
+
+def test_the_example_that_reads_attention_and_its_gradient_does_what_autograd_does(registry):
+    """The whole matrix kept in torch's own graph, which the plugin never builds."""
+    load_plugin(ROOT / "examples" / "my_method.py")
+    model = timm.create_model("test_vit", num_classes=7).double().eval()
+    images = torch.randn(2, 3, 160, 160, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([2, 5])
+    found = vitreous.explain(model, images, ["attention_gain", "attention_gain:layer=0"], target).scores
+    for block, spelling in ((-1, "attention_gain"), (0, "attention_gain:layer=0")):
+        kept: list[torch.Tensor] = []
+        attention = model.blocks[block].attn
+        attention.fused_attn = False
+        handle = attention.attn_drop.register_forward_hook(lambda *call, kept=kept: kept.append(call[-1]))
+        logit = model(images).gather(1, target[:, None]).sum()
+        handle.remove()
+        (gradient,) = torch.autograd.grad(logit, kept[0])
+        wanted = (kept[0] * gradient)[:, :, :1].clamp(min=0).mean(dim=(1, 2))[:, 1:]
+        # Sums of a few hundred products in float64, in another order.
+        torch.testing.assert_close(found[spelling], wanted.detach(), rtol=1e-9, atol=1e-15)
+
+
+def test_the_message_that_the_page_shows_is_the_one_that_comes(registry, tmp_path):
+    page = (ROOT / "docs" / "own-method.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```\n(method attention_gain .*?)^```$", page, re.DOTALL | re.MULTILINE)
+    file = tmp_path / "my_method.py"
+    text = (ROOT / "examples" / "my_method.py").read_text(encoding="utf-8")
+    file.write_text(text.replace('values=("attention_rows",), slopes=("attention",)', 'values=("attention_rows",)'))
+    load_plugin(file)
+    with pytest.raises(MethodError) as raised:
+        vitreous.explain("timm/vit_tiny_patch16_224@random", PHOTO, "attention_gain")
+    assert str(raised.value) == " ".join(shown.split())
 
 
 class TestChoosingTable:

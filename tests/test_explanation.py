@@ -169,7 +169,7 @@ class TestFields:
         assert value.saying(0) == "1.5"
         with pytest.raises(ExplanationError, match="have no probability"):
             _ = value.probabilities
-        with pytest.raises(ExplanationError, match="scale must be one of softmax, sigmoid, value, not 'percent'"):
+        with pytest.raises(ExplanationError, match=r"scale must be one of logits, .*, value, not 'percent'"):
             make(**fields, scale="percent")
 
     def test_labels_and_top_use_names_where_known(self):

@@ -1,8 +1,10 @@
 """Models come by name with their weights, preprocessing and class names, or with one clear sentence."""
 
 import json
+import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from safetensors.torch import save_file
 from timm.models import save_for_hf
 
 from loading_models import error_of, same_weights
+from time_limit import one_minute
 from vitreous.errors import ModelError
 from vitreous.models import fingerprint, list_models, load_model
 from vitreous.models.text_models import load_text_model
@@ -331,3 +334,44 @@ def test_list_of_models_is_json():
 
 def test_a_backbone_of_timm_without_classes_is_refused():
     assert "a backbone without a classifier" in error_of("timm/vit_small_patch14_dinov2@random", image_size=56)
+
+
+def test_torch_is_one_that_reads_weights_without_running_code():
+    """CVE-2025-32434 was mended in 2.6, CVE-2026-24747 in 2.10."""
+    with (Path(__file__).parents[1] / "pyproject.toml").open("rb") as file:
+        (torch_needed,) = [each for each in tomllib.load(file)["project"]["dependencies"] if each.startswith("torch>")]
+    assert tuple(map(int, torch_needed.removeprefix("torch>=").split("."))) >= (2, 10)
+
+
+@pytest.mark.parametrize("size", [100_000, (8000, 20_000), 10**30])
+def test_an_image_size_beyond_any_picture_is_one_sentence(size):
+    assert "more than 80,000,000 pixels" in error_of("timm/test_vit@random", image_size=size)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name, of POSIX")
+@pytest.mark.parametrize("kind", ["timm/local-dir:", "hf/"])
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_a_pipe_in_a_folder_of_a_model_is_not_waited_for(tmp_path, kind, file):
+    (tmp_path / "config.json").write_text('{"architecture": "test_vit", "model_type": "vit"}')
+    (tmp_path / file).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / file)
+    with one_minute():
+        error_of(f"{kind}{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("hf/", "num_labels"),
+        ("hf/", "num_hidden_layers"),
+        ("timm/local-dir:", "num_classes"),
+        ("timm/local-dir:", "depth"),
+    ],
+)
+def test_a_network_that_could_not_be_built_is_not_begun(tmp_path, kind, key):
+    """A billion labels were written down one by one before anything was refused."""
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architecture": "test_vit", "model_type": "vit", "model_args": {key: 10**9}, key: 10**9})
+    )
+    with one_minute():
+        assert f"{key} = 1e+09" in error_of(f"{kind}{tmp_path}")

@@ -3,6 +3,7 @@
 import json
 import sys
 import warnings
+from contextlib import suppress
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import vitreous
 from evaluations import PROTOCOL, write_photos
 from loading_models import error_of, same_weights
 from vitreous.cli import app
-from vitreous.errors import MissingDependencyError
+from vitreous.errors import MissingDependencyError, VitreousError
 from vitreous.models import hub, load_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "patch_size": 8}
@@ -213,3 +214,13 @@ def test_missing_transformers_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
     with pytest.raises(MissingDependencyError, match=r"vitreous\[hf\]"):
         load_model("hf/anything")
+
+
+@pytest.mark.parametrize("name", ["_attn_implementation", "attn_implementation", "_attn_implementation_internal"])
+def test_an_unknown_attention_is_one_sentence(hf, tmp_path, photo, name):
+    save_classifier(hf, tmp_path, num_labels=4)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: "unheard of"}))
+    with suppress(VitreousError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        vitreous.explain(f"hf/{tmp_path}", photo, "gae")

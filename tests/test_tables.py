@@ -65,13 +65,60 @@ def test_latex_marks_the_best_and_escapes_names(table):
     text = tables.as_latex(table)
     assert r"\textbf{60.00 [58.00, 62.00]}" in text
     assert r"tokentm:a\_b=50\%,c\textbar{}d & 50.00" in text
-    assert r"\caption{pets \& masks}" in text
+    assert r"\caption{pets \& masks. Bold: best mean of its column;" in text
     assert text.count(r"\toprule") == text.count(r"\midrule") == text.count(r"\bottomrule") == 2
     unescaped = re.findall(r"(?<!\\)[%#_]", text)
     assert not unescaped
     for line in text.splitlines():
         if line.startswith(("gae", "tokentm", "raw")):
             assert line.count("&") == 3
+
+
+def test_latex_is_centred_and_every_table_has_a_label_of_its_own(table):
+    text = tables.as_latex(compared(table), p_values=True)
+    assert text.count(r"\begin{table}[t]" + "\n" + r"\centering" + "\n" + r"\caption{") == 3
+    assert re.findall(r"\\label\{(.*)\}", text) == [
+        "tab:pets-masks",
+        "tab:pets-masks-p",
+        "tab:pets-masks-published",
+    ]
+    for part in text.split("\n\n"):
+        assert part.index(r"\caption") < part.index(r"\label") < part.index(r"\begin{tabular}")
+
+
+def test_marks_are_explained_and_only_those_that_are_there(table, of_one_image):
+    ranked = dataclasses.replace(table, ranks={"mIoU": {"gae": 1}})
+    explained = (
+        "Bold: best mean of its column; the arrow tells whether higher or lower is better. "
+        "[low, high]: 95% bootstrap interval. "
+        "#: rank; methods that a paired test (p < 0.05) does not tell apart share it. -: not measured."
+    )
+    assert tables.explain_marks(ranked) == explained
+    assert f"\n\n{explained}\n" in tables.as_markdown(ranked)
+    assert r"95\% bootstrap interval. \#: rank" in tables.as_latex(ranked)
+    assert "#" not in tables.explain_marks(table)
+    assert "95%" not in tables.explain_marks(of_one_image)
+    assert "not measured" not in tables.explain_marks(of_one_image)
+    neutral = tables.ResultTable("sizes", [NEUTRAL], [Estimate("gae", "size", 4.0, 3.0, 5.0, 500)])
+    assert "Bold" not in tables.explain_marks(neutral)
+
+
+def compared(table: tables.ResultTable) -> tables.ResultTable:
+    other = Comparison("tokentm:a_b=50%,c|d", "gae", "mIoU", -0.1, -0.12, -0.08, 0.00123, 500)
+    ranks = {"mIoU": {"gae": 1, other.first: 2}}
+    return dataclasses.replace(table, ranks=ranks, against_best={"mIoU": {other.first: other}})
+
+
+def test_p_values_are_a_table_of_their_own_on_request(table):
+    given = compared(table)
+    assert "paired bootstrap" not in tables.as_markdown(given) + tables.as_latex(given)
+    markdown = tables.as_markdown(given, p_values=True)
+    assert "p of a paired bootstrap against the method with the best mean" in markdown
+    assert "| method | mIoU |\n| --- | ---: |\n| gae | best |\n" + r"| tokentm:a_b=50%,c\|d | 0.0012 |" in markdown
+    assert "| raw | - |" in markdown
+    latex = tables.as_latex(given, p_values=True)
+    assert "gae & best \\\\\n" + r"tokentm:a\_b=50\%,c\textbar{}d & 0.0012 \\" in latex
+    assert tables.as_markdown(table, p_values=True) == tables.as_markdown(table)  # nothing was tested
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])

@@ -7,6 +7,8 @@ that only.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +17,10 @@ import torch
 
 import vitreous
 from small_models import CLASSES, PATCHES, largest_difference, random_images, small_vit
+from vitreous.class_names import find_class
 from vitreous.cost import cost_of
+from vitreous.errors import TargetError
+from vitreous.models import LoadedModel, Preprocessing
 from vitreous.outputs import scale_of
 from vitreous.speed.timing import one_thread
 
@@ -219,3 +224,75 @@ def test_of_several_configurations_the_outermost_counts():
     assert scale_of(both) is None
     both.config = SimpleNamespace(problem_type=None)  # says nothing
     assert scale_of(both) == "sigmoid"
+
+
+NAMES = ("tench", "tabby, tabby cat", "tiger cat", "crate", "Egyptian_Mau")
+
+
+def named(model):
+    preprocessing = Preprocessing((32, 32), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    return LoadedModel("named", model, preprocessing, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("tabby cat", [1, 1]),
+        ("Tiger_Cat", [2, 2]),
+        ("3", [3, 3]),
+        (["tench", "tiger cat"], [0, 2]),
+        (("tench", 4), [0, 4]),
+        (np.array(["tench", "crate"]), [0, 3]),
+        ([["tabby", "egyptian mau"], [0, "crate"]], [[1, 4], [0, 3]]),
+    ],
+    ids=str,
+)
+def test_classes_are_given_by_name_in_any_nesting(model, target, expected):
+    found = vitreous.explain(named(model), random_images(2), "gae", target)
+    assert found.target.tolist() == expected
+    assert torch.equal(found.scores["gae"], vitreous.explain(model, random_images(2), "gae", expected).scores["gae"])
+
+
+def test_names_are_those_that_a_network_says_of_itself():
+    model = small_vit(depth=1)
+    model.config = SimpleNamespace(id2label=dict(enumerate(NAMES)))
+    assert vitreous.explain(model, random_images(1), "gae", "tiger cat").target.tolist() == [2]
+
+
+def test_without_names_a_name_is_refused(model):
+    for target in ("cat", ["cat", "dog"], [["cat", 1]] * 2):
+        with pytest.raises(TargetError, match=r"'cat' is not a class number, and the names .* are not known"):
+            vitreous.explain(model, random_images(2), "gae", target)
+
+
+@pytest.mark.parametrize(
+    ("word", "suggested"),
+    [
+        ("cat", "did you mean 'tabby cat' or 'tiger cat'\\?$"),  # not crate, whose letters are as alike
+        ("tabbi", "did you mean 'tabby'"),
+        ("egypt", "did you mean 'Egyptian_Mau'"),
+    ],
+)
+def test_a_class_that_is_not_known_is_answered_with_those_that_contain_the_word(model, word, suggested):
+    with pytest.raises(TargetError, match=suggested):
+        vitreous.explain(named(model), random_images(1), "gae", word)
+
+
+def test_more_suggestions_are_counted():
+    cats = [f"{kind} cat" for kind in ("tabby", "tiger", "Persian", "Siamese", "Egyptian")]
+    with pytest.raises(TargetError, match=r"'tabby cat' or 'tiger cat' or 'Persian cat'\? \(2 more contain it\)"):
+        find_class("cat", ["crate", *cats])
+
+
+def test_several_classes_of_one_image_are_hinted_at(model):
+    with pytest.raises(TargetError, match=r"\(2,\) for 1 image: .* several classes of each image give \[\[2, 4\]\]$"):
+        vitreous.explain(model, random_images(1), "gae", [2, 4])
+    with pytest.raises(TargetError, match=r"\(2,\) for 3 images: .* give \[\[2, 4\]\] \* 3$"):
+        vitreous.explain(model, random_images(3), "gae", [2, 4])
+
+
+def test_public_names_are_listed_before_they_are_used():
+    code = "import sys, vitreous; print(*dir(vitreous)); assert 'torch' not in sys.modules"
+    listed = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert listed == sorted(vitreous.__all__)
+    assert all(hasattr(vitreous, name) for name in listed)

@@ -492,7 +492,7 @@ def test_a_request_that_dies_leaves_the_model_clean(studio, visit, shelf, file):
 
     hook = network.blocks[3].register_forward_hook(die)
     try:
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(UnsupportedModelError, match=r"fails when it runs \(ZeroDivisionError\)"):
             do(studio, studio.explain, visit, Wanted(METHODS))
     finally:
         hook.remove()

@@ -54,3 +54,8 @@ def __getattr__(name: str) -> Any:
     value = module if _HOMES[name] == f"vitreous.{name}" else getattr(module, name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not: what completion in a shell shows."""
+    return sorted(__all__)

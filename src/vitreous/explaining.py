@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -10,20 +11,27 @@ from torch import Tensor, nn
 
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
+from vitreous.batching import batch_parts
 from vitreous.cautions import warn_caller
+from vitreous.class_names import class_indices
 from vitreous.compiling import compiled
 from vitreous.defaults import DEFAULT_METHODS
-from vitreous.errors import InputError, MethodError, RefusedMethodsError
-from vitreous.explanation import Explanation
+from vitreous.deferred_logits import DeferredLogits
+from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
+from vitreous.explanation import Explanation, with_deferred_logits
 from vitreous.inputs.model_input import Inputs, Rows
 from vitreous.methods import list_methods
 from vitreous.methods.linear_parts import missing_linear_part
-from vitreous.models import LoadedModel
-from vitreous.outputs import Scale
+from vitreous.models import LoadedModel, Preprocessing
+from vitreous.models.brought import known_class_names
+from vitreous.output_detection import find_outputs
+from vitreous.outputs import OutputActivation, check_outputs, scale_of, with_outputs
 from vitreous.parts import Part, parts_of, scores_of
+from vitreous.pictures.input_pictures import InputPictures, input_pictures
 from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance
+from vitreous.reason import shown
 from vitreous.spelling import Recipe, parse
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
 from vitreous.tape.relevance_listener import NOT_FOLLOWED
@@ -31,6 +39,7 @@ from vitreous.tape.rulebook import RULES
 from vitreous.tape.runner import ModelRunner
 from vitreous.targets import Target, Targets, find_targets
 from vitreous.torch_state import leaves_torch_as_it_was
+from vitreous.unrecorded import can_run_alone, run_alone
 
 Found = TypeVar("Found")
 
@@ -44,7 +53,8 @@ class Answer(NamedTuple):
         layout: patch grid and prefix tokens.
         scores: by spelling, (batch, k, patches), or (batch, patches) where one class per image was asked for.
         family: the model's class.
-        scale: what its outputs are, where its configuration says so.
+        scale: what its outputs are; ``None`` for logits of which nobody says more.
+        deferred: where nothing has needed the logits, what computes them; ``logits`` have only their shape then.
     """
 
     logits: Tensor
@@ -52,7 +62,8 @@ class Answer(NamedTuple):
     layout: Layout
     scores: dict[str, Tensor]
     family: str
-    scale: Scale | None
+    scale: OutputActivation | None
+    deferred: DeferredLogits | None = None
 
     @property
     def target(self) -> Tensor:
@@ -68,6 +79,7 @@ def explain(
     target: Target = None,
     *,
     topk: int | None = None,
+    outputs: OutputActivation | None = None,
     precision: str = "model",
     compile: bool = False,  # noqa: A002 - what torch calls it
 ) -> Explanation:
@@ -83,8 +95,11 @@ def explain(
             ``None`` for tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out
             with a warning.
         target: the class to explain: ``None`` for the predicted one, one for all images, one per image ``(batch,)``, or
-            several per image ``(batch, k)``.
+            several per image ``(batch, k)``; by number, or by name where the model's class names are known.
         topk: instead of ``target``, the k most likely classes of each image.
+        outputs: what the model's outputs are: ``logits`` (softmax; sigmoid of a single one), ``probabilities`` (the
+            model ends in its own softmax or sigmoid), ``sigmoid`` (multi-label logits) or ``value`` (no probability).
+            ``None`` for what the model's configuration says; probabilities are recognised, with a warning.
         precision: ``bf16`` runs the model's matrix products in bfloat16, for methods whose maps survive that; others
             are refused.
         compile: ask a compiled model where methods ask it again (perturbation); what is recorded runs as it is.
@@ -93,24 +108,29 @@ def explain(
         Raw signed scores of every patch for every method, (batch, patches) or (batch, k, patches).
     """
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
+    check_outputs(outputs)
     loaded = find_model(model, images)
     network = network_of(loaded)
+    classes = class_indices(target, lambda: known_class_names(loaded))
+    said = outputs or said_outputs(loaded)
     pixels, pictures = find_pixels(loaded, network, images)
-
-    def choose(logits: Tensor) -> Targets:
-        return find_targets(logits, target, topk)
 
     def ask(asked: list[Recipe]) -> Answer:
         with running_in(precision, pixels.device, asked):
             black = black_pixel(loaded, pixels)
-            return run_in_evaluation(
-                network,
-                lambda one: answer_with(one, pixels, asked, choose, black, compiled(one) if compile else None),
-            )
+
+            def answer_of(one: nn.Module) -> Answer:
+                bare = compiled(one) if compile else None
+                return answer_images(one, pixels, asked, classes, topk, black, bare, outputs=said)
+
+            return run_in_evaluation(network, answer_of)
 
     recipes, answer = ask_allowed(ask, recipes, optional=methods is None)
     provenance = _provenance(loaded, network, recipes, answer.family)
-    return _explanation(loaded, pixels, recipes, answer, images=pictures, provenance=provenance)
+    drawn = input_pictures(pixels, _preprocessing(loaded)) if pictures is None else InputPictures(pictures)
+    return _explanation(
+        loaded, pixels, recipes, answer, images=drawn.images, images_note=drawn.note, provenance=provenance
+    )
 
 
 @leaves_torch_as_it_was
@@ -118,16 +138,16 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
     """Explain preprocessed images as ``explain`` does, without provenance.
 
     For who explains one model in many batches and keeps by itself which model that is: to say it takes a hash of all
-    weights, for every batch where they were changed or put into another model.
+    weights, for every batch where they were changed or put into another model. Nor is it tried to recognise
+    probabilities: what the outputs are has to be the same for all batches.
     """
     recipes, network = find_recipes(methods), network_of(model)
     pixels, _ = find_pixels(model, network, images)
 
-    def choose(logits: Tensor) -> Targets:
-        return find_targets(logits, target, None)
-
-    black = black_pixel(model, pixels)
-    answer = run_in_evaluation(network, lambda one: answer_with(one, pixels, recipes, choose, black))
+    black, outputs = black_pixel(model, pixels), model.outputs or scale_of(network) or "logits"
+    answer = run_in_evaluation(
+        network, lambda one: answer_images(one, pixels, recipes, target, None, black, outputs=outputs)
+    )
     return _explanation(model, pixels, recipes, answer)
 
 
@@ -135,7 +155,7 @@ def _explanation(
     loaded: LoadedModel | nn.Module, pixels: Tensor, recipes: list[Recipe], answer: Answer, **known: Any
 ) -> Explanation:
     """Put together what was found; ``known`` are fields that only some callers know."""
-    return Explanation(
+    explanation = Explanation(
         scores=answer.scores,
         grid=answer.layout.grid,
         target=answer.target,
@@ -143,10 +163,15 @@ def _explanation(
         image_size=(pixels.shape[-2], pixels.shape[-1]),
         signed={recipe.spelling: recipe.signed for recipe in recipes},
         class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
-        preprocessing=loaded.preprocessing if isinstance(loaded, LoadedModel) else None,
+        preprocessing=_preprocessing(loaded),
         scale=answer.scale,
         **known,
     )
+    return explanation if answer.deferred is None else with_deferred_logits(explanation, answer.deferred.compute)
+
+
+def _preprocessing(loaded: LoadedModel | nn.Module) -> Preprocessing | None:
+    return loaded.preprocessing if isinstance(loaded, LoadedModel) else None
 
 
 def ask_allowed(
@@ -172,6 +197,45 @@ def ask_allowed(
             recipes = left
 
 
+def answer_images(
+    network: nn.Module,
+    images: Tensor,
+    recipes: list[Recipe],
+    target: Target,
+    topk: int | None,
+    black: Tensor | None = None,
+    bare: Callable[..., Any] | None = None,
+    *,
+    outputs: OutputActivation | None = None,
+) -> Answer:
+    """Run all methods on images, as many in one recorded run as bounded memory allows.
+
+    The arguments are those of ``explain`` and ``answer_with``. No image's scores depend on the others, so the results
+    are those of one run, but for the rounding of matrix products of another size.
+    """
+
+    def answer(rows: slice, known: OutputActivation | None) -> Answer:
+        def choose(logits: Tensor) -> Targets:
+            if target is None or topk is not None:
+                return find_targets(logits, target, topk)
+            # Given classes are checked for all images together, of which they need nothing but the number of classes.
+            classes, several = find_targets(logits[:1].expand(len(images), -1), target, None)
+            return Targets(classes[rows], several)
+
+        return answer_with(network, images[rows], recipes, choose, black, bare, outputs=known)
+
+    parts = batch_parts(network, images)
+    if target is not None and topk is None and can_run_alone(network, images, recipes):
+        # What is refused here is refused by a recorded run as well, which knows why.
+        with suppress(TargetError, UnsupportedModelError):
+            found = run_alone(network, images, recipes, target, black, parts, outputs=outputs)
+            return Answer(**found._asdict(), family=type(network).__name__)
+    answers = [answer(parts[0], outputs)]
+    # What the first part's outputs are taken as, those of all others are.
+    answers += [answer(rows, answers[0].scale or "logits") for rows in parts[1:]]
+    return _joined(answers)
+
+
 def answer_with(
     network: nn.Module,
     inputs: Inputs,
@@ -179,6 +243,8 @@ def answer_with(
     choose: Callable[[Tensor], Targets],
     black: Tensor | None = None,
     bare: Callable[..., Any] | None = None,
+    *,
+    outputs: OutputActivation | None = None,
 ) -> Answer:
     """Ask all methods of pictures or texts, in one run of the model and one backward pass per rule.
 
@@ -189,12 +255,15 @@ def answer_with(
         choose: which classes to explain, given the logits.
         black: what the model gets for a black pixel, where that is known.
         bare: the model in another form, for evaluations of which nothing is recorded.
+        outputs: what the model's outputs are, where that is known.
     """
     architecture = find_architecture(network, inputs)
     needs = {recipe.spelling: recipe.needs(architecture.depth) for recipe in recipes}
     with record(network, architecture, inputs, Plan(architecture.depth, unite(needs.values()))) as tape:
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
         _check_parts(tape, recipes, needs)
+        outputs = find_outputs(network, inputs, tape.logits, outputs or architecture.scale)
+        tape.architecture = architecture = with_outputs(tape.architecture, outputs)
         targets = choose(tape.logits)
         if tape.layout.alike or len(inputs) == 1:
             runner = ModelRunner(
@@ -211,7 +280,7 @@ def answer_with(
             return Answer(tape.logits, targets, tape.layout, shaped, architecture.name, architecture.scale)
     # The head reads other tokens of each image, so that no row of a matrix is every image's.
     one_by_one = [slice(image, image + 1) for image in range(len(inputs))]
-    return answer_in_portions(network, inputs, recipes, targets, one_by_one, black, bare)
+    return answer_in_portions(network, inputs, recipes, targets, one_by_one, black, bare, outputs=outputs or "logits")
 
 
 def answer_in_portions(
@@ -222,19 +291,28 @@ def answer_in_portions(
     portions: Sequence[Rows],
     black: Tensor | None = None,
     bare: Callable[..., Any] | None = None,
+    *,
+    outputs: OutputActivation | None = None,
 ) -> Answer:
     """Ask all methods of some of the pictures or texts after the others, and put together what they say."""
     classes, several = targets
 
     def answer(rows: Rows) -> Answer:
         some = Targets(classes[rows], several)
-        return answer_with(network, inputs[rows], recipes, lambda _logits: some, black, bare)
+        return answer_with(network, inputs[rows], recipes, lambda _logits: some, black, bare, outputs=outputs)
 
-    answers = [answer(rows) for rows in portions]
-    return answers[0]._replace(
+    return _joined([answer(rows) for rows in portions])
+
+
+def _joined(answers: Sequence[Answer]) -> Answer:
+    """Put together what was found of some images or texts after the others."""
+    first = answers[0]
+    if len(answers) == 1:
+        return first
+    return first._replace(
         logits=torch.cat([part.logits for part in answers]),
-        targets=targets,
-        scores={name: torch.cat([part.scores[name] for part in answers]) for name in answers[0].scores},
+        targets=first.targets._replace(classes=torch.cat([part.targets.classes for part in answers])),
+        scores={name: torch.cat([part.scores[name] for part in answers]) for name in first.scores},
     )
 
 
@@ -243,7 +321,7 @@ def find_recipes(methods: str | Sequence[str]) -> list[Recipe]:
     given = [methods] if isinstance(methods, str) else methods
     spellings = list(given) if isinstance(given, Iterable) else None
     if spellings is None or not all(isinstance(spelling, str) for spelling in spellings):
-        raise MethodError(f"methods must be a spelling or a list of spellings, not {methods!r}")
+        raise MethodError(f"methods must be a spelling or a list of spellings, not {shown(methods)}")
     if not spellings:
         raise MethodError("no method was asked for")
     # By spelling, for blanks around it are not part of it.
@@ -256,6 +334,11 @@ def network_of(model: LoadedModel | nn.Module) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise InputError(f"model must be an nn.Module or a name, not {type(network).__name__}")
     return evaluation_copy(network)
+
+
+def said_outputs(loaded: LoadedModel | nn.Module) -> OutputActivation | None:
+    """What was said of a model's outputs when it was loaded."""
+    return loaded.outputs if isinstance(loaded, LoadedModel) else None
 
 
 def black_pixel(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None:

@@ -9,24 +9,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from vitreous import explanation_folder
+from vitreous.cautions import warn_caller
 from vitreous.defaults import DEFAULT_OPACITY
+from vitreous.errors import InputError
 from vitreous.pictures.backdrop import Backdrop, Look, Photo
+from vitreous.pictures.input_pictures import ADVICE, given_pictures
 from vitreous.pictures.overlay import overlay
 from vitreous.pictures.scaling import display_maps
 from vitreous.predicted import ExplanationError, Predicted, Prediction, check_predictions
+from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from PIL import Image
     from torch import Tensor
 
     from vitreous.models.preprocessing import Preprocessing
-    from vitreous.outputs import Scale
+    from vitreous.outputs import OutputActivation
+    from vitreous.pictures.input_pictures import Channels, Drawable
     from vitreous.pictures.sheet import Sheet
 
-__all__ = ["Explanation", "ExplanationError", "Prediction"]
+_DEFERRED = "_compute_logits"
+
+__all__ = ["Explanation", "ExplanationError", "Prediction", "with_deferred_logits"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,17 +41,19 @@ class Explanation(Predicted):
     """Scores of every patch of a batch of images, by one or more methods, for one or more classes per image.
 
     Attributes:
-        scores: For each method spelling, raw signed scores (batch, patches), or (batch, k, patches) for k classes.
+        scores: For each method spelling, raw scores (batch, patches), or (batch, k, patches) for k classes.
         grid: Rows and columns of patches.
         target: The classes explained, int64, (batch,) or (batch, k).
-        logits: The model's output (batch, classes).
+        logits: The model's output (batch, classes). Where a target was given and no method needed them, the model is
+            run when they are first read.
         image_size: Height and width of the model's input.
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, where they are known.
-        images: The pictures as the model saw them, one per image, where they are known.
+        images: The pictures that maps are drawn on, one per image: photos as the model saw them, or its input tensor.
         preprocessing: How photos became the model's input, where it is known: it tells which part of a photo was seen.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
-        scale: What the outputs are, see ``vitreous.outputs``; ``None``: one is yes or no, of several one is right.
+        scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
+        images_note: What ``images`` are where they are not photos, such as a normalised tensor; figures show it.
     """
 
     things: ClassVar[str] = "images"
@@ -59,7 +68,8 @@ class Explanation(Predicted):
     images: tuple[Image.Image, ...] | None = None
     preprocessing: Preprocessing | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    scale: Scale | None = None
+    scale: OutputActivation | None = None
+    images_note: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in _plain_fields(self).items():
@@ -67,6 +77,23 @@ class Explanation(Predicted):
         check_predictions(self)
         _check_scores(self)
         _check_images(self)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Compute deferred logits; every other attribute is there."""
+            compute = self.__dict__.get(_DEFERRED)
+            if name != "logits" or compute is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            logits = compute().detach()
+            self.__dict__["logits"] = logits
+            self.__dict__.pop(_DEFERRED, None)  # it holds the model
+            return logits
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Give what is copied or pickled: with the logits, without the model."""
+        self.logits  # noqa: B018 - computes them
+        return dict(self.__dict__)
 
     def __repr__(self) -> str:
         classes = f" x {self.classes_per_image} classes" if self.target.ndim == 2 else ""
@@ -120,10 +147,14 @@ class Explanation(Predicted):
         *,
         opacity: float = DEFAULT_OPACITY,
         smooth: bool = True,
-        image: Image.Image | None = None,
+        image: Drawable | None = None,
+        mean: Channels | None = None,
+        std: Channels | None = None,
         photo: Photo | None = None,
     ) -> Image.Image:
         """Lay a method's heatmap over a picture.
+
+        Warns where that is a normalised tensor, whose colours are not a photo's.
 
         Args:
             method: One of ``methods``.
@@ -131,21 +162,32 @@ class Explanation(Predicted):
             target_index: Which of its explained classes.
             opacity: From 0 (the grey photo alone) to 1.
             smooth: See ``heatmap``.
-            image: The picture to draw on, cropped as the model saw it; by default the one in ``images``.
+            image: The picture to draw on, cropped as the model saw it; by default the one in ``images``. A picture, a
+                path, an array (height, width, 3) or a tensor (3, height, width).
+            mean: With a tensor as ``image``: what was subtracted to normalise it, a number or one for each channel.
+            std: With a tensor as ``image``: what it was divided by.
             photo: Instead, the photo before preprocessing: the result has its resolution and aspect, and no colour
                 where the model did not look.
         """
+        shown, index = self._drawn_on(index, image, mean, std, photo)
+        if photo is None and shown.images_note:
+            warn_caller(f"{shown.images_note} {ADVICE}")
+        look = Look(smooth=smooth, opacity=opacity)
+        return shown.draw_overlay(method, index, target_index, look=look, photo=photo)
+
+    def draw_overlay(
+        self, method: str, index: int, target_index: int, *, look: Look, photo: Photo | None = None
+    ) -> Image.Image:
+        """Lay a heatmap over a picture as ``overlay`` does, without a word on what the picture is."""
         scores = self.scores_of(method, index, target_index)
         if photo is not None:
             backdrop = Backdrop.of(self, index, photo)
-            look = Look(smooth=smooth, opacity=opacity)
             return backdrop.lay(scores, self.grid_of(method), signed=self.signed[method], look=look)
-        if image is None:
-            if self.images is None:
-                raise ExplanationError("this explanation holds no pictures; pass the one to draw on as image=...")
-            image = self.images[index]
-        heatmap = self._display(method, scores, smooth=smooth, size=(image.height, image.width))
-        return overlay(image, heatmap.cpu().numpy(), signed=self.signed[method], opacity=opacity)
+        if self.images is None:
+            raise ExplanationError("this explanation holds no pictures; pass the one to draw on as image=...")
+        picture = self.images[index]
+        heatmap = self._display(method, scores, smooth=look.smooth, size=(picture.height, picture.width))
+        return overlay(picture, heatmap.cpu().numpy(), signed=self.signed[method], opacity=look.opacity)
 
     def scores_of(self, method: str, index: int = 0, target_index: int = 0) -> Tensor:
         """Give the raw scores of one map, (patches,), or of all pixels where the method was asked for them."""
@@ -163,24 +205,99 @@ class Explanation(Predicted):
         index: int = 0,
         *,
         methods: Sequence[str] | None = None,
+        image: Drawable | None = None,
+        mean: Channels | None = None,
+        std: Channels | None = None,
         photo: Photo | None = None,
         smooth: bool = True,
         opacity: float = DEFAULT_OPACITY,
     ) -> Sheet:
         """Draw a figure, which shows itself in a notebook and is saved as PNG, SVG or PDF.
 
+        A line at its bottom says so where it is drawn on a normalised tensor, whose colours are not a photo's.
+
         Args:
             name: ``overlay``: large maps with colour bars; ``comparison``: the photo and every method's map;
                 ``classes``: a map for each explained class.
             index: Which image of the batch.
             methods: Which methods, in this order; all by default.
+            image: The picture to draw on, see ``overlay``; by default the one in ``images``.
+            mean: See ``overlay``.
+            std: See ``overlay``.
             photo: The photo before preprocessing, to be drawn in its own resolution and aspect.
             smooth: See ``heatmap``.
             opacity: See ``overlay``.
         """
         from vitreous.pictures.figures import draw  # noqa: PLC0415  # matplotlib is slow to import
 
-        return draw(name, self, index, methods=methods, photo=photo, look=Look(smooth=smooth, opacity=opacity))
+        shown, index = self._drawn_on(index, image, mean, std, photo)
+        return draw(name, shown, index, methods=methods, photo=photo, look=Look(smooth=smooth, opacity=opacity))
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        image: Drawable | Iterable[Drawable] | None = None,
+        mean: Channels | None = None,
+        std: Channels | None = None,
+    ) -> Path:
+        """Write one HTML page with the predictions and maps of all images; it needs no network.
+
+        Args:
+            path: The file to write.
+            image: The pictures to draw on, one for each image, see ``with_images``; by default those in ``images``.
+            mean: See ``with_images``.
+            std: See ``with_images``.
+
+        Returns:
+            The file.
+        """
+        from vitreous.html.explanation_page import write_page  # noqa: PLC0415  # only pages need it
+
+        shown = self._with_normalised(image, mean, std)
+        return write_page(shown, Path(path))
+
+    def with_images(
+        self, images: Drawable | Iterable[Drawable], *, mean: Channels | None = None, std: Channels | None = None
+    ) -> Explanation:
+        """Give the same explanation with other pictures to draw on, for notebooks, folders, figures and reports.
+
+        Args:
+            images: One for each image, as the model saw it: a tensor (batch, 3, height, width), or a list of pictures,
+                paths, arrays (height, width, 3) and tensors (3, height, width). A tensor in [0, 1] is drawn as it is.
+            mean: What was subtracted to normalise a tensor, one number or one for each channel.
+            std: What it was divided by.
+        """
+        pictures = given_pictures(images, len(self), mean, std)
+        return replace(self, images=pictures.images, images_note=pictures.note)
+
+    def _drawn_on(
+        self,
+        index: int,
+        image: Drawable | None,
+        mean: Channels | None,
+        std: Channels | None,
+        photo: Photo | None,
+    ) -> tuple[Explanation, int]:
+        """Give an explanation with the picture that one image is drawn on, and where that image is in it."""
+        if image is None or photo is not None:
+            if image is not None:
+                raise InputError("pass image=, the picture as the model saw it, or photo=, the whole photo, not both")
+            return self._with_normalised(None, mean, std), index
+        batch = getattr(image, "ndim", 0) == 4 and len(image) == len(self)  # type: ignore[arg-type]
+        index, _ = self.position(index)
+        chosen = image[index] if batch else image  # type: ignore[index]
+        return self.select(index).with_images(chosen, mean=mean, std=std), 0
+
+    def _with_normalised(
+        self, images: Drawable | Iterable[Drawable] | None, mean: Channels | None, std: Channels | None
+    ) -> Explanation:
+        """Give an explanation with pictures where there are some; mean and std alone have nothing to act on."""
+        if images is not None:
+            return self.with_images(images, mean=mean, std=std)
+        if mean is not None or std is not None:
+            raise InputError("mean and std undo the normalisation of a tensor: pass that as image=")
+        return self
 
     def select(self, index: int) -> Explanation:
         """Give the explanation of one image alone, as a batch of one."""
@@ -196,7 +313,7 @@ class Explanation(Predicted):
 
     def without_images(self) -> Explanation:
         """Give the same explanation without its pictures, which take most of the memory."""
-        return replace(self, images=None)
+        return replace(self, images=None, images_note=None)
 
     def save(
         self,
@@ -232,12 +349,19 @@ class Explanation(Predicted):
         return display_maps(scores, self.grid_of(method), size, signed=self.signed[method], smooth=smooth)
 
 
+def with_deferred_logits(explanation: Explanation, compute: Callable[[], Tensor]) -> Explanation:
+    """Let the logits of a new explanation, which have only their shape, be computed when they are first read."""
+    explanation.__dict__[_DEFERRED] = compute
+    del explanation.__dict__["logits"]
+    return explanation
+
+
 def _plain_fields(explanation: Explanation) -> dict[str, Any]:
     """Give the fields in their plain forms: graph-free tensors, tuples of ints, RGB pictures, JSON values."""
     names, images = explanation.class_names, explanation.images
     try:
         return {
-            "scores": {method: scores.detach() for method, scores in explanation.scores.items()},
+            "scores": {_spelling(method): scores.detach() for method, scores in explanation.scores.items()},
             "signed": {method: bool(signed) for method, signed in explanation.signed.items()},
             "target": explanation.target.detach(),
             "logits": explanation.logits.detach(),
@@ -245,10 +369,11 @@ def _plain_fields(explanation: Explanation) -> dict[str, Any]:
             "image_size": _size(explanation.image_size),
             "class_names": None if names is None else tuple(names),
             "images": None if images is None else tuple(_rgb(image) for image in images),
+            "images_note": None if explanation.images_note is None else str(explanation.images_note),
             "provenance": json.loads(json.dumps(dict(explanation.provenance), allow_nan=False)),
         }
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ExplanationError(f"a part of the explanation is not valid: {error}") from error
+    except Exception as error:  # forged values fail with any type there is
+        raise ExplanationError(f"a part of the explanation is not valid: {reason_of(error)}") from error
 
 
 def _size(size: tuple[int, int]) -> tuple[int, int]:
@@ -256,6 +381,12 @@ def _size(size: tuple[int, int]) -> tuple[int, int]:
     if min(first, second) < 1:
         raise ValueError(f"{size} is not a size")
     return first, second
+
+
+def _spelling(method: str) -> str:
+    if not isinstance(method, str):
+        raise TypeError(f"a method is named by a text, not by {method!r}")
+    return method
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -269,6 +400,8 @@ def _check_scores(explanation: Explanation) -> None:
     if set(explanation.signed) != set(explanation.scores):
         raise ExplanationError("signed must have exactly the methods that scores has")
     for method, scores in explanation.scores.items():
+        if not scores.ndim:
+            raise ExplanationError(f"the scores of {method!r} must be those of patches, not one number")
         rows, columns = explanation.grid_of(method)
         expected = (*explanation.target.shape, rows * columns)
         if tuple(scores.shape) != expected or not scores.is_floating_point():

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import re
 import zipfile
-import zlib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from vitreous.error_boundary import errors_as
+from vitreous.errors import VitreousError
+from vitreous.pictures.backdrop import Look
+from vitreous.reason import reason_of
 from vitreous.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
 from vitreous.stored_preprocessing import read_preprocessing
 
@@ -50,6 +53,7 @@ def write(explanation: Explanation, directory: Path, *, overwrite: bool, picture
             "class_names": explanation.class_names,
             "preprocessing": None if explanation.preprocessing is None else asdict(explanation.preprocessing),
             "scale": explanation.scale,
+            "images_note": explanation.images_note,
             "logits_dtype": _dtype_name(explanation.logits),
             "methods": [_describe_method(explanation, method, names[method]) for method in explanation.methods],
             "images": _write_images(explanation, folder),
@@ -79,10 +83,13 @@ def read(directory: Path) -> dict[str, Any]:
             "images": _read_images(directory, manifest),
             "preprocessing": _preprocessing(directory, manifest),
             "provenance": manifest["provenance"],
-            "scale": manifest.get("scale"),  # folders of earlier versions have none
+            "scale": manifest.get("scale"),  # folders of earlier versions have none of these
+            "images_note": manifest.get("images_note"),
         }
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise StorageError(f"{directory / MANIFEST} is damaged: {error} does not fit") from error
+    except VitreousError:
+        raise
+    except Exception as error:  # forged values fail with any type there is
+        raise StorageError(f"{directory / MANIFEST} is damaged: {reason_of(error)} does not fit") from error
 
 
 def file_names(spellings: tuple[str, ...]) -> dict[str, str]:
@@ -91,7 +98,7 @@ def file_names(spellings: tuple[str, ...]) -> dict[str, str]:
     for spelling in spellings:
         name = re.sub(r"[^a-z0-9._]+", "-", spelling.lower()).strip("-.")
         if not name or len(name) > _LONGEST_NAME or name in names.values():
-            digest = hashlib.sha256(spelling.encode()).hexdigest()[:8]
+            digest = hashlib.sha256(spelling.encode(errors="backslashreplace")).hexdigest()[:8]
             name = f"{name[:_LONGEST_NAME]}-{digest}".lstrip("-")
         names[spelling] = name
     return names
@@ -129,6 +136,8 @@ def _array(tensor: Tensor) -> NDArray[Any]:
 
 
 def _tensor(array: NDArray[Any], dtype: str) -> Tensor:
+    if array.dtype.kind not in "fi":
+        raise ValueError(f"an array of {array.dtype}")
     return torch.from_numpy(array).to(_DTYPES[dtype])
 
 
@@ -162,7 +171,7 @@ def _write_overlays(explanation: Explanation, names: Mapping[str, str], folder: 
         # A map with NaN in it is kept as an array, but has no picture.
         for index, target_index in [position for position in maps if explanation.shows(method, *position)]:
             file = f"overlay-{index}-{target_index}-{names[method]}.png"
-            _write_picture(explanation.overlay(method, index, target_index), folder, file)
+            _write_picture(explanation.draw_overlay(method, index, target_index, look=Look()), folder, file)
             label, number = explanation.label(index, target_index), explanation.class_index(index, target_index)
             overlays.append({"file": file, "method": method, "image": index, "class_index": number, "label": label})
     return overlays
@@ -174,11 +183,13 @@ def _write_picture(picture: Image.Image, folder: Path, name: str) -> str:
 
 
 def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            return dict(archive)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise StorageError(f"{file} is damaged: {error}") from error
+    with errors_as(StorageError, f"{file} is damaged"):
+        with zipfile.ZipFile(file) as archive:
+            # Only what is stored as it is: a small file could be made to unpack to any size.
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                raise StorageError(f"{file} is damaged: vitreous writes arrays that are not compressed")
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
 
 
 def _read_images(directory: Path, manifest: Mapping[str, Any]) -> tuple[Image.Image, ...] | None:
@@ -194,5 +205,5 @@ def _read_image(file: Path) -> Image.Image:
         with Image.open(file, formats=["PNG"]) as image:
             image.load()
             return image.copy()
-    except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise StorageError(f"{file} is damaged: {error}") from error
+    except Exception as error:  # decoders fail on damaged bytes with any type there is
+        raise StorageError(f"{file} is damaged: {reason_of(error)}") from error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 import stat
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +16,13 @@ from vitreous.errors import ImageError, InputError
 from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 Source = str | Path | IO[bytes] | Image.Image | NDArray[np.uint8]
 
 MAX_BYTES = 200 * 2**20
 MAX_PIXELS = 80_000_000
+_BAND_PIXELS = 2**20  # converted at once
 
 SUFFIXES = frozenset(
     {".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -75,6 +77,8 @@ def read_photo(source: Source) -> Upright:
         return upright._replace(image=_as_rgb(upright.image))
     except ImageError as error:
         raise ImageError(f"{name}: {error}") from error
+    except MemoryError as error:
+        raise _too_large(name, upright.image) from error
     except Exception as error:  # decoders fail on damaged bytes with any type there is
         raise ImageError(f"{name}: the image is damaged or cut off ({reason_of(error)})") from error
 
@@ -91,12 +95,18 @@ def read_upright(source: Source) -> Upright:
     orientation = _orientation(image)  # before it is loaded, for Pillow turns TIFFs by itself and forgets it
     try:
         image.load()
+    except MemoryError as error:
+        raise _too_large(name, image) from error
     except Exception as error:  # decoders fail on damaged bytes with any type there is
         raise ImageError(f"{name}: the image is damaged or cut off ({reason_of(error)})") from error
+    if orientation in (None, 1):  # a copy would need the memory once more
+        return Upright(image, orientation)
     try:
         upright = ImageOps.exif_transpose(image)
         upright.format = image.format  # a copy forgets it, and it tells how deep gray is
         return Upright(upright, orientation)
+    except MemoryError as error:
+        raise _too_large(name, image) from error
     except Exception:  # noqa: BLE001  a photo with damaged EXIF data is still a photo
         return Upright(image, None)
 
@@ -248,21 +258,37 @@ def _as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _deep_gray(image: Image.Image) -> Image.Image:
-    """Scale gray of 16 bits, 32 bits or floating point to 8 bits."""
-    values = cast("NDArray[np.float64]", np.asarray(image).astype(np.float64))
-    if not np.isfinite(values).all():
-        raise ImageError("the image has pixels that are not finite numbers")
+    """Scale gray of 16 bits, 32 bits or floating point to 8 bits, some rows at a time, since float64 takes much."""
+    low, high = math.inf, -math.inf
+    for _, values in _bands(image):
+        if not np.isfinite(values).all():
+            raise ImageError("the image has pixels that are not finite numbers")
+        low, high = min(low, float(values.min())), max(high, float(values.max()))
     sixteen_bits = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
-    black, white = (0.0, 65535.0) if sixteen_bits else _range(values, image.mode)
-    scaled = (values - black) * (255 / (white - black))
-    return Image.fromarray(scaled.round().clip(0, 255).astype(np.uint8))
+    black, white = (0.0, 65535.0) if sixteen_bits else _range(low, high, image.mode)
+    gray = np.empty((image.height, image.width), dtype=np.uint8)
+    for top, values in _bands(image):
+        scaled = (values - black) * (255 / (white - black))
+        gray[top : top + len(values)] = scaled.round().clip(0, 255)
+    return Image.fromarray(gray)
 
 
-def _range(values: NDArray[np.float64], mode: str) -> tuple[float, float]:
+def _bands(image: Image.Image) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """Give the pixels in float64, some rows at a time, with the number of the first."""
+    rows = max(1, _BAND_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        band = image.crop((0, top, image.width, min(top + rows, image.height)))
+        yield top, np.asarray(band).astype(np.float64)
+
+
+def _range(low: float, high: float, mode: str) -> tuple[float, float]:
     """Return which values are black and white, where the file does not say: the narrowest usual range, or its own."""
-    low, high = float(values.min()), float(values.max())
     usual = (1.0, 255.0, 65535.0) if mode == "F" else (255.0, 65535.0)
     for white in usual:
         if low >= 0 and high <= white:
             return 0.0, white
     return low, high if high > low else low + 1
+
+
+def _too_large(name: str, image: Image.Image) -> ImageError:
+    return ImageError(f"{name}: there is not enough memory for an image of {image.width} x {image.height} pixels")

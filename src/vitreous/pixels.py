@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from vitreous.errors import InputError
+from vitreous.error_boundary import errors_as
+from vitreous.errors import InputError, ModelError
 from vitreous.images import read_image
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.brought import Pair, described, paired
+from vitreous.plain_tensors import holds_no_numbers, special_kind
 
 Picture = Image.Image | str | Path | NDArray[np.uint8]
 Images = Tensor | Sequence[Picture] | Picture
@@ -36,7 +38,22 @@ def find_model(model: Model, images: Images | None) -> LoadedModel | nn.Module:
 def find_pixels(
     model: LoadedModel | nn.Module, network: nn.Module, images: Images
 ) -> tuple[Tensor, tuple[Image.Image, ...] | None]:
-    """The model's input and, where they are known, the pictures it sees."""
+    """The model's input and, where they are known, the pictures it sees.
+
+    Raises:
+        InputError: the images are not what the model can take.
+        ImageError: a picture cannot be read.
+        ModelError: the model's weights hold no numbers.
+    """
+    if any(map(holds_no_numbers, (*network.parameters(), *network.buffers()))):
+        raise ModelError(f"the weights of {type(network).__name__} are on the device meta, which holds no numbers")
+    with errors_as(InputError, "the images cannot be read"):
+        return _find_pixels(model, network, images)
+
+
+def _find_pixels(
+    model: LoadedModel | nn.Module, network: nn.Module, images: Images
+) -> tuple[Tensor, tuple[Image.Image, ...] | None]:
     if isinstance(images, Tensor):
         _check(images)
         return _placed(images, network), None
@@ -61,6 +78,8 @@ def find_pixels(
 
 
 def _check(images: Tensor) -> None:
+    if (kind := special_kind(images)) is not None:
+        raise InputError(f"images must be a plain tensor, not {kind} one")
     shape = tuple(images.shape)
     if images.dim() != 4:
         raise InputError(f"images must have shape (batch, 3, height, width), not {shape}")
@@ -74,5 +93,5 @@ def _check(images: Tensor) -> None:
 
 def _placed(pixels: Tensor, network: nn.Module) -> Tensor:
     """On the model's device, in its precision; whether it takes so many channels shows when it runs."""
-    weight = next(network.parameters(), None)
+    weight = next((weight for weight in network.parameters() if weight.is_floating_point()), None)
     return pixels if weight is None else pixels.to(weight.device, weight.dtype)

@@ -2,9 +2,9 @@
 
     from vitreous.plugin import method
 
-    @method("value_length", values=("attention",), summary="How long a token's value vectors are.")
+    @method("value_length", values=("attention_rows",), summary="How long a token's value vectors are.")
     def value_length(view, layer):
-        return view.attention(layer).value.norm(dim=-1).mean(dim=1)
+        return view.value(layer).norm(dim=-1).mean(dim=1)
 
 Use it as ``vitreous explain photo.jpg --plugin my_method.py --method value_length.skipplus``, or from Python after
 importing the file. A package may name its module in the entry-point group ``vitreous.methods`` instead.
@@ -21,9 +21,11 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from vitreous.close_match import close_match
+from vitreous.error_boundary import described_error
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register
 from vitreous.paths import expanded
+from vitreous.plugin_errors import line_in
 from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.plan import Objective
 from vitreous.tape.rulebook import RULES
@@ -76,6 +78,8 @@ def method(
     _check(name, "slopes", slopes, _SLOPES)
     _check(name, "rule", (rule,), RULES)
     _check(name, "objective", (objective,), get_args(Objective))
+    if slopes == ("biases",):  # they are noted on the way of a backward pass, which has to arrive somewhere
+        slopes = ("tokens", "biases")
 
     def enter(read: Read) -> Read:
         readout = _FunctionReadout(read, values, slopes, Pass(rule, objective))
@@ -136,10 +140,12 @@ def load_plugin(path: str | Path) -> None:
     file = expanded(path)
     try:
         module = run_user_file(file, "plugin")
-    except MethodError:
-        raise
     except Exception as error:
-        raise MethodError(f"{file}: the plugin does not run: {type(error).__name__}: {error}") from error
+        line = line_in(str(file), error)
+        place = f"{file}, line {line}" if line else str(file)
+        if isinstance(error, MethodError):
+            raise MethodError(f"{place}: {error}") from error
+        raise MethodError(f"{place}: the plugin does not run: {described_error(error)}") from error
     if module is None:
         raise MethodError(f"{file}: there is no such plugin, a Python file that registers methods")
 

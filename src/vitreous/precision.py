@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vitreous.errors import InputError, RefusedMethodsError
+from vitreous.reason import shown
 from vitreous.spelling import Recipe
 
 PRECISIONS = ("model", "bf16")
@@ -35,8 +36,9 @@ def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) 
     Raises:
         RefusedMethodsError: maps of methods in bfloat16 are not within the tolerance, or were not measured.
     """
-    if precision not in PRECISIONS:
-        raise InputError(f"precision={precision} is not one of {', '.join(PRECISIONS)}")
+    if not isinstance(precision, str) or precision not in PRECISIONS:
+        given = precision if isinstance(precision, str) else shown(precision)
+        raise InputError(f"precision={given} is not one of {', '.join(PRECISIONS)}")
     if precision == "model":
         return nullcontext()
     refused = [recipe.spelling for recipe in recipes if not _keeps_its_order(recipe)]

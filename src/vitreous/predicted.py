@@ -8,7 +8,7 @@ import torch
 
 from vitreous.close_match import close_match
 from vitreous.errors import MethodError, VitreousError
-from vitreous.outputs import Scale, likelihoods, percent
+from vitreous.outputs import OutputActivation, likelihoods, percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,11 +36,11 @@ class Predicted:
     target: Tensor
     logits: Tensor
     class_names: tuple[str, ...] | None
-    scale: Scale | None
+    scale: OutputActivation | None
 
     def __len__(self) -> int:
         """Give the number of images or texts."""
-        return self.logits.shape[0]
+        return self.target.shape[0]
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -53,8 +53,16 @@ class Predicted:
         return self.target.shape[1] if self.target.ndim == 2 else 1
 
     @property
+    def outputs(self) -> OutputActivation:
+        """What the model's outputs are taken as, see ``vitreous.outputs``: ``logits`` where nobody says otherwise."""
+        return self.scale or "logits"
+
+    @property
     def probabilities(self) -> Tensor:
-        """The softmax of the logits (batch, classes), at least in float32; their sigmoid where each is yes or no.
+        """The probabilities of all classes (batch, classes), at least in float32.
+
+        The softmax of the logits, their sigmoid where each is yes or no, or the outputs themselves where they are
+        probabilities.
 
         Raises:
             ExplanationError: the outputs are values, which have none.
@@ -138,7 +146,8 @@ def check_predictions(explanation: Predicted) -> None:
         )
     if target.min() < 0 or target.max() >= logits.shape[1]:
         raise ExplanationError(f"target must name one of the {logits.shape[1]} classes")
-    if explanation.scale not in (None, *get_args(Scale)):
-        raise ExplanationError(f"scale must be one of {', '.join(get_args(Scale))}, not {explanation.scale!r}")
+    kinds = get_args(OutputActivation)
+    if explanation.scale not in (None, *kinds):
+        raise ExplanationError(f"scale must be one of {', '.join(kinds)}, not {explanation.scale!r}")
     if names is not None and (len(names) != logits.shape[1] or not all(isinstance(name, str) for name in names)):
         raise ExplanationError(f"class_names must be one text for each of the {logits.shape[1]} classes")

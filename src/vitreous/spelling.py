@@ -12,7 +12,9 @@ from vitreous.aggregate import AGGREGATIONS, Aggregation, OneLayer, Propagate, R
 from vitreous.close_match import close_match
 from vitreous.errors import MethodError
 from vitreous.methods import MatrixReadout, MethodInfo, Procedure, Readout, View, method_info
+from vitreous.methods.checked_view import CheckedView
 from vitreous.methods.options import OptionInfo, options_of
+from vitreous.plugin_errors import plugin_errors
 from vitreous.tape import Needs
 
 
@@ -38,20 +40,27 @@ class Recipe:
             MethodError: it asks for a block that such a model does not have.
         """
         try:
-            needs = self.aggregation.needs(self.readout, depth)
+            needs = self._own_needs(depth)
         except MethodError as error:
             raise MethodError(f"{self.spelling!r}: {error}") from None
         return needs if self.propagate is None else needs | self.propagate.needs(depth)
 
     def scores(self, view: View) -> Tensor:
         """Raw scores of the patches, (batch, patches), or of all pixels where that was asked for."""
-        if isinstance(self.readout, Procedure):
-            scores = self.readout.map(view)
-        else:
-            scores = self.aggregation.combine(self.readout, view)[:, view.layout.prefix :]
+        with plugin_errors(self.info):
+            seen = CheckedView.over(view, self.readout, self._own_needs(view.depth)) if self.info.is_own else view
+            if isinstance(self.readout, Procedure):
+                scores = self.readout.map(seen)
+            else:
+                scores = self.aggregation.combine(self.readout, seen)[:, view.layout.prefix :]
         # Some read-outs work in float64 where float32 would cancel.
         scores = scores.to(view.dtype)
         return scores if self.propagate is None else self.propagate.apply(view, scores)
+
+    def _own_needs(self, depth: int) -> Needs:
+        """What its read-out declares for the blocks that are read."""
+        with plugin_errors(self.info):
+            return self.aggregation.needs(self.readout, depth)
 
 
 def parse(spelling: str) -> Recipe:
@@ -98,7 +107,8 @@ def _parse(spelling: str) -> Recipe:
     _check_options(texts, {**info.options, **combining_options})
     values = _values(texts, combining_options)
     aggregation = make(**({"layer": info.default_layer} if make is OneLayer else {}) | values)
-    readout = info.make(**_values(texts, info.options))
+    with plugin_errors(info):
+        readout = info.make(**_values(texts, info.options))
     if isinstance(readout, MatrixReadout) and make is Rollout:
         _check_effect(readout, values, combining_options)
     if propagate and isinstance(readout, Procedure) and readout.resolution == "pixel":

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 MANIFEST = "manifest.json"
+CHECKSUM = "sha256"  # the member of a sealed manifest that holds its checksum
 
 
 class StorageError(VitreousError, OSError):
@@ -95,6 +96,24 @@ def write_manifest(folder: Path, kind: str, schema: int, contents: Mapping[str, 
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
+def sealed(contents: Mapping[str, Any]) -> bytes:
+    """Give a manifest as JSON whose last member is the SHA-256 of all bytes in front of it; see ``is_sealed``."""
+    text = json.dumps(contents, indent=2, ensure_ascii=False)
+    # A path may hold what UTF-8 does not know; its escape is what JSON writes for it as well.
+    body = text.removesuffix("\n}").encode("utf-8", errors="backslashreplace")
+    return body + _seal(body)
+
+
+def is_sealed(content: bytes) -> bool:
+    """Whether the bytes of a manifest are those that ``sealed`` gave, every one of them."""
+    body = content[: -len(_seal(b""))]
+    return content == body + _seal(body)
+
+
+def _seal(body: bytes) -> bytes:
+    return f',\n  "{CHECKSUM}": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
+
+
 def read_manifest(folder: Path, kind: str, schema: int) -> dict[str, Any]:
     """Read a folder's manifest and verify every file it lists."""
     manifest = parse_manifest(folder, kind, schema)
@@ -103,24 +122,48 @@ def read_manifest(folder: Path, kind: str, schema: int) -> dict[str, Any]:
     return manifest
 
 
-def parse_manifest(folder: Path, kind: str, schema: int) -> dict[str, Any]:
-    """Read the manifest of a folder that must hold a result of this kind."""
-    manifest = _any_manifest(folder)
+def parse_manifest(folder: Path, kind: str, schema: int, *, sealed_since: int | None = None) -> dict[str, Any]:
+    """Read the manifest of a folder that must hold a result of this kind.
+
+    Args:
+        folder: the folder.
+        kind: what it must hold.
+        schema: the newest form of the manifest that is known; with ``sealed_since`` older ones are read as well.
+        sealed_since: from this schema on the manifest must be sealed.
+    """
+    content = _manifest_bytes(folder)
+    manifest = _parsed(folder, content)
     if manifest.get("format") != kind:
         raise StorageError(f"{folder} does not hold a {kind}")
-    if manifest.get("schema") != schema:
-        raise StorageError(f"{folder} has schema {manifest.get('schema')}; this version of vitreous reads {schema}")
+    found = manifest.get("schema")
+    known = [schema] if sealed_since is None else [*range(1, schema + 1)]
+    if isinstance(found, bool) or found not in known:
+        raise StorageError(f"{folder} has schema {found}; this version of vitreous reads {schema}")
+    if sealed_since is not None and found >= sealed_since and not is_sealed(content):
+        raise StorageError(f"{folder / MANIFEST} is damaged: its content does not have the checksum at its end")
     return manifest
 
 
 def _any_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a folder, whatever it describes."""
+    return _parsed(folder, _manifest_bytes(folder))
+
+
+def _manifest_bytes(folder: Path) -> bytes:
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a folder")
+    file = folder / MANIFEST
+    if file.exists() and not file.is_file():  # a pipe would be waited for
+        raise StorageError(f"{file} is not a file")
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return file.read_bytes()
     except OSError as error:
         raise StorageError(f"{folder} has no readable {MANIFEST}: {error.strerror}") from error
+
+
+def _parsed(folder: Path, content: bytes) -> dict[str, Any]:
+    try:
+        manifest = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{folder / MANIFEST} is damaged: it is not JSON") from error
     if not isinstance(manifest, dict):

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from PIL import Image
 
+from vitreous.errors import ModelError
 from vitreous.models.preprocessing import CropRounding, Preprocessing, Resize
 from vitreous.storage import StorageError
 
@@ -36,7 +37,10 @@ def read_preprocessing(stored: object) -> Preprocessing | None:
     fields: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
     }
-    return Preprocessing(**fields)
+    try:
+        return Preprocessing(**fields)
+    except ModelError as error:
+        raise StorageError(f"its preprocessing is not valid: {error}") from error
 
 
 def _is_number(value: Any) -> bool:

@@ -10,8 +10,13 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import TargetError
+from vitreous.plain_tensors import special_kind
+from vitreous.reason import shown
 
-Target = None | int | Sequence[int] | Sequence[Sequence[int]] | Tensor
+Class = int | str  # by number, or by name where the model's class names are known
+Target = None | Class | Sequence[Class] | Sequence[Sequence[Class]] | Tensor
+
+_SHOWN = 5  # classes of a longer list are not repeated in a message
 
 
 class Targets(NamedTuple):
@@ -32,10 +37,15 @@ def find_targets(logits: Tensor, target: Target, topk: int | None) -> Targets:
     several = wanted.dim() == 2
     shaped = wanted if several else wanted.expand(batch)[:, None] if wanted.dim() == 0 else wanted[:, None]
     if wanted.dim() > 2 or len(shaped) != batch or shaped.shape[1] == 0:
-        raise TargetError(f"target has shape {tuple(wanted.shape)} for {batch} images")
-    if bool(((shaped < 0) | (shaped >= classes)).any()):
-        raise TargetError(f"target is not between 0 and {classes - 1}, the classes of this model")
+        raise _wrong_shape(wanted, batch, "image")
+    check_classes(shaped, classes)
     return Targets(shaped, several)
+
+
+def check_classes(target: Tensor, classes: int) -> None:
+    """Raise unless all targets are classes of the model."""
+    if bool(((target < 0) | (target >= classes)).any()):
+        raise TargetError(f"target is not between 0 and {classes - 1}, the classes of this model")
 
 
 def part_of(target: Target, rows: Sequence[int], batch: int) -> Target:
@@ -46,15 +56,26 @@ def part_of(target: Target, rows: Sequence[int], batch: int) -> Target:
     if wanted.dim() == 0:
         return wanted
     if wanted.dim() > 2 or len(wanted) != batch or 0 in wanted.shape:
-        raise TargetError(f"target has shape {tuple(wanted.shape)} for {batch} texts")
+        raise _wrong_shape(wanted, batch, "text")
     return wanted[list(rows)]
+
+
+def _wrong_shape(wanted: Tensor, batch: int, thing: str) -> TargetError:
+    things = thing if batch == 1 else f"{thing}s"
+    message = f"target has shape {tuple(wanted.shape)} for {batch} {things}"
+    if wanted.dim() != 1 or not len(wanted):
+        return TargetError(f"{message}: give one class, one per {thing}, or several per {thing} as ({batch}, k)")
+    several = f"[{wanted.tolist()}]" if len(wanted) <= _SHOWN else "[[...]]"
+    each = f"one class per {thing}"
+    several = several if batch == 1 else f"{several} * {batch}"
+    return TargetError(f"{message}: a plain list is {each}; for several classes of each {thing} give {several}")
 
 
 def _most_likely(logits: Tensor, target: Target, topk: int) -> Tensor:
     if target is not None:
         raise TargetError("give a target or topk, not both")
     if isinstance(topk, bool) or not isinstance(topk, int | np.integer):
-        raise TargetError(f"topk must be a whole number, not {topk!r}")
+        raise TargetError(f"topk must be a whole number, not {shown(topk)}")
     topk = int(topk)
     if not 1 <= topk <= logits.shape[1]:
         raise TargetError(f"topk={topk} is not between 1 and {logits.shape[1]}, the number of classes")
@@ -64,8 +85,10 @@ def _most_likely(logits: Tensor, target: Target, topk: int) -> Tensor:
 def _integers(target: Target) -> Tensor:
     try:
         wanted = torch.as_tensor(target)
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # noqa: BLE001  # objects of any kind fail in ways of their own
         raise TargetError("target must be None, an integer, (batch,) or (batch, k) integers") from None
+    if (kind := special_kind(wanted)) is not None:
+        raise TargetError(f"target must be a plain tensor of integers, not {kind} one")
     if wanted.is_floating_point() or wanted.is_complex() or wanted.dtype == torch.bool:
         raise TargetError(f"target must be integers, not {wanted.dtype}")
     return wanted.to(torch.int64)

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.cautions import warn_caller
+from vitreous.class_names import class_indices
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError
 from vitreous.explaining import Answer, answer_in_portions, answer_with, ask_allowed, find_recipes
 from vitreous.models.hf_models import class_names_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
-from vitreous.outputs import scale_of
+from vitreous.outputs import OutputActivation, check_outputs, given_outputs
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe
 from vitreous.tape.runner import ModelRunner
@@ -39,6 +40,7 @@ def explain_text(
     target: Target = None,
     *,
     topk: int | None = None,
+    outputs: OutputActivation | None = None,
     windows: bool = False,
 ) -> TextExplanation:
     """Explain why a text classifier says a class of each text.
@@ -50,8 +52,10 @@ def explain_text(
             tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out with a
             warning.
         target: the class to explain: ``None`` for the predicted one, one for all texts, one per text ``(batch,)``, or
-            several per text ``(batch, k)``.
+            several per text ``(batch, k)``; by number, or by name where the model's class names are known.
         topk: instead of ``target``, the k most likely classes of each text.
+        outputs: what the model's outputs are, as ``explain`` takes it: ``logits``, ``probabilities``, ``sigmoid`` or
+            ``value``; ``None`` for what the model's configuration says. Probabilities are recognised, with a warning.
         windows: explain texts that are too long in windows that overlap by half: the logits are the mean over windows,
             and the score of a piece is the mean of its scores in all windows that hold it.
 
@@ -60,10 +64,12 @@ def explain_text(
         in the text; their share is not among the scores.
     """
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
-    loaded = find_text_model(model)
+    check_outputs(outputs)
+    loaded = given_outputs(find_text_model(model), outputs)
+    classes = class_indices(target, lambda: loaded.class_names)
     read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(_several(texts))]
-    recipes, (found, family) = ask_allowed(
-        lambda asked: explain_read(loaded, read, asked, target, topk), recipes, optional=methods is None
+    recipes, (found, family, scale) = ask_allowed(
+        lambda asked: explain_read(loaded, read, asked, classes, topk), recipes, optional=methods is None
     )
     return TextExplanation(
         texts=tuple(text.text for text in read),
@@ -75,7 +81,7 @@ def explain_text(
         signed={recipe.spelling: recipe.signed for recipe in recipes},
         class_names=loaded.class_names,
         provenance=_provenance(loaded, recipes, family, windows=windows),
-        scale=scale_of(loaded.model),
+        scale=scale,
     )
 
 
@@ -96,26 +102,25 @@ class Result:
 
 def explain_read(
     loaded: LoadedTextModel, read: Sequence[ReadText], recipes: list[Recipe], target: Target, topk: int | None = None
-) -> tuple[list[Result], str]:
-    """Explain texts that are cut into pieces already, and give the name of the model's family.
+) -> tuple[list[Result], str, OutputActivation | None]:
+    """Explain texts that are cut into pieces already; give the model's family and what its outputs are as well.
 
     The arguments are those of ``explain_text``; a text with more pieces than the model takes is explained in windows.
     """
-    return run_in_evaluation(
-        loaded.model, lambda network: _explain_read(network, loaded.reader, read, recipes, target, topk)
-    )
+    return run_in_evaluation(loaded.model, lambda network: _explain_read(network, loaded, read, recipes, target, topk))
 
 
 def _explain_read(
     network: nn.Module,
-    reader: Reader,
+    loaded: LoadedTextModel,
     read: Sequence[ReadText],
     recipes: list[Recipe],
     target: Target,
     topk: int | None,
-) -> tuple[list[Result], str]:
+) -> tuple[list[Result], str, OutputActivation | None]:
+    """What ``explain_read`` finds of the model's network in evaluation mode."""
     results: list[Result | None] = [None] * len(read)
-    family = ""
+    family, reader, outputs = "", loaded.reader, loaded.outputs
     for batch in _batches(reader, read):
         wanted = part_of(target, batch.texts, len(read))
         answer = _answer(
@@ -124,11 +129,12 @@ def _explain_read(
             batch,
             recipes,
             lambda logits: batch.targets(logits, wanted, topk),  # noqa: B023 - asked at once
+            outputs,
         )
-        family = answer.family
+        family, outputs = answer.family, answer.scale
         for place, number in enumerate(batch.texts):
             results[number] = batch.result(reader, answer, place, read[number])
-    return [result for result in results if result is not None], family
+    return [result for result in results if result is not None], family, outputs
 
 
 @dataclass(frozen=True)
@@ -180,7 +186,12 @@ class _Batch:
 
 
 def _answer(
-    network: nn.Module, reader: Reader, batch: _Batch, recipes: list[Recipe], choose: Callable[[Tensor], Targets]
+    network: nn.Module,
+    reader: Reader,
+    batch: _Batch,
+    recipes: list[Recipe],
+    choose: Callable[[Tensor], Targets],
+    outputs: OutputActivation | None,
 ) -> Answer:
     """What all methods say of every window of a batch.
 
@@ -189,10 +200,10 @@ def _answer(
     """
     portions = batch.portions
     if len(portions) == 1:
-        return answer_with(network, reader.inputs(batch.rows), recipes, choose)
+        return answer_with(network, reader.inputs(batch.rows), recipes, choose, outputs=outputs)
     windows = reader.inputs(batch.rows)
     targets = choose(ModelRunner(network, windows).logits(windows))
-    return answer_in_portions(network, windows, recipes, targets, portions)
+    return answer_in_portions(network, windows, recipes, targets, portions, outputs=outputs)
 
 
 def _batches(reader: Reader, read: Sequence[ReadText]) -> Iterator[_Batch]:

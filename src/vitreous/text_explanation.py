@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 
-from vitreous.errors import VitreousError
+from vitreous.error_boundary import errors_as
 from vitreous.pictures import words_html
 from vitreous.predicted import ExplanationError, Predicted, check_predictions
 from vitreous.storage import StorageError, write_text
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from vitreous.outputs import Scale
+    from vitreous.outputs import OutputActivation
 
 By = Literal["max", "sum"]
 _FORMAT = "vitreous text explanation"
@@ -43,7 +43,7 @@ class TextExplanation(Predicted):
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, where they are known.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
-        scale: What the outputs are, see ``vitreous.outputs``; ``None``: one is yes or no, of several one is right.
+        scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
     """
 
     things: ClassVar[str] = "texts"
@@ -57,7 +57,7 @@ class TextExplanation(Predicted):
     signed: Mapping[str, bool]
     class_names: tuple[str, ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    scale: Scale | None = None
+    scale: OutputActivation | None = None
 
     def __post_init__(self) -> None:
         check_predictions(self)
@@ -150,20 +150,18 @@ class TextExplanation(Predicted):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read an explanation that ``save`` wrote."""
+        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+            raise StorageError(f"{path} is not a file")
         try:
             stored = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StorageError(f"{path} is damaged: it is not JSON") from error
         if not isinstance(stored, dict) or (stored.get("format"), stored.get("schema")) != (_FORMAT, _SCHEMA):
             raise StorageError(f"{path} does not hold a {_FORMAT} that this version of vitreous reads")
-        try:
+        with errors_as(StorageError, f"{path} is damaged"):
             return cls(**_from_json(stored))
-        except VitreousError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise StorageError(f"{path} is damaged: {error}") from error
 
 
 def _check(explanation: TextExplanation) -> None:

@@ -53,6 +53,8 @@ class Family:
         read: the tokens that the head reads, "patches" for all patches, or how attention pools them.
         batch_first: whether blocks see (batch, tokens, channels).
         tokentm: whether a linear map leads from the heads to the stream, which TokenTM and decompositions need.
+        gated: whether its blocks multiply two streams (SwiGLU), or its feature has unit length: DecompX conserves both,
+            the frozen rule does not.
         rounding: the relative precision that the model itself works in where it is less than float64; small scores
             are compared to a hundredth of it.
     """
@@ -66,6 +68,7 @@ class Family:
     read: Read | str = (0,)
     batch_first: bool = True
     tokentm: bool = True
+    gated: bool = False
     rounding: float | None = None
 
     def __str__(self) -> str:
@@ -206,7 +209,7 @@ class FamilyChecks:
 
         hook = model.get_submodule(case.blocks)[1].register_forward_hook(fail)
         before = state_of(model)
-        with pytest.raises(RuntimeError, match="in the middle"):
+        with pytest.raises(UnsupportedModelError, match="in the middle"):
             vitreous.explain(model, images, methods)
         assert state_of(model) == before
         assert_nothing_listens()
@@ -224,26 +227,30 @@ class FamilyChecks:
             torch.testing.assert_close(explanation.scores[method], scores[:, case.prefix :], **case.agrees)
 
     def test_decompx_agrees_with_frozen_parts(self, case: Family) -> None:
+        name = "ixg:rule=frozen,layer={}" if case.gated else "decompx:layer={}"
+        spellings = [name.format(layer) for layer in range(DEPTH)]
         model, images, target = case.model(), case.images(), case.target()
         reference = case.reference(model, frozen=True)
         torch.testing.assert_close(reference.run(images).logits, logits_of(model(images)), **case.agrees)
         # Together with a plain method, so that one recording has to serve both rules.
-        explanation = vitreous.explain(model, images, [*layers("decompx"), *layers("ixg")], target)
+        explanation = vitreous.explain(model, images, [*spellings, *layers("ixg")], target)
         expected = reference.input_times_gradient(images, target)
         plain = block_inputs_times_gradients(model, case.blocks, images, target, batch_first=case.batch_first)
         for layer in range(DEPTH):
-            scores = explanation.scores[f"decompx:layer={layer}"]
+            scores = explanation.scores[spellings[layer]]
             torch.testing.assert_close(scores, expected[layer][:, case.prefix :], **case.agrees)
             both = explanation.scores[f"ixg:layer={layer}"]
             torch.testing.assert_close(both, plain[layer][:, case.prefix :], **case.agrees)
         # Where the rules agree a test of them proves nothing.
         assert not torch.allclose(expected[0], plain[0], rtol=1e-3, atol=1e-3)
 
-    @pytest.mark.parametrize("layer", [0, DEPTH - 1])
-    def test_libra_full_gradient_adds_up_to_the_logit(self, case: Family, layer: int) -> None:
+    @pytest.mark.parametrize(
+        "spelling", ["fullgrad:rule=libra,layer=0", f"fullgrad:rule=libra,layer={DEPTH - 1}", "decompx:bias=token"]
+    )
+    def test_libra_full_gradient_adds_up_to_the_logit(self, case: Family, spelling: str) -> None:
         """LibraGrad's completeness: inputs and biases times gradient are all of the output, on any model."""
         model, images, target = case.model(), case.images(), case.target()
-        scores, logits = all_token_scores(model, images, f"fullgrad:rule=libra,layer={layer}", target)
+        scores, logits = all_token_scores(model, images, spelling, target)
         # Rounding of some hundred signed terms; no logit here is smaller than 1e-2 of them.
         torch.testing.assert_close(scores.sum(dim=1), logits, rtol=case.rounding or 1e-9, atol=0)
 

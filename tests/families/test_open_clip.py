@@ -90,8 +90,8 @@ FAMILIES = [
         tokentm=False,
     ),
     Family("timm_tower", SmallTimmTower, "trunk.blocks"),
-    Family("zero_shot", lambda: ZeroShot(tower()(), 16), f"visual.{BLOCKS}"),
-    Family("zero_shot_timm", lambda: ZeroShot(SmallTimmTower(), 16), "visual.trunk.blocks"),
+    Family("zero_shot", lambda: ZeroShot(tower()(), 16), f"visual.{BLOCKS}", gated=True),
+    Family("zero_shot_timm", lambda: ZeroShot(SmallTimmTower(), 16), "visual.trunk.blocks", gated=True),
 ]
 
 

@@ -71,6 +71,7 @@ def families(attention: str) -> list[Family]:
             "",
             classifier("Dinov2Config", "Dinov2ForImageClassification", attention, use_swiglu_ffn=True),
             "dinov2.encoder.layer",
+            gated=True,
         ),
         "dinov2_registers": Family(
             "",
@@ -88,6 +89,7 @@ def families(attention: str) -> list[Family]:
             ),
             "dinov2_with_registers.encoder.layer",
             prefix=5,
+            gated=True,
         ),
         "beit": Family(
             "",

@@ -45,7 +45,6 @@ from vitreous.architecture.stream import (
 from vitreous.architecture.trace import ModuleCall, Step, Trace, Value
 from vitreous.errors import UnsupportedModelError
 
-
 _Part = TypeVar("_Part")
 
 

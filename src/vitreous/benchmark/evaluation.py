@@ -47,7 +47,7 @@ def evaluate(
         out: the folder that holds the folders of runs.
         watcher: who is told about progress.
         **options: the fields of ``Options``: limit, shuffle, engine, workers, threads, shard_size, seed, plugins,
-            retry_failed.
+            retry_failed, outputs.
 
     Raises:
         VitreousError: something that was asked for does not exist or does not go together.

@@ -27,7 +27,7 @@ def label_outputs(model: LoadedTextModel, outputs: int | None = None) -> tuple[i
     count = outputs or _count(model)
     if count == 1:
         raise UnsupportedModelError("the model has one output; a protocol for texts needs one for every class")
-    if scale_of(model.model) == "value":
+    if (model.outputs or scale_of(model.model)) == "value":
         raise UnsupportedModelError("the model's outputs are values (regression); a protocol for texts needs classes")
     names = model.class_names or ()
     if len(names) != count or all(_is_placeholder(name, number) for number, name in enumerate(names)):

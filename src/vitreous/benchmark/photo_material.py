@@ -15,6 +15,7 @@ from vitreous.explaining import black_pixel, explain_again
 from vitreous.inputs.model_input import FAILURES
 from vitreous.metrics.arrays import IGNORED
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
+from vitreous.outputs import OutputActivation
 from vitreous.pixels import find_pixels
 from vitreous.protocols.protocol import Resize
 from vitreous.tape.runner import ModelRunner
@@ -33,10 +34,10 @@ class PhotoMaterial(Material):
     def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> PhotoBatch:
         pixels = torch.cat(list(prepared))
         runner, logits = first_run(self._model, pixels)
-        # One logit for "yes" has two answers that can be right, and be explained; a value is explained as it is.
+        # One output for "yes" has two answers that can be right, and be explained; a value is explained as it is.
         if logits.shape[1] == 1 and runner.scale != "value":
             # Kept for the next photos: of a model that is new, everything would have to be found out again.
-            self._model = replace(self._model, model=TwoSided(self._model.model).eval())
+            self._model = two_sided(self._model, runner.scale)
             runner, logits = first_run(self._model, pixels)
         pictures = tuple(self._picture(sample, row) for sample, row in zip(samples, logits, strict=True))
         return PhotoBatch(self._model, runner, pictures, logits, {})
@@ -64,6 +65,13 @@ class PhotoMaterial(Material):
         )
 
 
+def two_sided(model: LoadedModel, outputs: OutputActivation | None) -> LoadedModel:
+    """A model with one output for "yes" as one of two classes."""
+    if outputs == "probabilities":
+        return replace(model, model=TwoSided(model.model, probability=True).eval(), outputs="probabilities")
+    return replace(model, model=TwoSided(model.model).eval(), outputs="sigmoid")
+
+
 def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
     """A model's preprocessing with the protocol's way to resize."""
     return preprocessing if resize == "model" else replace(preprocessing, resize="squash", resize_size=None)
@@ -71,7 +79,7 @@ def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
 
 def first_run(model: LoadedModel, pixels: Tensor) -> tuple[ModelRunner, Tensor]:
     """A model with photos, and what it says of them."""
-    runner = ModelRunner(model.model, pixels, black=black_pixel(model, pixels))
+    runner = ModelRunner(model.model, pixels, black=black_pixel(model, pixels), outputs=model.outputs)
     try:
         return runner, runner.logits(pixels)
     except FAILURES:

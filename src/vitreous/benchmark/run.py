@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import VitreousError
+from vitreous.outputs import OutputActivation, check_outputs
+from vitreous.reason import reason_of, shown
+
+MOST_THREADS = 1024  # more end the process, where the system cannot start so many
+_MOST_SHARDS = 10_000_000
 
 
 class RunError(VitreousError, ValueError):
@@ -26,6 +31,7 @@ class ModelChoice:
         std: replaces the standard deviation.
         image_size: height and width of its input.
         device: where it runs.
+        outputs: what its outputs are, where neither its configuration nor their number says it.
     """
 
     name: str
@@ -33,6 +39,7 @@ class ModelChoice:
     std: tuple[float, ...] | None = None
     image_size: tuple[int, int] | None = None
     device: str = "cpu"
+    outputs: OutputActivation | None = None
 
 
 @dataclass(frozen=True, order=True)
@@ -106,6 +113,10 @@ class Run:
     def __post_init__(self) -> None:
         if self.shard_size < 1 or self.threads < 1 or (self.limit is not None and self.limit < 1):
             raise RunError("the shard size, the number of threads and the limit must be at least 1")
+        if self.threads > MOST_THREADS:
+            raise RunError(f"{self.threads} threads are more than the {MOST_THREADS} that are possible")
+        if self.wanted > self.shard_size * _MOST_SHARDS:
+            raise RunError(f"a run of {self.wanted} images in shards of {self.shard_size} has too many shards")
 
     @property
     def key(self) -> str:
@@ -114,6 +125,8 @@ class Run:
         # A limit cuts the list of shards and leaves them as they are; threads are kept by the run's manifest.
         for name in ("limit", "threads", "data", "images", "plugins"):
             del values[name]
+        if self.model.outputs is None:  # as in runs from before there was a choice
+            del values["model"]["outputs"]
         values["kind"] = self.data.partition(":")[0]
         values["plugins"] = sorted(self.plugins.values())
         return hash_of(values)
@@ -122,7 +135,8 @@ class Run:
     def context(self) -> str:
         """A hash of what two runs must have in common for their methods to stand in one table."""
         parts = (self.settings, self.weights, self.preprocessing, self.data_fingerprint, self.protocol, self.versions)
-        return hash_of([*parts, self.data.partition(":")[0], self.model.device, self.seed])
+        outputs = [] if self.model.outputs is None else [self.model.outputs]
+        return hash_of([*parts, self.data.partition(":")[0], self.model.device, self.seed, *outputs])
 
     @property
     def folder_name(self) -> str:
@@ -152,22 +166,63 @@ class Run:
         return values
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Run:
+    def from_json(cls, values: object) -> Run:
         """Read a run from JSON values.
 
         Raises:
             RunError: they do not describe a run.
         """
         try:
-            model = dict(values["model"])
-            for name in ("mean", "std", "image_size"):
-                model[name] = None if model[name] is None else tuple(model[name])
-            known = {each.name for each in fields(cls)}
-            given = {name: value for name, value in values.items() if name in known}
-            given |= {"methods": tuple(values["methods"]), "columns": tuple(values["columns"])}
-            return cls(**{**given, "model": ModelChoice(**model)})
+            return _run_of(values)
         except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"this does not describe a run of this version of vitreous: {error}") from error
+            raise RunError(f"this does not describe a run of this version of vitreous: {reason_of(error)}") from error
+
+
+def _run_of(values: object) -> Run:
+    if not isinstance(values, Mapping):
+        raise TypeError("it describes no run")
+    model = dict(values["model"])
+    for name in ("mean", "std", "image_size"):
+        model[name] = None if model[name] is None else tuple(model[name])
+    choice = ModelChoice(**model)
+    _check_type("model.name", choice.name, str)
+    _check_type("model.device", choice.device, str)
+    check_outputs(choice.outputs)
+    for name, numbers, kind in (("mean", choice.mean, float), ("std", choice.std, float)):
+        _check_all(f"model.{name}", numbers or (), kind)
+    _check_all("model.image_size", choice.image_size or (), int)
+    given = {each.name: values[each.name] for each in fields(Run) if each.name in values}
+    for name, value in given.items():
+        _check_type(name, value, _TYPES[name])
+    for name in ("methods", "columns"):
+        _check_all(name, given[name], str)
+        given[name] = tuple(given[name])
+        if len(set(given[name])) != len(given[name]):
+            raise ValueError(f"{name} holds a name twice")
+    for name in ("plugins", "own_methods", "versions"):
+        _check_all(name, [*given.get(name, {}).values()], str)
+    return Run(**{**given, "model": choice})
+
+
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("protocol", "weights", "data", "data_fingerprint"), str),
+    **dict.fromkeys(("settings", "model", "preprocessing", "plugins", "own_methods", "versions"), dict),
+    **dict.fromkeys(("methods", "columns"), list),
+    **dict.fromkeys(("images", "shard_size", "seed", "threads"), int),
+    "shuffled": bool,
+    "limit": int | None,
+}
+
+
+def _check_type(name: str, value: object, kind: Any) -> None:
+    accepted = int | float if kind is float else kind
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{name} is {shown(value)}")
+
+
+def _check_all(name: str, values: Iterable[object], kind: Any) -> None:
+    for value in values:
+        _check_type(name, value, kind)
 
 
 def hash_of(value: Any) -> str:

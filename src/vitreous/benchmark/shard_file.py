@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from vitreous.benchmark.drafts import durable_file
 from vitreous.benchmark.run import Run, Shard
@@ -17,6 +18,7 @@ from vitreous.reason import reason_of
 from vitreous.storage import StorageError
 
 ENDING = ".parquet"
+PLACE_COLUMNS = ("index", "method")  # they tell which image and method a row is of
 _ABOUT = ("key", "first", "last", "rows", "sha256")
 
 
@@ -46,20 +48,36 @@ def read_columns(place: Path, columns: Sequence[str]) -> pa.Table:
         return file.read(columns=list(columns), use_threads=False).replace_schema_metadata(None)
 
 
-def fault_of(folder: Path, run: Run, shard: Shard, key: str | None = None) -> str | None:
+def order_of(table: pa.Table, run: Run, shard: Shard) -> NDArray[np.int64] | None:
+    """Where a shard's table has each image's row of each method of the run, or None where its rows are others.
+
+    The table's own columns decide, so that no number can stand under the name of another method.
+    """
+    if len(table) != len(shard) * len(run.methods):
+        return None
+    index, method = table["index"], pc.index_in(table["method"], value_set=pa.array(run.methods, pa.string()))
+    if index.null_count or method.null_count:
+        return None
+    wanted = (index.to_numpy() - shard.first) * len(run.methods) + method.to_numpy()
+    order = np.argsort(wanted, kind="stable")
+    return order if np.array_equal(wanted[order], np.arange(len(table))) else None
+
+
+def fault_of(folder: Path, run: Run, shard: Shard) -> str | None:
     """Why a shard's file cannot be used: ``missing``, or what is wrong with it; None where it is whole.
 
     Args:
         folder: the run's folder.
         run: what the shard belongs to.
         shard: which images.
-        key: of the run, where another version of vitreous may have made it of other parts.
     """
     place = folder / f"{shard.name}{ENDING}"
+    if place.exists() and not place.is_file():  # a pipe would be waited for
+        return f"{place} is damaged (it is not a file)"
     try:
         with place.open("rb") as file:
             # A flipped bit in a name, a string or a checksum shows only where it is decoded, as a ValueError.
-            fault = _fault_in(pq.read_table(file, partitioning=None), run, shard, key or run.key)
+            fault = _fault_in(pq.read_table(file, partitioning=None), run, shard)
     except FileNotFoundError:
         return "missing"
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -67,12 +85,12 @@ def fault_of(folder: Path, run: Run, shard: Shard, key: str | None = None) -> st
     return None if fault is None else f"{place} {fault}"
 
 
-def _fault_in(table: pa.Table, run: Run, shard: Shard, key: str) -> str | None:
+def _fault_in(table: pa.Table, run: Run, shard: Shard) -> str | None:
     stored = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
-    if stored.get("key") != key or not table.schema.equals(schema_of(run.columns)):
+    if stored.get("key") != run.key or not table.schema.equals(schema_of(run.columns)):
         return "belongs to another run"
-    about = _about(key, shard, table)
-    if any(stored.get(name) != about[name] for name in _ABOUT) or len(table) != len(shard) * len(run.methods):
+    about = _about(run.key, shard, table)
+    if any(stored.get(name) != about[name] for name in _ABOUT) or order_of(table, run, shard) is None:
         return "is damaged (its content is not what was written)"
     return None
 

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
 
+import torch
 from torch import nn
 
 from vitreous.architecture import find_architecture
@@ -20,7 +21,7 @@ from vitreous.benchmark.engines.watching import Watcher
 from vitreous.benchmark.labels import check_labels
 from vitreous.benchmark.measuring import columns_of
 from vitreous.benchmark.run import ModelChoice, Run, RunError
-from vitreous.benchmark.selection import WHITE_BOX, choose_methods
+from vitreous.benchmark.selection import WHITE_BOX, choose_methods, empty_picture
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.workbench import (
     AnyModel,
@@ -30,19 +31,24 @@ from vitreous.benchmark.workbench import (
     open_data,
     own_code_of,
     preprocessing_of,
+    settled_outputs,
     weights_of,
 )
 from vitreous.datasets import DataSet, Shuffled
 from vitreous.datasets.sample import Things
 from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import ModelError
+from vitreous.inputs.model_input import Inputs
 from vitreous.models import LoadedModel
 from vitreous.models.brought import Pair, described
 from vitreous.models.text_models import LoadedTextModel
+from vitreous.output_detection import find_outputs
+from vitreous.outputs import OutputActivation, check_outputs, given_outputs, scale_of
 from vitreous.paths import expanded
 from vitreous.plugin import load_plugins
 from vitreous.protocols import Protocol, find_protocol
 from vitreous.provenance import software_versions
+from vitreous.tape.runner import ModelRunner
 from vitreous.text_explaining import TextModel, find_text_model
 
 Engine = Literal["local", "ray"]
@@ -64,6 +70,7 @@ class Options:
         seed: of everything that is drawn at random.
         plugins: files that register methods.
         retry_failed: compute the shards again in which an earlier start could not measure something.
+        outputs: what the model's outputs are, as ``explain`` takes it.
     """
 
     limit: int | None = None
@@ -75,6 +82,7 @@ class Options:
     seed: int = 0
     plugins: Sequence[str | Path] = ()
     retry_failed: bool = False
+    outputs: OutputActivation | None = None
 
 
 class OptionValues(TypedDict, total=False):
@@ -89,6 +97,7 @@ class OptionValues(TypedDict, total=False):
     seed: int
     plugins: Sequence[str | Path]
     retry_failed: bool
+    outputs: OutputActivation | None
 
 
 def start(
@@ -102,6 +111,7 @@ def start(
 ) -> tuple[Store, Workbench]:
     """Open everything, find out which methods are meant, and make the run's folder or find it."""
     _check(model, data, protocol, options)
+    check_outputs(options.outputs)
     asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
     plugins = [str(expanded(file).resolve()) for file in options.plugins]
     load_plugins(plugins)
@@ -111,6 +121,7 @@ def start(
     if not len(opened):
         raise RunError(f"there are no {opened.holds} in {opened.kind}:{opened.path}")
     choice, loaded = _load(model, asked.reads)
+    choice, loaded = _with_outputs(choice, loaded, options.outputs)
     bench = Workbench(loaded, opened, asked)
     check_labels(bench)
     spellings = _spellings(bench, methods, watcher)
@@ -169,6 +180,30 @@ def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
     loaded = replace(loaded, model=evaluation_copy(loaded.model))
     device = next((str(parameter.device) for parameter in loaded.model.parameters()), "cpu")
     return ModelChoice(loaded.name or type(loaded.model).__name__, device=device), loaded
+
+
+def _with_outputs(choice: ModelChoice, model: AnyModel, asked: OutputActivation | None) -> tuple[ModelChoice, AnyModel]:
+    """Settle what a model's outputs are: what was asked for, or else what its configuration or the outputs say.
+
+    A run names them only where they are not what every worker would take them as.
+    """
+    said = asked or model.outputs
+    usual = scale_of(model.model)
+    found = said or usual or _recognised(model)
+    named = None if found in {None, usual or "logits"} else found
+    return replace(choice, outputs=named), settled_outputs(given_outputs(model, found))
+
+
+def _recognised(model: AnyModel) -> OutputActivation | None:
+    """What a model's outputs look like for a picture of noise, or for a short text."""
+    if isinstance(model, LoadedTextModel):
+        inputs: Inputs = model.reader.inputs([model.reader.read(text, "a text").numbers for text in ("a", "b c")])
+    else:
+        empty = empty_picture(model)
+        noise = torch.randn(empty.shape, generator=torch.Generator().manual_seed(0))
+        inputs = noise.to(empty)
+    logits = ModelRunner(model.model, inputs).logits(inputs)
+    return find_outputs(model.model, inputs, logits, None)
 
 
 def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,12 +14,15 @@ import pyarrow as pa
 from vitreous.benchmark import locks
 from vitreous.benchmark.drafts import DRAFT_ENDING, durable_file, remove_drafts
 from vitreous.benchmark.run import Run, RunError, Shard
-from vitreous.benchmark.shard_file import ENDING, fault_of, read_columns, write_shard
+from vitreous.benchmark.shard_file import ENDING, PLACE_COLUMNS, fault_of, order_of, read_columns, write_shard
 from vitreous.reason import reason_of
-from vitreous.storage import MANIFEST, StorageError, parse_manifest
+from vitreous.storage import MANIFEST, StorageError, parse_manifest, sealed
 
 KIND = "vitreous evaluation"
-SCHEMA = 1
+SCHEMA = 2
+_SEALED_SINCE = 2  # the schema from which on a manifest carries its checksum
+# What a manifest may say beside the run, which only reports read.
+_DETAILS = {"created": str, "command": list, "folder": str, "title": str, "paper": str, "software": dict}
 _LOCK_ENDING = ".lock"
 
 Notice = Callable[[str], None]
@@ -90,10 +92,9 @@ class Store:
 
     def readable(self, notice: Notice) -> Store:
         """The same folder for who only reads it: what is not as it was written is reported, and not there."""
-        key = read_manifest(self.folder).get("key")
         damaged = []
         for shard in self.run.shards():
-            fault = fault_of(self.folder, self.run, shard, key)
+            fault = fault_of(self.folder, self.run, shard)
             if fault not in (None, "missing"):
                 damaged.append(shard)
                 notice(f"{fault}; evaluate again to have it computed anew")
@@ -178,16 +179,24 @@ class Store:
                 lock.release()
 
     def read(self, shards: Sequence[Shard], columns: Sequence[str]) -> pa.Table:
-        """Some columns of the shards given, in their order."""
+        """Some columns of the shards given, in their order, each image by image and method by method of the run.
+
+        Raises:
+            StorageError: a file cannot be read, or its rows are not of the images and methods of the run.
+        """
         tables = [self._read_one(shard, columns) for shard in shards]
         return pa.concat_tables(tables).replace_schema_metadata(None)
 
     def _read_one(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
         place = self._place(shard)
         try:
-            return read_columns(place, columns)
+            table = read_columns(place, [*dict.fromkeys([*PLACE_COLUMNS, *columns])])
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"{place} cannot be read: {reason_of(error)}; evaluate again") from error
+        order = order_of(table, self.run, shard)
+        if order is None:
+            raise StorageError(f"{place} holds other images or methods than {MANIFEST} says; evaluate again")
+        return table.select(list(columns)).take(order)
 
     def _place(self, shard: Shard) -> Path:
         return self.folder / f"{shard.name}{ENDING}"
@@ -195,15 +204,33 @@ class Store:
 
 def read_run(folder: Path) -> Run:
     """Read the run that a folder holds from its manifest."""
-    return Run.from_json(read_manifest(folder)["run"])
+    return _described(folder, read_manifest(folder))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a run's folder."""
-    manifest = parse_manifest(folder, KIND, SCHEMA)
-    if not isinstance(manifest.get("run"), dict):
-        raise StorageError(f"{folder / MANIFEST} is damaged: it describes no run")
+    """Read the manifest of a run's folder, which must be as it was written.
+
+    Raises:
+        StorageError: it is missing or damaged, or the key in it is not that of the run it describes. Manifests of
+            earlier versions have no checksum; of them the key, which covers all that the numbers depend on, is checked.
+    """
+    manifest = parse_manifest(folder, KIND, SCHEMA, sealed_since=_SEALED_SINCE)
+    if _described(folder, manifest).key != manifest.get("key"):
+        raise StorageError(
+            f"{folder / MANIFEST} is damaged, or another version of vitreous wrote it: its key is not that of the run "
+            "it describes; evaluate again"
+        )
+    for name, kind in _DETAILS.items():
+        if not isinstance(manifest.get(name, kind()), kind):
+            raise StorageError(f"{folder / MANIFEST} is damaged: {name} is not what it should be")
     return manifest
+
+
+def _described(folder: Path, manifest: Mapping[str, Any]) -> Run:
+    try:
+        return Run.from_json(manifest.get("run"))
+    except RunError as error:
+        raise StorageError(f"{folder / MANIFEST} is damaged: {error}") from error
 
 
 def _agree(folder: Path, run: Run, details: Mapping[str, Any], *, keep_threads: bool) -> Run:
@@ -225,17 +252,16 @@ def _agree(folder: Path, run: Run, details: Mapping[str, Any], *, keep_threads: 
             "leave --threads out, or choose another --out"
         )
     current = replace(run, threads=started.threads)
-    if current.as_json() != started.as_json():  # another limit, or the same files at another place
+    unsealed = read_manifest(folder)["schema"] < _SEALED_SINCE
+    if unsealed or current.as_json() != started.as_json():  # another limit, or the same files at another place
         _write_manifest(folder, current, details)
     return current
 
 
 def _write_manifest(folder: Path, run: Run, details: Mapping[str, Any]) -> None:
     contents = {"format": KIND, "schema": SCHEMA, "key": run.key, "run": run.as_json(), **details}
-    text = json.dumps(contents, indent=2, ensure_ascii=False) + "\n"
     with durable_file(folder / MANIFEST, MANIFEST) as file:
-        # A path may hold what UTF-8 does not know; its escape is what JSON writes for it as well.
-        file.write(text.encode("utf-8", errors="backslashreplace"))
+        file.write(sealed(contents))
 
 
 @contextmanager

@@ -16,12 +16,13 @@ from vitreous.benchmark.tables import ResultTable
 from vitreous.metrics.metric import Floats, Metric
 
 
-def summarise(results: Results, *, ranks: bool = True) -> ResultTable:
+def summarise(results: Results, *, ranks: bool = True, published: bool = False) -> ResultTable:
     """Make the table of some results.
 
     Args:
         results: what was measured.
         ranks: whether methods are ranked and compared with the best by paired tests, which takes longer.
+        published: whether numbers that papers print for the protocol go with it, in a table of their own.
     """
     metrics = results.protocol.metrics()
     found: list[Estimate] = []
@@ -47,7 +48,7 @@ def summarise(results: Results, *, ranks: bool = True) -> ResultTable:
         _by_method(found, results, metrics),
         ranked,
         against_best,
-        published_results(results.protocol.name),
+        published_results(results.protocol.name) if published else (),
     )
 
 

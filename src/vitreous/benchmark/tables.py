@@ -8,6 +8,7 @@ their own in every form, never rows among own results.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ COLUMNS = (
 _ARROWS = {"higher": "↑", "lower": "↓", None: ""}
 _LATEX_ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
 _MISSING = "-"
+_P_VALUES = "p of a paired bootstrap against the method with the best mean, two-sided, not corrected for several tests"
 _LATEX_SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -76,14 +78,21 @@ class ResultTable:
         return best is not None and math.isclose(estimate.mean, best, rel_tol=EQUAL)
 
 
-def as_markdown(table: ResultTable) -> str:
-    """Write a table in Markdown, the best value of a metric in bold."""
+def as_markdown(table: ResultTable, *, p_values: bool = False) -> str:
+    """Write a table in Markdown, the best value of a metric in bold, with a line that explains the marks.
+
+    Args:
+        table: the results.
+        p_values: whether the paired tests against the best method follow in a table of their own.
+    """
     headings = ["method", *(table_heading(metric) for metric in table.metrics)]
     rows = [
         [f"`{method}`", *(f"**{text}**" if best else text for text, best in _cells(table, method))]
         for method in table.methods
     ]
-    parts = [f"**{table.title}**", markdown_grid(headings, rows)]
+    parts = [f"**{table.title}**", markdown_grid(headings, rows), explain_marks(table)]
+    if p_values and (tests := _p_value_rows(table)):
+        parts += [f"**{_P_VALUES}**", markdown_grid(*tests)]
     if table.published:
         parts += [
             f"**{published_title(table.published)}**",
@@ -92,20 +101,65 @@ def as_markdown(table: ResultTable) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def as_latex(table: ResultTable) -> str:
-    """Write a table in LaTeX for the package booktabs, the best value of a metric in bold."""
+def as_latex(table: ResultTable, *, p_values: bool = False) -> str:
+    """Write a table in LaTeX for the package booktabs, the best value of a metric in bold; the caption explains marks.
+
+    Args:
+        table: the results.
+        p_values: whether the paired tests against the best method follow in a table of their own.
+    """
+    label = "tab:" + "-".join(re.findall(r"[a-z0-9]+", table.title.lower()))
     headings = ["method", *(_latex(_name(metric)) + _LATEX_ARROWS[metric.direction] for metric in table.metrics)]
     rows = [
         [_latex(method), *(_latex_cell(text, best=best) for text, best in _cells(table, method))]
         for method in table.methods
     ]
-    parts = [_latex_grid(table.title, headings, rows, "l" + "r" * len(table.metrics))]
+    caption = f"{table.title}. {explain_marks(table)}".rstrip()
+    parts = [_latex_grid(caption, label, headings, rows, "l" + "r" * len(table.metrics))]
+    if p_values and (tests := _p_value_rows(table)):
+        names, lines = tests
+        escaped = [[_latex(cell) for cell in line] for line in lines]
+        title = f"{table.title}. {_P_VALUES}"
+        aligned = "l" + "r" * (len(names) - 1)
+        parts.append(_latex_grid(title, f"{label}-p", [_latex(name) for name in names], escaped, aligned))
     if table.published:
         found, lines = published_rows(table.published)
         escaped = [[_latex(cell) for cell in line] for line in lines]
         title = published_title(table.published)
-        parts.append(_latex_grid(title, [_latex(name) for name in found], escaped, "l" * len(found)))
+        names = [_latex(name) for name in found]
+        parts.append(_latex_grid(title, f"{label}-published", names, escaped, "l" * len(found)))
     return "\n\n".join(parts) + "\n"
+
+
+def explain_marks(table: ResultTable) -> str:
+    """Say what the marks mean that a table has: bold numbers, intervals, ranks, arrows."""
+    shown = [one for one in table.estimates if math.isfinite(one.mean)]
+    marks = []
+    if any(metric.direction is not None for metric in table.metrics):
+        marks.append("Bold: best mean of its column; the arrow tells whether higher or lower is better.")
+    if any(math.isfinite(one.low) and math.isfinite(one.high) for one in shown):
+        marks.append("[low, high]: 95% bootstrap interval.")
+    if any(table.ranks.values()):
+        marks.append("#: rank; methods that a paired test (p < 0.05) does not tell apart share it.")
+    if any(table.estimate(method, metric.name) not in shown for method in table.methods for metric in table.metrics):
+        marks.append(f"{_MISSING}: not measured.")
+    return " ".join(marks)
+
+
+def _p_value_rows(table: ResultTable) -> tuple[list[str], list[list[str]]] | None:
+    """Arrange the paired tests of every method against the best one; None where there are none."""
+    metrics = [metric for metric in table.metrics if table.against_best.get(metric.name)]
+    if not metrics:
+        return None
+
+    def p_value(method: str, metric: Metric) -> str:
+        compared = table.against_best[metric.name].get(method)
+        if compared is not None:
+            return f"{compared.p:.2g}"
+        return "best" if method in table.ranks.get(metric.name, {}) else _MISSING
+
+    rows = [[method, *(p_value(method, metric) for metric in metrics)] for method in table.methods]
+    return ["method", *(metric.name for metric in metrics)], rows
 
 
 def as_rows(table: ResultTable) -> list[dict[str, Any]]:
@@ -229,11 +283,13 @@ def markdown_grid(headings: Sequence[str], rows: Sequence[Sequence[str]], aligne
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
-def _latex_grid(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], alignment: str) -> str:
+def _latex_grid(title: str, label: str, headings: Sequence[str], rows: Sequence[Sequence[str]], alignment: str) -> str:
     body = [" & ".join(row) + r" \\" for row in rows]
     lines = [
-        r"\begin{table}",
+        r"\begin{table}[t]",
+        r"\centering",
         rf"\caption{{{_latex(title)}}}",
+        rf"\label{{{label}}}",
         rf"\begin{{tabular}}{{{alignment}}}",
         r"\toprule",
         " & ".join(headings) + r" \\",

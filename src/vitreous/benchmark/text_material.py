@@ -38,14 +38,14 @@ class TextMaterial(Material):
         logits = logits_of_rows(model, rows)
         outputs = label_outputs(model, logits.shape[1])
         passages = tuple(_passage(*each, outputs) for each in zip(samples, prepared, logits, strict=True))
-        runner = ModelRunner(model.model, model.reader.inputs(rows))
+        runner = ModelRunner(model.model, model.reader.inputs(rows), outputs=model.outputs)
         return TextBatch(model, runner, passages, logits, {})
 
     def maps(
         self, batch: TextBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
     ) -> Maps:
         read = [batch.pictures[image].read for image in images]
-        found, _ = explain_read(batch.model, read, find_recipes(methods), [list(classes) for classes in targets])
+        found, *_ = explain_read(batch.model, read, find_recipes(methods), [list(classes) for classes in targets])
         return {
             Case(image, method): dict(zip(classes, scores.detach(), strict=True))
             for image, classes, result in zip(images, targets, found, strict=True)

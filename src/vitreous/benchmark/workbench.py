@@ -20,6 +20,7 @@ from vitreous.methods import own_code
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
+from vitreous.outputs import given_outputs, scale_of
 from vitreous.plugin import load_plugins
 from vitreous.protocols import Protocol, find_protocol
 from vitreous.spelling import parse
@@ -60,7 +61,7 @@ def _open(run: Run) -> Workbench:
     load_plugins(run.plugins)
     protocol = find_protocol(run.protocol)
     data = open_data(run.data, run.seed if run.shuffled else None)
-    bench = Workbench(load(run.model, protocol.reads), data, protocol)
+    bench = Workbench(settled_outputs(load(run.model, protocol.reads)), data, protocol)
     found = {
         "weights of the model": (weights_of(bench.model), run.weights),
         "preprocessing": (hash_of(preprocessing_of(bench.model)), hash_of(run.preprocessing)),
@@ -76,12 +77,21 @@ def _open(run: Run) -> Workbench:
 
 
 def load(choice: ModelChoice, reads: Things) -> AnyModel:
-    """Load a model that reads photos or texts."""
+    """Load a model that reads photos or texts, its outputs being what the choice says."""
     if reads == "texts":
-        if choice != ModelChoice(choice.name, device=choice.device):
+        if choice != ModelChoice(choice.name, device=choice.device, outputs=choice.outputs):
             raise RunError("mean, standard deviation and size are of photos, and this protocol reads texts")
-        return load_text_model(choice.name, device=choice.device)
-    return load_model(choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device)
+        return given_outputs(load_text_model(choice.name, device=choice.device), choice.outputs)
+    model = load_model(
+        choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device
+    )
+    return given_outputs(model, choice.outputs)
+
+
+def settled_outputs(model: AnyModel) -> AnyModel:
+    """A model of which it is said what its outputs are, the same for all batches: nothing is recognised any more."""
+    outputs = model.outputs or scale_of(model.model) or "logits"
+    return given_outputs(model, outputs)
 
 
 def weights_of(model: AnyModel) -> str:

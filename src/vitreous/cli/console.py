@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from vitreous.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_STDOUT, _STDERR = 1, 2  # file descriptors
 _JOINERS = "\u200c\u200d"  # zero width non-joiner and joiner, without which Persian and many emoji are written wrongly
 
 
@@ -80,6 +82,28 @@ def plain_warnings(console: Console) -> Iterator[None]:
         warnings.simplefilter("default", UserWarning)
         warnings.showwarning = show
         yield
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Send what others print on standard output to standard error: standard output is for results.
+
+    The file descriptor itself is redirected, so this holds for other threads, for libraries in C++ and for processes
+    that are started meanwhile.
+    """
+    sys.stdout.flush()
+    try:
+        before = os.dup(_STDOUT)
+    except OSError:  # it is closed, so that nothing can come there
+        yield
+        return
+    try:
+        os.dup2(_STDERR, _STDOUT)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(before, _STDOUT)
+        os.close(before)
 
 
 def print_json(value: Any) -> None:

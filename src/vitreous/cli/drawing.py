@@ -11,14 +11,15 @@ from pathlib import Path
 from PIL import Image
 
 import vitreous
+from vitreous.class_names import find_class
 from vitreous.cli.explaining import target_of
 from vitreous.cli.figure_kinds import find_kind
 from vitreous.cli.photos import each_once, photos_of
-from vitreous.cli.targets import find_class
 from vitreous.errors import InputError, MethodError, TargetError
 from vitreous.explanation import Explanation
 from vitreous.images import read_image
 from vitreous.models import LoadedModel, load_model
+from vitreous.outputs import OutputActivation, given_outputs
 from vitreous.pictures.backdrop import Look
 from vitreous.pictures.captions import class_caption
 from vitreous.pictures.data.curves import By, perturbation_curves
@@ -53,6 +54,7 @@ class Request:
     methods: Sequence[str]
     targets: Sequence[str]
     topk: int | None
+    outputs: OutputActivation | None
     out: Path
     smooth: bool
     opacity: float
@@ -75,7 +77,7 @@ def run(arguments: Sequence[str], request: Request) -> Path:
         raise TargetError(f"the figure {request.name!r} shows one class; classes, overlay and comparison show several")
     if request.methods and request.name == "transformation":
         raise MethodError("the figure 'transformation' looks into TokenTM's parts; leave out --method")
-    photos = each_once(photo for argument in arguments for photo in photos_of(argument))
+    photos = each_once(photo for argument in arguments for photo in photos_of(argument)[0])
     if os.path.realpath(request.out) in map(os.path.realpath, photos):
         raise InputError(f"{request.out} is one of the photos; choose another --out")
     if len(photos) > 1 and not kind.several_photos:
@@ -84,6 +86,7 @@ def run(arguments: Sequence[str], request: Request) -> Path:
     model = load_model(
         request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
     )
+    model = given_outputs(model, request.outputs)
     targets = [find_class(text, model.class_names) for text in request.targets]
     return DRAWINGS[request.name](Job(request, model, images, targets)).save(request.out)
 

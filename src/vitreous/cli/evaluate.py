@@ -10,7 +10,15 @@ import typer
 
 from vitreous.cli.console import messages, print_json, results
 from vitreous.cli.guard import PHOTOS_FAILED, DebugOption
-from vitreous.cli.options import METHODS_HELP, DeviceOption, ImageSizeOption, MeanOption, StdOption
+from vitreous.cli.options import (
+    METHODS_HELP,
+    DeviceOption,
+    ImageSizeOption,
+    MeanOption,
+    OutputsOption,
+    PublishedOption,
+    StdOption,
+)
 from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
@@ -41,6 +49,7 @@ def evaluate(
             show_default="white-box",
         ),
     ] = None,
+    outputs: OutputsOption = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.", show_default="all")] = None,
     shuffle: Annotated[
         bool, typer.Option("--shuffle", help="Take the data set in a random order, which --seed decides.")
@@ -70,6 +79,7 @@ def evaluate(
     device: DeviceOption = "cpu",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn at random.")] = 0,
     plugin: PluginOption = None,
+    published: PublishedOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one row per method and metric as JSON, and nothing else.")
     ] = False,
@@ -98,12 +108,13 @@ def evaluate(
         seed=seed,
         plugins=tuple(plugin or ()),
         retry_failed=retry_failed,
+        outputs=None if outputs is None else outputs.value,
     )
     choice = ModelChoice(model, channel_mean, channel_std, size, device)
     found = evaluating.run(choice, data, protocol, spellings, out, options, messages())
     if as_json:
         print_json(evaluating_report.as_json(found))
     else:
-        evaluating_report.show(found, results())
+        evaluating_report.show(found, results(), published=published)
     if not found.measured_methods:
         raise typer.Exit(PHOTOS_FAILED)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from vitreous.benchmark.evaluation import evaluate
-from vitreous.cli.console import plain_warnings, say, say_error, say_warning
+from vitreous.cli.console import plain_warnings, say, say_error, say_warning, stdout_to_stderr
 from vitreous.cli.evaluating_progress import EvaluationProgress
 
 if TYPE_CHECKING:
@@ -30,8 +31,12 @@ def run(
     options: Options,
     console: Console,
 ) -> Results:
-    """Evaluate, and say what could not be measured."""
-    with plain_warnings(console), EvaluationProgress(console) as progress:
+    """Evaluate, and say what could not be measured.
+
+    Ray prints messages of its own, about workers that died for example; they are no results.
+    """
+    own_output = stdout_to_stderr() if options.engine == "ray" else nullcontext()
+    with own_output, plain_warnings(console), EvaluationProgress(console) as progress:
         results = evaluate(model, data, protocol, methods, out=out, watcher=progress, **vars(options))
     _tell_failures(results, console)
     return results

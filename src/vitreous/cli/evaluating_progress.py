@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import ExitStack
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from vitreous.cli.console import say, say_warning
+from vitreous.cli.progress import steps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,8 +33,11 @@ class EvaluationProgress:
         columns = (TextColumn("Evaluating"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._bar.add_task("images", total=None, rate="")
+        self._preparing = ExitStack()  # without a terminal: what is done before the run begins
 
     def __enter__(self) -> Self:
+        if self._bar.disable:
+            self._preparing.enter_context(steps(self._console, "loading the model and reading the data set"))
         self._bar.start()
         return self
 
@@ -40,6 +45,7 @@ class EvaluationProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+        self._preparing.close()
         if kind is not None and issubclass(kind, KeyboardInterrupt) and self._store is not None:
             total = self._store.run.wanted
             done = f"{self._done} of {total} {self._store.run.things}"
@@ -47,6 +53,7 @@ class EvaluationProgress:
 
     def begin(self, store: Store, done: int) -> None:
         """Show where the run is kept and how much of it is there; told again, it only counts anew."""
+        self._preparing.close()
         if self._store is None:
             shards = store.run.shards()
             planned = f"{len(store.run.methods)} methods, {store.run.wanted} {store.run.things}"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous.benchmark.summary import summarise
 from vitreous.benchmark.terminal_table import as_terminal
-from vitreous.cli.console import say
+from vitreous.cli.console import messages, say
+from vitreous.cli.progress import steps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,11 +20,13 @@ def as_json(results: Results) -> list[dict[str, Any]]:
     return results.rows()
 
 
-def show(results: Results, console: Console) -> None:
+def show(results: Results, console: Console, *, published: bool = False) -> None:
     """Print the table, and where the rest is."""
     if not results.measured_methods:
         return
-    console.print(as_terminal(summarise(results), console.width))
+    with steps(messages(), "testing methods against each other"):
+        table = as_terminal(summarise(results, published=published), console.width)
+    console.print(table)
     folder = results.stores[0].folder
     say(console, f"[low, high] are 95% intervals, #1 the rank; every image is in {folder}")
     say(console, f"a page with curves and pictures: vitreous report {folder}", "dim")

@@ -17,6 +17,7 @@ from vitreous.cli.options import (
     ImageSizeOption,
     MeanOption,
     MethodOption,
+    OutputsOption,
     StdOption,
     TargetOption,
     find_page,
@@ -52,6 +53,7 @@ def explain(
     topk: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each photo.")
     ] = None,
+    outputs: OutputsOption = None,
     out: Annotated[Path, typer.Option(file_okay=False, help="Where the results go, one folder per photo.")] = Path(
         "vitreous-output"
     ),
@@ -64,6 +66,9 @@ def explain(
             metavar="FILE", help="Also write one HTML page with everything; measuring its curves takes longer."
         ),
     ] = None,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Also take the photos in the subfolders of a folder.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Photos explained at once.")] = 8,
     device: DeviceOption = "cpu",
     precision: Annotated[
@@ -96,6 +101,7 @@ def explain(
         methods=methods,
         targets=target or [],
         topk=topk,
+        outputs=None if outputs is None else outputs.value,
         out=expanded(out),
         mean=channel_mean,
         std=channel_std,
@@ -106,6 +112,7 @@ def explain(
         compile=compile_model,
         report=page,
         command=shlex.join(("vitreous", *sys.argv[1:])),
+        recursive=recursive,
     )
     outcome = explaining.run(photos, request, messages())
     if as_json:

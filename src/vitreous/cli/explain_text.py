@@ -12,8 +12,9 @@ import typer
 import vitreous
 from vitreous.cli.console import messages, plain_warnings, print_json, results, say
 from vitreous.cli.guard import DebugOption
-from vitreous.cli.options import DeviceOption, MethodOption, TargetOption, find_page, refuse_both
+from vitreous.cli.options import DeviceOption, MethodOption, OutputsOption, TargetOption, find_page, refuse_both
 from vitreous.cli.plugins import PluginOption
+from vitreous.cli.progress import steps
 from vitreous.cli.spellings import split_spellings
 from vitreous.errors import InputError
 from vitreous.storage import write_text
@@ -35,6 +36,7 @@ def explain_text(
     topk: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each text.")
     ] = None,
+    outputs: OutputsOption = None,
     windows: Annotated[
         bool, typer.Option("--windows", help="Explain long texts in overlapping windows instead of cutting them.")
     ] = False,
@@ -54,16 +56,26 @@ def explain_text(
     given = [_text(text) for text in texts]
 
     # These import torch: --help must not wait for it.
+    from vitreous.class_names import find_class  # noqa: PLC0415
     from vitreous.cli import words  # noqa: PLC0415
-    from vitreous.cli.targets import find_class  # noqa: PLC0415
     from vitreous.models.text_models import load_text_model  # noqa: PLC0415
     from vitreous.plugin import load_plugins  # noqa: PLC0415
 
     load_plugins(plugin or [])
-    loaded = load_text_model(model, device=device)
-    classes = [[find_class(name, loaded.class_names) for name in target]] * len(given) if target else None
-    with plain_warnings(messages()):
-        explanation = vitreous.explain_text(loaded, given, methods, classes, topk=topk, windows=windows)
+    console = messages()
+    with plain_warnings(console), steps(console, f"loading {model}") as step:
+        loaded = load_text_model(model, device=device)
+        classes = [[find_class(name, loaded.class_names) for name in target]] * len(given) if target else None
+        step(f"explaining {len(given)} text{'s' if len(given) > 1 else ''}")
+        explanation = vitreous.explain_text(
+            loaded,
+            given,
+            methods,
+            classes,
+            topk=topk,
+            outputs=None if outputs is None else outputs.value,
+            windows=windows,
+        )
     if page is not None:
         write_text(page, explanation.html(by=by.value))
     if as_json:

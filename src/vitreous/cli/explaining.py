@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vitreous
-from vitreous.cli.console import plain_warnings, say_error
+from vitreous.class_names import find_class
+from vitreous.cli.console import plain_warnings, say, say_error
 from vitreous.cli.photos import each_once, photos_of
-from vitreous.cli.progress import progress_bar
-from vitreous.cli.targets import find_class
+from vitreous.cli.progress import progress_bar, steps
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import ImageError, InputError
 from vitreous.explanation import ExplanationError
 from vitreous.html.report_file import ReportError, report_file
 from vitreous.images import read_image
 from vitreous.models import load_model
+from vitreous.outputs import given_outputs
 from vitreous.pictures.comparison import comparison
 from vitreous.spelling import parse
 from vitreous.storage import StorageError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from vitreous.explanation import Explanation
     from vitreous.html.report_file import ReportFile
     from vitreous.models.loaded import LoadedModel
+    from vitreous.outputs import OutputActivation
 
 COMPARISON = "comparison.png"
 
@@ -49,10 +51,12 @@ class Request:
     image_size: tuple[int, int] | None
     batch_size: int
     device: str
+    outputs: OutputActivation | None = None
     precision: str = "model"
     compile: bool = False
     report: Path | None = None
     command: str = ""
+    recursive: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,17 +107,23 @@ class _Session:
         found: list[Path] = []
         for argument in arguments:
             try:
-                found += photos_of(argument)
+                photos, left_out = photos_of(argument, recursive=self.request.recursive)
             except ImageError as error:
                 self._report(argument, error)
+                continue
+            found += photos
+            if left_out is not None and str(left_out):
+                say(self.console, str(left_out))
         return each_once(found)
 
     def explain(self, photos: Sequence[Path]) -> None:
         """Explain photos batch by batch."""
         request = self.request
-        model = load_model(
-            request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
-        )
+        with steps(self.console, f"loading {request.model}"):
+            model = load_model(
+                request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
+            )
+        model = given_outputs(model, request.outputs)
         targets = [find_class(text, model.class_names) for text in request.targets]
         folders = _folders(photos, request.out)
         with progress_bar(self.console, len(photos)) as advance:

@@ -18,11 +18,13 @@ from vitreous.cli.options import (
     DeviceOption,
     ImageSizeOption,
     MeanOption,
+    OutputsOption,
     StdOption,
     TargetOption,
     refuse_both,
 )
 from vitreous.cli.plugins import PluginOption
+from vitreous.cli.progress import steps as progress_of
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
 from vitreous.defaults import DEFAULT_OPACITY
@@ -54,6 +56,7 @@ def figure(
         int | None,
         typer.Option(min=1, metavar="K", help="Explain the K most likely classes.", show_default="3: classes"),
     ] = None,
+    outputs: OutputsOption = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A .png, .svg or .pdf file.", show_default="NAME.png")
     ] = None,
@@ -92,6 +95,7 @@ def figure(
         methods=methods,
         targets=target or [],
         topk=topk,
+        outputs=None if outputs is None else outputs.value,
         out=expanded(out or f"{name}.png"),
         smooth=not patches,
         opacity=opacity,
@@ -103,7 +107,8 @@ def figure(
         image_size=size,
         device=device,
     )
-    with plain_warnings(messages()):
+    console = messages()
+    with plain_warnings(console), progress_of(console, f"drawing {name}"):
         drawn = drawing.run(photos, request)
     say(results(), str(drawn))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -27,12 +28,33 @@ TargetOption = Annotated[
         help="A class to explain, by number or name; repeat it for several.", show_default="the predicted class"
     ),
 ]
+
+
+class OutputsName(StrEnum):
+    """What a model's outputs are; a test compares them with those of the library."""
+
+    LOGITS = "logits"
+    PROBABILITIES = "probabilities"
+    SIGMOID = "sigmoid"
+    VALUE = "value"
+
+
+OutputsOption = Annotated[
+    OutputsName | None,
+    typer.Option(
+        help="What the model's outputs are: logits (softmax), probabilities already, sigmoid (multi-label) or a value.",
+        show_default="as the model says",
+    ),
+]
 MeanOption = Annotated[
     str | None, typer.Option(help="Mean of the channels, one number or three: 0.5 or 0.48,0.46,0.41.")
 ]
 StdOption = Annotated[str | None, typer.Option(help="Standard deviation of the channels, one number or three.")]
 ImageSizeOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Size of the model's input, 224 or HEIGHTxWIDTH.")
+]
+PublishedOption = Annotated[
+    bool, typer.Option("--published", help="Also show what papers print for the protocol, in a table of its own.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")]
 

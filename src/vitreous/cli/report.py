@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
-from vitreous.cli.console import results, say, say_warning
+from vitreous.cli.console import messages, results, say, say_warning
 from vitreous.cli.guard import DebugOption
+from vitreous.cli.options import PublishedOption
+from vitreous.cli.progress import steps
 
 
 class Format(StrEnum):
@@ -36,6 +38,10 @@ def report(
     pictures: Annotated[
         int, typer.Option(min=0, help="How many of the best and of the worst images the page shows of a method.")
     ] = 3,
+    published: PublishedOption = False,
+    p_values: Annotated[
+        bool, typer.Option("--p-values", help="Tables also have the paired test of every method against the best one.")
+    ] = False,
     _debug: DebugOption = False,
 ) -> None:
     """Write what was measured as one page that needs nothing else: tables, curves, radar chart, best and worst images.
@@ -48,7 +54,11 @@ def report(
     from vitreous.storage import write_text  # noqa: PLC0415
 
     folder = expanded(folder)
-    text = write_document(gather(folder, say_warning), form.value, pictures=pictures)
+    console = messages()
+    with steps(console, f"reading the runs in {folder}") as step:
+        found = gather(folder, say_warning)
+        step("writing tables and tests")
+        text = write_document(found, form.value, pictures=pictures, published=published, p_values=p_values)
     if out is None and form is not Format.HTML:
         sys.stdout.write(text)
         return

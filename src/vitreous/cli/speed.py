@@ -13,6 +13,7 @@ from vitreous.cli.console import messages, plain_warnings, print_json, results, 
 from vitreous.cli.guard import DebugOption
 from vitreous.cli.options import METHODS_HELP, DeviceOption
 from vitreous.cli.plugins import PluginOption
+from vitreous.cli.progress import steps
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import height_and_width
 from vitreous.paths import expanded
@@ -83,8 +84,8 @@ def speed(
         command=shlex.join(("vitreous", *sys.argv[1:])),
     )
     console = messages()
-    with plain_warnings(console), console.status("loading") as status:
-        measured = run(request, lambda text: status.update(f"measuring {text}"))
+    with plain_warnings(console), steps(console, f"loading {request.model}") as step:
+        measured = run(request, lambda text: step(f"measuring {text}"))
     if file is not None:
         measured.save(file)
     if as_json:

@@ -65,7 +65,7 @@ class _Cifar(DataSet):
             for file in (self.path / name, self.path / Path(name).name):
                 if file.is_file():
                     return self._read_file(file)
-        archives = sorted(self.path.glob("*.npz"))
+        archives = sorted(file for file in self.path.glob("*.npz") if file.is_file())
         if len(archives) == 1:
             return self._read_file(archives[0])
         several = f"; of {', '.join(file.name for file in archives)}, give one" if archives else ""

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from vitreous.datasets.dataset import DataSet
+from vitreous.datasets.list_files import ListError, check_regular
 from vitreous.datasets.sample import Review, Things
 from vitreous.errors import DataError
 from vitreous.paths import expanded
@@ -104,10 +105,11 @@ class _Folder(_Source):
     def read(self, name: str) -> str:
         root = self.path / "movies" if (self.path / "movies").is_dir() else self.path
         try:
+            check_regular(root / name)
             return (root / name).read_text(encoding="utf-8")
         except FileNotFoundError as error:
             raise self.missing(name) from error
-        except (OSError, UnicodeError) as error:
+        except (OSError, UnicodeError, ListError) as error:
             raise self.damaged(f"{name} cannot be read ({error})") from error
 
 
@@ -149,6 +151,8 @@ def _open(path: Path) -> _Source:
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder; {_ORIGIN}")
     if not path.is_dir():
+        if not path.is_file():
+            raise DataError(f"{path}: this is neither a file nor a folder; {_ORIGIN}")
         return _Archive(path)
     unpacked = any((path / name).exists() for name in ("movies", "docs"))
     return _Archive(path / _ARCHIVE) if not unpacked and (path / _ARCHIVE).is_file() else _Folder(path)

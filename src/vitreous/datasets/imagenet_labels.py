@@ -9,7 +9,7 @@ from typing import Any
 
 from vitreous.datasets.imagenet_classes import CLASSES, imagenet_indices, imagenet_names, is_wordnet_number
 from vitreous.datasets.label_table import TABLE, read_labels
-from vitreous.datasets.list_files import ListError, add_label, read_list, read_table
+from vitreous.datasets.list_files import ListError, add_label, number_in, read_list, read_table
 from vitreous.errors import MissingDependencyError
 
 KAGGLE = "LOC_val_solution.csv"
@@ -69,7 +69,8 @@ def _read_caffe(file: Path) -> dict[str, int]:
     labels: dict[str, int] = {}
     by_index: bool | None = None  # how the first line says it
     for number, words in _lines(read_list(file)):
-        is_index = len(words) == 2 and words[1].isdecimal() and int(words[1]) < CLASSES
+        index = number_in(words[1]) if len(words) == 2 else None
+        is_index = index is not None and index < CLASSES
         if not is_index and (len(words) != 2 or words[1] not in known):
             raise ListError(
                 f"{file}, line {number}: this is not a photo's name and an index below {CLASSES} or a WordNet number "
@@ -79,7 +80,8 @@ def _read_caffe(file: Path) -> dict[str, int]:
         if is_index != by_index:
             raise ListError(f"{file}, line {number}: indices and WordNet numbers are mixed")
         stem = words[0].rpartition("/")[2].partition(".")[0]
-        add_label(labels, stem, int(words[1]) if is_index else known[words[1]], f"{file}, line {number}")
+        label = known[words[1]] if index is None or not is_index else index
+        add_label(labels, stem, label, f"{file}, line {number}")
     return labels
 
 
@@ -88,9 +90,10 @@ def _read_devkit(file: Path) -> dict[str, int]:
     indices = _devkit_order(file.parent)
     labels = {}
     for number, words in _lines(read_list(file)):
-        if len(words) != 1 or not words[0].isdecimal() or int(words[0]) not in indices:
+        label = indices.get(number_in(words[0]) or 0) if len(words) == 1 else None
+        if label is None:
             raise ListError(f"{file}, line {number}: this is not a class number from 1 to {CLASSES}")
-        labels[f"ILSVRC2012_val_{number:08d}"] = indices[int(words[0])]
+        labels[f"ILSVRC2012_val_{number:08d}"] = label
     return labels
 
 
@@ -137,9 +140,10 @@ def _read_class_map(file: Path) -> dict[int, str]:
     numbers = {}
     # The names behind the numbers may be in any encoding: nobody looks at them.
     for number, words in _lines(file.read_text(encoding="utf-8", errors="replace")):
-        if len(words) < 2 or not is_wordnet_number(words[0]) or not words[1].isdecimal():
+        label = number_in(words[1]) if len(words) > 1 else None
+        if label is None or not is_wordnet_number(words[0]):
             raise ListError(f"{file}, line {number}: this is not a WordNet number and a class number")
-        numbers[int(words[1])] = words[0]
+        numbers[label] = words[0]
     return numbers
 
 

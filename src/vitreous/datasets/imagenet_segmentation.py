@@ -15,6 +15,7 @@ from vitreous.datasets.dataset import DataSet
 from vitreous.datasets.imagenet_classes import imagenet_indices, imagenet_names
 from vitreous.datasets.mask_files import check_mask
 from vitreous.datasets.sample import Mask, Sample
+from vitreous.error_boundary import errors_as
 from vitreous.errors import DataError, MissingDependencyError
 from vitreous.images import MAX_PIXELS
 from vitreous.metrics.arrays import IGNORED
@@ -40,6 +41,11 @@ class ImageNetSegmentation(DataSet):
         self._file_path = self.path / _FILE if self.path.is_dir() else self.path
         if not self._file_path.is_file():
             raise self._error(f"there is no {_FILE} in it")
+        with errors_as(DataError, f"{self._file_path}: the file is damaged"):
+            self._read_index()
+
+    def _read_index(self) -> None:
+        """Open the file and read where its photos and masks are."""
         self._file = self._open()
         self._images, self._masks = (self._cells(name) for name in ("img", "gt"))
         if len(self._images) != len(self._masks):
@@ -89,7 +95,7 @@ class ImageNetSegmentation(DataSet):
             raise MissingDependencyError('imagenet-seg needs h5py: pip install "vitreous[datasets]"') from error
         try:
             return h5py.File(self._file_path, "r")
-        except OSError as error:
+        except Exception as error:  # damaged bytes fail with any type there is
             raise self._error("it is not an HDF5 file (Matlab 7.3), or a damaged one") from error
 
     def _cells(self, name: str) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from vitreous.datasets.imagenet_classes import CLASSES
-from vitreous.datasets.list_files import ListError, add_label, read_table
+from vitreous.datasets.list_files import ListError, add_label, number_in, read_table
 
 TABLE = "labels.csv"
 NAMES = "class_names.json"
@@ -30,9 +30,6 @@ _LABEL_COLUMNS = (
     "index",
     "class_name",
 )
-
-
-_MOST_DIGITS = 9  # no model has so many classes, and Python does not read numbers of any length
 
 
 class LabelTable(NamedTuple):
@@ -120,8 +117,8 @@ def _inside(name: str, where: str) -> str:
 
 
 def _index(text: str, class_names: tuple[str, ...] | None, where: str) -> int:
-    if text.isdecimal() and len(text) <= _MOST_DIGITS:
-        return int(text)
+    if (number := number_in(text)) is not None:
+        return number
     if class_names is None:
         raise ListError(f"{where}: {text!r} is not a class index, and there is no {NAMES} to find the name in")
     if text not in class_names:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vitreous.errors import DataError
 
+_MOST_DIGITS = 9  # no list has as many classes; Python reads no number of more than 4,300 digits
 _SEPARATORS = ",;\t"  # spreadsheets write semicolons where people write numbers with a comma
 
 
@@ -22,10 +23,26 @@ def read_list(file: Path) -> str:
         ListError: It is not text in UTF-8.
         OSError: It cannot be read.
     """
+    check_regular(file)
     try:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeError as error:
         raise ListError(f"{file} is not text in UTF-8") from error
+
+
+def check_regular(file: Path) -> None:
+    """Raise where there is something else than a file or a folder: opening a pipe would wait for ever.
+
+    Raises:
+        ListError: It is a pipe, a socket or a device.
+    """
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise ListError(f"{file} is not a file")
+
+
+def number_in(text: str) -> int | None:
+    """Return the number that a list writes in decimal digits, or None where it is none or far beyond any count."""
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def read_table(file: Path) -> list[list[str]]:

@@ -10,7 +10,7 @@ import numpy as np
 from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, stem_of
 from vitreous.datasets.imagenet_classes import imagenet_names
 from vitreous.datasets.label_table import IMAGENET_COLUMN, TABLE, read_labels
-from vitreous.datasets.list_files import ListError, add_label, read_list
+from vitreous.datasets.list_files import ListError, add_label, number_in, read_list
 from vitreous.datasets.mask_files import read_indices
 from vitreous.datasets.sample import Mask
 from vitreous.errors import DataError
@@ -95,7 +95,8 @@ def _read_list(file: Path) -> dict[str, int]:
         if not line.strip() or line.startswith("#"):
             continue
         stem, *numbers = line.split()
-        if not numbers or not numbers[0].isdecimal() or not 1 <= int(numbers[0]) <= _BREEDS:
+        breed = number_in(numbers[0]) if numbers else None
+        if breed is None or not 1 <= breed <= _BREEDS:
             raise ListError(f"{file}, line {number}: this is not a photo's name and a class number from 1 to {_BREEDS}")
-        add_label(labels, stem, int(numbers[0]) - 1, f"{file}, line {number}")
+        add_label(labels, stem, breed - 1, f"{file}, line {number}")
     return labels

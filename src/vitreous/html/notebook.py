@@ -16,7 +16,7 @@ _TOP = 3
 
 
 def as_html(explanation: Explanation) -> str:
-    """Give the first few images, each with its comparison where the pictures are known, and what the model says."""
+    """Give the first few images, each with its comparison where there is a picture, and what the model says."""
     shown = range(min(len(explanation), _MOST))
     parts = [_image(explanation, index) for index in shown]
     if len(explanation) > len(shown):

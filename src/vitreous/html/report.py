@@ -32,12 +32,12 @@ class Measured:
     by: str
 
 
-def photo_section(name: str, photo: Image.Image, explanation: Explanation, measured: Sequence[Measured]) -> str:
+def photo_section(name: str, photo: Image.Image | None, explanation: Explanation, measured: Sequence[Measured]) -> str:
     """Tell about one photo.
 
     Args:
         name: What it is called.
-        photo: The photo before preprocessing.
+        photo: The photo before preprocessing; without it the explanation's own picture is drawn on.
         explanation: The explanation of this photo alone.
         measured: The curves for each explained class, in their order; empty where they were not asked for or the
             model has none, since its outputs are values.
@@ -48,7 +48,8 @@ def photo_section(name: str, photo: Image.Image, explanation: Explanation, measu
         (prefix + one.label.replace("_", " "), one.probability or 0.0, explanation.saying(one.class_index))
         for one in explanation.top(_TOP)
     )
-    shown = page.figure(page.picture(backdrop.photo, "the photo"), "photo")
+    caption = f"{backdrop.name}. {page.escape(backdrop.note)}" if backdrop.note else backdrop.name
+    shown = page.figure(page.picture(backdrop.photo, f"the {backdrop.name}"), caption)
     parts = [f'<section>\n<h2>{page.escape(name)}</h2>\n<div class="photo">{shown}{predicted}</div>\n']
     for target in range(explanation.classes_per_image):
         parts.append(f"<h3>Why {page.escape(class_caption(explanation, 0, target))}?</h3>\n")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitreous.error_boundary import described_error
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.reason import reason_of
 
@@ -144,15 +147,35 @@ def _plain(values: Tensor) -> Tensor:
     return values.detach().clone() if values.is_inference() else values.detach()
 
 
-def failed_on(model: nn.Module, inputs: Inputs, error: BaseException) -> InputError:
+def failed_on(model: nn.Module, inputs: Inputs, error: Exception) -> Exception:
     """What is wrong with inputs that a model cannot even embed."""
     name = type(model).__name__
+    if _is_about_flex_attention(error):
+        return failed_inside(name, error)
     if not isinstance(inputs, Texts) and takes_cut_patches(model):
         return InputError(
             f"{name} takes patches that were cut out of a picture before, with spatial_shapes, not the picture itself; "
             "wrap it in a module whose forward takes images and cuts them"
         )
     return InputError(f"{name} cannot take {_described(inputs)}: {reason_of(error)}")
+
+
+def failed_inside(name: str, error: Exception) -> Exception:
+    """What a model's failure behind its first block is for the user; memory that runs out stays what it is."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return error
+    if _is_about_flex_attention(error):
+        return UnsupportedModelError(
+            f"{name} attends by flex_attention, which is compiled and shows neither A nor its gradients; load it with "
+            'attn_implementation="sdpa" or "eager"'
+        )
+    return UnsupportedModelError(f"{name} fails when it runs ({described_error(error)})")
+
+
+def _is_about_flex_attention(error: BaseException) -> bool:
+    """By the files that the error came through, or by its text: what was compiled is in no file."""
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    return "flex_attention" in str(error) or any(Path(file).stem == "flex_attention" for file in files)
 
 
 def _described(inputs: Inputs) -> str:

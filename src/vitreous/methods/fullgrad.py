@@ -50,10 +50,10 @@ class FullGradient(InputGradient):
 
 
 class EquallySharedBiases(FullGradient):
-    """Σ_channels x_l * dy_c/dx_l + 1/n Σ bias * dy_c/d(output) over everything from block l on, under the frozen rule.
+    """Σ_channels x_l * dy_c/dx_l + 1/n Σ bias * dy_c/d(output) over everything from block l on, under the libra rule.
 
-    DecompX with every bias shared equally among the n tokens where it is added. All that follows is linear under the
-    frozen rule, so the shares stay equal to the end.
+    DecompX with every bias shared equally among the n tokens where it is added. All that follows is linear under that
+    rule, so the shares stay equal to the end.
     """
 
     def shares(self, biases: Tensor) -> Tensor:
@@ -105,6 +105,10 @@ def decompx(
 ) -> Readout:
     """What a token contributes to the logit (eq. 14) once attention, variance and gates are constants (eqs. 4, 8, 10).
 
+    The paper has no gated products (SwiGLU) and no features of unit length (CLIP). Here each factor of such a product
+    gets half of it and the length is a constant, as in LibraGrad, so that with ``bias=token`` or ``bias=equal`` the
+    shares of all tokens add up to the logit on these models as well.
+
     The paper also shares a bias by how long the parts of a token are, or by how they lie to the bias. Those shares
     depend on every part of every token of every block, which one backward pass never builds, so they are not offered.
     Nor is giving all biases to the class token: the patches then have what ``bias=none`` gives them.
@@ -114,4 +118,6 @@ def decompx(
         "token": FullGradient,
         "equal": EquallySharedBiases,
     }
-    return readouts[bias]().under("frozen")
+    # On most models this is the frozen rule. A gated product, a(x) b(x) with both factors made of tokens, would count
+    # twice under that one, and a unit length would count as 0: this rule gives each factor half and holds the length.
+    return readouts[bias]().under("libra")

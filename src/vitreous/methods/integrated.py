@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -14,7 +15,7 @@ from vitreous.inputs.model_input import Texts
 from vitreous.methods.pixel_maps import Resolution, ResolutionOption, input_scores
 from vitreous.methods.readout import Procedure, Readout, total
 from vitreous.methods.registry import register
-from vitreous.methods.rerun import few_at_once, rerun
+from vitreous.methods.rerun import Unrecorded, few_at_once, rerun
 from vitreous.methods.view import View
 from vitreous.tape import PIXELS, GradientNeeds, Intervention, Needs, Pass
 
@@ -22,6 +23,7 @@ Place = Literal["pixels", "tokens"]
 Baseline = Literal["zero", "black", "mean", "pad", "mask"]
 Quadrature = Literal["gauss", "right"]
 Read = Literal["magnitude", "input"]
+Seen = View | Unrecorded
 PLAIN = Pass("plain", "logit")
 _MOST_GAUSS_POINTS = 1000  # finding them takes as long as the eigenvalues of a matrix of that size
 
@@ -42,27 +44,35 @@ class InputProcedure(Procedure):
         del layer, depth
         return Needs(tokens=frozenset({0}), gradients_again=True)
 
-    def of_tokens(self, view: View) -> bool:
+    @abstractmethod
+    def map(self, view: Seen) -> Tensor:
+        """Scores of patches, or of pixels; where pixels are the input, no run needs to be recorded before."""
+
+    def of_tokens(self, view: Seen) -> bool:
         """Whether tokens are the input, not pixels."""
-        return self.at == "tokens" or view.tape.reads_text
+        return self.at == "tokens" or _reads_text(view)
 
-    def input(self, view: View) -> Tensor:
+    def input(self, view: Seen) -> Tensor:
         """The real input, (batch, channel, height, width) or (batch, tokens, channels)."""
-        return view.tokens(0) if self.of_tokens(view) else view.runner.images
+        if not self.of_tokens(view):
+            return view.runner.images
+        assert isinstance(view, View)
+        return view.tokens(0)
 
-    def gradients(self, view: View, inputs: Tensor) -> Tensor:
+    def gradients(self, view: Seen, inputs: Tensor) -> Tensor:
         """dy_c/d input at other inputs: (variations, batch, ...) -> the same shape."""
         of_tokens = self.of_tokens(view)
         layer = 0 if of_tokens else PIXELS
-        needs = Needs(gradients={PLAIN: GradientNeeds(tokens=frozenset({layer}))})
-        flat = inputs.flatten(0, 1)
-        change = Intervention(0, flat.to(view.tape.tokens(0).dtype)) if of_tokens else None
+        needs, flat, change = _gradient_at(layer), inputs.flatten(0, 1), None
+        if of_tokens:
+            assert isinstance(view, View)
+            change = Intervention(0, flat.to(view.tape.tokens(0).dtype))
         with rerun(view, view.runner.inputs[:1] if of_tokens else flat, needs, change) as run:
             return run.token_gradient(PLAIN, layer).view_as(inputs)
 
-    def scores(self, view: View, attributions: Tensor) -> Tensor:
+    def scores(self, view: Seen, attributions: Tensor) -> Tensor:
         """Attributions of the input's numbers, summed to those of patches or pixels."""
-        return input_scores(attributions, view.layout, self.resolution)
+        return input_scores(attributions, view.runner.layout, self.resolution)
 
 
 class PathIntegral(InputProcedure):
@@ -83,15 +93,30 @@ class PathIntegral(InputProcedure):
             raise MethodError(f"steps={steps} is more than {_MOST_GAUSS_POINTS}: quadrature=right takes any number")
         self.baseline, self.steps, self.quadrature = baseline, steps, quadrature
 
-    def map(self, view: View) -> Tensor:
+    def map(self, view: Seen) -> Tensor:
         """Scores of patches, or of pixels."""
         difference = self.input(view) - self.start(view)
         return self.scores(view, difference * self.mean_gradient(view, difference))
 
-    def mean_gradient(self, view: View, difference: Tensor) -> Tensor:
+    def needs(self, layer: int, depth: int) -> Needs:
+        """Of a right Riemann sum also the gradient at the picture, its last point: that run is there already."""
+        needs = super().needs(layer, depth)
+        return needs | _gradient_at(self._layer) if self.quadrature == "right" else needs
+
+    @property
+    def _layer(self) -> int:
+        """Where the recorded run has the gradient of the input; ``PIXELS`` of a text are its tokens."""
+        return 0 if self.at == "tokens" else PIXELS
+
+    def mean_gradient(self, view: Seen, difference: Tensor) -> Tensor:
         """The integral of the gradient along the path, without the factor x - x'."""
         end, parts = self.input(view), []
         all_points, all_weights = (_gauss_legendre if self.quadrature == "gauss" else _right_riemann)(self.steps)
+        if self.quadrature == "right" and isinstance(view, View):
+            parts.append(float(all_weights[-1]) * view.token_gradient(PLAIN, self._layer))
+            all_points, all_weights = all_points[:-1], all_weights[:-1]
+        if not len(all_points):
+            return total(parts)
         pieces = zip(few_at_once(view, all_points), few_at_once(view, all_weights), strict=True)
         for points, weights in pieces:
             # x - (1 - a)(x - x'), as no third tensor of this size is needed then
@@ -99,13 +124,17 @@ class PathIntegral(InputProcedure):
             parts.append((_along(weights, end) * self.gradients(view, inputs)).sum(dim=0))
         return total(parts)
 
-    def start(self, view: View) -> Tensor:
+    def start(self, view: Seen) -> Tensor:
         """The baseline x': a picture or text without content, or its tokens."""
-        if view.tape.reads_text and self.baseline == "zero":
+        if _reads_text(view) and self.baseline == "zero":
             return torch.zeros_like(self.input(view))
-        blank = _blank_texts(view, self.baseline) if view.tape.reads_text else _baseline(view, self.baseline)
-        if isinstance(blank, Tensor) and self.at == "pixels":
-            return blank
+        blank = _blank_texts(view, self.baseline) if _reads_text(view) else _baseline(view, self.baseline)
+        if isinstance(blank, Tensor):
+            if self.at == "pixels":
+                return blank
+            embedded = view.runner.embedded(blank)
+            if embedded is not None:
+                return embedded
         with rerun(view, blank, Needs(tokens=frozenset({0}))) as run:
             return run.tokens(0)
 
@@ -127,7 +156,7 @@ class NoisyGradient(InputProcedure):
         self.samples, self.noise, self.seed, self.read = samples, noise, seed, read
         self.signed = read == "input"
 
-    def map(self, view: View) -> Tensor:
+    def map(self, view: Seen) -> Tensor:
         """Scores of patches, or of pixels."""
         parts = []
         for inputs in self.noisy_inputs(view):
@@ -136,7 +165,7 @@ class NoisyGradient(InputProcedure):
         mean = total(parts) / self.samples
         return self.scores(view, mean.abs() if self.read == "magnitude" else mean)
 
-    def noisy_inputs(self, view: View) -> Iterator[Tensor]:
+    def noisy_inputs(self, view: Seen) -> Iterator[Tensor]:
         """(a few samples, batch, ...), again and again."""
         clean = self.input(view)
         axes = tuple(range(1, clean.dim()))
@@ -165,7 +194,15 @@ def _along(values: Tensor, inputs: Tensor) -> Tensor:
     return values.to(inputs).view(-1, *[1] * inputs.dim())
 
 
-def _blank_texts(view: View, kind: Baseline) -> Texts:
+def _reads_text(view: Seen) -> bool:
+    return isinstance(view.runner.inputs, Texts)
+
+
+def _gradient_at(layer: int) -> Needs:
+    return Needs(gradients={PLAIN: GradientNeeds(tokens=frozenset({layer}))})
+
+
+def _blank_texts(view: Seen, kind: Baseline) -> Texts:
     texts = view.runner.inputs
     assert isinstance(texts, Texts)
     if kind not in texts.blanks:
@@ -174,7 +211,7 @@ def _blank_texts(view: View, kind: Baseline) -> Texts:
     return texts.blanked(kind)
 
 
-def _baseline(view: View, kind: Baseline) -> Tensor:
+def _baseline(view: Seen, kind: Baseline) -> Tensor:
     images = view.runner.images
     if kind in {"pad", "mask"}:
         raise MethodError(f"baseline={kind} is a token of a text: for pictures there is zero, black and mean")

@@ -47,6 +47,16 @@ class MethodInfo:
     make: ReadoutMaker
 
     @property
+    def written(self) -> Callable[..., object]:
+        """The function or class that somebody wrote: of a plugin the function that was decorated."""
+        return _written(self.make)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a user's own method, not one of this package."""
+        return _package(self.written) != _PACKAGE
+
+    @property
     def has_layers(self) -> bool:
         """Whether it can be read at one layer or combined over several."""
         return self.layers_stand_alone or "rollout" in self.aggregations
@@ -125,15 +135,14 @@ def register(
 
 def own_code(spelled: Iterable[str]) -> dict[str, str]:
     """The methods among some that are not of this package, each with the hash of its code."""
-    makers = {name: _written(method_info(name).make) for name in spelled}
-    own = {name: make for name, make in makers.items() if make.__module__.partition(".")[0] != _PACKAGE}
-    return {name: source_hash(make) for name, make in own.items()}
+    infos = {name: method_info(name) for name in spelled}
+    return {name: source_hash(info.written) for name, info in infos.items() if info.is_own}
 
 
 def _same_place(before: ReadoutMaker, now: ReadoutMaker) -> bool:
     """Whether a method was written where it was before: a plugin that is run again, a cell of a notebook."""
     one, other = _written(before), _written(now)
-    if one.__module__ != other.__module__ or other.__module__.partition(".")[0] == _PACKAGE:
+    if one.__module__ != other.__module__ or _package(other) == _PACKAGE:
         return False
     # Each cell of a notebook is a file of its own.
     return other.__module__ == "__main__" or inspect.getfile(one) == inspect.getfile(other)
@@ -143,6 +152,11 @@ def _written(make: ReadoutMaker) -> Callable[..., object]:
     """The function that somebody wrote: of a plugin the one inside."""
     written: Callable[..., object] = getattr(make, "written", make)
     return written
+
+
+def _package(written: Callable[..., object]) -> str:
+    """The package that something is written in; what was made by ``exec`` may have none."""
+    return (getattr(written, "__module__", None) or "").partition(".")[0]
 
 
 def method_info(name: str) -> MethodInfo:

@@ -4,23 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vitreous.inputs.model_input import Inputs
 from vitreous.methods.view import View
-from vitreous.tape import Intervention, Needs
+from vitreous.tape import Intervention, Needs, Tape
+from vitreous.tape.half import exact
+from vitreous.tape.runner import ModelRunner
+from vitreous.targets import check_classes
+
+
+@dataclass
+class Unrecorded:
+    """Images and targets of which no run was recorded, for methods that read only the runs they make themselves.
+
+    Attributes:
+        runner: the model and the images.
+        target: the class that is explained of each image, (batch,).
+        output: the model's output in the last run, of other images.
+    """
+
+    runner: ModelRunner
+    target: Tensor
+    output: Tensor | None = None
+
+    def note(self, tape: Tape) -> None:
+        """Keep what a run shows of every run: patch grid, number of classes, precision."""
+        check_classes(self.target, tape.logits.shape[1])
+        self.runner.note_layout(tape.layout)
+        self.output = exact(tape.logits[:1])
 
 
 @contextmanager
-def rerun(view: View, inputs: Inputs, needs: Needs, intervention: Intervention | None = None) -> Iterator[View]:
+def rerun(
+    view: View | Unrecorded, inputs: Inputs, needs: Needs, intervention: Intervention | None = None
+) -> Iterator[View]:
     """What a method sees of another run, with the gradients of the same targets, until the context ends.
 
     The run's batch, that of an intervention's stream where there is one, is a multiple of the original: the images come
     in their order, over and over.
     """
     with view.runner.record(inputs, needs, intervention) as tape:
+        if isinstance(view, Unrecorded):
+            view.note(tape)
         target = view.target.repeat(len(tape.logits) // len(view.target))
         gradients = {backward: tape.backward(backward, target, part) for backward, part in needs.gradients.items()}
         yield View(tape, gradients, target, view.runner)
@@ -41,7 +70,7 @@ def rerun_scaled(
     return rerun(view, view.runner.inputs[:1], needs, Intervention(0, stream, attention_scale))
 
 
-def few_at_once(view: View, points: Tensor, *, room: int = 1) -> Iterator[Tensor]:
+def few_at_once(view: View | Unrecorded, points: Tensor, *, room: int = 1) -> Iterator[Tensor]:
     """Cut what all images are varied by, (points, ...), so that images x points of one piece fit into one run.
 
     ``room`` times as many fit where a run takes so much less memory.

@@ -14,6 +14,7 @@ from vitreous.methods.registry import register
 from vitreous.methods.view import View
 
 Budget = Annotated[int, "how many evaluations of the model an image may cost"]
+_LEAST_KEPT = 1e-6
 Seed = Annotated[int, "of the random masks"]
 
 
@@ -44,8 +45,9 @@ class Rise(Questioning):
     ) -> None:
         if by == "drop" and resolution == "pixel":
             raise MethodError("single pixels cannot be dropped; resolution=pixel needs by=paint")
-        if not 0 < keep < 1 or cells < 1 or budget < 1:
-            raise MethodError("keep must lie between 0 and 1, and cells and budget must be at least 1")
+        # The maps are divided by p1: with one that float32 cannot hold they would not be numbers.
+        if not _LEAST_KEPT <= keep < 1 or cells < 1 or budget < 1:
+            raise MethodError(f"keep must lie between {_LEAST_KEPT:g} and 1, and cells and budget must be at least 1")
         self._by, self.resolution, self._cells, self._keep = by, resolution, cells, keep
         self._budget, self._seed, self._given = budget, seed, masks
 

@@ -33,9 +33,29 @@ class Row:
         return self.weights.new_zeros(len(self.weights), tokens).index_copy_(1, self.rows, self.weights)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class View:
     """One tape and the gradients of one target per image, by backward pass.
+
+    What can be read of a block ``l`` (0 to ``depth`` - 1), and what a method has to declare for it:
+
+    ============================================  ====================================  ===========================
+    read                                          what                                  declared as
+    ============================================  ====================================  ===========================
+    ``tokens(l)``                                 x_l, the block's input                ``values=("tokens",)``
+    ``norm(l)``                                   the first norm's output               ``values=("norms",)``
+    ``attended(l)``, ``middle(l)``, ``end(l)``    the stream inside the block           ``values=("halves",)``
+    ``attention(l)``, ``attention_matrix(l)``     A, all rows                           ``values=("attention",)``
+    ``value(l)``, a few rows of A                 v of every head                       ``values=("attention_rows",)``
+    ``heads_to_stream(l)``                        W_O of every head                     ``values=("projections",)`` too
+    ``token_gradient(backward, l)``               dy/dx_l                               ``slopes=("tokens",)``
+    ``norm_gradient(backward, l)``                the gradient at the first norm        ``slopes=("norms",)``
+    ``attention_gradient(backward, l)``           dy/dA                                 ``slopes=("attention",)``
+    ``attention_relevance(backward, l)``          R_A, under a rule that carries it     ``slopes=("attention",)``
+    ``biases(backward, l)``                       bias x gradient                       ``slopes=("biases",)``
+    ============================================  ====================================  ===========================
+
+    Always there: ``layout``, ``depth``, ``dtype``, ``read_row``, ``last_attention``.
 
     Attributes:
         tape: the recorded run.
@@ -49,6 +69,17 @@ class View:
     target: Tensor
     runner: ModelRunner
 
+    def __dir__(self) -> list[str]:
+        """The public names: what can be read."""
+        return [name for name in super().__dir__() if not name.startswith("_")]
+
+    def __repr__(self) -> str:
+        rows, columns = self.layout.grid
+        return (
+            f"{type(self).__name__}({len(self.target)} images, {self.depth} blocks, {self.layout.tokens} tokens, the "
+            f"last {rows} x {columns} of them patches; dir() lists what can be read)"
+        )
+
     @property
     def layout(self) -> Layout:
         """Patch grid, prefix tokens and the tokens that the head reads."""
@@ -60,7 +91,7 @@ class View:
         return self.tape.depth
 
     def tokens(self, layer: int) -> Tensor:
-        """x_l, (batch, tokens, channels)."""
+        """x_l, the input of a block, (batch, tokens, channels); layer L is the last block's output."""
         return exact(self.tape.tokens(layer))
 
     def token_gradient(self, backward: Pass, layer: int) -> Tensor:
@@ -80,8 +111,12 @@ class View:
         return self.gradients[backward].biases[layer]
 
     def attention(self, layer: int) -> AttentionRecord:
-        """The attention call of a block."""
+        """The attention call of a block: q, k, v, and A by ``rows(...)`` or indexed as a tensor."""
         return self.tape.attention(layer)
+
+    def attention_matrix(self, layer: int, rows: Rows = slice(None)) -> Tensor:
+        """A of a block, or some rows of it, (batch, head, rows, tokens)."""
+        return exact(self.attention(layer).rows(rows))
 
     def attended(self, layer: int) -> Tensor:
         """The stream with the attention part of a block added, before a post-norm block normalises it."""
@@ -106,13 +141,13 @@ class View:
         weight = exact(projection)
         return weight.reshape(len(weight), self.attention(layer).heads, -1)
 
-    def attention_gradient(self, backward: Pass, layer: int, rows: Rows) -> Tensor:
+    def attention_gradient(self, backward: Pass, layer: int, rows: Rows = slice(None)) -> Tensor:
         """dy/dA = (dy/dO) Vᵀ for some rows, (batch, head, rows, tokens); GradToken eq. 4."""
         value = self.value(layer)
         output_gradient = self.gradients[backward].outputs[layer].to(value.dtype)
         return output_gradient[:, :, rows] @ value.transpose(-2, -1)
 
-    def attention_relevance(self, backward: Pass, layer: int, rows: Rows) -> Tensor:
+    def attention_relevance(self, backward: Pass, layer: int, rows: Rows = slice(None)) -> Tensor:
         """R_A for some rows, (batch, head, rows, tokens), under a rule that carries relevance."""
         return attention_relevance(self.attention(layer), rows, self.gradients[backward].outputs[layer][:, :, rows])
 

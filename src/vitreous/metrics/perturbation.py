@@ -30,15 +30,25 @@ def hits(logits: ArrayLike, labels: ArrayLike) -> Floats:
     return right
 
 
-def probabilities(logits: ArrayLike, *, exclusive: bool = True) -> Floats:
-    """Turn logits (..., classes) into probabilities.
+def probabilities(
+    logits: ArrayLike,
+    *,
+    exclusive: bool = True,
+    outputs: Literal["logits", "probabilities", "sigmoid"] | None = None,
+) -> Floats:
+    """Turn a model's outputs (..., classes) into probabilities.
 
     Args:
-        logits: what a model says.
+        logits: the outputs.
         exclusive: one class is right, so take the softmax over them; otherwise each is right or not, by its sigmoid.
+        outputs: what they are, instead of ``exclusive``: ``logits`` get a softmax, ``sigmoid`` a sigmoid each, and
+            ``probabilities`` stay what they are, but that 0 becomes the smallest number, so that it has a logarithm.
     """
     scores = finite(logits, "logits")
-    if not exclusive:
+    kind = outputs or ("logits" if exclusive else "sigmoid")
+    if kind == "probabilities":
+        return np.maximum(scores, np.finfo(np.float32).tiny)
+    if kind == "sigmoid":
         return np.exp(-np.logaddexp(0.0, -scores))
     powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares: Floats = powers / powers.sum(axis=-1, keepdims=True)

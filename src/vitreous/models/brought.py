@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from vitreous.errors import InputError
+from vitreous.error_boundary import errors_as
+from vitreous.errors import InputError, ModelError
 from vitreous.models.hf_models import class_names_of, image_size_of
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, from_processor, from_torchvision
@@ -27,9 +28,15 @@ def described(model: nn.Module | Pair) -> LoadedModel | None:
 
     Raises:
         InputError: The pair is of other things.
+        ModelError: What says it is not valid.
     """
     if isinstance(model, tuple):
         return paired(model)
+    with errors_as(ModelError, f"how photos become the input of {type(model).__name__} cannot be read"):
+        return _self_described(model)
+
+
+def _self_described(model: nn.Module) -> LoadedModel | None:
     own = getattr(model, "preprocessing", None)
     if isinstance(own, Preprocessing):
         return LoadedModel(type(model).__name__, model, own, own_class_names(model))
@@ -46,15 +53,30 @@ def own_class_names(model: nn.Module) -> tuple[str, ...] | None:
     return tuple(map(str, names)) if isinstance(names, Iterable) else class_names_of(model)
 
 
+def known_class_names(model: LoadedModel | nn.Module) -> tuple[str, ...] | None:
+    """Return the class names of a loaded model, or those that a network says or that come with its configuration."""
+    if isinstance(model, LoadedModel):
+        return model.class_names
+    names = own_class_names(model)
+    if names is None and (found := described(model)) is not None:
+        return found.class_names
+    return names
+
+
 def paired(pair: Pair) -> LoadedModel:
     """Give the network of a pair as it is, with the preprocessing that the other one says.
 
     Raises:
         InputError: The pair is of other things.
+        ModelError: What says it is not valid.
     """
     if len(pair) != 2 or not isinstance(pair[0], nn.Module):
         raise InputError("a pair is a model and what tells how photos become its input, such as its image processor")
-    network, source = pair
+    with errors_as(ModelError, f"how photos become the input of {type(pair[0]).__name__} cannot be read"):
+        return _joined(*pair)
+
+
+def _joined(network: nn.Module, source: Any) -> LoadedModel:
     class_names = own_class_names(network)
     if hasattr(source, "transforms") and hasattr(source, "meta"):  # torchvision's weights
         class_names = tuple(source.meta.get("categories") or ()) or class_names

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from vitreous.errors import ModelError
 from vitreous.paths import expanded
+from vitreous.plain_tensors import special_kind
+from vitreous.reason import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,8 +66,12 @@ def _unwrapped(content: Any, path: Path) -> State:
     if not isinstance(content, Mapping) or not content:
         raise ModelError(f"{path}: the checkpoint holds no weights")
     for key, value in content.items():
+        if not isinstance(key, str):
+            raise ModelError(f"{path}: {shown(key)} is not the name of a weight")
         if not isinstance(value, Tensor):
             raise ModelError(f"{path}: the checkpoint holds {key!r}, which is not a tensor, among its weights")
+        if (kind := special_kind(value)) is not None:
+            raise ModelError(f"{path}: {key!r} is {kind} tensor; weights are plain ones")
     return dict(content)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vitreous.cautions import warn_caller
 from vitreous.errors import MissingDependencyError, ModelError
 from vitreous.models import hub
+from vitreous.models.checkpoint_folder import check_folder, check_sizes
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, as_image_size, check_patches, from_processor
 from vitreous.paths import expanded
@@ -63,8 +64,8 @@ def place_of(name: str, identifier: str) -> tuple[str, dict[str, Any]]:
     local = folder.is_dir()
     if not local and (identifier.startswith((".", "/", "~")) or identifier.count("/") > 1):
         raise ModelError(f"{name}: there is no folder {folder}")
-    if local and not (folder / "config.json").is_file():
-        raise ModelError(f"{name}: there is no config.json in this folder")
+    if local:
+        check_folder(name, folder)
     options = {"trust_remote_code": False, "local_files_only": local or not hub.is_reachable()}
     return str(folder) if local else identifier, options
 
@@ -85,7 +86,9 @@ def load_network(
         ModelError: It cannot be found or loaded, or lacks weights.
     """
     try:
-        config = transformers_library().AutoConfig.from_pretrained(place, **options)
+        transformers = transformers_library()
+        check_sizes(name, transformers.PretrainedConfig.get_config_dict(place, **options)[0])
+        config = transformers.AutoConfig.from_pretrained(place, **options)
         model, report = class_for(config).from_pretrained(place, output_loading_info=True, **options)
     except ModelError:
         raise

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from vitreous.models.preprocessing import Preprocessing
+    from vitreous.outputs import OutputActivation
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class LoadedModel:
         preprocessing: How photos become its input.
         class_names: The name of every class in index order, or None where they are unknown.
         code: The hash of the user's own code that built it, or nothing.
+        outputs: What its outputs are; None where its configuration tells, or they are recognised.
     """
 
     name: str
@@ -32,6 +34,7 @@ class LoadedModel:
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
     code: str = ""
+    outputs: OutputActivation | None = None
 
     def example_input(self) -> Tensor:
         """A black photo as the model gets it: enough to see its architecture."""

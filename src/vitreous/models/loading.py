@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vitreous.error_boundary import errors_as
 from vitreous.errors import ModelError
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.placing import put_on
@@ -55,11 +56,13 @@ def load_model(
     """
     if not isinstance(name, str):  # a path neither: it would lose the second of two slashes in hf//FOLDER
         raise ModelError(f"a model is named by a text such as demo or hf/FOLDER, not by {type(name).__name__}")
-    size = None if image_size is None else as_image_size(image_size)
-    with torch.random.fork_rng(devices=[]):  # building a network draws its first weights from the caller's generator
-        loaded = _load(name, size, mean, std)
-    preprocessing = loaded.preprocessing.override(mean=mean, std=std)
-    return replace(loaded, name=name, model=put_on(device, loaded.model), preprocessing=preprocessing)
+    with errors_as(ModelError, f"{name}: the model cannot be loaded"):
+        size = None if image_size is None else as_image_size(image_size)
+        # Building a network draws its first weights from the caller's generator.
+        with torch.random.fork_rng(devices=[]):
+            loaded = _load(name, size, mean, std)
+        preprocessing = loaded.preprocessing.override(mean=mean, std=std)
+        return replace(loaded, name=name, model=put_on(device, loaded.model), preprocessing=preprocessing)
 
 
 def list_models() -> dict[str, object]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from vitreous.error_boundary import errors_as
 from vitreous.errors import ModelError
 from vitreous.inputs.model_input import Texts
 from vitreous.models.fingerprint import kept_fingerprint_of
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from vitreous.outputs import OutputActivation
+
 
 @dataclass(frozen=True)
 class LoadedTextModel:
@@ -28,12 +31,14 @@ class LoadedTextModel:
         model: The network.
         tokenizer: What turns texts into its input.
         class_names: The name of every class in index order, or ``None`` where they are unknown.
+        outputs: What its outputs are; ``None`` where its configuration tells, or they are recognised.
     """
 
     name: str | None
     model: nn.Module
     tokenizer: Any
     class_names: tuple[str, ...] | None
+    outputs: OutputActivation | None = None
 
     def example_input(self) -> Texts:
         """A short text as the model gets it: enough to see its architecture."""
@@ -66,11 +71,14 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
     if family != "hf" or not identifier:
         raise ModelError(f"text models are named hf/ID or hf/FOLDER, not {name!r}")
     transformers = transformers_library()
-    place, options = place_of(name, identifier)
-    _, model = load_network(name, place, options, lambda config: _class_for(transformers, name, config), "hf/FOLDER")
-    tokenizer = _tokenizer(transformers, name, place, options)
-    model = put_on(device, model)
-    return LoadedTextModel(name, model, tokenizer, class_names_of(model))
+    with errors_as(ModelError, f"{name}: the model cannot be loaded"):
+        place, options = place_of(name, identifier)
+        _, model = load_network(
+            name, place, options, lambda config: _class_for(transformers, name, config), "hf/FOLDER"
+        )
+        tokenizer = _tokenizer(transformers, name, place, options)
+        model = put_on(device, model)
+        return LoadedTextModel(name, model, tokenizer, class_names_of(model))
 
 
 def _class_for(transformers: Any, name: str, config: Any) -> Any:

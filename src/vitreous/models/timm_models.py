@@ -14,6 +14,7 @@ from torch import nn
 from vitreous.close_match import close_match
 from vitreous.errors import ModelError
 from vitreous.models import hub
+from vitreous.models.checkpoint_folder import MOST_CLASSES, check_folder
 from vitreous.models.checkpoints import load_strictly, read_checkpoint, without_prefixes
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import check_patches, from_timm
@@ -135,7 +136,11 @@ def _classes_in(state: State, architecture: str) -> int | None:
     classifier = getattr(config, "classifier", None) or "head"
     first = classifier if isinstance(classifier, str) else classifier[0]
     weight = state.get(f"{first}.weight")
-    return None if weight is None else weight.shape[0]
+    if weight is None or not weight.dim():
+        return None
+    if weight.shape[0] > MOST_CLASSES:
+        raise ModelError(f"the head of the weights has {weight.shape[0]:,} classes, more than {MOST_CLASSES:,}")
+    return weight.shape[0]
 
 
 def _from_hub(architecture: str, image_size: tuple[int, int] | None) -> nn.Module:
@@ -156,13 +161,13 @@ def _from_elsewhere(identifier: str, image_size: tuple[int, int] | None) -> nn.M
     kind, _, place = identifier.partition(":")
     if kind == "local-dir":
         folder = expanded(place)
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"timm/{identifier}: there is no config.json in {place or 'an empty name'}")
+        check_folder(f"timm/{identifier}", folder)
         return _published(f"local-dir:{folder}", image_size)
     if kind == "hf-hub" and not hub.is_reachable():
         config = hub.cached_file(place, ["config.json"])
         if config is None:
             raise hub.unreachable(f"timm/{identifier}", "timm/local-dir:FOLDER or demo")
+        check_folder(f"timm/{identifier}", config.parent)
         return _published(f"local-dir:{config.parent}", image_size)
     return _published(identifier, image_size)
 

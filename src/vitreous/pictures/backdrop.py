@@ -42,10 +42,22 @@ class Look:
 
 @dataclass(frozen=True)
 class Backdrop:
-    """A photo with the frame of what the model saw of it."""
+    """A photo with the frame of what the model saw of it.
+
+    Attributes:
+        photo: The photo, or the picture as the model saw it.
+        frame: Which part of it the model saw.
+        note: What it is where it is no photo, in a sentence for the figure; otherwise nothing.
+    """
 
     photo: Image.Image
     frame: Frame
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """What stands above it in a figure."""
+        return "input" if self.note else "photo"
 
     @classmethod
     def of(cls, explanation: Explanation, index: int = 0, photo: Photo | None = None) -> Self:
@@ -61,14 +73,17 @@ class Backdrop:
             if explanation.preprocessing is None:
                 raise InputError(
                     "it is not known which part of the photo the model saw, since its preprocessing is not; "
-                    "pass the picture as the model saw it as image=..."
+                    "pass the picture as the model saw it, resized and cropped, as image=..."
                 )
             upright = read_image(photo)
             return cls(upright, explanation.preprocessing.frame((upright.height, upright.width)))
         if explanation.images is None:
-            raise InputError("this explanation holds no pictures; pass the photo to draw on as photo=...")
+            raise InputError(
+                "this explanation holds no pictures; pass the one to draw on as image=..."
+                + ("" if explanation.preprocessing is None else ", or the whole photo as photo=...")
+            )
         picture = explanation.images[index]
-        return cls(picture, Frame.whole((picture.height, picture.width)))
+        return cls(picture, Frame.whole((picture.height, picture.width)), explanation.images_note or "")
 
     def fitted(self, width: int, height: int) -> Backdrop:
         """Scale the photo so that it just fits into a box, whatever its own size."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from PIL import ImageFont
 
+from vitreous.printable import printable
+
 if TYPE_CHECKING:
     from PIL import ImageDraw
 
@@ -32,7 +34,7 @@ def wrap(text: str, style: Font, width: int, *, lines: int) -> list[str]:
     Method spellings have no spaces, so a line may also end after a comma or colon, or inside a word that is too long.
     """
     wrapped = [""]
-    for piece in _pieces(" ".join(text.split()), style, width):
+    for piece in _pieces(" ".join(printable(text).split()), style, width):
         if wrapped[-1] and style.getlength((wrapped[-1] + piece).rstrip()) > width:
             wrapped.append("")
         wrapped[-1] += piece

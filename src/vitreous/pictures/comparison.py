@@ -6,12 +6,14 @@ print, of several photos and in their own resolution, are ``figures.comparison``
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from vitreous.errors import InputError
+from vitreous.pictures.backdrop import Look
 from vitreous.pictures.captions import class_caption, draw_lines, font, line_height, wrap
 from vitreous.pictures.left_out import left_out
 from vitreous.pictures.overlay import overlay
@@ -20,10 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vitreous.explanation import Explanation
+    from vitreous.pictures.input_pictures import Drawable
 
 _MARGIN = 16
 _GAP = 12
 _CAPTION_LINES = 3
+_NOTE_LINES = 5
 _LEGEND_HEIGHT = 10
 _INK = "#1a1a1a"
 _FAINT = "#5f5f5f"
@@ -34,7 +38,7 @@ def comparison(
     index: int = 0,
     *,
     methods: Sequence[str] | None = None,
-    image: Image.Image | None = None,
+    image: Drawable | None = None,
     tile: int = 288,
 ) -> Image.Image:
     """Draw the photo and every method's overlay in a row, one row for each explained class.
@@ -45,21 +49,24 @@ def comparison(
         explanation: What to draw.
         index: Which image of the batch.
         methods: The methods to show, in this order; all by default.
-        image: The picture as the model saw it; by default the one in ``explanation.images``.
+        image: The picture as the model saw it, see ``Explanation.overlay``; by default the explanation's own.
         tile: The longer side of each picture, in pixels.
     """
-    photo = _tile_photo(_photo(explanation, index, image), tile)
+    if image is not None:
+        index, _ = explanation.position(index)
+        explanation, index = explanation.select(index).with_images(image), 0
+    photo = _tile_photo(_photo(explanation, index), tile)
+    tiles = replace(explanation.select(index), images=(photo,))
     columns = tuple(methods or explanation.methods)
     targets = range(explanation.classes_per_image)
-    row_images = [_row(explanation, index, target_index, photo, columns) for target_index in targets]
-    header = _header(columns, photo.width)
+    row_images = [_row(tiles, target_index, photo, columns) for target_index in targets]
+    header = _header(columns, photo.width, "input" if explanation.images_note else "photo")
     legend = _legend(explanation, columns, photo.width)
-    return _stack([header, *row_images, legend])
+    note = [_note(explanation.images_note, legend.width)] if explanation.images_note else []
+    return _stack([header, *row_images, legend, *note])
 
 
-def _photo(explanation: Explanation, index: int, image: Image.Image | None) -> Image.Image:
-    if image is not None:
-        return image.convert("RGB")
+def _photo(explanation: Explanation, index: int) -> Image.Image:
     if explanation.images is None:
         raise InputError("this explanation holds no pictures; pass the one to draw on as image=...")
     index, _ = explanation.position(index)
@@ -82,10 +89,10 @@ def _left(column: int, tile_width: int) -> int:
     return _MARGIN + column * (tile_width + _GAP)
 
 
-def _header(methods: Sequence[str], tile_width: int) -> Image.Image:
+def _header(methods: Sequence[str], tile_width: int, first: str) -> Image.Image:
     """Draw the captions above the columns, aligned at their bottom."""
     style = font(15, bold=True)
-    captions = [wrap(caption, style, tile_width, lines=_CAPTION_LINES) for caption in ("photo", *methods)]
+    captions = [wrap(caption, style, tile_width, lines=_CAPTION_LINES) for caption in (first, *methods)]
     tallest = max(len(lines) for lines in captions)
     strip = _blank(len(methods), tile_width, _MARGIN + tallest * line_height(style) + 4)
     draw = ImageDraw.Draw(strip)
@@ -95,17 +102,15 @@ def _header(methods: Sequence[str], tile_width: int) -> Image.Image:
     return strip
 
 
-def _row(
-    explanation: Explanation, index: int, target_index: int, photo: Image.Image, methods: Sequence[str]
-) -> Image.Image:
-    """Draw the photo, the overlays, and below the photo which class they explain."""
+def _row(explanation: Explanation, target_index: int, photo: Image.Image, methods: Sequence[str]) -> Image.Image:
+    """Draw the photo, the overlays on it, and below the photo which class they explain."""
     style = font(15)
-    caption = class_caption(explanation, index, target_index)
+    caption = class_caption(explanation, 0, target_index)
     strip = _blank(len(methods), photo.width, photo.height + 6 + line_height(style) + _GAP)
     strip.paste(photo, (_left(0, photo.width), 0))
     for column, method in enumerate(methods, start=1):
-        if explanation.shows(method, index, target_index):
-            picture = explanation.overlay(method, index, target_index, image=photo)
+        if explanation.shows(method, 0, target_index):
+            picture = explanation.draw_overlay(method, 0, target_index, look=Look())
         else:
             picture = left_out(photo.size)
         strip.paste(picture, (_left(column, photo.width), 0))
@@ -131,6 +136,15 @@ def _legend(explanation: Explanation, methods: Sequence[str], tile_width: int) -
         top = _LEGEND_HEIGHT + 2
         draw.text((left, top), low, fill=_FAINT, font=style)
         draw.text((left + tile_width, top), high, fill=_FAINT, font=style, anchor="ra")
+    return strip
+
+
+def _note(text: str, width: int) -> Image.Image:
+    """Draw a sentence on what the picture is."""
+    style = font(12)
+    lines = wrap(text, style, width - 2 * _MARGIN, lines=_NOTE_LINES)
+    strip = Image.new("RGB", (width, len(lines) * line_height(style) + _MARGIN), "white")
+    draw_lines(ImageDraw.Draw(strip), (_MARGIN, 0), lines, style, _FAINT)
     return strip
 
 

@@ -17,6 +17,8 @@ _CAPTION_LINES = 3
 _LABEL = 15
 _BAR = 200
 _BETWEEN_BARS = 36
+_NOTE = 12
+_NOTE_LINES = 5
 # Pictures hold this many pixels per unit, so that a page printed or enlarged stays sharp.
 SHARPNESS = 2
 
@@ -66,9 +68,9 @@ def tiled(
     width = 2 * MARGIN + across * tile + (across - 1) * GAP
     width = max(width, 2 * MARGIN + len(legend) * (_BAR + _BETWEEN_BARS) - _BETWEEN_BARS)
     inner = width - 2 * MARGIN
-    parts = _Parts(headings=headings, note=note, tile=tile, inner=inner)
+    parts = _Parts(headings=headings, tile=tile)
     body = sum(line.height(tile, inner) for line in lines)
-    foot = (12 + line_height(font(12)) + 6 if legend else 0) + parts.note_height
+    foot = (12 + line_height(font(12)) + 6 if legend else 0) + note_height(note, inner)
     sheet = Sheet(width, 2 * MARGIN + parts.head_height + body + foot)
     top = parts.draw_head(sheet)
     for line in lines:
@@ -76,11 +78,21 @@ def tiled(
     for number, signed in enumerate(legend):
         marks = ("against", "0", "for") if signed else ("low", "high")
         sheet.bar(MARGIN + number * (_BAR + _BETWEEN_BARS), top, _BAR, signed=signed, marks=marks)
-    if note:
-        sheet.write(
-            MARGIN, sheet.height - MARGIN - parts.note_height + 4, note, width=inner, size=12, ink=FAINT, lines=3
-        )
+    write_note(sheet, note)
     return sheet
+
+
+def note_height(note: str, width: int) -> float:
+    """Give the height that a sentence at the bottom of a page takes, nothing where there is none."""
+    return len(wrap(note, font(_NOTE), width, lines=_NOTE_LINES)) * line_height(font(_NOTE)) + 4 if note else 0
+
+
+def write_note(sheet: Sheet, note: str) -> None:
+    """Write a sentence at the bottom of a page, which has left ``note_height`` for it."""
+    width = sheet.width - 2 * MARGIN
+    if note:
+        top = sheet.height - MARGIN - note_height(note, width) + 4
+        sheet.write(MARGIN, top, note, width=width, size=_NOTE, ink=FAINT, lines=_NOTE_LINES)
 
 
 @dataclass(frozen=True)
@@ -130,22 +142,16 @@ class _Line:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What stands above and below the rows."""
+    """What stands above the rows."""
 
     headings: Sequence[str]
-    note: str
     tile: int
-    inner: int
 
     @property
     def head_height(self) -> float:
         return max((len(lines) for lines in self._broken()), default=0) * line_height(font(_LABEL, bold=True)) + (
             4 if self.headings else 0
         )
-
-    @property
-    def note_height(self) -> float:
-        return len(wrap(self.note, font(12), self.inner, lines=3)) * line_height(font(12)) + 4 if self.note else 0
 
     def draw_head(self, sheet: Sheet) -> float:
         bottom = MARGIN + self.head_height

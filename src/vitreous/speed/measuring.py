@@ -183,8 +183,11 @@ class _Bench:
                 jobs[entry.limit.name] = entry.limit.job(self._plain)
                 jobs[entry.limit.name]()
         jobs |= {entry.name: entry.probe.job for entry in entries if entry.probe is not None}
-        self._notice(f"timing {len(jobs)} jobs, {repeats} times each")
-        seconds = time_in_turn(jobs, repeats, self._plain.images.device)
+        seconds: dict[str, list[float]] = {name: [] for name in jobs}
+        for repeat in range(1, repeats + 1):
+            self._notice(f"times of {len(jobs)} jobs, round {repeat} of {repeats}")
+            for name, measured in time_in_turn(jobs, 1, self._plain.images.device).items():
+                seconds[name] += measured
         return [_completed(entry, seconds) for entry in entries]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +95,10 @@ class AttentionRecord:
             return self.matrix[:, :, rows]
         assert self.query is not None
         return attention_rows(self.query[:, :, rows], self.key, self.scale, self._bias_rows(rows))
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """A, (batch, head, tokens, tokens), indexed as a tensor; ``rows`` rebuilds no more of it than is wanted."""
+        return self.rows(slice(None))[index]
 
     def score_rows(self, rows: Rows) -> Tensor:
         """The scores before the softmax for some of the looking tokens: (batch, head, rows, tokens)."""

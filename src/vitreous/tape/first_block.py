@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from vitreous.architecture import Architecture
 from vitreous.architecture.trace import tensors_in
-from vitreous.inputs.model_input import FAILURES, Inputs, ask, outside_inference
-from vitreous.tape.interception import Interception, OtherRunError
+from vitreous.inputs.model_input import Inputs, ask, outside_inference
+from vitreous.tape.interception import Interception
 from vitreous.torch_state import outside_inference_mode
 
 
@@ -44,7 +44,7 @@ def first_block_input(architecture: Architecture, model: nn.Module, inputs: Inpu
     listening = Interception(architecture, first, {})
     listening.start(given)
     with (
-        suppress(SeenEnough, OtherRunError, *FAILURES),
+        suppress(SeenEnough, Exception),
         outside_inference_mode(),
         torch.no_grad(),
         listening,

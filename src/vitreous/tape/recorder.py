@@ -191,7 +191,8 @@ class Recorder:
         if rules.rules_differ:
             hear(heard.RMS_NORM, rules.on_rms_norm)
             hear(heard.NORMALIZE, relevance.noting(rules.on_normalize))
-            hear((*heard.DIVISION, *heard.DIVISION_IN_PLACE, *heard.MASKED_FILL), relevance.on_divide)
+            divided = (*heard.DIVISION, *heard.DIVISION_IN_PLACE, *heard.MASKED_FILL)
+            hear(divided, rules.over_division(relevance.on_divide))
         if rules.rules_differ or self.plan.biases:
             hear(heard.LAYER_NORM, rules.on_layer_norm)
             hear(heard.BATCH_NORM, relevance.noting(rules.on_batch_norm))

@@ -183,6 +183,17 @@ class RuleListener:
         self._pass_on_deviation(args, output)
         return output
 
+    def over_division(self, inner: Handler) -> Handler:
+        """``inner``, which divides: a gate divided by a constant is a gate, tanh(u) / 2 as well as tanh(u) * 0.5."""
+
+        def handler(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            output = inner(func, args, kwargs)
+            if len(args) > 1 and self.is_gate(args[0]):
+                self._pass_on_gate(args, output)
+            return output
+
+        return handler
+
     def on_gated(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``F.glu``: the first half times a sigmoid of the second."""
         if not self._progress.inside_block or not in_graph(args[0]):

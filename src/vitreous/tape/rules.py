@@ -134,7 +134,8 @@ class FrozenRule(Rule):
     """Attention matrix, normalisation variance (not its mean) and activation gate f(u)/u held constant.
 
     Input x gradient under this rule is DecompX without bias (SkipPLUS sec. 3; methods are compared there), because a
-    forward decomposition is linear once these three are constants, and a backward pass is its transpose.
+    forward decomposition is linear once these three are constants, and a backward pass is its transpose. A product of
+    two streams (SwiGLU), which DecompX does not have, counts twice here; ``libra`` conserves it.
     """
 
     name = "frozen"

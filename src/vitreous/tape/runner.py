@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from vitreous.outputs import Scale, scale_of
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.doing_without import Listening, find_way
 from vitreous.tape.dropping import Dropping, check_kept, nothing_left
+from vitreous.tape.first_block import first_block_input
+from vitreous.tape.half import exact
 from vitreous.tape.output import class_scores
 from vitreous.tape.score_editing import ScoreEditing
 from vitreous.torch_state import outside_inference_mode
@@ -40,6 +42,7 @@ class ModelRunner:
         inputs: the model's input: pictures (batch, channel, height, width), or texts.
         targets: the classes that are explained of each image, (batch, k), where they are known.
         black: what the model gets for a black pixel, (channel,), where its preprocessing is known.
+        outputs: what the model's outputs are, where that is known; ``None`` for what its configuration says.
         evaluations: how many images the model has been asked about so far, besides the recorded run.
         memory: what methods have found out already and another target or method would ask again.
     """
@@ -48,6 +51,7 @@ class ModelRunner:
     inputs: Inputs
     targets: Tensor | None = None
     black: Tensor | None = None
+    outputs: Scale | None = None
     evaluations: int = 0
     memory: dict[Hashable, Tensor] = field(default_factory=dict)
     _architecture: Architecture | None = None
@@ -75,9 +79,15 @@ class ModelRunner:
                 self._layout = tape.layout
         return self._layout
 
+    def note_layout(self, layout: Layout) -> None:
+        """Take the layout from a run that was made, so that none has to be made for it."""
+        self._layout = self._layout or layout
+
     @property
     def scale(self) -> Scale | None:
         """What the model's outputs are, where its configuration says so."""
+        if self.outputs is not None:
+            return self.outputs
         return scale_of(self._model) if self._architecture is None else self._architecture.scale
 
     @property
@@ -112,6 +122,14 @@ class ModelRunner:
         part._autocast, part._bare = self._autocast, self._bare
         return part
 
+    def with_model(self, model: nn.Module) -> ModelRunner:
+        """The same inputs with another form of the model, such as a copy in evaluation mode."""
+        if model is self._model:
+            return self
+        other: ModelRunner = replace(self, _model=model, _architecture=None)
+        other._autocast = self._autocast
+        return other
+
     @property
     def at_once(self) -> int:
         """How many images fit into one recorded run: as many as were explained together, and a few in any case."""
@@ -124,6 +142,11 @@ class ModelRunner:
         self.evaluations += len(inputs)
         plan = Plan(self.architecture.depth, needs, intervention or Intervention())
         return record(self._model, self.architecture, inputs, plan)
+
+    def embedded(self, images: Tensor) -> Tensor | None:
+        """The first block's tokens of other images, without a run of the blocks; ``None`` where they do not show."""
+        stream = first_block_input(self.architecture, self._model, images)
+        return exact(stream) if stream is not None and len(stream) == len(images) else None
 
     def logits(self, images: Inputs) -> Tensor:
         """What the model says of other images, (images, classes)."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from vitreous.inputs.model_input import (
     Rows,
     Texts,
     ask,
+    failed_inside,
     failed_on,
     outside_inference,
     texts_of,
@@ -427,25 +426,16 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
     """The model's output; what it cannot embed at all is the picture's or text's fault, not the model's."""
     try:
         return ask(model, inputs)
-    except VitreousError:
+    except (VitreousError, MemoryError):
         raise
     except FAILURES as error:
         if recorder.progress.batch != len(inputs) and not isinstance(error, torch.OutOfMemoryError):
             raise _OtherBatchError(str(_reads_again(recorder.architecture))) from error
         if recorder.progress.reached_blocks:
-            if _is_about_flex_attention(error):
-                raise UnsupportedModelError(
-                    f"{recorder.architecture.name} attends by flex_attention, which is compiled and shows neither A nor "
-                    'its gradients; load it with attn_implementation="sdpa" or "eager"'
-                ) from error
-            raise
+            raise failed_inside(recorder.architecture.name, error) from error
         raise failed_on(model, inputs, error) from error
-
-
-def _is_about_flex_attention(error: BaseException) -> bool:
-    """By the files that the error came through, or by its text: what was compiled is in no file."""
-    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
-    return "flex_attention" in str(error) or any(Path(file).stem == "flex_attention" for file in files)
+    except Exception as error:  # of a configuration that was believed when the model was built
+        raise failed_inside(recorder.architecture.name, error) from error
 
 
 def _reads_again(architecture: Architecture) -> UnsupportedModelError:

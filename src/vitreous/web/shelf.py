@@ -149,8 +149,9 @@ def _checkpoints(folder: Path, *, text: bool) -> list[str]:
 
 def _checkpoint(place: Path, *, text: bool) -> str | None:
     try:
-        config = json.loads((place / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        file = place / "config.json"
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None  # a pipe would be waited for
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(config, dict) or text != _reads_text(config):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vitreous.benchmark.report.page import write_page
@@ -14,24 +14,34 @@ from vitreous.benchmark.summary import summarise
 from vitreous.benchmark.tables import COLUMNS, ResultTable, as_latex, as_markdown, as_rows, published_as_rows
 
 
-def write_document(found: Sequence[Results], form: str, *, pictures: int = 3) -> str:
-    """Write results as ``html``, ``markdown``, ``latex``, ``csv`` or ``json``."""
+def write_document(
+    found: Sequence[Results], form: str, *, pictures: int = 3, published: bool = False, p_values: bool = False
+) -> str:
+    """Write results as ``html``, ``markdown``, ``latex``, ``csv`` or ``json``.
+
+    Args:
+        found: what was measured.
+        form: one of these.
+        pictures: how many of the best and of the worst images the page shows of a method.
+        published: whether numbers that papers print go with them, apart; CSV has own results alone.
+        p_values: whether Markdown and LaTeX have the paired tests against the best method; all others always do.
+    """
     if form == "html":
-        return write_page(found, pictures=pictures)
+        return write_page(found, pictures=pictures, published=published)
     if form == "json":
-        return json.dumps([_as_json(results) for results in found], indent=2) + "\n"
+        return json.dumps([_as_json(results, published=published) for results in found], indent=2) + "\n"
     if form == "csv":
         return as_csv((_about(results), summarise(results)) for results in found)
-    write: Mapping[str, Callable[..., str]] = {"markdown": as_markdown, "latex": as_latex}
-    return "\n".join(write[form](summarise(results)) for results in found)
+    write = {"markdown": as_markdown, "latex": as_latex}[form]
+    return "\n".join(write(summarise(results, published=published), p_values=p_values) for results in found)
 
 
-def _as_json(results: Results) -> dict[str, Any]:
-    table = summarise(results)
+def _as_json(results: Results, *, published: bool) -> dict[str, Any]:
+    table = summarise(results, published=published)
     return {
         **_about(results),
         "rows": as_rows(table),
-        "published": published_as_rows(table),
+        **({"published": published_as_rows(table)} if published else {}),
         "failures": [vars(failure) for failure in results.failures()],
         "runs": [str(store.folder) for store in results.stores],
     }

@@ -34,21 +34,22 @@ _PICTURED_METHODS = 12
 _SHOWN_FAILURES = 200
 
 
-def write_page(found: Sequence[Results], *, pictures: int = 3) -> str:
+def write_page(found: Sequence[Results], *, pictures: int = 3, published: bool = False) -> str:
     """Write the page.
 
     Args:
         found: results, each of one protocol, model and data set.
         pictures: how many of the best and of the worst images are shown of a method.
+        published: whether numbers that papers print for a protocol are shown, apart.
     """
-    sections = "".join(_section(results, pictures) for results in found)
+    sections = "".join(_section(results, pictures, published=published) for results in found)
     protocols = ", ".join(dict.fromkeys(results.run.protocol for results in found))
     body = f'<p class="faint">Measured by vitreous {escape(__version__)}.</p>\n{sections}'
     return document(f"{protocols} · Vitreous", body, heading="How good are these explanations?", style=STYLE)
 
 
-def _section(results: Results, pictures: int) -> str:
-    table = summarise(results)
+def _section(results: Results, pictures: int, *, published: bool) -> str:
+    table = summarise(results, published=published)
     leading = leaders(table)
     styles = {method: f"c{place}" for place, method in enumerate(leading[:LINES])}
     extremes = extremes_of(results, table.metrics, leading[:_PICTURED_METHODS], pictures) if pictures else []

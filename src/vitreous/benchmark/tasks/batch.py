@@ -16,6 +16,7 @@ from torch.nn import functional
 from vitreous.errors import UnsupportedModelError
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
+from vitreous.outputs import ClassOutputs
 from vitreous.tape.runner import ModelRunner
 from vitreous.texts import ReadText
 
@@ -109,8 +110,8 @@ class Batch(Generic[ModelT, SeenT]):
         return self.runner.images
 
     @property
-    def exclusive(self) -> bool:
-        """Whether one of the model's classes is right (softmax), and not each of them or none (sigmoid).
+    def outputs(self) -> ClassOutputs:
+        """What the model's outputs are; as many probabilities as classes can be made of them.
 
         Raises:
             UnsupportedModelError: its outputs are no classes.
@@ -119,7 +120,7 @@ class Batch(Generic[ModelT, SeenT]):
             raise UnsupportedModelError(
                 "the model's outputs are values (regression), of which none is right and none has a probability"
             )
-        return self.runner.scale != "sigmoid"
+        return self.runner.scale or "logits"
 
     def map_of(self, case: Case, target: int) -> Tensor:
         """The map of a case for one class, (rows, columns) or (pieces,)."""

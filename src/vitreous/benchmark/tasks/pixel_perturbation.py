@@ -15,6 +15,7 @@ from vitreous.benchmark.tasks.task import NINE, Explained, PhotoTask, Values, ex
 from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Direction, Floats, Metric, row
+from vitreous.outputs import ClassOutputs
 
 ELEVEN = tuple(range(0, 101, 10))
 
@@ -26,18 +27,18 @@ class Curves(NamedTuple):
         whole: Of the unperturbed photo, (classes,).
         erased: With pixels erased, (explained, directions, steps, classes).
         explained: The class that each of the maps explains, (explained,).
-        exclusive: Whether one of the classes is right, see ``Batch``.
+        outputs: What the model's outputs are, see ``Batch``.
     """
 
     whole: Floats
     erased: Floats
     explained: NDArray[np.int64]
-    exclusive: bool
+    outputs: ClassOutputs
 
     def probabilities(self) -> tuple[Floats, Floats]:
         """p0 (explained,) and pk (explained, directions, steps) of the explained classes."""
-        before = perturbation.probabilities(self.whole, exclusive=self.exclusive)[self.explained]
-        after = perturbation.probabilities(self.erased, exclusive=self.exclusive)
+        before = perturbation.probabilities(self.whole, outputs=self.outputs)[self.explained]
+        after = perturbation.probabilities(self.erased, outputs=self.outputs)
         return before, perturbation.of_class(after, self.explained[:, None, None])
 
 
@@ -84,7 +85,7 @@ class PixelErasing(PhotoTask):
         for case, classes, places in zip(cases, targets, positions, strict=True):
             # One case at a time: in float64, all of them would be larger than the model.
             whole, erased = float64_array(batch.logits[case.image]), float64_array(logits[places])
-            yield Curves(whole, erased, np.array(classes), batch.exclusive)
+            yield Curves(whole, erased, np.array(classes), batch.outputs)
 
     def _explained_classes(self, picture: Picture) -> list[int]:
         return [explained_class(picture, explained) for explained in self.explained]

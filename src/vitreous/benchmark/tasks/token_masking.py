@@ -16,6 +16,7 @@ from vitreous.benchmark.tasks.task import NINE, Explained, PhotoTask, Values, ex
 from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
+from vitreous.outputs import ClassOutputs
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class TokenDropping(PhotoTask):
         for case, target, position in zip(cases, targets, orders.positions, strict=True):
             along = torch.split(logits[position], [len(curve) for curve in curves])
             whole = batch.logits[case.image]
-            found.append([_answers(whole, part, target, exclusive=batch.exclusive) for part in along])
+            found.append([_answers(whole, part, target, outputs=batch.outputs) for part in along])
         return found
 
     def counts(self, batch: PhotoBatch) -> list[int]:
@@ -83,9 +84,9 @@ class _Answers:
     drops: Floats
 
 
-def _answers(whole: Tensor, along: Tensor, target: int, *, exclusive: bool) -> _Answers:
+def _answers(whole: Tensor, along: Tensor, target: int, *, outputs: ClassOutputs) -> _Answers:
     before, after = float64_array(whole), float64_array(along)
-    p0, pk = (perturbation.probabilities(logits, exclusive=exclusive)[..., target] for logits in (before, after))
+    p0, pk = (perturbation.probabilities(logits, outputs=outputs)[..., target] for logits in (before, after))
     drops = perturbation.drops(p0, pk)
     return _Answers(float(perturbation.hits(before, target)), perturbation.hits(after, target), drops)
 

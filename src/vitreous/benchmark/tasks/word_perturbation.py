@@ -50,8 +50,8 @@ class WordTask(TextTask):
             rows += self._rows(batch, batch.pictures[case.image], ranked_words(batch, case, target), ways)
         logits = float64_array(logits_of(batch, rows))
         shape = (len(cases), len(ways), len(self.percent), -1)
-        along = perturbation.probabilities(logits.reshape(shape), exclusive=batch.exclusive)
-        whole = perturbation.probabilities(float64_array(batch.logits), exclusive=batch.exclusive)
+        along = perturbation.probabilities(logits.reshape(shape), outputs=batch.outputs)
+        whole = perturbation.probabilities(float64_array(batch.logits), outputs=batch.outputs)
         return [
             (float(whole[case.image, target]), along[number, ..., target])
             for number, (case, target) in enumerate(zip(cases, targets, strict=True))

@@ -15,7 +15,7 @@ from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.explanation import Explanation
 from vitreous.float64 import in_float64
 from vitreous.methods.pixel_maps import patch_means
-from vitreous.outputs import likelihoods
+from vitreous.outputs import OutputActivation, likelihoods
 from vitreous.pictures.data.recording import open_runner
 from vitreous.pictures.scaling import display_maps
 from vitreous.pixels import Images, Model, find_model
@@ -90,13 +90,13 @@ def perturbation_curves(
     if steps < 1:
         raise InputError(f"a curve needs at least one step, not {steps}")
     runner = open_runner(find_model(model, image), image)
-    if runner.scale == "value":
+    if explanation.scale == "value":
         raise InputError(NO_CURVES)
     if len(runner.images) != 1:
         raise InputError(f"curves are drawn of one photo at a time, not of {len(runner.images)}")
     target = explanation.class_index(index, target_index)
     orders = torch.stack([_order(explanation, method, index, target_index, by) for method in explanation.methods])
-    ask = _asking(runner, target, by)
+    ask = _asking(runner, explanation.scale, target, by)
     parts = orders.shape[1]
     counts = list(dict.fromkeys(parts * step // steps for step in range(steps + 1)))
     deletion = np.stack([ask(orders[:, count:]) for count in counts], axis=1)
@@ -131,7 +131,9 @@ def _order(explanation: Explanation, method: str, index: int, target_index: int,
     return scores.argsort(descending=True, stable=True)
 
 
-def _asking(runner: ModelRunner, target: int, by: By) -> Callable[[Tensor], NDArray[np.float64]]:
+def _asking(
+    runner: ModelRunner, outputs: OutputActivation | None, target: int, by: By
+) -> Callable[[Tensor], NDArray[np.float64]]:
     """Give the function that turns what is kept, (methods, count), into the probability of the target, (methods,)."""
 
     def probability(kept: Tensor) -> NDArray[np.float64]:
@@ -141,7 +143,7 @@ def _asking(runner: ModelRunner, target: int, by: By) -> Callable[[Tensor], NDAr
             if kept.shape[1]:
                 raise
             return np.full(len(kept), np.nan)  # nothing is left that this model could read
-        return likelihoods(in_float64(logits), runner.scale)[:, target].cpu().numpy()
+        return likelihoods(in_float64(logits), outputs)[:, target].cpu().numpy()
 
     return probability
 

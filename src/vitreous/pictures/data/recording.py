@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from vitreous.architecture import find_architecture
-from vitreous.explaining import black_pixel, network_of
+from vitreous.explaining import black_pixel, network_of, said_outputs
 from vitreous.methods import View
 from vitreous.models import LoadedModel
+from vitreous.output_detection import find_outputs
+from vitreous.outputs import with_outputs
 from vitreous.pixels import Images, find_pixels
 from vitreous.spelling import Recipe
 from vitreous.tape import Plan, record
@@ -23,7 +25,7 @@ def open_runner(model: nn.Module | LoadedModel, images: Images) -> ModelRunner:
     """Give a model and its images in a form that can be asked again with fewer tokens or other pixels."""
     network = network_of(model)
     pixels, _ = find_pixels(model, network, images)
-    return ModelRunner(network, pixels, black=black_pixel(model, pixels))
+    return ModelRunner(network, pixels, black=black_pixel(model, pixels), outputs=said_outputs(model))
 
 
 @contextmanager
@@ -34,6 +36,8 @@ def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, tar
     architecture = find_architecture(network, pixels)
     needs = recipe.needs(architecture.depth)
     with record(network, architecture, pixels, Plan(architecture.depth, needs)) as tape:
+        outputs = find_outputs(network, pixels, tape.logits, said_outputs(model) or architecture.scale)
+        tape.architecture = with_outputs(tape.architecture, outputs)
         classes = find_targets(tape.logits, target, None).classes[:, 0]
         gradients = {backward: tape.backward(backward, classes, part) for backward, part in needs.gradients.items()}
         runner = ModelRunner(

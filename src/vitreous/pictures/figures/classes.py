@@ -42,5 +42,6 @@ def classes_figure(
     for method in shown:
         maps = [map_tile(explanation, method, (index, target), backdrop, look) for target in targets]
         rows.append(Row([Tile(backdrop.photo), *maps], label=method))
-    headings = ("photo", *(class_caption(explanation, index, target) for target in targets))
-    return tiled(rows, tile=tile, headings=headings, legend=sorted({explanation.signed[method] for method in shown}))
+    headings = (backdrop.name, *(class_caption(explanation, index, target) for target in targets))
+    legend = sorted({explanation.signed[method] for method in shown})
+    return tiled(rows, tile=tile, headings=headings, legend=legend, note=backdrop.note)

@@ -41,16 +41,18 @@ def comparison_figure(
     if not shown:
         raise InputError("there is nothing to compare: no photo was given")
     columns = tuple(methods or shown[0].explanation.methods)
+    backdrops = [Backdrop.of(one.explanation, one.index, one.photo) for one in shown]
     rows = [
-        _row(one, target, columns, look, tile) for one in shown for target in range(one.explanation.classes_per_image)
+        _row(one, target, columns, whole.fitted(tile * SHARPNESS, tile * SHARPNESS * 4 // 3), look)
+        for one, whole in zip(shown, backdrops, strict=True)
+        for target in range(one.explanation.classes_per_image)
     ]
     kinds = sorted({shown[0].explanation.signed[method] for method in columns})
-    return tiled(rows, tile=tile, headings=("photo", *columns), legend=kinds)
+    note = " ".join(dict.fromkeys(whole.note for whole in backdrops if whole.note))
+    return tiled(rows, tile=tile, headings=(backdrops[0].name, *columns), legend=kinds, note=note)
 
 
-def _row(one: Shown, target: int, methods: Sequence[str], look: Look | None, tile: int) -> Row:
+def _row(one: Shown, target: int, methods: Sequence[str], backdrop: Backdrop, look: Look | None) -> Row:
     explanation = one.explanation
-    whole = Backdrop.of(explanation, one.index, one.photo)
-    backdrop = whole.fitted(tile * SHARPNESS, tile * SHARPNESS * 4 // 3)
     maps = [map_tile(explanation, method, (one.index, target), backdrop, look) for method in methods]
     return Row([Tile(backdrop.photo, class_caption(explanation, one.index, target)), *maps])

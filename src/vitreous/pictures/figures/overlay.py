@@ -9,7 +9,7 @@ from vitreous.pictures.backdrop import Backdrop, Look, Photo
 from vitreous.pictures.captions import class_caption, font, line_height, wrap
 from vitreous.pictures.figures.maps import bar_marks, map_picture
 from vitreous.pictures.sheet import Sheet
-from vitreous.pictures.tiles import GAP, MARGIN
+from vitreous.pictures.tiles import GAP, MARGIN, note_height, write_note
 
 _ALONE = 560
 _AMONG_OTHERS = 380
@@ -49,9 +49,10 @@ def overlay_figure(
     titles = title_lines * line_height(font(15, bold=True)) + 4
     caption = line_height(font(15)) + 6
     row = caption + height + 8 + _BAR + GAP
+    across = len(shown) * width + (len(shown) - 1) * GAP
     sheet = Sheet(
-        2 * MARGIN + len(shown) * width + (len(shown) - 1) * GAP,
-        2 * MARGIN + titles + explanation.classes_per_image * row - GAP,
+        2 * MARGIN + across,
+        2 * MARGIN + titles + explanation.classes_per_image * row - GAP + note_height(backdrop.note, across),
         scale=backdrop.photo.width / width,
     )
     for column, method in enumerate(shown):
@@ -69,4 +70,5 @@ def overlay_figure(
             if explanation.shows(method, index, target):
                 marks = bar_marks(scores, signed=signed)
                 sheet.bar(left, top + caption + height + 8, width, signed=signed, marks=marks)
+    write_note(sheet, backdrop.note)
     return sheet

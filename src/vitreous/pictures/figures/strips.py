@@ -41,6 +41,7 @@ def strips_figure(
     rows = [_row(strip, backdrop, look) for strip in strips]
     shared = any(strip.shared for strip in strips)
     note = "All maps of a row share one scale." if shared else "Every map fills the colours by itself."
+    note = f"{note} {backdrop.note}".strip()
     return tiled(rows, tile=tile, legend=sorted({strip.signed for strip in strips}), columns=columns, note=note)
 
 

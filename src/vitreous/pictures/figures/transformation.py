@@ -9,7 +9,7 @@ from vitreous.pictures.captions import class_caption, font, line_height, wrap
 from vitreous.pictures.data.transformation import Transformation
 from vitreous.pictures.figures.maps import bar_marks
 from vitreous.pictures.sheet import FAINT, Sheet
-from vitreous.pictures.tiles import GAP, MARGIN, SHARPNESS, fit
+from vitreous.pictures.tiles import GAP, MARGIN, SHARPNESS, fit, note_height, write_note
 
 _TILE = 220
 
@@ -32,10 +32,11 @@ def transformation_figure(
     texts = [class_caption(seen.explanation), *(meaning for _, meaning, _ in panels)]
     about = max(len(wrap(text, font(12), tile, lines=3)) for text in texts) * line_height(font(12)) + 6
     width = 2 * MARGIN + 5 * tile + 4 * GAP
-    sheet = Sheet(width, 2 * MARGIN + title + heading + about + height + 8 + 28)
+    below = note_height(backdrop.note, width - 2 * MARGIN)
+    sheet = Sheet(width, 2 * MARGIN + title + heading + about + height + 8 + 28 + below)
     sheet.write(MARGIN, MARGIN, f"Block {seen.block}, mean over heads", width=width - 2 * MARGIN, size=18, bold=True)
     top = MARGIN + title
-    sheet.write(MARGIN, top, "photo", width=tile, bold=True)
+    sheet.write(MARGIN, top, backdrop.name, width=tile, bold=True)
     sheet.write(MARGIN, top + heading, class_caption(seen.explanation), width=tile, size=12, ink=FAINT, lines=3)
     pictures = top + heading + about
     sheet.picture(MARGIN, pictures, wide, height, backdrop.photo)
@@ -46,6 +47,7 @@ def transformation_figure(
         picture = backdrop.lay(values, seen.explanation.grid, signed=False, look=look)
         sheet.picture(left, pictures, wide, height, picture)
         sheet.bar(left, pictures + height + 8, tile, signed=False, marks=bar_marks(values, signed=False))
+    write_note(sheet, backdrop.note)
     return sheet
 
 

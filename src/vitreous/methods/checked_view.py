@@ -1,0 +1,139 @@
+"""The view of a method that is not of this package: it says what the method reads and did not declare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from vitreous.errors import MethodError
+from vitreous.methods.readout import Readout
+from vitreous.methods.view import View
+from vitreous.tape import AttentionRecord, GradientNeeds, Needs, Pass, Plan
+from vitreous.tape.attention import Rows
+
+_GRADIENT_OF = {
+    "tokens": "the gradient of the tokens",
+    "norms": "the gradient of the first norm's output",
+    "attention": "the gradient of the attention",
+    "biases": "bias x gradient",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class CheckedView(View):
+    """A view that refuses what was not declared, whether or not another method has had it recorded.
+
+    Attributes:
+        readout: the read-out that looks.
+        declared: what it declares for the blocks that its spelling reads.
+    """
+
+    readout: Readout
+    declared: Needs
+
+    @classmethod
+    def over(cls, view: View, readout: Readout, declared: Needs) -> CheckedView:
+        """The same view, checked."""
+        return cls(view.tape, view.gradients, view.target, view.runner, readout, declared)
+
+    def tokens(self, layer: int) -> Tensor:
+        if layer != self.depth:  # the last block's output is always there
+            self._check("values", "tokens", "the tokens", layer, self._plan.tokens)
+        return super().tokens(layer)
+
+    def norm(self, layer: int) -> Tensor:
+        self._check("values", "norms", "the first norm's output", layer, self._plan.norms)
+        return super().norm(layer)
+
+    def attended(self, layer: int) -> Tensor:
+        self._check_half(layer)
+        return super().attended(layer)
+
+    def middle(self, layer: int) -> Tensor:
+        self._check_half(layer)
+        return super().middle(layer)
+
+    def end(self, layer: int) -> Tensor:
+        self._check_half(layer)
+        return super().end(layer)
+
+    def attention(self, layer: int) -> AttentionRecord:
+        self._check_attention("attention", "the attention", layer)
+        return super().attention(layer)
+
+    def value(self, layer: int) -> Tensor:
+        self._check_attention("attention_rows", "the values", layer)
+        return super().value(layer)
+
+    def heads_to_stream(self, layer: int) -> Tensor:
+        self._check("values", "projections", "the output projection W_O", layer, self.declared.projections)
+        self._check_attention("attention_rows", "the heads", layer)
+        return super().heads_to_stream(layer)
+
+    def token_gradient(self, backward: Pass, layer: int) -> Tensor:
+        self._check_gradient(backward, "tokens", layer)
+        return super().token_gradient(backward, layer)
+
+    def norm_gradient(self, backward: Pass, layer: int) -> Tensor:
+        self._check_gradient(backward, "norms", layer)
+        return super().norm_gradient(backward, layer)
+
+    def biases(self, backward: Pass, layer: int) -> Tensor:
+        self._check_gradient(backward, "biases", layer)
+        return super().biases(backward, layer)
+
+    def attention_gradient(self, backward: Pass, layer: int, rows: Rows = slice(None)) -> Tensor:
+        self._check_gradient(backward, "attention", layer)
+        return super().attention_gradient(backward, layer, rows)
+
+    def attention_relevance(self, backward: Pass, layer: int, rows: Rows = slice(None)) -> Tensor:
+        self._check_gradient(backward, "attention", layer)
+        return super().attention_relevance(backward, layer, rows)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return Plan(self.depth, self.declared)
+
+    def _check_half(self, layer: int) -> None:
+        self._check("values", "halves", "the stream inside", layer, self.declared.halves)
+
+    def _check_attention(self, name: str, what: str, layer: int) -> None:
+        if not self._pools(layer):
+            self._check("values", name, what, layer, self._plan.attention)
+
+    def _check_gradient(self, backward: Pass, name: str, layer: int) -> None:
+        passes = self.declared.gradients
+        if passes and backward not in passes:
+            declared = " or ".join(map(str, passes))
+            raise MethodError(f"it reads a gradient of {backward}, but declares {declared}: make both the same")
+        held: frozenset[int] = getattr(passes.get(backward, GradientNeeds()), name)
+        if not (name == "attention" and held and self._pools(layer)):
+            self._check("slopes", name, _GRADIENT_OF[name], layer, held)
+
+    def _pools(self, layer: int) -> bool:
+        """Whether this is the attention behind the last block that pools the tokens, which is always recorded."""
+        return layer == self.depth and self.layout.pooled_by_attention
+
+    def _check(self, argument: str, name: str, what: str, layer: int, held: frozenset[int]) -> None:
+        """Raise unless something of a block was declared, with what to write.
+
+        Args:
+            argument: what declares it, ``values`` or ``slopes``.
+            name: as what.
+            what: it, in words.
+            layer: the block.
+            held: the blocks of which it was declared.
+        """
+        if layer in held:
+            return
+        reads = f"it reads {what} of block {layer}"
+        if held:
+            blocks = ", ".join(map(str, sorted(held)))
+            raise MethodError(
+                f"{reads}, but this spelling has it recorded of block {blocks} alone: read the block that is given as "
+                "layer, or write a TokenReadout whose needs() names the others"
+            )
+        given: tuple[str, ...] = getattr(self.readout, argument)
+        raise MethodError(f"{reads}, which it did not declare: add {argument}={(*given, name)!r}")
