@@ -11,6 +11,7 @@ import vitreous
 from small_models import golden_model
 from vitreous.errors import MethodError, UnsupportedModelError
 from vitreous.methods import TokenReadout, View, register
+from vitreous.methods.integrated import PathIntegral
 from vitreous.methods.registry import _methods
 from vitreous.plugin import load_plugin, method
 from vitreous.tape import Pass
@@ -270,3 +271,21 @@ class TestView:
         assert torch.equal(found["rows"], found["indexed"])
         assert torch.equal(found["rows"][:, 0, 2:4], found["one"])
         assert found["gradient"].shape == found["rows"].shape
+
+
+def test_a_path_of_ones_own_sees_the_recorded_run_for_a_given_class_too():
+    """Methods of the package that are like it make all of their runs themselves then."""
+
+    class Path(PathIntegral):
+        def map(self, view):
+            return super().map(view) + 0 * view.tape.logits.sum()
+
+    @register("mine", family="plugin", paper="", year=2026, class_specific=True, signed=True)
+    def make():
+        """Mine."""
+        return Path("pixels", "patch", 2, "zero", "gauss")
+
+    model, images = golden_model()
+    found = vitreous.explain(model, images, ["mine"], 1)
+    expected = vitreous.explain(model, images, ["integrated_gradients:steps=2"], 1)
+    assert torch.equal(found.scores["mine"], expected.scores["integrated_gradients:steps=2"])

@@ -68,6 +68,12 @@ def given_outputs(model: AnyModel, outputs: OutputActivation | None) -> AnyModel
     return model if outputs is None else replace(model, outputs=outputs)
 
 
+def settled_outputs(model: AnyModel) -> AnyModel:
+    """A model of which it is said what its outputs are, the same for all batches: nothing is recognised any more."""
+    outputs = model.outputs or scale_of(model.model) or "logits"
+    return given_outputs(model, outputs)
+
+
 def percent(probability: float) -> str:
     """Write a probability."""
     return f"{probability:.1%}" if probability >= 0.001 else "< 0.1%"

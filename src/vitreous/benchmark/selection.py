@@ -14,6 +14,7 @@ from vitreous.methods import list_methods
 from vitreous.methods.registry import FAMILIES
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
+from vitreous.outputs import settled_outputs
 from vitreous.spelling import parse
 from vitreous.text_explaining import explain_text
 
@@ -117,15 +118,18 @@ def _refused(model: LoadedModel | LoadedTextModel, rows: Mapping[str, list[str]]
 
 
 def _ask(model: LoadedModel | LoadedTextModel, spellings: Sequence[str]) -> None:
-    """Explain an empty picture or a short text, because what works on a model shows when it runs."""
+    """Explain an empty picture or a short text, because what works on a model shows when it runs.
+
+    What the outputs of an empty picture look like says nothing of the model's.
+    """
     if isinstance(model, LoadedTextModel):
         if spellings:
-            explain_text(model, "a", spellings)
+            explain_text(settled_outputs(model), "a", spellings)
         return
     # Many runs of a picture are spared.
     tried = [spelling for spelling in spellings if not parse(spelling).readout.runs_again]
     if tried:
-        explain(model, empty_picture(model), tried)
+        explain(settled_outputs(model), empty_picture(model), tried)
 
 
 def empty_picture(model: LoadedModel) -> Tensor:

@@ -31,7 +31,6 @@ from vitreous.benchmark.workbench import (
     open_data,
     own_code_of,
     preprocessing_of,
-    settled_outputs,
     weights_of,
 )
 from vitreous.datasets import DataSet, Shuffled
@@ -43,7 +42,7 @@ from vitreous.models import LoadedModel
 from vitreous.models.brought import Pair, described
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.output_detection import find_outputs
-from vitreous.outputs import OutputActivation, check_outputs, given_outputs, scale_of
+from vitreous.outputs import OutputActivation, check_outputs, given_outputs, scale_of, settled_outputs
 from vitreous.paths import expanded
 from vitreous.plugin import load_plugins
 from vitreous.protocols import Protocol, find_protocol

@@ -20,7 +20,7 @@ from vitreous.methods import own_code
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
-from vitreous.outputs import given_outputs, scale_of
+from vitreous.outputs import given_outputs, settled_outputs
 from vitreous.plugin import load_plugins
 from vitreous.protocols import Protocol, find_protocol
 from vitreous.spelling import parse
@@ -86,12 +86,6 @@ def load(choice: ModelChoice, reads: Things) -> AnyModel:
         choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device
     )
     return given_outputs(model, choice.outputs)
-
-
-def settled_outputs(model: AnyModel) -> AnyModel:
-    """A model of which it is said what its outputs are, the same for all batches: nothing is recognised any more."""
-    outputs = model.outputs or scale_of(model.model) or "logits"
-    return given_outputs(model, outputs)
 
 
 def weights_of(model: AnyModel) -> str:
