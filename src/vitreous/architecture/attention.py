@@ -107,6 +107,24 @@ class AttentionCall:
         query, key = self._score_letters()
         return Arrangement(self.score_axes.output, (query, key), self._ahead(key), self.heads_first)
 
+    def arrange_scores(self, scores: Tensor, batch: int) -> Tensor | None:
+        """What entered the softmax as (batch, head, query, key); ``None`` where it lies in another way.
+
+        That may be q kᵀ in another shape: DeBERTa has batch x head in one axis up to there, and then in two.
+        """
+        arrangement = self.score_arrangement()
+        if scores.dim() == len(arrangement.axes):
+            return arrangement.arrange(scores, batch)
+        return scores if self._split_by_head(scores, batch) else None
+
+    def restore_scores(self, arranged: Tensor, batch: int, shape: torch.Size) -> Tensor:
+        """Scores of (batch, head, query, key) as ``arrange_scores`` got them, of that ``shape``."""
+        arrangement = self.score_arrangement()
+        return arrangement.restore(arranged, batch, shape) if len(shape) == len(arrangement.axes) else arranged
+
+    def _split_by_head(self, scores: Tensor, batch: int) -> bool:
+        return scores.dim() == 4 and len(scores) == batch and not self.heads_first and self.query_first
+
     def weight_arrangement(self) -> Arrangement:
         """How A lies in the product with the values."""
         assert self.value_axes is not None

@@ -40,13 +40,21 @@ def find_architecture(
         InputError: the model does not take these inputs.
     """
     known = _KNOWN.setdefault(model, {})
-    shape = (inputs.shape[1:], inputs.dtype) if isinstance(inputs, Tensor) else "texts"
-    key = (shape, str(inputs.device), stage)
+    # Many models leave out their mask where no text has padding, and take other steps then.
+    kind = (inputs.shape[1:], inputs.dtype) if isinstance(inputs, Tensor) else ("texts", inputs.padded)
+    key = (kind, str(inputs.device), stage)
     if again or key not in known:
-        trace = trace_model(model, inputs if again else inputs[:2])
+        trace = trace_model(model, inputs if again else _two_of(inputs))
         found = describe(trace, type(model).__name__, stage)
         known[key] = replace(found, scale=scale_of(model))
     return known[key]
+
+
+def _two_of(inputs: Inputs) -> Inputs:
+    """The first two; of texts the shortest and the longest, so that there is padding if any has some."""
+    if isinstance(inputs, Tensor) or len(inputs) < 2:
+        return inputs[:2]
+    return inputs[inputs.lengths.argsort(stable=True)[[0, -1]].to(inputs.device)]
 
 
 def trace_model(model: nn.Module, inputs: Inputs) -> Trace:

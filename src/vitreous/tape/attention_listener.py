@@ -391,13 +391,7 @@ class AttentionListener:
         if noted is None:
             return None
         scores = noted[2]
-        return None if not isinstance(scores, Tensor) else self._arranged_scores(call, scores.detach())
-
-    def _arranged_scores(self, call: AttentionCall, scores: Tensor) -> Tensor | None:
-        arrangement = call.score_arrangement()
-        if scores.dim() == len(arrangement.axes):
-            return arrangement.arrange(scores, self._progress.batch)
-        return scores if scores.dim() == 4 else None
+        return call.arrange_scores(scores.detach(), self._progress.batch) if isinstance(scores, Tensor) else None
 
     def _measured(self, call: AttentionCall) -> bool:
         return call.score_steps is None

@@ -107,13 +107,8 @@ class ModelRunner:
         """The same model with some of the texts, without the padding behind their ``count`` tokens."""
         assert isinstance(self.inputs, Texts)
         targets = None if self.targets is None else self.targets[rows]
-        part = ModelRunner(
-            self._model,
-            self.inputs.cut(rows, count),
-            targets,
-            _architecture=self.architecture,
-            _layout=self.layout.cut(count),
-        )
+        # Not with this architecture: without padding a model may take other steps.
+        part = ModelRunner(self._model, self.inputs.cut(rows, count), targets, _layout=self.layout.cut(count))
         part._autocast, part._bare = self._autocast, self._bare
         return part
 

@@ -144,16 +144,13 @@ class ScoreEditing:
     def _edit(self, found: tuple[int, AttentionCall], scores: Tensor) -> Tensor:
         """Scores that a model has written out itself."""
         layer, call = found
-        arrangement = call.score_arrangement()
-        if scores.dim() != len(arrangement.axes):
-            return scores
-        arranged = arrangement.arrange(scores, self._batch)
+        arranged = call.arrange_scores(scores, self._batch)
         if arranged is None or arranged.shape[0] != self._batch:
             return scores
         factor, hidden = self._columns(layer, arranged.shape[-1], scores.dtype)
         arranged = arranged if factor is None else arranged * factor
         arranged = arranged if hidden is None else arranged + hidden
-        return arrangement.restore(arranged, self._batch, scores.shape)
+        return call.restore_scores(arranged, self._batch, scores.shape)
 
     def _columns(self, layer: int, keys: int, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """Factors and biases of the looked-at tokens, (batch, 1, 1, keys); a pooling may leave out the prefix."""
