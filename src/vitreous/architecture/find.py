@@ -24,12 +24,16 @@ from vitreous.architecture.description import (
     ValueMap,
 )
 from vitreous.architecture.operations import (
+    ALIAS,
+    JOIN,
     MULTI_HEAD,
     NORM,
+    SLICE,
     is_linear,
     linear_weight,
     moves_numbers,
     replay,
+    replay_from,
     scales,
     value_of,
     walk_back,
@@ -72,7 +76,9 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         chosen,
         tuple(step.operation for step in trace.steps),
         frozenset(step.number for step in trace.steps if step.in_place),
-        pooling=tuple(sorted((*pooling, *later), key=lambda call: call.output_step)),
+        pooling=tuple(
+            stages[chosen].with_head_order(call) for call in sorted((*pooling, *later), key=lambda call: call.output_step)
+        ),
         chosen=stage,
     )
 
@@ -183,7 +189,7 @@ class _StageReader:
         place = self._norm_place(start, attending, writes, following)
         output = following if following is not None else self._last_output(last, place)
         first, second = self._norms(start, attending, writes, place, output)
-        calls = tuple(self._with_head_order(call) for write in writes for call in write.attention)
+        calls = tuple(self.with_head_order(call) for write in writes for call in write.attention)
         call = calls[0] if len(calls) == 1 else None
         module = self._module(start, output)
         span = self._attention_span(start, first, calls)
@@ -334,12 +340,9 @@ class _StageReader:
                 if len(parts) != 1:
                     return None
                 value = parts[0]
-            elif linear is None and linear_weight(step, self._depends(step)) is not None:
-                linear = step.number
-                mixed = value_of(trace, step)
-                if mixed is None:
-                    return None
-                value = mixed
+            elif not inside and linear_weight(step, self._depends(step)) is not None:
+                linear, mixed = step.number, value_of(trace, step)
+                break  # whether its input is O in another order is seen below
             else:
                 return None
         if linear is None or inside:
@@ -358,13 +361,11 @@ class _StageReader:
         places = places.reshape(heads.shape)
         if call.spelling == "written":
             arranged = call.output_arrangement().arrange(places, self._trace.batch)
-        elif places.dim() == 3:
-            arranged = places.unflatten(0, (self._trace.batch, -1)) if len(places) % self._trace.batch == 0 else None
         else:
-            arranged = places if places.dim() == 4 else None
+            arranged = self._by_head(call, places)
         return None if arranged is None else arranged[0, :, 0]
 
-    def _with_head_order(self, call: AttentionCall) -> AttentionCall:
+    def with_head_order(self, call: AttentionCall) -> AttentionCall:
         """Find out, where heads and images lie along one axis, which of them come first."""
         trace = self._trace
         step = trace.steps[call.output_step]
@@ -373,12 +374,18 @@ class _StageReader:
             return call
         for index in step.operands:
             value = trace.values[index]
-            _, before = self._linear_before(value)
-            moved = None if before is None or before.shape[0] != trace.batch else replay(trace, before, value)
-            if moved is None or moved.dim() != 3 or len(moved) != call.rows:
-                continue
-            images = moved[:, 0, 0] // (before.shape.numel() // trace.batch)  # type: ignore[union-attr]
-            return replace(call, heads_first=bool(images[0] != images[1]))
+            for _, before in self._linears_before(value) or ():
+                moved = replay(trace, before, value) if before.shape[0] == trace.batch else None
+                if moved is not None and moved.dim() == 3 and len(moved) == call.rows:
+                    images = moved[:, 0, 0] // (before.shape.numel() // trace.batch)
+                    return replace(call, heads_first=bool(images[0] != images[1]))
+        output = trace.values[call.output]
+        for value in trace.values[output.index + 1 :]:
+            # Where values are more than moved, what becomes of O tells it.
+            moved = replay(trace, output, value) if value.comes_from(output) and len(value.shape) > 2 else None
+            if moved is not None and len(moved) == trace.batch and moved.numel() == output.shape.numel():
+                rows = moved[0].unique() // (output.shape.numel() // call.rows)
+                return replace(call, heads_first=bool(rows.max() >= call.rows // trace.batch))
         return call
 
     def _value_map(self, call: AttentionCall, norm: Norm) -> ValueMap | None:
@@ -397,37 +404,45 @@ class _StageReader:
         value = next((trace.values[index] for index in step.operands if trace.values[index].tensor is tensor), None)
         if value is None:
             return None
-        linear, before = self._linear_before(value)
-        if linear is None or before is None:
+        # Projections of queries, keys and values may be joined before heads are told apart.
+        linears = self._linears_before(value)
+        moved = None if linears is None else replay_from(trace, [before for _, before in linears], value)
+        if linears is None or moved is None:
             return None
-        moved = replay(trace, before, value)
-        if moved is None:
-            return None
-        heads = self._by_head(call, moved % before.shape[-1])
-        return None if heads is None else ValueMap(linear.number, heads[0, :, 0].flatten())
+        first = 0
+        for linear, before in linears:
+            last = first + before.shape.numel()
+            if bool(((moved >= first) & (moved < last)).all()):
+                heads = self._by_head(call, (moved - first) % before.shape[-1])
+                return None if heads is None else ValueMap(linear.number, heads[0, :, 0].flatten())
+            first = last
+        return None
+
+    def _linears_before(self, value: Value) -> list[tuple[Step, Value]] | None:
+        """The linear layers whose outputs a value was put together from; ``None`` where other numbers are in it."""
+        trace, found, open_values, seen = self._trace, {}, [value], set[int]()
+        while open_values:
+            value = open_values.pop()
+            step = trace.maker(value)
+            if step is None or value.index in seen:
+                continue
+            seen.add(value.index)
+            if linear_weight(step, self._depends(step)) is not None and step.operation in {"linear", "matmul", "addmm"}:
+                found[value.index] = step, value
+            elif step.operation in ALIAS | SLICE | JOIN:
+                open_values += [trace.values[index] for index in step.operands]
+            else:
+                return None
+        return [found[index] for index in sorted(found)] or None
 
     def _by_head(self, call: AttentionCall, values: Tensor) -> Tensor | None:
         """A tensor that lies as the values of a call do, as (batch, head, token, channel)."""
         if call.spelling == "written":
             return call.value_arrangement().arrange(values, self._trace.batch)
-        if values.dim() == 3 and len(values) % self._trace.batch == 0:
-            return values.unflatten(0, (self._trace.batch, -1))
+        batch = self._trace.batch
+        if values.dim() == 3 and len(values) % batch == 0:
+            return values.unflatten(0, (-1, batch)).transpose(0, 1) if call.heads_first else values.unflatten(0, (batch, -1))
         return values if values.dim() == 4 else None
-
-    def _linear_before(self, value: Value) -> tuple[Step | None, Value | None]:
-        """The linear layer whose output a value is a part of."""
-        trace = self._trace
-        for _ in range(len(trace.steps)):
-            step = trace.maker(value)
-            if step is None:
-                return None, None
-            if linear_weight(step, self._depends(step)) is not None and step.operation == "linear":
-                return step, value
-            source = value_of(trace, step)
-            if source is None:
-                return None, None
-            value = source
-        return None, None
 
     def _attention_span(self, start: Value, norm: Norm | None, calls: tuple[AttentionCall, ...]) -> tuple[int, int]:
         """From the first step behind the norm to the last that gives O."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ ALIAS = frozenset(
 )
 # A part of the numbers.
 SLICE = frozenset({"getitem", "chunk", "split", "tensor_split", "unbind", "select", "narrow", "split_with_sizes"})
+# Several values side by side.
+JOIN = frozenset({"cat", "stack", "hstack", "vstack", "dstack"})
+_CASTS = frozenset({"to", "type", "type_as", "float", "double", "half", "bfloat16"})
 NORM = frozenset({"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "native_layer_norm"})
 SCALE = frozenset({"mul", "div"})
 SUM = frozenset({"add", "sub", "lerp", "addcmul", "addcdiv"})
@@ -215,33 +218,41 @@ def to_letters(tensor: Tensor, axes: str, wanted: str) -> Tensor:
 
 def replay(trace: Trace, start: Value, end: Value) -> Tensor | None:
     """Where the numbers of ``end`` stood in ``start``, as flat indices; ``None`` where they were not only moved."""
-    steps = trace.between(start, end)
-    if any(step.operation not in ALIAS and step.operation not in SLICE for step in steps):
-        return None
-    found: dict[int, Tensor] = {start.index: torch.arange(start.shape.numel()).reshape(start.shape)}
-    for step in steps:
-        if step.in_place or len(step.operands) != 1 or step.operands[0] not in found:
-            return None
-        if step.operation in {"to", "type", "type_as", "float", "double", "half", "bfloat16"}:
-            results: list[Tensor] = [found[step.operands[0]]]
-        else:
-            source = trace.values[step.operands[0]].tensor
-            args = _replaced(step.args, source, found[step.operands[0]])
-            kwargs = _replaced(step.kwargs, source, found[step.operands[0]])
-            results = [found[step.operands[0]]] if "dropout" in step.operation else list(
-                tensors_in(step.func(*args, **kwargs))
-            )
-        if len(results) != len(step.outputs):
-            return None
-        found.update(zip(step.outputs, results, strict=True))
+    return replay_from(trace, [start], end)
+
+
+def replay_from(trace: Trace, starts: Sequence[Value], end: Value) -> Tensor | None:
+    """The same of several values, as indices into all of them, flat and one behind the other."""
+    found: dict[int, Tensor] = {}
+    first = 0
+    for start in starts:
+        found[start.index] = torch.arange(first, first + start.shape.numel()).reshape(start.shape)
+        first += start.shape.numel()
+    known = {step.number: step for start in starts for step in trace.between(start, end)}
+    for _, step in sorted(known.items()):
+        if not step.in_place and step.operation in ALIAS | SLICE | JOIN and found.keys() >= set(step.operands):
+            results = _moved(trace, step, found)
+            if len(results) == len(step.outputs):
+                found.update(zip(step.outputs, results, strict=True))
     return found.get(end.index)
 
 
-def _replaced(given: Any, old: Tensor, new: Tensor) -> Any:
-    if given is old:
-        return new
+def _moved(trace: Trace, step: Step, found: dict[int, Tensor]) -> list[Tensor]:
+    """What a step that only moves numbers makes of indices; nothing, if it mixes them with other numbers."""
+    if step.operation in _CASTS or "dropout" in step.operation:
+        return [found[step.operands[0]]]
+    new = {id(trace.values[index].tensor): found[index] for index in step.operands}
+    args, kwargs = _replaced(step.args, new), _replaced(step.kwargs, new)
+    if step.operation in JOIN and any(part.is_floating_point() for part in tensors_in((args, kwargs))):
+        return []
+    return list(tensors_in(step.func(*args, **kwargs)))
+
+
+def _replaced(given: Any, new: dict[int, Tensor]) -> Any:
+    if isinstance(given, Tensor):
+        return new.get(id(given), given)
     if isinstance(given, dict):
-        return {key: _replaced(value, old, new) for key, value in given.items()}
+        return {key: _replaced(value, new) for key, value in given.items()}
     if type(given) in (list, tuple):
-        return type(given)(_replaced(value, old, new) for value in given)
+        return type(given)(_replaced(value, new) for value in given)
     return given

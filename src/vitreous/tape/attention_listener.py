@@ -23,6 +23,7 @@ from vitreous.tape.attention import (
     bias_of_heads,
     heads_of,
     in_every_head,
+    rows_of,
     score_rows,
 )
 from vitreous.tape.functions import Attend, Elementwise, InForce, Kind
@@ -92,7 +93,8 @@ class AttentionListener:
         """A tensor that lies as O of a block does, as (batch, head, token, channel)."""
         call = self._call_of(layer)
         if call is None or call.spelling != "written":
-            return tensor if tensor.dim() == 4 else heads_of(tensor, self._progress.batch)
+            heads_first = call is not None and call.heads_first
+            return tensor if tensor.dim() == 4 else heads_of(tensor, self._progress.batch, heads_first=heads_first)
         arranged = call.output_arrangement().arrange(tensor, self._progress.batch)
         assert arranged is not None
         return arranged
@@ -119,10 +121,12 @@ class AttentionListener:
         batch = self._progress.batch
         if query.dim() != 3:
             return self._attend(layer, call, query, key, value, bias, scale)
-        if len(query) % batch or call.heads_first:
+        if len(query) % batch:
             return func(*args, **kwargs)
-        query, key, value = (heads_of(part, batch) for part in (query, key, value))
-        return self._attend(layer, call, query, key, value, bias_of_heads(bias, batch), scale).flatten(0, 1)
+        first = call.heads_first
+        query, key, value = (heads_of(part, batch, heads_first=first) for part in (query, key, value))
+        bias = bias_of_heads(bias, batch, heads_first=first)
+        return rows_of(self._attend(layer, call, query, key, value, bias, scale), heads_first=first)
 
     def on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``multi_head_attention_forward``."""

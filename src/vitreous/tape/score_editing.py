@@ -17,7 +17,7 @@ from vitreous.architecture.attention import AttentionCall
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape import multihead
-from vitreous.tape.attention import attention_arguments, bias_of_heads, heads_of
+from vitreous.tape.attention import attention_arguments, bias_of_heads, heads_of, rows_of
 from vitreous.tape.dropping import with_prefix
 from vitreous.tape.interception import Handler, Interception
 
@@ -111,13 +111,15 @@ class ScoreEditing:
         found = self._calls.get(self._step)
         if found is None:
             return func(*args, **kwargs)
-        layer, _ = found
+        layer, call = found
         query, key, value, bias, scale = attention_arguments(*args, **kwargs)
         batch = self._batch
         if query.dim() != 3 or len(query) % batch:
             return self._attend(layer, query, key, value, bias, scale)
-        query, key, value = (heads_of(part, batch) for part in (query, key, value))
-        return self._attend(layer, query, key, value, bias_of_heads(bias, batch), scale).flatten(0, 1)
+        first = call.heads_first
+        query, key, value = (heads_of(part, batch, heads_first=first) for part in (query, key, value))
+        bias = bias_of_heads(bias, batch, heads_first=first)
+        return rows_of(self._attend(layer, query, key, value, bias, scale), heads_first=first)
 
     def _on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = self._calls.get(self._step)
