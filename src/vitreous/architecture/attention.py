@@ -18,6 +18,7 @@ from vitreous.architecture.operations import (
     moves_numbers,
     product_axes,
     product_operands,
+    runs_over_channels,
     scales,
     to_letters,
     way_back,
@@ -67,6 +68,7 @@ class AttentionCall:
         heads_first: whether, in one row of batch x head, all images of a head come before the next head's.
         query_scales: steps that multiply q with a constant before it meets k.
         key_scales: the same of k.
+        over_tokens: whether tokens look at tokens; cross-covariance and linear attention mix channels.
     """
 
     spelling: Spelling
@@ -88,6 +90,7 @@ class AttentionCall:
     heads_first: bool = False
     query_scales: tuple[int, ...] = ()
     key_scales: tuple[int, ...] = ()
+    over_tokens: bool = True
 
     def query_arrangement(self) -> Arrangement:
         """How q lies in q kᵀ."""
@@ -233,7 +236,12 @@ def find_attention(trace: Trace) -> list[AttentionCall]:
 def _fused(trace: Trace, step: Step) -> AttentionCall:
     query, key = step.argument(0, "query"), step.argument(1, "key")
     rows = query.shape[:-2].numel()
-    return AttentionCall("fused", step.number, step.outputs[0], query.shape[-2], key.shape[-2], rows)
+    mixed = step.argument(2, "value")
+    value = next((trace.values[index] for index in step.operands if trace.values[index].tensor is mixed), None)
+    over_tokens = value is None or not runs_over_channels(trace, value, -2)
+    return AttentionCall(
+        "fused", step.number, step.outputs[0], query.shape[-2], key.shape[-2], rows, over_tokens=over_tokens
+    )
 
 
 def _multi_head(trace: Trace, step: Step) -> AttentionCall:
@@ -358,6 +366,9 @@ class _Scores:
         assert score_axes is not None
         query_first = self._query_first(score, score_axes, origin, queries, keys)
         steps = self._score_steps(origin)
+        value = indices[1 if weights_first else 0]
+        assert value is not None
+        over_tokens = not runs_over_channels(trace, trace.values[value], axes.right.index(contracted) - len(axes.right))
         del values
         rows = weights.numel() // (queries * keys)
         return AttentionCall(
@@ -379,6 +390,7 @@ class _Scores:
             self._own_steps(origin, place),
             query_scales=self._scales(score, score_operands[0 if query_first else 1]),
             key_scales=self._scales(score, score_operands[1 if query_first else 0]),
+            over_tokens=over_tokens,
         )
 
     def _is_exponential(self, place: int) -> bool:

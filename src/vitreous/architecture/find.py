@@ -146,7 +146,9 @@ class _StageReader:
     def attends_to_all(self, batch: int) -> bool:
         """Whether every token attends to every other, image by image."""
         calls = self.stage.attention
-        between_all = all(call.queries == call.keys == self.tokens and call.rows % batch == 0 for call in calls)
+        between_all = all(
+            call.queries == call.keys == self.tokens and call.rows % batch == 0 and call.over_tokens for call in calls
+        )
         return bool(calls) and between_all and self.tokens > 1
 
     @property

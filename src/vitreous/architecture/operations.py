@@ -248,6 +248,36 @@ def _moved(trace: Trace, step: Step, found: dict[int, Tensor]) -> list[Tensor]:
     return list(tensors_in(step.func(*args, **kwargs)))
 
 
+def runs_over_channels(trace: Trace, value: Value, axis: int) -> bool:
+    """Whether an axis of a value is one of the channels that the last linear layer in front of it gave.
+
+    Only where that is certain: activations and norms on the way keep the axes, anything else leaves it open.
+    """
+    way: list[tuple[Step, Value, Value]] = []
+    while (step := trace.maker(value)) is not None and step.operation != "linear":
+        operands = [trace.values[index] for index in step.operands]
+        if step.operation in ALIAS | SLICE:
+            source = operands[0] if len(operands) == 1 else None
+        else:
+            source = next((operand for operand in operands if operand.shape == value.shape), None)
+        if source is None or source.index >= value.index or step.in_place:
+            return False
+        way.append((step, source, value))
+        value = source
+    if step is None:
+        return False
+    channels = value.shape[-1]
+    places = torch.arange(value.shape.numel()).reshape(value.shape)
+    for each, source, result in reversed(way):
+        if each.operation in ALIAS | SLICE:
+            moved = _moved(trace, each, {source.index: places})
+            places = moved[each.outputs.index(result.index)]
+    if places.shape[axis] < 2:
+        return False
+    distance = int((places.select(axis, 1) - places.select(axis, 0)).flatten()[0])
+    return 0 < abs(distance) < channels
+
+
 def _replaced(given: Any, new: dict[int, Tensor]) -> Any:
     if isinstance(given, Tensor):
         return new.get(id(given), given)

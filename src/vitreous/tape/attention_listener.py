@@ -117,6 +117,8 @@ class AttentionListener:
         if found is None:
             return func(*args, **kwargs)
         layer, call = found
+        if not call.over_tokens:
+            return self._between_channels(layer, func, args, kwargs)
         query, key, value, bias, scale = attention_arguments(*args, **kwargs)
         batch = self._progress.batch
         if query.dim() != 3:
@@ -240,6 +242,17 @@ class AttentionListener:
             )
         return whole
 
+    def _between_channels(
+        self, layer: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Cross-covariance or linear attention, which has no A between tokens; only the plain gradient goes through."""
+        self.unknown.add(layer)
+        self.other.setdefault(
+            layer, f"attention in its block {layer} is between channels, so there is no attention between all patches"
+        )
+        output: Tensor = func(*args, **kwargs)
+        return output
+
     # Written out by hand: q kᵀ, perhaps scaled and masked, softmax, A v ----------------------------------------------
 
     def on_matrix_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -282,6 +295,8 @@ class AttentionListener:
     def _attend_by_hand(
         self, layer: int, call: AttentionCall, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
+        if not call.over_tokens:
+            return self._between_channels(layer, func, args, kwargs)
         operands = product_operands(operation(func), args, kwargs)
         assert operands is not None
         weights, value = operands if call.weights_first else operands[::-1]

@@ -38,7 +38,7 @@ class ScoreEditing:
         blocks = architecture.blocks
         self._calls: dict[int, tuple[int, AttentionCall]] = {}  # by the step at which scores are edited
         for layer, calls in [*((layer, block.attention) for layer, block in enumerate(blocks)), (len(blocks), architecture.pooling)]:
-            for call in calls:
+            for call in (call for call in calls if call.over_tokens):
                 step = call.entering_step if call.spelling == "written" else call.output_step
                 self._calls[step] = layer, call
         self._start, self._end = blocks[0].input, blocks[-1].output
