@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -259,11 +259,14 @@ class _Origin:
         product: the step that gave q kᵀ.
         softmax: the step that made weights of scores, if one did; of one written out, the division.
         entered: the value that it got.
+        learned: whether one operand of the product is a constant: a query that is learned, if a softmax follows over
+            the other's tokens; else a projection.
     """
 
     product: int
     softmax: int = -1
     entered: int = -1
+    learned: bool = False
 
 
 class _Scores:
@@ -280,9 +283,13 @@ class _Scores:
         trace = self._trace
         known = [index for index in step.operands if index in self._origins]
         if step.operation in PRODUCT and len(set(step.operands)) == 2:
+            known = self._without_projections(known)
             call = self._product(step, known)
             if call is not None or not known:
                 return call
+        elif step.operation in PRODUCT and not known:
+            self._product_with_constant(step)
+            return None
         if not known or not step.outputs:
             return None
         self._softmax_by_hand(step)
@@ -293,9 +300,9 @@ class _Scores:
             if step.operation not in {"mul", "where", "masked_fill", "getitem", "scatter", "div", "sub", "chunk", "split"}:
                 return None
         if step.operation in _SOFTMAX:
-            origin = _Origin(origin.product, step.number, known[0])
+            origin = replace(origin, softmax=step.number, entered=known[0])
         elif step.operation == "div" and step.outputs[0] in self._sums:
-            origin = _Origin(origin.product, step.number, self._sums[step.outputs[0]])
+            origin = replace(origin, softmax=step.number, entered=self._sums[step.outputs[0]])
         for index in step.outputs:
             self._origins[index] = origin
         return None
@@ -313,6 +320,35 @@ class _Scores:
                 self._sums[step.outputs[0]] = self._exponentials[above]
         elif step.operation in ALIAS and step.operands and step.operands[0] in self._exponentials:
             self._exponentials[step.outputs[0]] = self._exponentials[step.operands[0]]
+
+    def _without_projections(self, known: list[int]) -> list[int]:
+        """Forget products with constants that no softmax over tokens followed."""
+        for index in known:
+            origin = self._origins[index]
+            if origin.learned and not self._asks_by_constant(origin):
+                del self._origins[index]
+        return [index for index in known if index in self._origins]
+
+    def _product_with_constant(self, step: Step) -> None:
+        operands = product_operands(step.operation, step.args, step.kwargs)
+        axes = None if operands is None else product_axes(step.operation, step.args, *operands)
+        if axes is not None and len(axes.contracted) == 1 and step.outputs:
+            self._origins[step.outputs[0]] = _Origin(step.number, learned=True)
+
+    def _asks_by_constant(self, origin: _Origin) -> bool:
+        """Whether the softmax runs over what a learned query was multiplied with."""
+        score = self._trace.steps[origin.product]
+        operands = product_operands(score.operation, score.args, score.kwargs)
+        if origin.softmax < 0 or operands is None:
+            return False
+        axes = product_axes(score.operation, score.args, *operands)
+        entered, product = self._trace.values[origin.entered], self._trace.values[score.outputs[0]]
+        first_is_constant = self._indices(score, operands)[0] is None
+        return (
+            axes is not None
+            and entered.shape == product.shape
+            and self._query_first(score, axes, origin) == first_is_constant
+        )
 
     def _product(self, step: Step, known: list[int]) -> AttentionCall | None:
         operands = product_operands(step.operation, step.args, step.kwargs)
@@ -364,7 +400,7 @@ class _Scores:
         assert score_operands is not None
         score_axes = product_axes(score.operation, score.args, *score_operands)
         assert score_axes is not None
-        query_first = self._query_first(score, score_axes, origin, queries, keys)
+        query_first = self._query_first(score, score_axes, origin)
         steps = self._score_steps(origin)
         value = indices[1 if weights_first else 0]
         assert value is not None
@@ -400,7 +436,7 @@ class _Scores:
             value = self._trace.values[step.operands[0]]
         return value.index in self._exponentials or (step is not None and step.operation == "exp")
 
-    def _query_first(self, score: Step, axes: Axes, origin: _Origin, queries: int, keys: int) -> bool:
+    def _query_first(self, score: Step, axes: Axes, origin: _Origin) -> bool:
         """Whether the query is the first operand of q kᵀ: its axis is not the one that the softmax runs over."""
         free = [letter for letter in axes.output if (letter in axes.left) != (letter in axes.right)]
         if len(free) != 2 or origin.softmax < 0:
@@ -411,7 +447,6 @@ class _Scores:
         product = self._trace.values[score.outputs[0]]
         if not isinstance(axis, int) or entered.shape != product.shape:
             return free[-1] in axes.right
-        del queries, keys
         return axes.output[axis] in axes.right
 
     def _score_steps(self, origin: _Origin) -> tuple[ScoreStep, ...] | None:
@@ -436,7 +471,9 @@ class _Scores:
     def _scales(self, score: Step, operand: Tensor) -> tuple[int, ...]:
         """The steps by which an operand of q kᵀ was multiplied with constants."""
         trace = self._trace
-        value = next(trace.values[index] for index in score.operands if trace.values[index].tensor is operand)
+        value = next((trace.values[index] for index in score.operands if trace.values[index].tensor is operand), None)
+        if value is None:
+            return ()  # a query that is learned
         way = way_back(trace, value, moves_numbers, scales)
         return tuple(each.step for each in way[:-1] if trace.steps[each.step].operation in SCALE)
 
