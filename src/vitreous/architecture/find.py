@@ -38,6 +38,7 @@ from vitreous.architecture.operations import (
     value_of,
     walk_back,
 )
+from vitreous.architecture.overwriting import changed_through_a_view, find_overwriting
 from vitreous.architecture.stream import (
     ResidualWrite,
     Stage,
@@ -57,8 +58,16 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         UnsupportedModelError: there is no stream of tokens in it.
     """
     calls = find_attention(trace)
-    stages = [_StageReader(trace, found) for found in find_stages(trace, find_segments(trace, calls))]
-    stages = [reader for reader in stages if reader.is_stream]
+    seen = [_StageReader(trace, found, name) for found in find_stages(trace, find_segments(trace, calls))]
+    stages = [reader for reader in seen if reader.is_stream]
+    if not stages and any(reader.stage.attention for reader in seen):
+        sizes = " x ".join(map(str, next(reader for reader in seen if reader.stage.attention).stage.root.shape))
+        several = trace.batch > 1
+        raise UnsupportedModelError(
+            f"the blocks of {name} run over {sizes} numbers where it was given {trace.batch} "
+            f"image{'s' if several else ''}: images are joined, repeated or cut up inside of it, so that no row of tokens "
+            f"is one image's; explain {'one image at a time, or ' if several else ''}the model inside"
+        )
     if not stages:
         raise UnsupportedModelError(
             f"{name} has no residual stream of tokens: no sum of tokens with something that was made from them was seen "
@@ -75,7 +84,7 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         tuple(described),
         chosen,
         tuple(step.operation for step in trace.steps),
-        frozenset(step.number for step in trace.steps if step.in_place),
+        find_overwriting(trace, described[chosen].blocks, name),
         pooling=tuple(
             stages[chosen].with_head_order(call) for call in sorted((*pooling, *later), key=lambda call: call.output_step)
         ),
@@ -94,8 +103,8 @@ def _choose(readers: list[_StageReader], stages: list[StreamStage], batch: int) 
 class _StageReader:
     """Reads the blocks of one stage of the stream."""
 
-    def __init__(self, trace: Trace, stage: Stage) -> None:
-        self._trace, self.stage = trace, stage
+    def __init__(self, trace: Trace, stage: Stage, name: str) -> None:
+        self._trace, self.stage, self._name = trace, stage, name
         self._writes = stage.writes
         self._known: dict[torch.Size, StreamAxes] = {}
         self.axes = self._axes_of(stage.root)
@@ -119,6 +128,8 @@ class _StageReader:
         step = self._trace.maker(value)
         if step is None:
             return Point(-1, 0)
+        if value.index not in step.outputs:
+            raise changed_through_a_view(self._name)
         return Point(step.number, step.outputs.index(value.index), self._axes_of(value))
 
     def _same(self, first: Value, second: Value) -> bool:

@@ -14,7 +14,7 @@ from vitreous.architecture.attention import find_attention
 from vitreous.architecture.description import Architecture
 from vitreous.architecture.find import describe
 from vitreous.architecture.trace import Trace, Tracer
-from vitreous.errors import InputError, VitreousError
+from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import FAILURES, Inputs, Texts, ask, failed_on, outside_inference
 from vitreous.outputs import scale_of
 from vitreous.torch_state import outside_inference_mode
@@ -43,9 +43,18 @@ def find_architecture(
     # Many models leave out their mask where no text has padding, and take other steps then.
     kind = (inputs.shape[1:], inputs.dtype) if isinstance(inputs, Tensor) else ("texts", inputs.padded)
     key = (kind, str(inputs.device), stage)
+    alone = (key, "alone")
+    if len(inputs) == 1 and alone in known and not again:
+        return known[alone]
     if again or key not in known:
-        trace = trace_model(model, inputs if again else _two_of(inputs))
-        found = describe(trace, type(model).__name__, stage)
+        try:
+            trace = trace_model(model, inputs if again else _two_of(inputs))
+            found = describe(trace, type(model).__name__, stage)
+        except UnsupportedModelError:
+            if len(inputs) > 1:
+                raise
+            # Two at once may be joined where one is served.
+            key, found = alone, describe(_traced(model, inputs), type(model).__name__, stage)
         known[key] = replace(found, scale=scale_of(model))
     return known[key]
 
