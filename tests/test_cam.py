@@ -227,9 +227,13 @@ class UnnamedNorms(Block):
         return tokens + self.mlp(self.two(tokens))
 
 
-def test_blocks_without_a_first_norm_are_refused_with_the_reason_and_what_works():
-    model = small_vit(block_fn=UnnamedNorms)
-    with pytest.raises(UnsupportedModelError, match=r"first norm of block 3 was not found.*work on it: .*ixg"):
-        vitreous.explain(model, random_images(), "gradcam")
-    scores = vitreous.explain(model, random_images(), "gradcam:convention=skipplus").scores
-    assert scores["gradcam:convention=skipplus"].isfinite().all()
+def test_norms_of_any_name_are_the_first_norms():
+    named, methods = small_vit(init_values=None), ["gradcam", "gradcam:convention=skipplus", "layercam", "eigencam"]
+    unnamed = small_vit(init_values=None, block_fn=UnnamedNorms)
+    for ours, theirs in zip(unnamed.blocks, named.blocks, strict=True):
+        ours.attn, ours.mlp, ours.one, ours.two = theirs.attn, theirs.mlp, theirs.norm1, theirs.norm2
+    for part in ("patch_embed", "cls_token", "pos_embed", "norm", "head"):
+        setattr(unnamed, part, getattr(named, part))
+    found, expected = (vitreous.explain(model, random_images(), methods, 1).scores for model in (unnamed, named))
+    for method in methods:
+        torch.testing.assert_close(found[method], expected[method], rtol=1e-12, atol=1e-14)  # the same operations

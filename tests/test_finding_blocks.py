@@ -1,4 +1,4 @@
-"""Which modules are a model's blocks: all of them in the order they run, or a refusal."""
+"""What a model's blocks are: all of them, in the order in which they run, wherever they are kept."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import vitreous
 from small_models import largest_difference, random_images, small_vit
+from vitreous.architecture import find_architecture
 from vitreous.errors import UnsupportedModelError
 
 METHODS = ["gae", "tokentm", "decompx", "rollout", "ixg", "alti"]
@@ -32,17 +33,17 @@ def in_chunks(*, padded: bool) -> nn.Module:
     return model
 
 
-def test_numbered_chunks_are_one_stack() -> None:
-    whole, chunked, images = small_vit(), in_chunks(padded=True), random_images()
-    assert find_anatomy(chunked).depth == 4
-    expected, found = (vitreous.explain(model, images, METHODS, TARGET).scores for model in (whole, chunked))
+def assert_same_maps(model: nn.Module, whole: nn.Module) -> None:
+    images = random_images()
+    assert find_architecture(model, images).depth == 4
+    expected, found = (vitreous.explain(each, images, METHODS, TARGET).scores for each in (whole, model))
     for method in METHODS:
-        assert largest_difference(found[method], expected[method]) < 1e-12  # float64: the same operations
+        assert largest_difference(found[method], expected[method]) < 1e-12, method  # float64: the same operations
 
 
-def test_lists_without_numbers_may_be_branches() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"2 separate stacks of attention blocks: blocks\.0 .*, blocks\.1 "):
-        find_anatomy(in_chunks(padded=False))
+@pytest.mark.parametrize("padded", [True, False])
+def test_chunks_are_one_stack(*, padded: bool) -> None:
+    assert_same_maps(in_chunks(padded=padded), small_vit())
 
 
 class OneApart(nn.Module):
@@ -67,12 +68,11 @@ class OneApart(nn.Module):
 
 
 @pytest.mark.parametrize("where", ["in front", "behind", "in a list"])
-@pytest.mark.parametrize("method", ["gae", "rollout", "ixg", "decompx", "occlusion"])
-def test_a_block_that_runs_outside_of_the_stack_is_not_left_out_in_silence(where: str, method: str) -> None:
-    with pytest.raises(
-        UnsupportedModelError, match="OneApart runs another Block on its tokens than the 3 of its stack"
-    ):
-        vitreous.explain(OneApart(where).eval(), random_images(), method, TARGET)
+def test_a_block_that_is_kept_outside_of_the_stack_is_one_of_them(where: str) -> None:
+    whole = small_vit()
+    if where != "in front":
+        whole.blocks = nn.Sequential(*whole.blocks[1:], whole.blocks[0])
+    assert_same_maps(OneApart(where).eval(), whole)
 
 
 @pytest.mark.parametrize(("where", "tokens"), [("nowhere", 17), ("in front", 1)])
@@ -96,16 +96,29 @@ def test_the_layer_that_an_encoder_is_made_of_may_stay_beside_it() -> None:
     assert vitreous.explain(Copied().double().eval(), random_images(), "gae", TARGET).grid == (4, 4)
 
 
-def test_a_list_in_a_dictionary_is_no_list_of_parts() -> None:
-    """As GPTs hold their blocks; what is missing is a known name for their attention."""
+class Held(nn.Module):
+    """The blocks in a dictionary, as GPTs hold them, and their parts in dictionaries of their own."""
 
-    class Held(nn.Module):
-        def __init__(self, **blocks: nn.Module) -> None:
-            super().__init__()
-            self.transformer = nn.ModuleDict(blocks)
+    def __init__(self) -> None:
+        super().__init__()
+        self.vit = small_vit()
+        blocks = [nn.ModuleDict(dict(block.named_children())) for block in self.vit.blocks]
+        self.transformer = nn.ModuleDict({"h": nn.ModuleList(blocks)})
+        self.vit.blocks = nn.Identity()
 
-    block = nn.ModuleDict({"sa": nn.Linear(24, 24)})
-    with pytest.raises(UnsupportedModelError, match=r"has no stack of transformer blocks: in no nn\.ModuleList"):
-        find_anatomy(Held(h=nn.ModuleList([nn.Sequential(nn.Linear(24, 24))] * 3)))
-    with pytest.raises(UnsupportedModelError, match="keeps the parts of its blocks in lists"):
-        find_anatomy(Held(h=nn.ModuleList([block] * 3)))
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.vit._pos_embed(self.vit.patch_embed(images))
+        for block in self.transformer["h"]:
+            tokens = tokens + block["ls1"](block["attn"](block["norm1"](tokens)))
+            tokens = tokens + block["ls2"](block["mlp"](block["norm2"](tokens)))
+        return self.vit.forward_head(self.vit.norm(tokens))
+
+
+def test_parts_in_a_dictionary_are_blocks() -> None:
+    assert_same_maps(Held().eval(), small_vit())
+
+
+def test_a_model_without_a_stream_is_refused() -> None:
+    layers = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.GELU(), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(64, 5))
+    with pytest.raises(UnsupportedModelError, match="Sequential has no residual stream of tokens"):
+        vitreous.explain(layers.double().eval(), random_images(), "ixg", TARGET)

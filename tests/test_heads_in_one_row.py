@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -12,7 +10,6 @@ from torch import Tensor, nn
 
 import vitreous
 from small_models import random_images, small_vit
-from vitreous.errors import UnsupportedModelError
 from vitreous.tape.runner import ModelRunner
 
 TARGET = torch.tensor([3, 0])
@@ -122,9 +119,50 @@ def test_scores_of_heads_in_one_row_are_edited_alike():
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)  # float64, the same operations
 
 
-def test_heads_before_images_are_refused_unless_there_is_one_image():
-    model, images = with_attention(HeadsFirst), random_images()
-    assert_same_maps(model, small_vit(), images[:1], ["rollout", "gae", "ixg"])
-    for method in ("rollout", "gae"):
-        with pytest.raises(UnsupportedModelError, match="in one row with the images of a batch, not image by image"):
-            vitreous.explain(copy.deepcopy(model), images, method)
+class HeadsFirstByHand(HeadsFirst):
+    attend = ByHand.attend
+
+
+class HeadsFirstWithGates(HeadsFirst):
+    """The values do not come from a linear layer alone; where O goes tells the order of the heads."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value * value.sigmoid())
+
+
+class Gates(InOneRow):
+    attend = HeadsFirstWithGates.attend
+
+
+def test_the_order_of_heads_shows_behind_attention_too():
+    methods = ["raw_attention", "rollout", "gae", "gradtoken", "decompx"]
+    assert_same_maps(with_attention(HeadsFirstWithGates), with_attention(Gates), random_images(), methods)
+
+
+class HeadsFirstMasked(HeadsFirst):
+    """With a bias for every head, and for every image the same."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        rows = len(query) // self.num_heads
+        bias = bias_of(self, query).repeat_interleave(rows, dim=0)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("kind", [HeadsFirst, HeadsFirstByHand])
+def test_heads_before_images_give_the_same_maps(kind, images):
+    assert_same_maps(with_attention(kind), small_vit(), random_images()[:images], METHODS)
+
+
+@pytest.mark.parametrize("images", [1, 2])
+def test_heads_before_images_with_a_bias_for_every_head(images):
+    assert_same_maps(with_attention(HeadsFirstMasked), with_attention(Ordinary), random_images()[:images], METHODS)
+
+
+@pytest.mark.parametrize("kind", [HeadsFirst, HeadsFirstByHand])
+def test_scores_of_heads_before_images_are_edited_alike(kind):
+    images, factors = random_images(), torch.rand(2, 17, dtype=torch.float64)
+    found, expected = (
+        ModelRunner(model, images).logits_of_damped(images, factors) for model in (with_attention(kind), small_vit())
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)  # float64, the same operations

@@ -54,30 +54,52 @@ class TestTwoAttentionsInABlock:
 
 
 class Nameless(nn.Module):
-    """A block whose attention has no name that is known and is written in another way."""
+    """A block whose attention is written in another way."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, width: int = WIDTH) -> None:
         super().__init__()
-        self.norm, self.mixer, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm, self.mixer, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.kind = kind
 
     def forward(self, tokens: Tensor) -> Tensor:
         query, key, value = self.mixer(self.norm(tokens)).chunk(3, dim=-1)
-        if self.kind == "one head by einsum":
+        if self.kind == "fused":
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value, scale=1 / 5)
+        elif self.kind == "one head by einsum":
             scores = torch.einsum("bic,bjc->bij", query, key) / 5
             mixed = torch.einsum("bij,bjc->bic", scores.softmax(dim=-1), value)
         elif self.kind == "keys over tokens":  # efficient attention, CoaT
             mixed = query @ (key.softmax(dim=1).mT @ value)
+        elif self.kind == "between channels":  # cross-covariance attention, XCiT
+            mixed = value @ (key.mT @ query / 5).softmax(dim=-2)
+        elif self.kind == "between channels, fused":
+            mixed = nn.functional.scaled_dot_product_attention(query.mT, key.mT, value.mT).mT
         else:  # linear attention
             mixed = nn.functional.elu(query) @ (nn.functional.elu(key).mT @ value) / 17
         return tokens + self.out(mixed)
 
 
-@pytest.mark.parametrize("kind", ["one head by einsum", "keys over tokens", "no softmax"])
-def test_rules_refuse_what_they_cannot_hold_constant(kind: str) -> None:
-    model, images = small_vit(), random_images()
+def nameless(kind: str, width: int = WIDTH) -> nn.Module:
+    model = small_vit(embed_dim=width, num_heads=1)
     torch.manual_seed(0)
-    model.blocks = nn.Sequential(*(Nameless(kind) for _ in range(4))).double()
+    model.blocks = nn.Sequential(*(Nameless(kind, width) for _ in range(4))).double()
+    return model
+
+
+def test_one_head_by_einsum_gives_the_maps_of_fused_attention() -> None:
+    methods = ["decompx.skipplus", "attnlrp", "conservative_lrp", "ixg:rule=libra", "rollout", "gae", "gradtoken"]
+    images = random_images()
+    found, expected = (
+        vitreous.explain(nameless(kind), images, methods, TARGET).scores for kind in ("one head by einsum", "fused")
+    )
+    for method in methods:
+        torch.testing.assert_close(found[method], expected[method], **SAME)
+
+
+@pytest.mark.parametrize("width", [WIDTH, 17])  # 17 tokens: nothing in the shapes tells them from channels then
+@pytest.mark.parametrize("kind", ["keys over tokens", "between channels", "between channels, fused", "no softmax"])
+def test_rules_refuse_what_they_cannot_hold_constant(kind: str, width: int) -> None:
+    model, images = nameless(kind, width), random_images()
     torch.testing.assert_close(
         vitreous.explain(model, images, "ixg", TARGET).scores["ixg"],
         input_times_gradient(model, images, 0).detach(),
@@ -85,6 +107,9 @@ def test_rules_refuse_what_they_cannot_hold_constant(kind: str) -> None:
     )
     for method in ("decompx.skipplus", "attnlrp", "conservative_lrp", "ixg:rule=libra"):
         with pytest.raises(UnsupportedModelError, match="a rule does not know what to hold constant"):
+            vitreous.explain(model, images, method)
+    for method in ("rollout", "gae", "tokentm", "atman"):
+        with pytest.raises(UnsupportedModelError, match="is between channels"):
             vitreous.explain(model, images, method)
 
 

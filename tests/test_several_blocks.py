@@ -153,10 +153,12 @@ class NormBetween(nn.Module):
         return self.vit.head(tokens[:, 0])
 
 
-def test_a_bias_on_the_way_from_block_to_block_belongs_to_none() -> None:
+@pytest.mark.parametrize("method", ["decompx:bias=token", "fullgrad:rule=libra"])
+def test_a_bias_on_the_way_from_block_to_block_belongs_to_the_block_in_front(method: str) -> None:
     model, images = NormBetween().eval(), random_images()
-    with pytest.raises(UnsupportedModelError, match="between blocks 0 and 1, which belongs to no block"):
-        vitreous.explain(model, images, "fullgrad:rule=libra", TARGET)
+    for layer in range(4):
+        scores, logits = all_token_scores(model, images, f"{method},layer={layer}", TARGET)
+        assert largest_difference(scores.sum(dim=1), logits) < EXACT
     for layer in (0, 2):
         spelling = f"gradient:layer={layer}"
         found = vitreous.explain(model, images, spelling, TARGET).scores[spelling]

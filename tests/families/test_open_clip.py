@@ -6,12 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from checks import CLASSES, DEPTH, Family, FamilyChecks
+from checks import AGREES, CLASSES, DEPTH, Family, FamilyChecks, randomised
 from hooked import Pooling
 from torch import Tensor, nn
 
 import vitreous
-from vitreous.errors import UnsupportedModelError
 
 open_clip = pytest.importorskip("open_clip", reason="open_clip is not installed")
 
@@ -100,9 +99,25 @@ class TestOpenClip(FamilyChecks):
     pass
 
 
-def test_both_towers_at_once_are_refused_with_advice() -> None:
+class ImageTower(nn.Module):
+    """What a CLIP of two towers says of pictures alone."""
+
+    def __init__(self, clip: nn.Module) -> None:
+        super().__init__()
+        self.visual = clip.visual
+
+    def forward(self, images: Tensor) -> Tensor:
+        return nn.functional.normalize(self.visual(images), dim=-1)
+
+
+def test_of_two_towers_the_one_that_reads_pictures_is_explained() -> None:
     vision = {"image_size": 32, "patch_size": 8, "width": 64, "layers": DEPTH, "head_width": 16}
     text = {"context_length": 8, "vocab_size": 20, "width": 32, "heads": 2, "layers": 2}
-    model = open_clip.CLIP(embed_dim=16, vision_cfg=vision, text_cfg=text)
-    with pytest.raises(UnsupportedModelError, match="give the image tower alone"):
-        vitreous.explain(model, torch.randn(1, 3, 32, 32), "rollout")
+    model = randomised(open_clip.CLIP(embed_dim=16, vision_cfg=vision, text_cfg=text))
+    images, methods = torch.randn(2, 3, 32, 32).double(), ["rollout", "gae", "tokentm", "gradtoken", "ixg", "decompx"]
+    both = vitreous.explain(model, images, methods, [3, 5])
+    alone = vitreous.explain(ImageTower(model).eval(), images, methods, [3, 5])
+    assert both.grid == (4, 4)
+    torch.testing.assert_close(both.logits, alone.logits, **AGREES)
+    for method in methods:
+        torch.testing.assert_close(both.scores[method], alone.scores[method], **AGREES)

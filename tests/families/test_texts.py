@@ -191,18 +191,25 @@ class TestDisentangledAttention:
         with pytest.raises(UnsupportedModelError, match="cannot follow"):
             ask(model_of("deberta"), texts((6,)), method, 0)
 
-    def test_a_convolution_between_blocks_is_refused(self) -> None:
-        model = build("deberta", conv_kernel_size=3)
-        with pytest.raises(UnsupportedModelError, match="between blocks 0 and 1"):
-            ask(model, texts((6,)), "ixg", 0)
+    def test_a_convolution_between_blocks_belongs_to_the_one_in_front(self) -> None:
+        model, given, target = build("deberta", conv_kernel_size=3), texts((8, 8)), torch.tensor([1, 2])
+        stack = paths(model)[0].rpartition(".")[0]
+        expected = block_inputs_times_gradients(Called(model), f"model.{stack}", given.parts, target)
+        found = ask(model, given, [f"ixg:layer={layer}" for layer in range(DEPTH)], target).scores
+        for layer, scores in enumerate(expected):
+            torch.testing.assert_close(found[f"ixg:layer={layer}"], scores[:, 1:], **AGREES)
+        # Its bias and its norm's count with that block.
+        for layer in range(DEPTH):
+            scores, logits = all_token_scores(model, given, f"fullgrad:rule=libra,layer={layer}", target)
+            torch.testing.assert_close(scores.sum(dim=1), logits, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
     ("name", "method", "reason"),
     [
         ("ConvBert", "tokentm", "no linear projection leads"),  # half of what reaches it comes from a convolution
-        ("MobileBert", "tokentm", "no linear projection leads"),  # its attention is narrower than its stream
-        ("IBert", "alti", "first norm of block 0"),  # its norms give a scale beside the tokens
+        ("MobileBert", "tokentm", "norm between attention and feed-forward"),  # its stream is narrower inside
+        ("IBert", "alti", "IntLayerNorm in block 0 is neither"),  # its norms give a scale beside the tokens
     ],
 )
 def test_parts_that_are_not_what_their_names_say_are_refused(name: str, method: str, reason: str) -> None:

@@ -19,6 +19,7 @@ from vitreous.architecture.operations import (
     moves_numbers,
     product_axes,
     product_operands,
+    runs_over_channels,
     scales,
     to_letters,
     way_back,
@@ -68,6 +69,7 @@ class AttentionCall:
         heads_first: whether, in one row of batch x head, all images of a head come before the next head's.
         query_scales: steps that multiply q with a constant before it meets k.
         key_scales: the same of k.
+        over_tokens: whether tokens look at tokens; cross-covariance and linear attention mix channels.
     """
 
     spelling: Spelling
@@ -89,6 +91,7 @@ class AttentionCall:
     heads_first: bool = False
     query_scales: tuple[int, ...] = ()
     key_scales: tuple[int, ...] = ()
+    over_tokens: bool = True
 
     def query_arrangement(self) -> Arrangement:
         """How q lies in q kᵀ."""
@@ -107,6 +110,24 @@ class AttentionCall:
         assert self.score_axes is not None
         query, key = self._score_letters()
         return Arrangement(self.score_axes.output, (query, key), self._ahead(key), self.heads_first)
+
+    def arrange_scores(self, scores: Tensor, batch: int) -> Tensor | None:
+        """What entered the softmax as (batch, head, query, key); ``None`` where it lies in another way.
+
+        That may be q kᵀ in another shape: DeBERTa has batch x head in one axis up to there, and then in two.
+        """
+        arrangement = self.score_arrangement()
+        if scores.dim() == len(arrangement.axes):
+            return arrangement.arrange(scores, batch)
+        return scores if self._split_by_head(scores, batch) else None
+
+    def restore_scores(self, arranged: Tensor, batch: int, shape: torch.Size) -> Tensor:
+        """Scores of (batch, head, query, key) as ``arrange_scores`` got them, of that ``shape``."""
+        arrangement = self.score_arrangement()
+        return arrangement.restore(arranged, batch, shape) if len(shape) == len(arrangement.axes) else arranged
+
+    def _split_by_head(self, scores: Tensor, batch: int) -> bool:
+        return scores.dim() == 4 and len(scores) == batch and not self.heads_first and self.query_first
 
     def weight_arrangement(self) -> Arrangement:
         """How A lies in the product with the values."""
@@ -216,7 +237,12 @@ def find_attention(trace: Trace) -> list[AttentionCall]:
 def _fused(trace: Trace, step: Step) -> AttentionCall:
     query, key = step.argument(0, "query"), step.argument(1, "key")
     rows = query.shape[:-2].numel()
-    return AttentionCall("fused", step.number, step.outputs[0], query.shape[-2], key.shape[-2], rows)
+    mixed = step.argument(2, "value")
+    value = next((trace.values[index] for index in step.operands if trace.values[index].tensor is mixed), None)
+    over_tokens = value is None or not runs_over_channels(trace, value, -2)
+    return AttentionCall(
+        "fused", step.number, step.outputs[0], query.shape[-2], key.shape[-2], rows, over_tokens=over_tokens
+    )
 
 
 def _multi_head(trace: Trace, step: Step) -> AttentionCall:
@@ -234,7 +260,8 @@ class _Origin:
         product: the step that gave q kᵀ.
         softmax: the step that made weights of scores, if one did; of one written out, the division.
         entered: the value that it got.
-        learned: whether q or k does not depend on the input.
+        learned: whether one operand of the product is a constant: a query that is learned, if a softmax follows over
+            the other's tokens; else a projection.
     """
 
     product: int
@@ -256,10 +283,14 @@ class _Scores:
         """Note what a step does to scores or weights; an attention call, if it multiplies weights with values."""
         trace = self._trace
         known = [index for index in step.operands if index in self._origins]
-        if step.operation in PRODUCT:
+        if step.operation in PRODUCT and len(set(step.operands)) == 2:
+            known = self._without_projections(known)
             call = self._product(step, known)
             if call is not None or not known:
                 return call
+        elif step.operation in PRODUCT and not known:
+            self._product_with_constant(step)
+            return None
         if not known or not step.outputs or self._leaves_scores(step, known[0]):
             return None
         self._softmax_by_hand(step)
@@ -301,6 +332,35 @@ class _Scores:
         elif step.operation in ALIAS and step.operands and step.operands[0] in self._exponentials:
             self._exponentials[step.outputs[0]] = self._exponentials[step.operands[0]]
 
+    def _without_projections(self, known: list[int]) -> list[int]:
+        """Forget products with constants that no softmax over tokens followed."""
+        for index in known:
+            origin = self._origins[index]
+            if origin.learned and not self._asks_by_constant(origin):
+                del self._origins[index]
+        return [index for index in known if index in self._origins]
+
+    def _product_with_constant(self, step: Step) -> None:
+        operands = product_operands(step.operation, step.args, step.kwargs)
+        axes = None if operands is None else product_axes(step.operation, step.args, *operands)
+        if axes is not None and len(axes.contracted) == 1 and step.outputs:
+            self._origins[step.outputs[0]] = _Origin(step.number, learned=True)
+
+    def _asks_by_constant(self, origin: _Origin) -> bool:
+        """Whether the softmax runs over what a learned query was multiplied with."""
+        score = self._trace.steps[origin.product]
+        operands = product_operands(score.operation, score.args, score.kwargs)
+        if origin.softmax < 0 or operands is None:
+            return False
+        axes = product_axes(score.operation, score.args, *operands)
+        entered, product = self._trace.values[origin.entered], self._trace.values[score.outputs[0]]
+        first_is_constant = self._indices(score, operands)[0] is None
+        return (
+            axes is not None
+            and entered.shape == product.shape
+            and self._query_first(score, axes, origin) == first_is_constant
+        )
+
     def _product(self, step: Step, known: list[int]) -> AttentionCall | None:
         operands = product_operands(step.operation, step.args, step.kwargs)
         if operands is None:
@@ -309,14 +369,10 @@ class _Scores:
         if axes is None or len(axes.contracted) != 1:
             return None
         left, right = self._indices(step, operands)
-        if left is None and right is None:
+        if left is None or right is None:
             return None
         if not known:
-            learned = left is None or right is None
-            if not learned or max(operands[0].dim(), operands[1].dim()) > 2:
-                self._origins[step.outputs[0]] = _Origin(step.number, learned=learned)
-            return None
-        if left is None or right is None:
+            self._origins[step.outputs[0]] = _Origin(step.number)
             return None
         if left in self._origins and right in self._origins:
             return None
@@ -355,8 +411,11 @@ class _Scores:
         assert score_operands is not None
         score_axes = product_axes(score.operation, score.args, *score_operands)
         assert score_axes is not None
-        query_first = self._query_first(score, score_axes, origin, queries, keys)
+        query_first = self._query_first(score, score_axes, origin)
         steps = self._score_steps(origin)
+        value = indices[1 if weights_first else 0]
+        assert value is not None
+        over_tokens = not runs_over_channels(trace, trace.values[value], axes.right.index(contracted) - len(axes.right))
         del values
         rows = weights.numel() // (queries * keys)
         return AttentionCall(
@@ -378,6 +437,7 @@ class _Scores:
             self._own_steps(origin, place),
             query_scales=self._scales(score, score_operands[0 if query_first else 1]),
             key_scales=self._scales(score, score_operands[1 if query_first else 0]),
+            over_tokens=over_tokens,
         )
 
     def _is_exponential(self, place: int) -> bool:
@@ -387,7 +447,7 @@ class _Scores:
             value = self._trace.values[step.operands[0]]
         return value.index in self._exponentials or (step is not None and step.operation == "exp")
 
-    def _query_first(self, score: Step, axes: Axes, origin: _Origin, queries: int, keys: int) -> bool:
+    def _query_first(self, score: Step, axes: Axes, origin: _Origin) -> bool:
         """Whether the query is the first operand of q kᵀ: its axis is not the one that the softmax runs over."""
         free = [letter for letter in axes.output if (letter in axes.left) != (letter in axes.right)]
         if len(free) != 2 or origin.softmax < 0:
@@ -398,7 +458,6 @@ class _Scores:
         product = self._trace.values[score.outputs[0]]
         if not isinstance(axis, int) or entered.shape != product.shape:
             return free[-1] in axes.right
-        del queries, keys
         return axes.output[axis] in axes.right
 
     def _score_steps(self, origin: _Origin) -> tuple[ScoreStep, ...] | None:
@@ -425,7 +484,7 @@ class _Scores:
         trace = self._trace
         value = next((trace.values[index] for index in score.operands if trace.values[index].tensor is operand), None)
         if value is None:
-            return ()
+            return ()  # a query that is learned
         way = way_back(trace, value, moves_numbers, scales)
         return tuple(each.step for each in way[:-1] if trace.steps[each.step].operation in SCALE)
 

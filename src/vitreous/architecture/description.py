@@ -191,6 +191,7 @@ class Architecture:
         stage: which of them is read.
         steps: how many steps the run had.
         operations: what each step does; a run that does something else is another one.
+        in_place: the steps that change the stream of the blocks in place.
         scale: what its outputs are, where its configuration says so.
         pooling: attention calls behind the stage that is read.
         chosen: the stage that the caller chose, if one was.

@@ -24,16 +24,21 @@ from vitreous.architecture.description import (
     ValueMap,
 )
 from vitreous.architecture.operations import (
+    ALIAS,
+    JOIN,
     MULTI_HEAD,
     NORM,
+    SLICE,
     is_linear,
     linear_weight,
     moves_numbers,
     replay,
+    replay_from,
     scales,
     value_of,
     walk_back,
 )
+from vitreous.architecture.overwriting import changed_through_a_view, find_overwriting
 from vitreous.architecture.stream import (
     ResidualWrite,
     Stage,
@@ -55,8 +60,16 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         UnsupportedModelError: there is no stream of tokens in it.
     """
     calls = find_attention(trace)
-    stages = [_StageReader(trace, found) for found in find_stages(trace, find_segments(trace, calls))]
-    stages = [reader for reader in stages if reader.is_stream]
+    seen = [_StageReader(trace, found, name) for found in find_stages(trace, find_segments(trace, calls))]
+    stages = [reader for reader in seen if reader.is_stream]
+    if not stages and any(reader.stage.attention for reader in seen):
+        sizes = " x ".join(map(str, next(reader for reader in seen if reader.stage.attention).stage.root.shape))
+        several = trace.batch > 1
+        raise UnsupportedModelError(
+            f"the blocks of {name} run over {sizes} numbers where it was given {trace.batch} "
+            f"image{'s' if several else ''}: images are joined, repeated or cut up inside of it, so that no row of tokens "
+            f"is one image's; explain {'one image at a time, or ' if several else ''}the model inside"
+        )
     if not stages:
         raise UnsupportedModelError(
             f"{name} has no residual stream of tokens: no sum of tokens with something that was made from them was seen "
@@ -73,8 +86,10 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         tuple(described),
         chosen,
         tuple(step.operation for step in trace.steps),
-        frozenset(step.number for step in trace.steps if step.in_place),
-        pooling=tuple(sorted((*pooling, *later), key=lambda call: call.output_step)),
+        find_overwriting(trace, described[chosen].blocks, name),
+        pooling=tuple(
+            stages[chosen].with_head_order(call) for call in sorted((*pooling, *later), key=lambda call: call.output_step)
+        ),
         chosen=stage,
     )
 
@@ -104,9 +119,9 @@ def _made_by_attention(readers: list[_StageReader], place: int, calls: list[Atte
 class _StageReader:
     """Reads the blocks of one stage of the stream."""
 
-    def __init__(self, trace: Trace, stage: Stage) -> None:
+    def __init__(self, trace: Trace, stage: Stage, name: str) -> None:
         self._trace = self.trace = trace
-        self.stage = stage
+        self.stage, self._name = stage, name
         self._writes = stage.writes
         self._known: dict[torch.Size, StreamAxes] = {}
         self.axes = self._axes_of(stage.root)
@@ -130,6 +145,8 @@ class _StageReader:
         step = self._trace.maker(value)
         if step is None:
             return Point(-1, 0)
+        if value.index not in step.outputs:
+            raise changed_through_a_view(self._name)
         return Point(step.number, step.outputs.index(value.index), self._axes_of(value))
 
     def _same(self, first: Value, second: Value) -> bool:
@@ -157,7 +174,9 @@ class _StageReader:
     def attends_to_all(self, batch: int) -> bool:
         """Whether every token attends to every other, image by image."""
         calls = self.stage.attention
-        between_all = all(call.queries == call.keys == self.tokens and call.rows % batch == 0 for call in calls)
+        between_all = all(
+            call.queries == call.keys == self.tokens and call.rows % batch == 0 and call.over_tokens for call in calls
+        )
         return bool(calls) and between_all and self.tokens > 1
 
     @property
@@ -200,7 +219,7 @@ class _StageReader:
         place = self._norm_place(start, attending, writes, following)
         output = following if following is not None else self._last_output(last, place)
         first, second = self._norms(start, attending, writes, place, output)
-        calls = tuple(self._with_head_order(call) for write in writes for call in write.attention)
+        calls = tuple(self.with_head_order(call) for write in writes for call in write.attention)
         module = self._module(start, output)
         span = self._attention_span(start, first, calls)
         return Block(
@@ -213,7 +232,7 @@ class _StageReader:
             first_norm=first,
             second_norm=second,
             norm_place=place,
-            output_projections=_all_known([self._projection(call, attending) for call in calls]),
+            output_projections=_all_known([self._projection(call, attending, calls) for call in calls]),
             value_maps=() if first is None else _all_known([self._value_map(call, first) for call in calls]),
             attention_steps=span,
             module=None if module is None else module.module,
@@ -353,7 +372,9 @@ class _StageReader:
         tensors = {id(self._trace.values[index].tensor) for index in step.operands}
         return lambda value: isinstance(value, Tensor) and id(value) in tensors
 
-    def _projection(self, call: AttentionCall, write: ResidualWrite) -> Projection | None:
+    def _projection(
+        self, call: AttentionCall, write: ResidualWrite, calls: tuple[AttentionCall, ...]
+    ) -> Projection | None:
         """The one linear map between O and the stream."""
         trace = self._trace
         heads, value = trace.values[call.output], write.branch
@@ -381,38 +402,34 @@ class _StageReader:
                 if len(parts) != 1:
                     return None
                 value = parts[0]
-            elif linear is None and linear_weight(step, self._depends(step)) is not None:
-                linear = step.number
-                mixed = value_of(trace, step)
-                if mixed is None:
-                    return None
-                value = mixed
+            elif not inside and linear_weight(step, self._depends(step)) is not None:
+                linear, mixed = step.number, value_of(trace, step)
+                break  # whether its input is O in another order is seen below
             else:
                 return None
         if linear is None or inside:
             return None if linear is None else Projection(linear, tuple(scaling), None)
-        columns = None if mixed is None else self._columns(call, heads, mixed)
+        beside = [trace.values[other.output] for other in calls if other is not call]
+        columns = None if mixed is None else self._columns(call, heads, mixed, beside)
         return None if columns is None else Projection(linear, tuple(scaling), columns)
 
-    def _columns(self, call: AttentionCall, heads: Value, mixed: Value) -> Tensor | None:
-        """Which input channel of W_O each channel of each head is, (head, channel)."""
-        moved = replay(self._trace, heads, mixed)
+    def _columns(self, call: AttentionCall, heads: Value, mixed: Value, beside: list[Value]) -> Tensor | None:
+        """Which input channel of W_O each channel of each head is, (head, channel); other calls' heads may be beside."""
+        moved = replay_from(self._trace, [heads, *beside], mixed)
         if moved is None:
             return None
         places = torch.empty(heads.shape.numel(), dtype=torch.int64)
         channels = torch.arange(mixed.shape[-1]).expand(mixed.shape)
-        here = moved.flatten() >= 0
+        here = moved.flatten() < heads.shape.numel()
         places[moved.flatten()[here]] = channels.flatten()[here]
         places = places.reshape(heads.shape)
         if call.spelling == "written":
             arranged = call.output_arrangement().arrange(places, self._trace.batch)
-        elif places.dim() == 3:
-            arranged = places.unflatten(0, (self._trace.batch, -1)) if len(places) % self._trace.batch == 0 else None
         else:
-            arranged = places if places.dim() == 4 else None
+            arranged = self._by_head(call, places)
         return None if arranged is None else arranged[0, :, 0]
 
-    def _with_head_order(self, call: AttentionCall) -> AttentionCall:
+    def with_head_order(self, call: AttentionCall) -> AttentionCall:
         """Find out, where heads and images lie along one axis, which of them come first."""
         trace = self._trace
         step = trace.steps[call.output_step]
@@ -421,12 +438,18 @@ class _StageReader:
             return call
         for index in step.operands:
             value = trace.values[index]
-            _, before = self._linear_before(value)
-            moved = None if before is None or before.shape[0] != trace.batch else replay(trace, before, value)
-            if moved is None or moved.dim() != 3 or len(moved) != call.rows:
-                continue
-            images = moved[:, 0, 0] // (before.shape.numel() // trace.batch)  # type: ignore[union-attr]
-            return replace(call, heads_first=bool(images[0] != images[1]))
+            for _, before in self._linears_before(value) or ():
+                moved = replay(trace, before, value) if before.shape[0] == trace.batch else None
+                if moved is not None and moved.dim() == 3 and len(moved) == call.rows:
+                    images = moved[:, 0, 0] // (before.shape.numel() // trace.batch)
+                    return replace(call, heads_first=bool(images[0] != images[1]))
+        output = trace.values[call.output]
+        for value in trace.values[output.index + 1 :]:
+            # Where values are more than moved, what becomes of O tells it.
+            moved = replay(trace, output, value) if value.comes_from(output) and len(value.shape) > 2 else None
+            if moved is not None and len(moved) == trace.batch and moved.numel() == output.shape.numel():
+                rows = moved[0].unique() // (output.shape.numel() // call.rows)
+                return replace(call, heads_first=bool(rows.max() >= call.rows // trace.batch))
         return call
 
     def _value_map(self, call: AttentionCall, norm: Norm) -> ValueMap | None:
@@ -445,37 +468,45 @@ class _StageReader:
         value = next((trace.values[index] for index in step.operands if trace.values[index].tensor is tensor), None)
         if value is None:
             return None
-        linear, before = self._linear_before(value)
-        if linear is None or before is None:
+        # Projections of queries, keys and values may be joined before heads are told apart.
+        linears = self._linears_before(value)
+        moved = None if linears is None else replay_from(trace, [before for _, before in linears], value)
+        if linears is None or moved is None:
             return None
-        moved = replay(trace, before, value)
-        if moved is None:
-            return None
-        heads = self._by_head(call, moved % before.shape[-1])
-        return None if heads is None else ValueMap(linear.number, heads[0, :, 0].flatten())
+        first = 0
+        for linear, before in linears:
+            last = first + before.shape.numel()
+            if bool(((moved >= first) & (moved < last)).all()):
+                heads = self._by_head(call, (moved - first) % before.shape[-1])
+                return None if heads is None else ValueMap(linear.number, heads[0, :, 0].flatten())
+            first = last
+        return None
+
+    def _linears_before(self, value: Value) -> list[tuple[Step, Value]] | None:
+        """The linear layers whose outputs a value was put together from; ``None`` where other numbers are in it."""
+        trace, found, open_values, seen = self._trace, {}, [value], set[int]()
+        while open_values:
+            value = open_values.pop()
+            step = trace.maker(value)
+            if step is None or value.index in seen:
+                continue
+            seen.add(value.index)
+            if linear_weight(step, self._depends(step)) is not None and step.operation in {"linear", "matmul", "addmm"}:
+                found[value.index] = step, value
+            elif step.operation in ALIAS | SLICE | JOIN:
+                open_values += [trace.values[index] for index in step.operands]
+            else:
+                return None
+        return [found[index] for index in sorted(found)] or None
 
     def _by_head(self, call: AttentionCall, values: Tensor) -> Tensor | None:
         """A tensor that lies as the values of a call do, as (batch, head, token, channel)."""
         if call.spelling == "written":
             return call.value_arrangement().arrange(values, self._trace.batch)
-        if values.dim() == 3 and len(values) % self._trace.batch == 0:
-            return values.unflatten(0, (self._trace.batch, -1))
+        batch = self._trace.batch
+        if values.dim() == 3 and len(values) % batch == 0:
+            return values.unflatten(0, (-1, batch)).transpose(0, 1) if call.heads_first else values.unflatten(0, (batch, -1))
         return values if values.dim() == 4 else None
-
-    def _linear_before(self, value: Value) -> tuple[Step | None, Value | None]:
-        """The linear layer whose output a value is a part of."""
-        trace = self._trace
-        for _ in range(len(trace.steps)):
-            step = trace.maker(value)
-            if step is None:
-                return None, None
-            if linear_weight(step, self._depends(step)) is not None and step.operation == "linear":
-                return step, value
-            source = value_of(trace, step)
-            if source is None:
-                return None, None
-            value = source
-        return None, None
 
     def _attention_span(self, start: Value, norm: Norm | None, calls: tuple[AttentionCall, ...]) -> tuple[int, int]:
         """From the first step behind the norm to the last that gives O."""

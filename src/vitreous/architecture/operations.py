@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ ALIAS = frozenset(
 )
 # A part of the numbers.
 SLICE = frozenset({"getitem", "chunk", "split", "tensor_split", "unbind", "select", "narrow", "split_with_sizes"})
+# Several values side by side.
+JOIN = frozenset({"cat", "stack", "hstack", "vstack", "dstack"})
+_CASTS = frozenset({"to", "type", "type_as", "float", "double", "half", "bfloat16"})
 NORM = frozenset({"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "native_layer_norm"})
 SCALE = frozenset({"mul", "div"})
 SUM = frozenset({"add", "sub", "lerp", "addcmul", "addcdiv"})
@@ -215,40 +218,71 @@ def to_letters(tensor: Tensor, axes: str, wanted: str) -> Tensor:
 
 def replay(trace: Trace, start: Value, end: Value) -> Tensor | None:
     """Where the numbers of ``end`` stood in ``start``, as flat indices; ``None`` where they were not only moved."""
-    steps = trace.between(start, end)
-    if any(step.operation not in {*ALIAS, *SLICE, "cat", "stack"} for step in steps):
-        return None
-    found: dict[int, Tensor] = {start.index: torch.arange(start.shape.numel()).reshape(start.shape)}
-    for step in steps:
-        if step.operation in {"cat", "stack"}:  # what stands beside it has no place in ``start``
-            parts = [found.get(index, torch.full(trace.values[index].shape, -1)) for index in step.operands]
-            if len(parts) != len(list(tensors_in(step.args[0]))):
-                return None
-            join = torch.cat if step.operation == "cat" else torch.stack
-            found[step.outputs[0]] = join(parts, dim=step.argument(1, "dim", 0))
-            continue
-        if step.in_place or len(step.operands) != 1 or step.operands[0] not in found:
-            return None
-        if step.operation in {"to", "type", "type_as", "float", "double", "half", "bfloat16"}:
-            results: list[Tensor] = [found[step.operands[0]]]
-        else:
-            source = trace.values[step.operands[0]].tensor
-            args = _replaced(step.args, source, found[step.operands[0]])
-            kwargs = _replaced(step.kwargs, source, found[step.operands[0]])
-            results = [found[step.operands[0]]] if "dropout" in step.operation else list(
-                tensors_in(step.func(*args, **kwargs))
-            )
-        if len(results) != len(step.outputs):
-            return None
-        found.update(zip(step.outputs, results, strict=True))
+    return replay_from(trace, [start], end)
+
+
+def replay_from(trace: Trace, starts: Sequence[Value], end: Value) -> Tensor | None:
+    """The same of several values, as indices into all of them, flat and one behind the other."""
+    found: dict[int, Tensor] = {}
+    first = 0
+    for start in starts:
+        found[start.index] = torch.arange(first, first + start.shape.numel()).reshape(start.shape)
+        first += start.shape.numel()
+    known = {step.number: step for start in starts for step in trace.between(start, end)}
+    for _, step in sorted(known.items()):
+        if not step.in_place and step.operation in ALIAS | SLICE | JOIN and found.keys() >= set(step.operands):
+            results = _moved(trace, step, found)
+            if len(results) == len(step.outputs):
+                found.update(zip(step.outputs, results, strict=True))
     return found.get(end.index)
 
 
-def _replaced(given: Any, old: Tensor, new: Tensor) -> Any:
-    if given is old:
-        return new
+def _moved(trace: Trace, step: Step, found: dict[int, Tensor]) -> list[Tensor]:
+    """What a step that only moves numbers makes of indices; nothing, if it mixes them with other numbers."""
+    if step.operation in _CASTS or "dropout" in step.operation:
+        return [found[step.operands[0]]]
+    new = {id(trace.values[index].tensor): found[index] for index in step.operands}
+    args, kwargs = _replaced(step.args, new), _replaced(step.kwargs, new)
+    if step.operation in JOIN and any(part.is_floating_point() for part in tensors_in((args, kwargs))):
+        return []
+    return list(tensors_in(step.func(*args, **kwargs)))
+
+
+def runs_over_channels(trace: Trace, value: Value, axis: int) -> bool:
+    """Whether an axis of a value is one of the channels that the last linear layer in front of it gave.
+
+    Only where that is certain: activations and norms on the way keep the axes, anything else leaves it open.
+    """
+    way: list[tuple[Step, Value, Value]] = []
+    while (step := trace.maker(value)) is not None and step.operation != "linear":
+        operands = [trace.values[index] for index in step.operands]
+        if step.operation in ALIAS | SLICE:
+            source = operands[0] if len(operands) == 1 else None
+        else:
+            source = next((operand for operand in operands if operand.shape == value.shape), None)
+        if source is None or source.index >= value.index or step.in_place:
+            return False
+        way.append((step, source, value))
+        value = source
+    if step is None:
+        return False
+    channels = value.shape[-1]
+    places = torch.arange(value.shape.numel()).reshape(value.shape)
+    for each, source, result in reversed(way):
+        if each.operation in ALIAS | SLICE:
+            moved = _moved(trace, each, {source.index: places})
+            places = moved[each.outputs.index(result.index)]
+    if places.shape[axis] < 2:
+        return False
+    distance = int((places.select(axis, 1) - places.select(axis, 0)).flatten()[0])
+    return 0 < abs(distance) < channels
+
+
+def _replaced(given: Any, new: dict[int, Tensor]) -> Any:
+    if isinstance(given, Tensor):
+        return new.get(id(given), given)
     if isinstance(given, dict):
-        return {key: _replaced(value, old, new) for key, value in given.items()}
+        return {key: _replaced(value, new) for key, value in given.items()}
     if type(given) in (list, tuple):
-        return type(given)(_replaced(value, old, new) for value in given)
+        return type(given)(_replaced(value, new) for value in given)
     return given

@@ -14,7 +14,7 @@ from vitreous.architecture.attention import find_attention
 from vitreous.architecture.description import Architecture
 from vitreous.architecture.find import describe
 from vitreous.architecture.trace import Trace, Tracer
-from vitreous.errors import InputError, VitreousError
+from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import FAILURES, Inputs, Texts, ask, failed_inside, failed_on, outside_inference
 from vitreous.outputs import scale_of
 from vitreous.torch_state import outside_inference_mode
@@ -40,26 +40,30 @@ def find_architecture(
         InputError: the model does not take these inputs.
     """
     known = _KNOWN.setdefault(model, {})
-    key = (_kind(inputs), str(inputs.device), stage)
+    # Many models leave out their mask where no text has padding, and take other steps then.
+    kind = (inputs.shape[1:], inputs.dtype) if isinstance(inputs, Tensor) else ("texts", inputs.padded)
+    key = (kind, str(inputs.device), stage)
+    alone = (key, "alone")
+    if len(inputs) == 1 and alone in known and not again:
+        return known[alone]
     if again or key not in known:
-        trace = trace_model(model, inputs if again else inputs[_two(inputs)])
-        found = describe(trace, type(model).__name__, stage)
+        try:
+            trace = trace_model(model, inputs if again else _two_of(inputs))
+            found = describe(trace, type(model).__name__, stage)
+        except UnsupportedModelError:
+            if len(inputs) > 1:
+                raise
+            # Two at once may be joined where one is served.
+            key, found = alone, describe(_traced(model, inputs), type(model).__name__, stage)
         known[key] = replace(found, scale=scale_of(model))
     return known[key]
 
 
-def _kind(inputs: Inputs) -> Hashable:
-    """What a model may go another way for: the shape of images; of texts, whether there is padding to leave out."""
-    if isinstance(inputs, Tensor):
-        return inputs.shape[1:], inputs.dtype
-    return bool((inputs.lengths == inputs.tokens).all())
-
-
-def _two(inputs: Inputs) -> slice | Tensor:
-    """The first two images; the shortest and the longest of texts."""
-    if isinstance(inputs, Tensor) or len(inputs) < 3:
-        return slice(2)
-    return torch.stack([inputs.lengths.argmin(), inputs.lengths.argmax()]).to(inputs.device)
+def _two_of(inputs: Inputs) -> Inputs:
+    """The first two; of texts the shortest and the longest, so that there is padding if any has some."""
+    if isinstance(inputs, Tensor) or len(inputs) < 2:
+        return inputs[:2]
+    return inputs[inputs.lengths.argsort(stable=True)[[0, -1]].to(inputs.device)]
 
 
 def trace_model(model: nn.Module, inputs: Inputs) -> Trace:

@@ -270,7 +270,7 @@ class Tracer(TorchFunctionMode):
     def _read(self, tensor: Tensor) -> int:
         """The value that a tensor holds, also where it was changed through another tensor of the same memory."""
         index = self._current.get(id(tensor))
-        written = self._written.get(_memory(tensor), -1)
+        written = self._written.get(memory_of(tensor), -1)
         if index is None or (written > index and self.trace.values[written].tensor is not tensor):
             # Marked, and yet not seen as a result: made inside a function that was not intercepted.
             parents = tuple(part for part in (index, written) if part is not None and part >= 0)
@@ -301,7 +301,7 @@ class Tracer(TorchFunctionMode):
         outputs = tuple(self._value(result, number, operands) for result in results)
         if in_place:
             for index in outputs:
-                self._written[_memory(self.trace.values[index].tensor)] = index
+                self._written[memory_of(self.trace.values[index].tensor)] = index
         self.trace.steps.append(Step(number, func, args, kwargs, operands, outputs, in_place, output))
         return output
 
@@ -344,7 +344,7 @@ class Tracer(TorchFunctionMode):
                 yield self._read(tensor)
 
 
-def _memory(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> int:
     """Where a tensor's numbers are."""
     try:
         with torch._C.DisableTorchFunction():  # noqa: SLF001 - this question is no call of the model's

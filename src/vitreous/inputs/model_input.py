@@ -61,6 +61,11 @@ class Texts:
         """How many tokens every text has with its padding."""
         return self.content.shape[1]
 
+    @property
+    def padded(self) -> bool:
+        """Whether there is padding behind some text."""
+        return bool((self.lengths < self.tokens).any())
+
     def by_length(self) -> Iterator[tuple[int, Tensor]]:
         """Every length that some texts have without padding, and which texts these are."""
         for length in sorted(set(self.lengths.tolist())):

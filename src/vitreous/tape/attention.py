@@ -260,9 +260,16 @@ def attention_arguments(
     return query, key, value, bias, query.shape[-1] ** -0.5 if scale is None else scale
 
 
-def heads_of(rows: Tensor, batch: int) -> Tensor:
-    """(batch x head, token, channel) -> (batch, head, token, channel)."""
+def heads_of(rows: Tensor, batch: int, *, heads_first: bool = False) -> Tensor:
+    """(batch x head, token, channel) -> (batch, head, token, channel); (head x batch, ...) if ``heads_first``."""
+    if heads_first:
+        return rows.reshape(-1, batch, *rows.shape[1:]).transpose(0, 1)
     return rows.reshape(batch, -1, *rows.shape[1:])
+
+
+def rows_of(heads: Tensor, *, heads_first: bool = False) -> Tensor:
+    """What ``heads_of`` was given."""
+    return (heads.transpose(0, 1) if heads_first else heads).flatten(0, 1)
 
 
 def in_every_head(part: Tensor, others: Tensor) -> Tensor:
@@ -275,9 +282,11 @@ def in_every_head(part: Tensor, others: Tensor) -> Tensor:
     return part.expand(-1, others.shape[1], -1, -1)
 
 
-def bias_of_heads(bias: Tensor | None, batch: int) -> Tensor | None:
-    """The same of a score bias, which may have one row for all heads, or no such axis."""
-    return bias if bias is None or bias.dim() < 3 or len(bias) == 1 else heads_of(bias, batch)
+def bias_of_heads(bias: Tensor | None, batch: int, *, heads_first: bool = False) -> Tensor | None:
+    """``heads_of`` a score bias, which may have one row for all heads, or no such axis."""
+    if bias is None or bias.dim() < 3 or len(bias) == 1:
+        return bias
+    return heads_of(bias, batch, heads_first=heads_first)
 
 
 def value_gradient(record: AttentionRecord, output_gradient: Tensor) -> Tensor:

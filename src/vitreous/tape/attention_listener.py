@@ -23,6 +23,7 @@ from vitreous.tape.attention import (
     bias_of_heads,
     heads_of,
     in_every_head,
+    rows_of,
     score_rows,
 )
 from vitreous.tape.functions import Attend, Elementwise, InForce, Kind
@@ -97,7 +98,8 @@ class AttentionListener:
 
     def _by_head(self, call: AttentionCall | None, tensor: Tensor) -> Tensor:
         if call is None or call.spelling != "written":
-            return tensor if tensor.dim() == 4 else heads_of(tensor, self._progress.batch)
+            heads_first = call is not None and call.heads_first
+            return tensor if tensor.dim() == 4 else heads_of(tensor, self._progress.batch, heads_first=heads_first)
         arranged = call.output_arrangement().arrange(tensor, self._progress.batch)
         assert arranged is not None
         return arranged
@@ -116,14 +118,18 @@ class AttentionListener:
         if found is None:
             return func(*args, **kwargs)
         layer, call = found
+        if not call.over_tokens:
+            return self._between_channels(layer, func, args, kwargs)
         query, key, value, bias, scale = attention_arguments(*args, **kwargs)
         batch = self._progress.batch
         if query.dim() != 3:
             return self._attend(layer, call, query, key, value, bias, scale)
-        if len(query) % batch or call.heads_first:
+        if len(query) % batch:
             return func(*args, **kwargs)
-        query, key, value = (heads_of(part, batch) for part in (query, key, value))
-        return self._attend(layer, call, query, key, value, bias_of_heads(bias, batch), scale).flatten(0, 1)
+        first = call.heads_first
+        query, key, value = (heads_of(part, batch, heads_first=first) for part in (query, key, value))
+        bias = bias_of_heads(bias, batch, heads_first=first)
+        return rows_of(self._attend(layer, call, query, key, value, bias, scale), heads_first=first)
 
     def on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``multi_head_attention_forward``."""
@@ -241,6 +247,17 @@ class AttentionListener:
             )
         return whole
 
+    def _between_channels(
+        self, layer: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        """Cross-covariance or linear attention, which has no A between tokens; only the plain gradient goes through."""
+        self.unknown.add(layer)
+        self.other.setdefault(
+            layer, f"attention in its block {layer} is between channels, so there is no attention between all patches"
+        )
+        output: Tensor = func(*args, **kwargs)
+        return output
+
     # Written out by hand: q kᵀ, perhaps scaled and masked, softmax, A v ----------------------------------------------
 
     def on_matrix_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -284,6 +301,8 @@ class AttentionListener:
     def _attend_by_hand(
         self, layer: int, call: AttentionCall, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor:
+        if not call.over_tokens:
+            return self._between_channels(layer, func, args, kwargs)
         operands = product_operands(operation(func), args, kwargs)
         assert operands is not None
         weights, value = operands if call.weights_first else operands[::-1]
@@ -396,13 +415,7 @@ class AttentionListener:
         if noted is None:
             return None
         scores = noted[2]
-        return None if not isinstance(scores, Tensor) else self._arranged_scores(call, scores.detach())
-
-    def _arranged_scores(self, call: AttentionCall, scores: Tensor) -> Tensor | None:
-        arrangement = call.score_arrangement()
-        if scores.dim() == len(arrangement.axes):
-            return arrangement.arrange(scores, self._progress.batch)
-        return scores if scores.dim() == 4 else None
+        return call.arrange_scores(scores.detach(), self._progress.batch) if isinstance(scores, Tensor) else None
 
     def _measured(self, call: AttentionCall) -> bool:
         return call.score_steps is None

@@ -67,9 +67,8 @@ class Interception(TorchFunctionMode):
         self._architecture, self._listener = architecture, listener
         self._handlers, self._otherwise = handlers, otherwise
         self._counter = StepCounter()
-        # Sums that are written into the stream in place, x += f(x), make a new tensor here: those before are needed.
-        writes = (step for block in architecture.blocks for step in block.writes)
-        self._rewritten = architecture.in_place.intersection(writes)
+        # What changes the stream in place, x += f(x), makes a new tensor here: the one before is needed.
+        self._rewritten = architecture.in_place
         self._newer: dict[int, tuple[Tensor, Tensor]] = {}
 
     def start(self, inputs: Inputs) -> None:
@@ -111,7 +110,7 @@ class Interception(TorchFunctionMode):
         number = self._counter.number
         self._listener.before(number)
         if number in self._rewritten:
-            output = self._out_of_place(func, args, kwargs)
+            args, output = self._out_of_place(func, args, kwargs)
         elif number in self._listener.own_steps:
             output = func(*args, **kwargs)
         else:
@@ -119,8 +118,13 @@ class Interception(TorchFunctionMode):
         if self._counter.finish(func, args, output):
             self._check(number, func)
             if number in self._listener.steps:
-                output = self._listener.after(number, args, kwargs, output)
-                self._counter.mark(output)
+                made = args[0] if func is Tensor.__setitem__ else output  # assignment returns nothing
+                kept = self._listener.after(number, args, kwargs, made)
+                self._counter.mark(kept)
+                if func is not Tensor.__setitem__:
+                    return kept
+                if kept is not made:
+                    self._newer[id(made)] = made, kept
         return output
 
     def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,13 +133,17 @@ class Interception(TorchFunctionMode):
             return handler(func, *_by_position(args, kwargs))
         return func(*args, **kwargs) if self._otherwise is None else self._otherwise(func, args, kwargs)
 
-    def _out_of_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        function = _OUT_OF_PLACE.get(_operation(func))
-        if function is None:
-            return self._handle(func, args, kwargs)
-        output = self._handle(function, args, kwargs)
-        self._newer[id(args[0])] = args[0], output
-        return output
+    def _out_of_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        """The arguments that a call had, and what it gave, on a copy of what it would have changed."""
+        function, given = _OUT_OF_PLACE.get(_operation(func)), args[0]
+        if function is not None:
+            new = output = self._handle(function, args, kwargs)
+        else:
+            args = (given.clone(), *args[1:])
+            output = self._handle(func, args, kwargs)
+            new = output if isinstance(output, Tensor) else args[0]
+        self._newer[id(given)] = given, new
+        return args, output
 
     def _check(self, number: int, func: Callable[..., Any]) -> None:
         seen = self._architecture.operations

@@ -117,7 +117,7 @@ class ModelRunner:
         """The same model with some of the texts, without the padding behind their ``count`` tokens."""
         assert isinstance(self.inputs, Texts)
         targets = None if self.targets is None else self.targets[rows]
-        # Its architecture is looked up again: a model may take fewer steps where nothing is padding.
+        # Not with this architecture: without padding a model may take other steps.
         part = ModelRunner(self._model, self.inputs.cut(rows, count), targets, _layout=self.layout.cut(count))
         part._autocast, part._bare = self._autocast, self._bare
         return part

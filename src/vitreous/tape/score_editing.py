@@ -17,7 +17,7 @@ from vitreous.architecture.attention import AttentionCall
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape import multihead
-from vitreous.tape.attention import attention_arguments, bias_of_heads, heads_of
+from vitreous.tape.attention import attention_arguments, bias_of_heads, heads_of, rows_of
 from vitreous.tape.dropping import with_prefix
 from vitreous.tape.interception import Handler, Interception
 
@@ -38,7 +38,7 @@ class ScoreEditing:
         blocks = architecture.blocks
         self._calls: dict[int, tuple[int, AttentionCall]] = {}  # by the step at which scores are edited
         for layer, calls in [*((layer, block.attention) for layer, block in enumerate(blocks)), (len(blocks), architecture.pooling)]:
-            for call in calls:
+            for call in (call for call in calls if call.over_tokens):
                 step = call.entering_step if call.spelling == "written" else call.output_step
                 self._calls[step] = layer, call
         self._start, self._end = blocks[0].input, blocks[-1].output
@@ -111,13 +111,15 @@ class ScoreEditing:
         found = self._calls.get(self._step)
         if found is None:
             return func(*args, **kwargs)
-        layer, _ = found
+        layer, call = found
         query, key, value, bias, scale = attention_arguments(*args, **kwargs)
         batch = self._batch
         if query.dim() != 3 or len(query) % batch:
             return self._attend(layer, query, key, value, bias, scale)
-        query, key, value = (heads_of(part, batch) for part in (query, key, value))
-        return self._attend(layer, query, key, value, bias_of_heads(bias, batch), scale).flatten(0, 1)
+        first = call.heads_first
+        query, key, value = (heads_of(part, batch, heads_first=first) for part in (query, key, value))
+        bias = bias_of_heads(bias, batch, heads_first=first)
+        return rows_of(self._attend(layer, query, key, value, bias, scale), heads_first=first)
 
     def _on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found = self._calls.get(self._step)
@@ -144,15 +146,13 @@ class ScoreEditing:
     def _edit(self, found: tuple[int, AttentionCall], scores: Tensor) -> Tensor:
         """Scores that a model has written out itself."""
         layer, call = found
-        arrangement = call.score_arrangement()
-        as_made = scores.dim() == len(arrangement.axes)
-        arranged = arrangement.arrange(scores, self._batch) if as_made else scores
-        if arranged is None or arranged.dim() != 4 or arranged.shape[0] != self._batch:
+        arranged = call.arrange_scores(scores, self._batch)
+        if arranged is None or arranged.shape[0] != self._batch:
             return scores
         factor, hidden = self._columns(layer, arranged.shape[-1], scores.dtype)
         arranged = arranged if factor is None else arranged * factor
         arranged = arranged if hidden is None else arranged + hidden
-        return arrangement.restore(arranged, self._batch, scores.shape) if as_made else arranged
+        return call.restore_scores(arranged, self._batch, scores.shape)
 
     def _columns(self, layer: int, keys: int, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """Factors and biases of the looked-at tokens, (batch, 1, 1, keys); a pooling may leave out the prefix."""

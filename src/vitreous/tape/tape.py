@@ -117,8 +117,9 @@ class Tape:
 
     @property
     def unseen_attention(self) -> frozenset[int]:
-        """The blocks in which no attention call was recognised."""
-        return frozenset(range(self.depth)) - self._recorder.attention.records.keys()
+        """The blocks in which no attention call was recognised, neither between tokens nor in another way."""
+        attention = self._recorder.attention
+        return frozenset(range(self.depth)) - attention.records.keys() - attention.other.keys()
 
     @property
     def other_attention(self) -> str | None:
