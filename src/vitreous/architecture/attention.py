@@ -303,10 +303,17 @@ class _Scores:
         if step.operation in _SOFTMAX:
             origin = replace(origin, softmax=step.number, entered=known[0])
         elif step.operation == "div" and step.outputs[0] in self._sums:
-            origin = replace(origin, softmax=step.number, entered=self._sums[step.outputs[0]])
+            entered = self._before_maximum(self._sums[step.outputs[0]])
+            origin = replace(origin, softmax=step.number, entered=entered)
         for index in step.outputs:
             self._origins[index] = origin
         return None
+
+    def _before_maximum(self, entered: int) -> int:
+        """The scores from which the largest was taken off before they were exponentiated, if it was."""
+        step = self._trace.maker(self._trace.values[entered])
+        taken_off = step is not None and step.operation == "sub" and len(step.operands) == 2
+        return step.operands[0] if step is not None and taken_off and _takes_off_maximum(self._trace, step) else entered
 
     def _leaves_scores(self, step: Step, known: int) -> bool:
         """Whether a linear map takes scores or weights for channels; one over heads only mixes these."""

@@ -9,6 +9,7 @@ from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.operations import (
     ALIAS,
     CONVOLUTION,
+    PRODUCT,
     SUM,
     moves_numbers,
     scales,
@@ -73,6 +74,11 @@ def find_segments(trace: Trace, attention: Sequence[AttentionCall]) -> list[Segm
             segment = Segment(write.source, [])
             segments.append(segment)
         holders[write.source.index] = segment
+        earlier = writes.get(walk_back(trace, write.branch, moves_numbers, scales).index)
+        if earlier is not None and earlier in segment.writes and earlier.source is write.source:
+            # x and x + f(x) are interpolated: one write of f(x).
+            segment.writes.remove(earlier)
+            write.branch = earlier.branch
         segment.writes.append(write)
         holders[write.result.index] = segment
     for call in attention:
@@ -221,6 +227,8 @@ def mixes_tokens(trace: Trace, write: ResidualWrite, tokens: int) -> bool:
             weight = step.argument(1, "weight")
             if any(size > 1 for size in weight.shape[2:]):
                 return True
+        if step.operation in PRODUCT and len(set(step.operands)) > 1:
+            return True
         if "pool" in step.operation or step.operation.startswith("fft") or step.operation in {"roll", "einsum"}:
             return True
         if step.operation in {"linear", "matmul"} and step.operands:
