@@ -111,6 +111,14 @@ def shares(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     }
 
 
+def by_reason(told: dict[str, str]) -> dict[str, list[str]]:
+    """Methods by the beginning of what was said against them."""
+    found: dict[str, list[str]] = {}
+    for method, reason in told.items():
+        found.setdefault(" ".join(reason.split())[:200], []).append(method)
+    return found
+
+
 def show(row: Row) -> None:
     """Print one line: the verdict, the main methods as + or -, and the first reason against one."""
     marks = "".join("+" if m in row.served else "!" if m in row.crashed else "-" for m in MAIN)
@@ -137,9 +145,9 @@ def main() -> None:
     for group, counts in found.items():
         print(f"{group:28}", ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     if given.json is not None:
-        models = [{**asdict(row), "verdict": row.verdict} for row in rows]
-        content = {"methods": METHODS, "shares": found, "models": models}
-        given.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        models = [{**asdict(row), "refused": by_reason(row.refused), "crashed": by_reason(row.crashed)} for row in rows]
+        text = json.dumps({"methods": METHODS, "models": models}, separators=(",", ":"))
+        given.json.write_text(text.replace('{"name"', '\n{"name"') + "\n", encoding="utf-8")  # a line for every model
 
 
 if __name__ == "__main__":

@@ -1,0 +1,99 @@
+"""Writes docs/served.md: which models of the tests' zoo are served by which methods, before and after.
+
+    python scripts/sweep_models.py --json docs/served/now.json
+    python scripts/write_served_page.py [--check]
+
+``docs/served/before.json`` is the same sweep at the last version that looked blocks up by module names.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from generated import write_or_check
+
+DOCS = Path(__file__).parents[1] / "docs"
+FIVE = ("tokentm", "gradtoken", "decompx.skipplus", "gae", "ixg")
+SHOWN = (*FIVE, "gradcam", "fullgrad", "attnlrp", "lrp", "rise:budget=4")
+PACKAGES = {
+    "vit_pytorch": "vit-pytorch",
+    "x_transformers": "x-transformers",
+    "monai": "MONAI",
+    "kornia": "kornia",
+    "self_attention_cv": "self-attention-cv",
+    "clip": "two towers (CLIP), own code",
+    "timm": "timm",
+    "torchvision": "torchvision",
+    "transformers": "transformers",
+    "spellings": "one small ViT in many spellings",
+}
+
+
+def package_of(model: dict[str, Any]) -> str:
+    """The package that a model is from."""
+    return str(model["name"]).partition("/")[0]
+
+
+def five(models: list[dict[str, Any]]) -> int:
+    """How many models are served by all five main methods."""
+    return sum(set(FIVE) <= set(model["served"]) for model in models)
+
+
+def some(models: list[dict[str, Any]]) -> int:
+    """How many models are served by any method."""
+    return sum(bool(model["served"]) for model in models)
+
+
+def summary(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
+    """The table of packages."""
+    lines = [
+        "| package | models | served by tokentm, gradtoken, decompx.skipplus, gae and ixg | served by some method |",
+        "| --- | --- | --- | --- |",
+    ]
+    for package, title in [*PACKAGES.items(), ("", "**all**")]:
+        old, new = ([model for model in models if package in ("", package_of(model))] for models in (before, now))
+        if new:
+            lines.append(f"| {title} | {len(new)} | {five(old)} → {five(new)} | {some(old)} → {some(new)} |")
+    return lines
+
+
+def details(now: list[dict[str, Any]]) -> list[str]:
+    """The tables of models."""
+    lines = []
+    for package, title in PACKAGES.items():
+        models = [model for model in now if package_of(model) == package]
+        if not models:
+            continue
+        lines += ["", f"## {title[0].upper() + title[1:]}", ""]
+        lines += ["| model | " + " | ".join(name.partition(":")[0] for name in SHOWN) + " | the first reason against one |"]
+        lines += ["| --- |" + " --- |" * (len(SHOWN) + 1)]
+        for model in models:
+            marks = " | ".join("yes" if method in model["served"] else "-" for method in SHOWN)
+            against = [reason for reason, methods in model["refused"].items() if set(methods) & set(SHOWN)]
+            reason = against[0].partition(": ")[2] if against else ""
+            name = str(model["name"]).partition("/")[2]
+            lines.append(f"| {name} | {marks} | {' '.join(reason.split())[:160].replace('|', '/')} |")
+    return lines
+
+
+def main() -> None:
+    """Write the page."""
+    before, now = (json.loads((DOCS / "served" / f"{name}.json").read_text()) for name in ("before", "now"))
+    lines = [
+        "# Which models are served",
+        "",
+        "Written by `scripts/write_served_page.py` from a sweep over small, randomly initialised models "
+        f"(`scripts/sweep_models.py`, {len(now['models'])} models, {len(now['methods'])} methods each; versions in "
+        "`constraints.txt`). It says what works, not what is good. \"a → b\": before the architecture was seen in the "
+        "run, and now. For a model of your own, `vitreous models check` says the same.",
+        "",
+        *summary(before["models"], now["models"]),
+        *details(now["models"]),
+    ]
+    write_or_check(DOCS / "served.md", "\n".join(lines) + "\n", "write_served_page")
+
+
+if __name__ == "__main__":
+    main()
