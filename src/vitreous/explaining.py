@@ -25,7 +25,7 @@ from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance
 from vitreous.spelling import Recipe, parse
-from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
+from vitreous.tape import PIXELS, Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
 from vitreous.tape.relevance_listener import NOT_FOLLOWED
 from vitreous.tape.rulebook import RULES
 from vitreous.tape.runner import ModelRunner
@@ -302,6 +302,11 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
         return "it reads texts, which have no pixels to paint or to scale"
     if needs.reads_blocks_alone and tape.reads_several_blocks:
         return "its head reads several blocks at once, so that what it says of one block's output alone is not defined"
+    if _starts_below_stage(tape, needs):
+        return (
+            f"it reads stage {tape.architecture.stage} of its blocks, and between the pixels and that stage its rule "
+            "would have to take hold of the blocks of earlier stages, which are not followed"
+        )
     return (
         _missing_attention(tape, needs)
         or _unclear_attention(tape, needs)
@@ -312,11 +317,19 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
     )
 
 
+def _starts_below_stage(tape: Tape, needs: Needs) -> bool:
+    """Whether a rule is asked for pixels from which other blocks lead to the stage that is read."""
+    if not any(stage.blocks[0].attention for stage in tape.architecture.stages[: tape.architecture.stage]):
+        return False
+    passes = ((backward.rule, part.tokens) for backward, part in needs.gradients.items())
+    return any(rule != "plain" and PIXELS in layers for rule, layers in passes)
+
+
 def _missing_attention(tape: Tape, needs: Needs) -> str | None:
     architecture, unseen = tape.architecture, tape.unseen_attention
     if needs.uses_attention and not architecture.has_attention:
         return "its blocks do not attend"
-    if needs.biases and unseen and not architecture.has_attention:
+    if needs.biases and unseen and not architecture.has_attention and not architecture.placements:
         return "its blocks do not attend, and biases may act across tokens and belong to none"
     # A rule other than the plain one has to take hold of the attention, also where nothing is read from it.
     takes_hold = needs.uses_attention or needs.rules - {"plain"}
@@ -354,7 +367,7 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
             "gradient (convention=skipplus reads the tokens in front of it)"
         )
     for layer in needs.norms:
-        if tape.architecture.blocks[layer].first_norm is None or layer in tape.unseen_norms:
+        if layer in tape.unseen_norms:
             return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
     for layer in needs.halves:
         block = tape.architecture.blocks[layer]

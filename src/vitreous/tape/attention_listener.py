@@ -71,7 +71,9 @@ class AttentionListener:
         self._calls: dict[int, tuple[int, AttentionCall]] = {}
         for layer, block in enumerate(architecture.blocks):
             self._calls.update((call.output_step, (layer, call)) for call in block.attention)
-        self._calls.update((call.output_step, (architecture.depth, call)) for call in architecture.pooling)
+        others = (*architecture.pooling, *architecture.later)
+        self._calls.update((call.output_step, (architecture.depth, call)) for call in others)
+        self._later = {call.output_step for call in architecture.later}
         written = [call for _, call in self._calls.values() if call.spelling == "written"]
         self.own_steps = frozenset(step for call in written for step in call.own_steps)
         products = {call.score_step for call in written}
@@ -214,7 +216,8 @@ class AttentionListener:
 
     def _keep(self, layer: int, call: AttentionCall, record: AttentionRecord, output: Tensor) -> None:
         if layer == self._architecture.depth:
-            self.behind.append((record, output, call))
+            if call.output_step not in self._later:
+                self.behind.append((record, output, call))
             return
         if layer in self.records:
             self.other.setdefault(
@@ -227,6 +230,10 @@ class AttentionListener:
         """Note attention that is not between all tokens of each image; whether it is."""
         tokens = self._progress.tokens
         whole = (batch, queries, keys) == (self._progress.batch, tokens, tokens)
+        if layer < self._architecture.depth and whole and self._architecture.blocks[layer].input.axes.order is not None:
+            self.other.setdefault(
+                layer, f"the tokens of its block {layer} do not lie row by row, and its attention is not read in that order"
+            )
         if layer < self._architecture.depth and not whole:
             self.other.setdefault(
                 layer,
@@ -246,8 +253,9 @@ class AttentionListener:
             return self._attend_by_hand(*found, func, args, kwargs)
         output = func(*args, **kwargs)
         layer = self._progress.layer
-        if layer is not None and step not in self._known_products and self._multiplies_tokens(func, args, kwargs):
-            self.unknown.add(layer)
+        inside = layer is not None and self._progress.inside_block
+        if inside and step not in self._known_products and self._multiplies_tokens(func, args, kwargs):
+            self.unknown.add(self._progress.next_block)
         return output
 
     def _multiplies_tokens(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -261,7 +269,7 @@ class AttentionListener:
             return func(*args, **kwargs)
         if self._weighs_tokens(scores, args[1] if len(args) > 1 else kwargs.get("dim")):
             return self._under_rule(of_first(func, args, kwargs), scores, "pooling")
-        if in_graph(scores):
+        if in_graph(scores) and self._progress.inside_block:
             self.unknown.add(layer)
         return func(*args, **kwargs)
 

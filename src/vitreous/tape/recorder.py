@@ -86,9 +86,9 @@ class Recorder:
             if layer in needs.halves | needs.linear_norms:
                 keep("mid", layer, block.residual_mid)
                 keep("end", layer, block.residual_post)
-            if block.first_norm is None:
-                continue
-            if layer in self.plan.norms or (layer in needs.halves and block.norm_place == "post"):
+            if layer in self.plan.norms:
+                keep("norm", layer, block.normalised)
+            elif layer in needs.halves and block.norm_place == "post" and block.first_norm is not None:
                 keep("norm", layer, block.first_norm.output)
         keep("stream", len(blocks), blocks[-1].output)
         # The stream last: what stands in its place is for all who read it behind.
@@ -123,7 +123,7 @@ class Recorder:
 
     def _keep_norm(self, layer: int, point: Point, value: Tensor) -> None:
         self.norms[layer] = value
-        if self.architecture.blocks[layer].norm_place == "post":
+        if self.architecture.blocks[layer].first_norm is not None and self.architecture.blocks[layer].norm_place == "post":
             self.middles[layer] = point.axes.tokens(value)
 
     def _on_stream(self, layer: int, point: Point, stream: Tensor) -> Tensor:
@@ -165,9 +165,7 @@ class Recorder:
 
     def norm_of(self, layer: int, tensor: Tensor) -> Tensor:
         """A tensor that lies in memory as the output of a block's first norm does, as (batch, tokens, channels)."""
-        norm = self.architecture.blocks[layer].first_norm
-        assert norm is not None
-        return norm.output.axes.tokens(tensor)
+        return self.architecture.blocks[layer].normalised.axes.tokens(tensor)
 
     def _otherwise(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that nobody waits for."""

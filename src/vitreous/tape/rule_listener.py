@@ -39,7 +39,7 @@ class RuleListener:
 
     def __init__(self, plan: Plan, progress: Progress, in_force: InForce, architecture: Architecture) -> None:
         self._progress, self._in_force = progress, in_force
-        self.biases = BiasNotes(plan, progress, in_force, batch_first=architecture.blocks[0].input.axes.batch_first)
+        self.biases = BiasNotes(plan, progress, in_force, architecture)
         # With the plain rule alone autograd itself does the right thing and nothing is replaced.
         self.rules_differ = bool(plan.rules - {"plain"})
         rules = [RULES[name] for name in plan.rules]
