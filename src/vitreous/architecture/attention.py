@@ -169,13 +169,17 @@ class Arrangement:
     heads_first: bool
 
     def arrange(self, tensor: Tensor, batch: int) -> Tensor | None:
-        """The tensor as (batch, head, ., .); ``None`` where its other axes are not images and heads."""
+        """The tensor as (batch, head, ., .), a window counting as an image; ``None`` where other axes are left."""
         ordered = to_letters(tensor, self.axes, self.ahead + "".join(self.last))
         sizes = ordered.shape[:-2]
         if len(sizes) == 2:
             if sizes[0] == batch or (sizes[0] == 1 and sizes[1] != batch):
                 return ordered
-            return ordered.transpose(0, 1) if sizes[1] in (1, batch) else None
+            if sizes[1] in (1, batch):
+                return ordered.transpose(0, 1)
+            return ordered if sizes[0] % batch == 0 else None
+        if len(sizes) > 2:
+            return ordered.flatten(0, -4) if sizes[0] % batch == 0 else None
         if len(sizes) != 1 or (sizes[0] % batch and sizes[0] != 1):
             return None
         if sizes[0] in (1, batch):
@@ -189,9 +193,13 @@ class Arrangement:
         if len(self.ahead) == 1:
             flat = arranged.transpose(0, 1) if self.heads_first and arranged.shape[1] > 1 else arranged
             ordered = flat.flatten(0, 1)
+        elif len(self.ahead) == 2:
+            first, second = (shape[self.axes.index(each)] if each in self.axes else 1 for each in self.ahead)
+            windows = second not in (1, batch) and first % batch == 0
+            ordered = arranged if first == batch or windows else arranged.transpose(0, 1)
         else:
-            first = shape[self.axes.index(self.ahead[0])] if self.ahead[0] in self.axes else 1
-            ordered = arranged if first == batch else arranged.transpose(0, 1)
+            sizes = [shape[self.axes.index(letter)] for letter in self.ahead[:-1]]
+            ordered = arranged.unflatten(0, sizes)
         order = self.ahead + "".join(self.last)
         return ordered.permute([order.index(letter) for letter in self.axes])
 

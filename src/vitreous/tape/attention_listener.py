@@ -119,6 +119,12 @@ class AttentionListener:
         layer, call = found
         query, key, value, bias, scale = attention_arguments(*args, **kwargs)
         batch = self._progress.batch
+        if query.dim() > 4:  # windows of an image, each of which counts as one
+            ahead = query.shape[:-3]
+            if bias is not None:
+                bias = bias.expand(*ahead, *bias.shape[-3:]).flatten(0, -4) if bias.dim() > 3 else bias
+            flat = (part.flatten(0, -4) for part in (query, key, value))
+            return self._attend(layer, call, *flat, bias, scale).unflatten(0, ahead)
         if query.dim() != 3:
             return self._attend(layer, call, query, key, value, bias, scale)
         if len(query) % batch or call.heads_first:
@@ -292,7 +298,7 @@ class AttentionListener:
         batch = self._progress.batch
         matrix = call.weight_arrangement().arrange(weights, batch)
         values = call.value_arrangement().arrange(value, batch)
-        if matrix is None or values is None:
+        if matrix is None or values is None or len(matrix) != len(values):
             self._check(layer, weights.numel() // (call.queries * call.keys), call.queries, call.keys)
             return self._with_constant_weights(call, func, args, kwargs, weights)
         whole = self._check(layer, matrix.shape[0], *matrix.shape[-2:])
