@@ -70,6 +70,7 @@ def explain(
     topk: int | None = None,
     precision: str = "model",
     compile: bool = False,  # noqa: A002 - what torch calls it
+    stage: int | None = None,
 ) -> Explanation:
     """Explain why ``model`` says a class of each image.
 
@@ -88,13 +89,15 @@ def explain(
         precision: ``bf16`` runs the model's matrix products in bfloat16, for methods whose maps survive that; others
             are refused.
         compile: ask a compiled model where methods ask it again (perturbation); what is recorded runs as it is.
+        stage: of a hierarchical model, the stage whose blocks are read, counted from 0 or, below 0, from the end; the
+            map has that stage's grid. ``None`` for the last one with several tokens.
 
     Returns:
         Raw signed scores of every patch for every method, (batch, patches) or (batch, k, patches).
     """
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
     loaded = find_model(model, images)
-    network = network_of(loaded)
+    network, stage = network_of(loaded), stage_of(loaded) if stage is None else stage
     pixels, pictures = find_pixels(loaded, network, images)
 
     def choose(logits: Tensor) -> Targets:
@@ -105,11 +108,13 @@ def explain(
             black = black_pixel(loaded, pixels)
             return run_in_evaluation(
                 network,
-                lambda one: answer_with(one, pixels, asked, choose, black, compiled(one) if compile else None),
+                lambda one: answer_with(one, pixels, asked, choose, black, compiled(one) if compile else None, stage),
             )
 
     recipes, answer = ask_allowed(ask, recipes, optional=methods is None)
     provenance = _provenance(loaded, network, recipes, answer.family)
+    if stage is not None:
+        provenance["stage"] = stage
     return _explanation(loaded, pixels, recipes, answer, images=pictures, provenance=provenance)
 
 
@@ -127,7 +132,7 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
         return find_targets(logits, target, None)
 
     black = black_pixel(model, pixels)
-    answer = run_in_evaluation(network, lambda one: answer_with(one, pixels, recipes, choose, black))
+    answer = run_in_evaluation(network, lambda one: answer_with(one, pixels, recipes, choose, black, stage=model.stage))
     return _explanation(model, pixels, recipes, answer)
 
 
@@ -179,6 +184,7 @@ def answer_with(
     choose: Callable[[Tensor], Targets],
     black: Tensor | None = None,
     bare: Callable[..., Any] | None = None,
+    stage: int | None = None,
 ) -> Answer:
     """Ask all methods of pictures or texts, in one run of the model and one backward pass per rule.
 
@@ -189,8 +195,9 @@ def answer_with(
         choose: which classes to explain, given the logits.
         black: what the model gets for a black pixel, where that is known.
         bare: the model in another form, for evaluations of which nothing is recorded.
+        stage: which stage of the stream is read, where there are several.
     """
-    architecture = find_architecture(network, inputs)
+    architecture = find_architecture(network, inputs, stage)
     needs = {recipe.spelling: recipe.needs(architecture.depth) for recipe in recipes}
     with record(network, architecture, inputs, Plan(architecture.depth, unite(needs.values()))) as tape:
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
@@ -211,7 +218,7 @@ def answer_with(
             return Answer(tape.logits, targets, tape.layout, shaped, architecture.name, architecture.scale)
     # The head reads other tokens of each image, so that no row of a matrix is every image's.
     one_by_one = [slice(image, image + 1) for image in range(len(inputs))]
-    return answer_in_portions(network, inputs, recipes, targets, one_by_one, black, bare)
+    return answer_in_portions(network, inputs, recipes, targets, one_by_one, black, bare, stage)
 
 
 def answer_in_portions(
@@ -222,13 +229,14 @@ def answer_in_portions(
     portions: Sequence[Rows],
     black: Tensor | None = None,
     bare: Callable[..., Any] | None = None,
+    stage: int | None = None,
 ) -> Answer:
     """Ask all methods of some of the pictures or texts after the others, and put together what they say."""
     classes, several = targets
 
     def answer(rows: Rows) -> Answer:
         some = Targets(classes[rows], several)
-        return answer_with(network, inputs[rows], recipes, lambda _logits: some, black, bare)
+        return answer_with(network, inputs[rows], recipes, lambda _logits: some, black, bare, stage)
 
     answers = [answer(rows) for rows in portions]
     return answers[0]._replace(
@@ -256,6 +264,11 @@ def network_of(model: LoadedModel | nn.Module) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise InputError(f"model must be an nn.Module or a name, not {type(network).__name__}")
     return evaluation_copy(network)
+
+
+def stage_of(model: LoadedModel | nn.Module) -> int | None:
+    """The stage of a hierarchical model that is read where none is asked for."""
+    return model.stage if isinstance(model, LoadedModel) else None
 
 
 def black_pixel(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None:

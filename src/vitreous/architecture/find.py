@@ -43,7 +43,7 @@ from vitreous.architecture.stream import (
     find_stages,
     mixes_tokens,
 )
-from vitreous.architecture.trace import ModuleCall, Step, Trace, Value
+from vitreous.architecture.trace import ModuleCall, Step, Trace, Value, tensors_in
 from vitreous.errors import MethodError, UnsupportedModelError
 
 _BEHIND = 16  # steps: so many a norm that is written out has at most
@@ -65,7 +65,7 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         positions = PixelPositions(trace, last + _BEHIND, {reader.stage.root.shape.numel() for reader in readers})
         for reader in located:
             reader.locate(positions)
-    readers = [reader for reader in readers if reader.is_stream]
+    readers = _used([reader for reader in readers if reader.is_stream], trace)
     if not readers:
         raise UnsupportedModelError(
             f"{name} has no residual stream of tokens: no sum of tokens with something that was made from them was seen "
@@ -77,8 +77,13 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
     blocks = stages[chosen].blocks
     pooling = [call for call in calls if call.output_step not in owned and call.output_step > blocks[-1].output.step]
     later: list[AttentionCall] = []
+    ends = []
     for reader in readers[chosen + 1 :]:
-        (pooling if reader.only_pools or reader.tokens == 1 else later).extend(reader.stage.attention)
+        if reader.only_pools or (reader.tokens == 1 and stage is None):
+            pooling += reader.stage.attention
+        else:
+            later += reader.stage.attention
+            ends.append(reader.stage.writes[-1].step.number)
     return Architecture(
         name,
         tuple(stages),
@@ -88,9 +93,17 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         pooling=tuple(sorted(pooling, key=lambda call: call.output_step)),
         chosen=stage,
         later=tuple(later),
-        stream_end=max([blocks[-1].output.step, *(call.output_step for call in later)]),
-        placements=readers[chosen].placements(blocks),
+        stream_end=max([blocks[-1].output.step, *ends]),
+        placements=readers[chosen].placements(blocks, max([blocks[-1].output.step, *ends])),
     )
+
+
+def _used(readers: list[_StageReader], trace: Trace) -> list[_StageReader]:
+    """The streams that the output is made of; a model may compute something that it does not use."""
+    returned = {id(tensor) for tensor in tensors_in(trace.output)}
+    outputs = [value for value in trace.values if id(value.tensor) in returned]
+    used = [reader for reader in readers if any(each.comes_from(reader.stage.writes[-1].result) for each in outputs)]
+    return used or readers
 
 
 def _checked(stage: int, stages: list[StreamStage], name: str) -> int:
@@ -118,7 +131,7 @@ class _StageReader:
     def __init__(self, trace: Trace, stage: Stage) -> None:
         self._trace, self.stage = trace, stage
         self._writes = stage.writes
-        self._known: dict[torch.Size, StreamAxes] = {}
+        self._known: dict[torch.Size | int, StreamAxes] = {}
         self._positions: PixelPositions | None = None
         self.axes = self._axes_of(stage.root)
         self.places: Places | None = None
@@ -146,7 +159,7 @@ class _StageReader:
             self._positions = positions
             self.axes = self._axes_of(root)
 
-    def placements(self, blocks: tuple[Block, ...]) -> dict[int, Placement]:
+    def placements(self, blocks: tuple[Block, ...], last: int) -> dict[int, Placement]:
         """Which tokens the results of its steps belong to; none where every step works on tokens as they are."""
         if self.is_plain and self.stage.attention and self.axes.plain:
             return {}
@@ -155,7 +168,7 @@ class _StageReader:
         count = math.prod(start.shape[axis] for axis in point.axes.token_axes) * point.axes.fold
         numbers = torch.arange(trace.batch * count, device=start.tensor.device).view(trace.batch, count, 1)
         spread = point.axes.stream(numbers.expand(-1, -1, start.shape[point.axes.channel]), start.shape)
-        return find_placements(trace, start, spread, blocks[-1].output.step)
+        return find_placements(trace, start, spread, last)
 
     def _axes_of(self, value: Value) -> StreamAxes:
         """Which axes of a value of the stream are which, and how its tokens are ordered."""
@@ -167,12 +180,18 @@ class _StageReader:
 
     def _axes_by_shape(self, value: Value) -> StreamAxes:
         """Which axes of the stream are images and channels; behind the last block no layer may show it any more."""
-        if value.shape not in self._known:
-            dims, channel = len(value.shape), channel_axis(self._trace, value)
+        dims = len(value.shape)
+        # Grids with as many channels as rows look alike with channels first and last.
+        key = value.index if dims == 4 else value.shape
+        if key not in self._known:
+            channel = channel_axis(self._trace, value)
+            if channel is None and value.shape in self._known:
+                return self._known[value.shape]
             channel = dims - 1 if channel is None else channel
             axes = (axis for axis in range(dims) if axis != channel and value.shape[axis] == self._trace.batch)
-            self._known[value.shape] = StreamAxes(dims, next(axes, -1), channel)
-        return self._known[value.shape]
+            self._known[key] = StreamAxes(dims, next(axes, -1), channel)
+            self._known.setdefault(value.shape, self._known[key])
+        return self._known[key]
 
     def _point(self, value: Value) -> Point:
         """Where a value of the stream is made."""

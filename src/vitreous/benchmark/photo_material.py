@@ -71,7 +71,7 @@ def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
 
 def first_run(model: LoadedModel, pixels: Tensor) -> tuple[ModelRunner, Tensor]:
     """A model with photos, and what it says of them."""
-    runner = ModelRunner(model.model, pixels, black=black_pixel(model, pixels))
+    runner = ModelRunner(model.model, pixels, black=black_pixel(model, pixels), stage=model.stage)
     try:
         return runner, runner.logits(pixels)
     except FAILURES:

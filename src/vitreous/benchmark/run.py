@@ -26,6 +26,7 @@ class ModelChoice:
         std: replaces the standard deviation.
         image_size: height and width of its input.
         device: where it runs.
+        stage: which stage of a hierarchical model is read; None for the last.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ModelChoice:
     std: tuple[float, ...] | None = None
     image_size: tuple[int, int] | None = None
     device: str = "cpu"
+    stage: int | None = None
 
 
 @dataclass(frozen=True, order=True)
@@ -114,6 +116,8 @@ class Run:
         # A limit cuts the list of shards and leaves them as they are; threads are kept by the run's manifest.
         for name in ("limit", "threads", "data", "images", "plugins"):
             del values[name]
+        if self.model.stage is None:
+            del values["model"]["stage"]
         values["kind"] = self.data.partition(":")[0]
         values["plugins"] = sorted(self.plugins.values())
         return hash_of(values)
@@ -122,7 +126,8 @@ class Run:
     def context(self) -> str:
         """A hash of what two runs must have in common for their methods to stand in one table."""
         parts = (self.settings, self.weights, self.preprocessing, self.data_fingerprint, self.protocol, self.versions)
-        return hash_of([*parts, self.data.partition(":")[0], self.model.device, self.seed])
+        stage = [] if self.model.stage is None else [self.model.stage]
+        return hash_of([*parts, self.data.partition(":")[0], self.model.device, self.seed, *stage])
 
     @property
     def folder_name(self) -> str:

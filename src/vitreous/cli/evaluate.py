@@ -10,7 +10,7 @@ import typer
 
 from vitreous.cli.console import messages, print_json, results
 from vitreous.cli.guard import PHOTOS_FAILED, DebugOption
-from vitreous.cli.options import METHODS_HELP, DeviceOption, ImageSizeOption, MeanOption, StdOption
+from vitreous.cli.options import METHODS_HELP, DeviceOption, ImageSizeOption, MeanOption, StageOption, StdOption
 from vitreous.cli.plugins import PluginOption
 from vitreous.cli.spellings import split_spellings
 from vitreous.cli.values import channel_values, height_and_width
@@ -67,6 +67,7 @@ def evaluate(
     mean: MeanOption = None,
     std: StdOption = None,
     image_size: ImageSizeOption = None,
+    stage: StageOption = None,
     device: DeviceOption = "cpu",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn at random.")] = 0,
     plugin: PluginOption = None,
@@ -99,7 +100,7 @@ def evaluate(
         plugins=tuple(plugin or ()),
         retry_failed=retry_failed,
     )
-    choice = ModelChoice(model, channel_mean, channel_std, size, device)
+    choice = ModelChoice(model, channel_mean, channel_std, size, device, stage)
     found = evaluating.run(choice, data, protocol, spellings, out, options, messages())
     if as_json:
         print_json(evaluating_report.as_json(found))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,7 @@ class Request:
     device: str
     precision: str = "model"
     compile: bool = False
+    stage: int | None = None
     report: Path | None = None
     command: str = ""
 
@@ -114,6 +115,7 @@ class _Session:
         model = load_model(
             request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
         )
+        model = replace(model, stage=request.stage)
         targets = [find_class(text, model.class_names) for text in request.targets]
         folders = _folders(photos, request.out)
         with progress_bar(self.console, len(photos)) as advance:

@@ -34,6 +34,13 @@ StdOption = Annotated[str | None, typer.Option(help="Standard deviation of the c
 ImageSizeOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Size of the model's input, 224 or HEIGHTxWIDTH.")
 ]
+StageOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Of a hierarchical model (Swin, PVT, ...), the stage that is read: from 0, or -1 for the last.",
+        show_default="the last",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")]
 
 

@@ -25,6 +25,7 @@ class LoadedModel:
         preprocessing: How photos become its input.
         class_names: The name of every class in index order, or None where they are unknown.
         code: The hash of the user's own code that built it, or nothing.
+        stage: Which stage of a hierarchical model is read where none is asked for, or None for the last.
     """
 
     name: str
@@ -32,6 +33,7 @@ class LoadedModel:
     preprocessing: Preprocessing
     class_names: tuple[str, ...] | None
     code: str = ""
+    stage: int | None = None
 
     def example_input(self) -> Tensor:
         """A black photo as the model gets it: enough to see its architecture."""

@@ -255,14 +255,20 @@ class AttentionListener:
         """A product of matrices: that of A with v, if the architecture says so."""
         step = self._progress.step
         found = self._calls.get(step)
-        if found is not None and found[1].spelling == "written":
+        if found is not None and found[1].spelling == "written" and not self._sums_over_tokens(found[1]):
             return self._attend_by_hand(*found, func, args, kwargs)
         output = func(*args, **kwargs)
         layer = self._progress.layer
         inside = layer is not None and self._progress.inside_block
-        if inside and step not in self._known_products and self._multiplies_tokens(func, args, kwargs):
+        known = step in self._known_products and found is None
+        if inside and not known and self._multiplies_tokens(func, args, kwargs):
             self.unknown.add(self._progress.next_block)
         return output
+
+    def _sums_over_tokens(self, call: AttentionCall) -> bool:
+        """Whether what looks like weights are sums over tokens: linear attention, q (kᵀ v), without a softmax."""
+        placement = self._architecture.placements.get(call.score_step)
+        return call.softmax_step < 0 and placement is not None and bool((placement.tokens < 0).all())
 
     def _multiplies_tokens(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         operands = product_operands(operation(func), args, kwargs)

@@ -42,6 +42,7 @@ class ModelRunner:
         black: what the model gets for a black pixel, (channel,), where its preprocessing is known.
         evaluations: how many images the model has been asked about so far, besides the recorded run.
         memory: what methods have found out already and another target or method would ask again.
+        stage: which stage of a hierarchical model is read; ``None`` for the last.
     """
 
     _model: nn.Module
@@ -50,6 +51,7 @@ class ModelRunner:
     black: Tensor | None = None
     evaluations: int = 0
     memory: dict[Hashable, Tensor] = field(default_factory=dict)
+    stage: int | None = None
     _architecture: Architecture | None = None
     _layout: Layout | None = None
     _cannot_drop: bool | None = None  # whether patches have to be hidden instead; None until that is known
@@ -64,7 +66,7 @@ class ModelRunner:
     def architecture(self) -> Architecture:
         """What a run of the model shows."""
         if self._architecture is None:
-            self._architecture = find_architecture(self._model, self.inputs)
+            self._architecture = find_architecture(self._model, self.inputs, self.stage)
         return self._architecture
 
     @property

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vitreous.architecture import find_architecture
-from vitreous.explaining import black_pixel, network_of
+from vitreous.explaining import black_pixel, network_of, stage_of
 from vitreous.methods import View
 from vitreous.models import LoadedModel
 from vitreous.pixels import Images, find_pixels
@@ -23,7 +23,7 @@ def open_runner(model: nn.Module | LoadedModel, images: Images) -> ModelRunner:
     """Give a model and its images in a form that can be asked again with fewer tokens or other pixels."""
     network = network_of(model)
     pixels, _ = find_pixels(model, network, images)
-    return ModelRunner(network, pixels, black=black_pixel(model, pixels))
+    return ModelRunner(network, pixels, black=black_pixel(model, pixels), stage=stage_of(model))
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, tar
     """Run the model and give what a recipe would read, until the context ends; one class per image."""
     network = network_of(model)
     pixels, _ = find_pixels(model, network, images)
-    architecture = find_architecture(network, pixels)
+    architecture = find_architecture(network, pixels, stage_of(model))
     needs = recipe.needs(architecture.depth)
     with record(network, architecture, pixels, Plan(architecture.depth, needs)) as tape:
         classes = find_targets(tape.logits, target, None).classes[:, 0]
