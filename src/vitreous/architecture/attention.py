@@ -93,7 +93,9 @@ class AttentionCall:
         """How q lies in q kᵀ."""
         assert self.score_axes is not None
         query, key = self._score_letters()
-        return Arrangement(self.score_axes.left, (query, self.score_axes.contracted), self._ahead(key), self.heads_first)
+        return Arrangement(
+            self.score_axes.left, (query, self.score_axes.contracted), self._ahead(key), self.heads_first
+        )
 
     def key_arrangement(self) -> Arrangement:
         """How k lies in q kᵀ."""
@@ -172,14 +174,11 @@ class Arrangement:
         """The tensor as (batch, head, ., .), a window counting as an image; ``None`` where other axes are left."""
         ordered = to_letters(tensor, self.axes, self.ahead + "".join(self.last))
         sizes = ordered.shape[:-2]
-        if len(sizes) == 2:
-            if sizes[0] == batch or (sizes[0] == 1 and sizes[1] != batch):
-                return ordered
-            if sizes[1] in (1, batch):
+        if len(sizes) > 1:
+            images_first = sizes[0] == batch or (sizes[0] == 1 and sizes[1] != batch)
+            if len(sizes) == 2 and not images_first and sizes[1] in (1, batch):
                 return ordered.transpose(0, 1)
-            return ordered if sizes[0] % batch == 0 else None
-        if len(sizes) > 2:
-            return ordered.flatten(0, -4) if sizes[0] % batch == 0 else None
+            return ordered.flatten(0, -4) if images_first or sizes[0] % batch == 0 else None
         if len(sizes) != 1 or (sizes[0] % batch and sizes[0] != 1):
             return None
         if sizes[0] in (1, batch):
@@ -199,7 +198,7 @@ class Arrangement:
             ordered = arranged if first == batch or windows else arranged.transpose(0, 1)
         else:
             sizes = [shape[self.axes.index(letter)] for letter in self.ahead[:-1]]
-            ordered = arranged.unflatten(0, sizes)
+            ordered = arranged.reshape(*sizes, *arranged.shape[1:])
         order = self.ahead + "".join(self.last)
         return ordered.permute([order.index(letter) for letter in self.axes])
 
@@ -272,7 +271,17 @@ class _Scores:
         others = [index for index in step.operands if index not in self._origins]
         result = trace.values[step.outputs[0]]
         if result.shape.numel() < trace.values[known[0]].shape.numel() or (others and step.operation not in {"add"}):
-            if step.operation not in {"mul", "where", "masked_fill", "getitem", "scatter", "div", "sub", "chunk", "split"}:
+            if step.operation not in {
+                "mul",
+                "where",
+                "masked_fill",
+                "getitem",
+                "scatter",
+                "div",
+                "sub",
+                "chunk",
+                "split",
+            }:
                 return None
         if step.operation in _SOFTMAX:
             origin = _Origin(origin.product, step.number, known[0])
@@ -399,7 +408,10 @@ class _Scores:
         trace = self._trace
         start = trace.values[trace.steps[origin.product].outputs[0]]
         end = trace.values[origin.entered]
-        if trace.steps[origin.product].operation == "baddbmm" and trace.steps[origin.product].kwargs.get("beta", 1) != 0:
+        if (
+            trace.steps[origin.product].operation == "baddbmm"
+            and trace.steps[origin.product].kwargs.get("beta", 1) != 0
+        ):
             return None
         found: list[ScoreStep] = []
         for step in trace.between(start, end):

@@ -52,7 +52,7 @@ class StreamAxes:
             return stream
         tokens = stream.permute(self.batch, *self.token_axes, self.channel).flatten(1, -2)
         if self.fold > 1:
-            tokens = tokens.unflatten(0, (-1, self.fold)).flatten(1, 2)
+            tokens = tokens.reshape(len(tokens) // self.fold, -1, tokens.shape[-1])
         return tokens if self.order is None else tokens[:, torch.tensor(self.order, device=tokens.device)]
 
     def stream(self, tokens: Tensor, like: torch.Size) -> Tensor:
@@ -62,7 +62,7 @@ class StreamAxes:
         if self.order is not None:
             tokens = tokens[:, torch.tensor(self.order, device=tokens.device).argsort()]
         if self.fold > 1:
-            tokens = tokens.unflatten(1, (self.fold, -1)).flatten(0, 1)
+            tokens = tokens.reshape(len(tokens) * self.fold, -1, tokens.shape[-1])
         sizes = [like[axis] for axis in self.token_axes]
         spread = tokens.reshape(len(tokens), *sizes, tokens.shape[-1])
         order = (self.batch, *self.token_axes, self.channel)

@@ -59,7 +59,7 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
     readers = [_StageReader(trace, found) for found in find_stages(trace, find_segments(trace, calls))]
     first = next((reader for reader in readers if reader.stage.attention), None)
     located = [reader for reader in readers if not reader.only_pools and not (reader.is_plain and reader is first)]
-    if len(readers) > 1 and located or any(not reader.is_plain for reader in located):
+    if (located and len(readers) > 1) or any(not reader.is_plain for reader in located):
         last = max(write.step.number for reader in readers for write in reader.stage.writes)
         # A norm may stand behind the last sum.
         positions = PixelPositions(trace, last + _BEHIND, {reader.stage.root.shape.numel() for reader in readers})
@@ -353,9 +353,17 @@ class _StageReader:
         """The norm between the stream and the first linear map of a branch."""
         trace = self._trace
         steps = trace.between(start, attending.branch)
-        linear = next((step for step in steps if is_linear(step, self._depends(step)) or step.operation == "scaled_dot_product_attention"), None)
+        linear = next(
+            (
+                step
+                for step in steps
+                if is_linear(step, self._depends(step)) or step.operation == "scaled_dot_product_attention"
+            ),
+            None,
+        )
         for source, made, step, module in self._norms_of(start):
-            if linear is not None and any(trace.values[index].comes_from(made) for index in linear.operands):
+            pooled = linear is None and attending.branch.comes_from(made)  # a branch that only pools
+            if pooled or (linear is not None and any(trace.values[i].comes_from(made) for i in linear.operands)):
                 return Norm(self._point(source), self._point(made), step, module)
         if linear is not None and any(self._same(trace.values[index], start) for index in linear.operands):
             return Norm(self._point(start), self._point(start), identity=True)

@@ -49,8 +49,8 @@ class Follower:
         trace: the run.
         start: the value.
         noted: a number for each of its numbers; NaN for one that has none.
-        averages: whether numbers that are joined get the mean of what is noted; otherwise they have nothing noted unless
-            they all have the same.
+        averages: whether numbers that are joined get the mean of what is noted; otherwise they have nothing noted
+            unless they all have the same.
     """
 
     def __init__(self, trace: Trace, start: Value, noted: Tensor, *, averages: bool) -> None:
@@ -92,24 +92,25 @@ class Follower:
     def _apply(self, step: Step, operands: list[int]) -> list[Tensor | None]:
         name, first = step.operation, self._known[operands[0]]
         shape = self._trace.values[step.outputs[0]].shape
+        noted: Tensor | None = None
         if name in _CAST or "dropout" in name:
-            return [first]
-        if name in ALIAS or name in SLICE or name in _MOVE or (name == "pad" and len(step.operands) == 1):
+            noted = first
+        elif name in ALIAS or name in SLICE or name in _MOVE or name == "pad":
             return self._moved(step)
-        if name == "linear":
-            return [self._joined(first, (first.dim() - 1,)).expand(shape)]
-        if name in {FUSED, MULTI_HEAD}:
-            query = self._known.get(step.operands[0])
-            return [None if query is None else self._joined(query, (query.dim() - 1,)).expand(shape)][: len(step.outputs)]
-        if name in CONVOLUTION or "pool" in name or name in _TRANSPOSED:
-            return [self._resized(first, shape, "pool" not in name and name != "interpolate")]
-        if name in PRODUCT:
-            return [self._product(step, shape)]
-        if name in _REDUCE and shape != first.shape:
+        elif name in _REDUCE and shape != first.shape:
             return self._reduced(step, first)
-        same = [index for index in operands if self._known[index].shape == shape]
-        # Of x + f(x) the one that was there before.
-        return [self._known[min(same)]] if same else [None]
+        elif name in {"linear", FUSED, MULTI_HEAD}:
+            query = self._known.get(step.operands[0])
+            noted = None if query is None else self._joined(query, (query.dim() - 1,)).expand(shape)
+        elif name in CONVOLUTION or "pool" in name or name in _TRANSPOSED:
+            noted = self._resized(first, shape, "pool" not in name and name != "interpolate")
+        elif name in PRODUCT:
+            noted = self._product(step, shape)
+        else:
+            # Of x + f(x) the one that was there before.
+            same = [index for index in operands if self._known[index].shape == shape]
+            noted = self._known[min(same)] if same else None
+        return [noted] + [None] * (len(step.outputs) - 1)
 
     def _joined(self, noted: Tensor, axes: tuple[int, ...]) -> Tensor:
         """What is noted of the numbers along some axes together, with those axes of size 1."""
@@ -146,6 +147,7 @@ class Follower:
         """Behind a convolution or a pooling over neighbours: the mean position of each place's part of the grid."""
         spatial = len(shape) - 2 if channels else min(2, len(shape) - 1)
         sizes = tuple(shape[-spatial:])
+        assert spatial in (1, 2)
         if channels:
             noted = self._joined(noted, (noted.dim() - spatial - 1,))
         if tuple(noted.shape[-spatial:]) == sizes:
@@ -158,9 +160,13 @@ class Follower:
             mode = {1: "linear", 2: "bilinear"}[spatial]
             sized = torch.nn.functional.interpolate(flat, size=sizes, mode=mode)
         else:
-            pool = {1: torch.nn.functional.adaptive_avg_pool1d, 2: torch.nn.functional.adaptive_avg_pool2d}[spatial]
-            share = pool(known.float(), sizes)
-            sized = pool(torch.where(known, flat, 0.0), sizes) / share  # NaN where nothing is noted
+            # One axis is a grid of one row.
+            size = (sizes[0] if spatial == 2 else 1, sizes[-1])
+            share, total = (
+                torch.nn.functional.adaptive_avg_pool2d(each if spatial == 2 else each[:, :, None], size)
+                for each in (known.float(), torch.where(known, flat, 0.0))
+            )
+            sized = total / share  # NaN where nothing is noted
         return sized[:, 0].reshape(*noted.shape[:-spatial], *sizes).expand(shape)
 
     def _product(self, step: Step, shape: torch.Size) -> Tensor | None:
@@ -272,7 +278,7 @@ def _grid_of(rows: Tensor, columns: Tensor, fold: int) -> Places | None:
     row_numbers, column_numbers = (_numbered(each[prefix:]) for each in (rows, columns))
     grid = int(row_numbers.max()) + 1, int(column_numbers.max()) + 1
     cells = row_numbers * grid[1] + column_numbers
-    if math.prod(grid) != len(cells) or len(cells.unique()) != len(cells):
+    if math.prod(grid) != len(cells) or len(set(cells.tolist())) != len(cells):
         return None
     order = cells.argsort()
     if bool((order == torch.arange(len(order))).all()):
@@ -324,7 +330,7 @@ def find_placements(trace: Trace, start: Value, tokens: Tensor, last: int) -> di
     Args:
         trace: the run.
         start: the stream in front of these steps.
-        tokens: the token that each of its numbers belongs to, of its shape: image times ``count`` of tokens, plus token.
+        tokens: the token that each of its numbers belongs to, counted through all images; of its shape.
         last: a step.
     """
     count = (int(tokens.max()) + 1) // trace.batch

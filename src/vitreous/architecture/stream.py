@@ -87,7 +87,9 @@ def find_segments(trace: Trace, attention: Sequence[AttentionCall]) -> list[Segm
 def _query_residual(trace: Trace, call: AttentionCall, segments: list[Segment]) -> Segment | None:
     """The chain that adds O to the queries it was made with, inside the attention branch, as pooled attention does."""
     step = trace.steps[call.score_step if call.score_step >= 0 else call.output_step]
-    made_with = {value.index for index in step.operands for value in way_back(trace, trace.values[index], moves_numbers, scales)}
+    made_with = {
+        value.index for index in step.operands for value in way_back(trace, trace.values[index], moves_numbers, scales)
+    }
     for segment in segments:
         write = segment.writes[0]
         if len(segment.writes) == 1 and write.source.index in made_with:

@@ -123,8 +123,9 @@ class AttentionListener:
             ahead = query.shape[:-3]
             if bias is not None:
                 bias = bias.expand(*ahead, *bias.shape[-3:]).flatten(0, -4) if bias.dim() > 3 else bias
-            flat = (part.flatten(0, -4) for part in (query, key, value))
-            return self._attend(layer, call, *flat, bias, scale).unflatten(0, ahead)
+            query, key, value = (part.flatten(0, -4) for part in (query, key, value))
+            flat = self._attend(layer, call, query, key, value, bias, scale)
+            return flat.view(*ahead, *flat.shape[1:])
         if query.dim() != 3:
             return self._attend(layer, call, query, key, value, bias, scale)
         if len(query) % batch or call.heads_first:
@@ -238,7 +239,8 @@ class AttentionListener:
         whole = (batch, queries, keys) == (self._progress.batch, tokens, tokens)
         if layer < self._architecture.depth and whole and self._architecture.blocks[layer].input.axes.order is not None:
             self.other.setdefault(
-                layer, f"the tokens of its block {layer} do not lie row by row, and its attention is not read in that order"
+                layer,
+                f"the tokens of its block {layer} do not lie row by row, and its attention is not read in that order",
             )
         if layer < self._architecture.depth and not whole:
             self.other.setdefault(
@@ -342,7 +344,12 @@ class AttentionListener:
         return output
 
     def _with_constant_weights(
-        self, call: AttentionCall, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], weights: Tensor
+        self,
+        call: AttentionCall,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        weights: Tensor,
     ) -> Tensor:
         """The product, with A under the rule in force."""
         del call

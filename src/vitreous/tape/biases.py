@@ -75,9 +75,7 @@ class BiasNotes:
     def note_gated(self, output: Tensor) -> None:
         """A product u g(u): where the gate has a gradient both factors explain it, and one of the two is taken back."""
         in_force, product = self._in_force, output.detach()
-        self._add_up(
-            output, lambda gradient: None if in_force.rule.constant_gates else -(gradient * product)
-        )
+        self._add_up(output, lambda gradient: None if in_force.rule.constant_gates else -(gradient * product))
 
     def note_shifted(self, gate: Tensor, constants: Iterable[Tensor | float]) -> None:
         """A constant plus a gate, 1 + tanh(...): not followed any further where the gate has a gradient.

@@ -111,8 +111,8 @@ def _with_readers(
     if pooled not in (tokens, tokens - prefix):
         recorder.attention.other.setdefault(
             recorder.architecture.depth,
-            f"attention behind its last block pools {pooled} tokens where there are {tokens}, {prefix} of them before the "
-            "patches: it is not known which ones they are",
+            f"attention behind its last block pools {pooled} tokens where there are {tokens}, {prefix} of them before "
+            "the patches: it is not known which ones they are",
         )
         return Layout(grid, prefix, read, alike)
     queries_of_each = _queries_read(pooling_gradient)

@@ -123,7 +123,10 @@ class Recorder:
 
     def _keep_norm(self, layer: int, point: Point, value: Tensor) -> None:
         self.norms[layer] = value
-        if self.architecture.blocks[layer].first_norm is not None and self.architecture.blocks[layer].norm_place == "post":
+        if (
+            self.architecture.blocks[layer].first_norm is not None
+            and self.architecture.blocks[layer].norm_place == "post"
+        ):
             self.middles[layer] = point.axes.tokens(value)
 
     def _on_stream(self, layer: int, point: Point, stream: Tensor) -> Tensor:

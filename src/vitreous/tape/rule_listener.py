@@ -93,7 +93,7 @@ class RuleListener:
         return output
 
     def on_added_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``torch.addcmul`` of a constant and a scaled stream, as an affine layer is written: the constant is a bias."""
+        """``torch.addcmul``: a constant that is added to a scaled stream, as affine layers are written, is a bias."""
         output = func(*args, **kwargs)
         if not in_graph(args[0]) and sum(map(in_graph, args[1:])) == 1:
             self.biases.note(output, args[0].expand(output.shape))

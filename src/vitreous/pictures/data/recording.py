@@ -36,8 +36,6 @@ def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, tar
     with record(network, architecture, pixels, Plan(architecture.depth, needs)) as tape:
         classes = find_targets(tape.logits, target, None).classes[:, 0]
         gradients = {backward: tape.backward(backward, classes, part) for backward, part in needs.gradients.items()}
-        runner = ModelRunner(
-            network, pixels, classes[:, None], _architecture=tape.architecture, _layout=tape.layout
-        )
+        runner = ModelRunner(network, pixels, classes[:, None], _architecture=tape.architecture, _layout=tape.layout)
         with torch.autocast(pixels.device.type, enabled=False):
             yield View(tape, gradients, classes, runner)
