@@ -33,7 +33,7 @@ from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance
 from vitreous.reason import shown
 from vitreous.spelling import Recipe, parse
-from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
+from vitreous.tape import PIXELS, Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
 from vitreous.tape.relevance_listener import NOT_FOLLOWED
 from vitreous.tape.rulebook import RULES
 from vitreous.tape.runner import ModelRunner
@@ -82,6 +82,7 @@ def explain(
     outputs: OutputActivation | None = None,
     precision: str = "model",
     compile: bool = False,  # noqa: A002 - what torch calls it
+    stage: int | None = None,
 ) -> Explanation:
     """Explain why ``model`` says a class of each image.
 
@@ -103,6 +104,8 @@ def explain(
         precision: ``bf16`` runs the model's matrix products in bfloat16, for methods whose maps survive that; others
             are refused.
         compile: ask a compiled model where methods ask it again (perturbation); what is recorded runs as it is.
+        stage: of a hierarchical model, the stage whose blocks are read, counted from 0 or, below 0, from the end; the
+            map has that stage's grid. ``None`` for the last one with several tokens.
 
     Returns:
         Raw signed scores of every patch for every method, (batch, patches) or (batch, k, patches).
@@ -110,7 +113,7 @@ def explain(
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
     check_outputs(outputs)
     loaded = find_model(model, images)
-    network = network_of(loaded)
+    network, stage = network_of(loaded), stage_of(loaded) if stage is None else stage
     classes = class_indices(target, lambda: known_class_names(loaded))
     said = outputs or said_outputs(loaded)
     pixels, pictures = find_pixels(loaded, network, images)
@@ -121,12 +124,14 @@ def explain(
 
             def answer_of(one: nn.Module) -> Answer:
                 bare = compiled(one) if compile else None
-                return answer_images(one, pixels, asked, classes, topk, black, bare, outputs=said)
+                return answer_images(one, pixels, asked, classes, topk, black, bare, outputs=said, stage=stage)
 
             return run_in_evaluation(network, answer_of)
 
     recipes, answer = ask_allowed(ask, recipes, optional=methods is None)
     provenance = _provenance(loaded, network, recipes, answer.family)
+    if stage is not None:
+        provenance["stage"] = stage
     drawn = input_pictures(pixels, _preprocessing(loaded)) if pictures is None else InputPictures(pictures)
     return _explanation(
         loaded, pixels, recipes, answer, images=drawn.images, images_note=drawn.note, provenance=provenance
@@ -146,7 +151,7 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
 
     black, outputs = black_pixel(model, pixels), model.outputs or scale_of(network) or "logits"
     answer = run_in_evaluation(
-        network, lambda one: answer_images(one, pixels, recipes, target, None, black, outputs=outputs)
+        network, lambda one: answer_images(one, pixels, recipes, target, None, black, outputs=outputs, stage=model.stage)
     )
     return _explanation(model, pixels, recipes, answer)
 
@@ -207,6 +212,7 @@ def answer_images(
     bare: Callable[..., Any] | None = None,
     *,
     outputs: OutputActivation | None = None,
+    stage: int | None = None,
 ) -> Answer:
     """Run all methods on images, as many in one recorded run as bounded memory allows.
 
@@ -222,13 +228,13 @@ def answer_images(
             classes, several = find_targets(logits[:1].expand(len(images), -1), target, None)
             return Targets(classes[rows], several)
 
-        return answer_with(network, images[rows], recipes, choose, black, bare, outputs=known)
+        return answer_with(network, images[rows], recipes, choose, black, bare, outputs=known, stage=stage)
 
     parts = batch_parts(network, images)
     if target is not None and topk is None and can_run_alone(network, images, recipes):
         # What is refused here is refused by a recorded run as well, which knows why.
         with suppress(TargetError, UnsupportedModelError):
-            found = run_alone(network, images, recipes, target, black, parts, outputs=outputs)
+            found = run_alone(network, images, recipes, target, black, parts, outputs=outputs, stage=stage)
             return Answer(**found._asdict(), family=type(network).__name__)
     answers = [answer(parts[0], outputs)]
     # What the first part's outputs are taken as, those of all others are.
@@ -245,6 +251,7 @@ def answer_with(
     bare: Callable[..., Any] | None = None,
     *,
     outputs: OutputActivation | None = None,
+    stage: int | None = None,
 ) -> Answer:
     """Ask all methods of pictures or texts, in one run of the model and one backward pass per rule.
 
@@ -256,8 +263,9 @@ def answer_with(
         black: what the model gets for a black pixel, where that is known.
         bare: the model in another form, for evaluations of which nothing is recorded.
         outputs: what the model's outputs are, where that is known.
+        stage: which stage of the stream is read, where there are several.
     """
-    architecture = find_architecture(network, inputs)
+    architecture = find_architecture(network, inputs, stage)
     needs = {recipe.spelling: recipe.needs(architecture.depth) for recipe in recipes}
     with record(network, architecture, inputs, Plan(architecture.depth, unite(needs.values()))) as tape:
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
@@ -280,7 +288,9 @@ def answer_with(
             return Answer(tape.logits, targets, tape.layout, shaped, architecture.name, architecture.scale)
     # The head reads other tokens of each image, so that no row of a matrix is every image's.
     one_by_one = [slice(image, image + 1) for image in range(len(inputs))]
-    return answer_in_portions(network, inputs, recipes, targets, one_by_one, black, bare, outputs=outputs or "logits")
+    return answer_in_portions(
+        network, inputs, recipes, targets, one_by_one, black, bare, outputs=outputs or "logits", stage=stage
+    )
 
 
 def answer_in_portions(
@@ -293,13 +303,16 @@ def answer_in_portions(
     bare: Callable[..., Any] | None = None,
     *,
     outputs: OutputActivation | None = None,
+    stage: int | None = None,
 ) -> Answer:
     """Ask all methods of some of the pictures or texts after the others, and put together what they say."""
     classes, several = targets
 
     def answer(rows: Rows) -> Answer:
         some = Targets(classes[rows], several)
-        return answer_with(network, inputs[rows], recipes, lambda _logits: some, black, bare, outputs=outputs)
+        return answer_with(
+            network, inputs[rows], recipes, lambda _logits: some, black, bare, outputs=outputs, stage=stage
+        )
 
     return _joined([answer(rows) for rows in portions])
 
@@ -339,6 +352,11 @@ def network_of(model: LoadedModel | nn.Module) -> nn.Module:
 def said_outputs(loaded: LoadedModel | nn.Module) -> OutputActivation | None:
     """What was said of a model's outputs when it was loaded."""
     return loaded.outputs if isinstance(loaded, LoadedModel) else None
+
+
+def stage_of(model: LoadedModel | nn.Module) -> int | None:
+    """The stage of a hierarchical model that is read where none is asked for."""
+    return model.stage if isinstance(model, LoadedModel) else None
 
 
 def black_pixel(model: LoadedModel | nn.Module, pixels: Tensor) -> Tensor | None:
@@ -385,6 +403,11 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
         return "it reads texts, which have no pixels to paint or to scale"
     if needs.reads_blocks_alone and tape.reads_several_blocks:
         return "its head reads several blocks at once, so that what it says of one block's output alone is not defined"
+    if _starts_below_stage(tape, needs):
+        return (
+            f"it reads stage {tape.architecture.stage} of its blocks, and between the pixels and that stage its rule "
+            "would have to take hold of the blocks of earlier stages, which are not followed"
+        )
     return (
         _missing_attention(tape, needs)
         or _unclear_attention(tape, needs)
@@ -395,11 +418,19 @@ def _missing_part(tape: Tape, needs: Needs) -> str | None:
     )
 
 
+def _starts_below_stage(tape: Tape, needs: Needs) -> bool:
+    """Whether a rule is asked for pixels from which other blocks lead to the stage that is read."""
+    if not any(stage.blocks[0].attention for stage in tape.architecture.stages[: tape.architecture.stage]):
+        return False
+    passes = ((backward.rule, part.tokens) for backward, part in needs.gradients.items())
+    return any(rule != "plain" and PIXELS in layers for rule, layers in passes)
+
+
 def _missing_attention(tape: Tape, needs: Needs) -> str | None:
     architecture, unseen = tape.architecture, tape.unseen_attention
     if needs.uses_attention and not architecture.has_attention:
         return "its blocks do not attend"
-    if needs.biases and unseen and not architecture.has_attention:
+    if needs.biases and unseen and not architecture.has_attention and not architecture.placements:
         return "its blocks do not attend, and biases may act across tokens and belong to none"
     # A rule other than the plain one has to take hold of the attention, also where nothing is read from it.
     takes_hold = needs.uses_attention or needs.rules - {"plain"}
@@ -437,7 +468,7 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
             "gradient (convention=skipplus reads the tokens in front of it)"
         )
     for layer in needs.norms:
-        if tape.architecture.blocks[layer].first_norm is None or layer in tape.unseen_norms:
+        if layer in tape.unseen_norms:
             return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
     blocks = tape.architecture.blocks
     for layer in needs.linear_norms:

@@ -55,6 +55,7 @@ def run_alone(
     parts: Sequence[slice],
     *,
     outputs: OutputActivation | None,
+    stage: int | None = None,
 ) -> Found:
     """Run such methods for given classes, some images after the others.
 
@@ -69,10 +70,10 @@ def run_alone(
     unknown = images.new_empty(1, 1).expand(len(images), _ANY_CLASSES)
     targets = find_targets(unknown, target, None)
     found: dict[str, list[Tensor]] = {recipe.spelling: [] for recipe in recipes}
-    whole = ModelRunner(network, images, targets.classes, black)
+    whole = ModelRunner(network, images, targets.classes, black, stage=stage)
     output = images[:1, 0, 0]
     for rows in parts:
-        runner = ModelRunner(network, images[rows], targets.classes[rows], black)
+        runner = ModelRunner(network, images[rows], targets.classes[rows], black, stage=stage)
         for recipe in recipes:
             scored = [_scores(recipe, Unrecorded(runner, target)) for target in targets.classes[rows].unbind(dim=1)]
             output = scored[-1][1]

@@ -97,7 +97,9 @@ class AttentionCall:
         """How q lies in q kᵀ."""
         assert self.score_axes is not None
         query, key = self._score_letters()
-        return Arrangement(self.score_axes.left, (query, self.score_axes.contracted), self._ahead(key), self.heads_first)
+        return Arrangement(
+            self.score_axes.left, (query, self.score_axes.contracted), self._ahead(key), self.heads_first
+        )
 
     def key_arrangement(self) -> Arrangement:
         """How k lies in q kᵀ."""
@@ -191,13 +193,14 @@ class Arrangement:
     heads_first: bool
 
     def arrange(self, tensor: Tensor, batch: int) -> Tensor | None:
-        """The tensor as (batch, head, ., .); ``None`` where its other axes are not images and heads."""
+        """The tensor as (batch, head, ., .), a window counting as an image; ``None`` where other axes are left."""
         ordered = to_letters(tensor, self.axes, self.ahead + "".join(self.last))
         sizes = ordered.shape[:-2]
-        if len(sizes) == 2:
-            if sizes[0] == batch or (sizes[0] == 1 and sizes[1] != batch):
-                return ordered
-            return ordered.transpose(0, 1) if sizes[1] in (1, batch) else None
+        if len(sizes) > 1:
+            images_first = sizes[0] == batch or (sizes[0] == 1 and sizes[1] != batch)
+            if len(sizes) == 2 and not images_first and sizes[1] in (1, batch):
+                return ordered.transpose(0, 1)
+            return ordered.flatten(0, -4) if images_first or sizes[0] % batch == 0 else None
         if len(sizes) != 1 or (sizes[0] % batch and sizes[0] != 1):
             return None
         if sizes[0] in (1, batch):
@@ -211,9 +214,13 @@ class Arrangement:
         if len(self.ahead) == 1:
             flat = arranged.transpose(0, 1) if self.heads_first and arranged.shape[1] > 1 else arranged
             ordered = flat.flatten(0, 1)
+        elif len(self.ahead) == 2:
+            first, second = (shape[self.axes.index(each)] if each in self.axes else 1 for each in self.ahead)
+            windows = second not in (1, batch) and first % batch == 0
+            ordered = arranged if first == batch or windows else arranged.transpose(0, 1)
         else:
-            first = shape[self.axes.index(self.ahead[0])] if self.ahead[0] in self.axes else 1
-            ordered = arranged if first == batch else arranged.transpose(0, 1)
+            sizes = [shape[self.axes.index(letter)] for letter in self.ahead[:-1]]
+            ordered = arranged.reshape(*sizes, *arranged.shape[1:])
         order = self.ahead + "".join(self.last)
         return ordered.permute([order.index(letter) for letter in self.axes])
 
@@ -298,7 +305,17 @@ class _Scores:
         others = [index for index in step.operands if index not in self._origins]
         result = trace.values[step.outputs[0]]
         if result.shape.numel() < trace.values[known[0]].shape.numel() or (others and step.operation not in {"add"}):
-            if step.operation not in {"mul", "where", "masked_fill", "getitem", "scatter", "div", "sub", "chunk", "split"}:
+            if step.operation not in {
+                "mul",
+                "where",
+                "masked_fill",
+                "getitem",
+                "scatter",
+                "div",
+                "sub",
+                "chunk",
+                "split",
+            }:
                 return None
         if step.operation in _SOFTMAX:
             origin = replace(origin, softmax=step.number, entered=known[0])
@@ -474,7 +491,10 @@ class _Scores:
         trace = self._trace
         start = trace.values[trace.steps[origin.product].outputs[0]]
         end = trace.values[origin.entered]
-        if trace.steps[origin.product].operation == "baddbmm" and trace.steps[origin.product].kwargs.get("beta", 1) != 0:
+        if (
+            trace.steps[origin.product].operation == "baddbmm"
+            and trace.steps[origin.product].kwargs.get("beta", 1) != 0
+        ):
             return None
         found: list[ScoreStep] = []
         for step in trace.between(start, end):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.architecture.attention import AttentionCall
+from vitreous.architecture.positions import Placement, Places
 from vitreous.outputs import Scale
 
 # Where a block normalises: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)).
@@ -23,28 +25,44 @@ class StreamAxes:
     Attributes:
         dims: how many axes it has.
         batch: the axis of the images.
-        channel: the axis of the channels; the others are the tokens, row by row.
+        channel: the axis of the channels; the others are the tokens.
+        fold: how many places of the images' axis are one image's: a part of its tokens lies there.
+        order: by place, row by row behind the prefix, the token that stands there; ``None`` where tokens lie so.
     """
 
     dims: int = 3
     batch: int = 0
     channel: int = 2
+    fold: int = 1
+    order: tuple[int, ...] | None = None
 
     @property
     def token_axes(self) -> tuple[int, ...]:
         """The axes of the tokens."""
         return tuple(axis for axis in range(self.dims) if axis not in (self.batch, self.channel))
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is (batch, tokens, channels)."""
+        return (self.dims, self.batch, self.channel, self.fold) == (3, 0, 2, 1) and self.order is None
+
     def tokens(self, stream: Tensor) -> Tensor:
-        """The stream as (batch, tokens, channels)."""
-        if (self.dims, self.batch, self.channel) == (3, 0, 2):
+        """The stream as (batch, tokens, channels), patches row by row."""
+        if self.plain:
             return stream
-        return stream.permute(self.batch, *self.token_axes, self.channel).flatten(1, -2)
+        tokens = stream.permute(self.batch, *self.token_axes, self.channel).flatten(1, -2)
+        if self.fold > 1:
+            tokens = tokens.reshape(len(tokens) // self.fold, -1, tokens.shape[-1])
+        return tokens if self.order is None else tokens[:, torch.tensor(self.order, device=tokens.device)]
 
     def stream(self, tokens: Tensor, like: torch.Size) -> Tensor:
         """(batch, tokens, channels) as the model has its stream; ``like`` is the shape of the model's own."""
-        if (self.dims, self.batch, self.channel) == (3, 0, 2):
+        if self.plain:
             return tokens
+        if self.order is not None:
+            tokens = tokens[:, torch.tensor(self.order, device=tokens.device).argsort()]
+        if self.fold > 1:
+            tokens = tokens.reshape(len(tokens) * self.fold, -1, tokens.shape[-1])
         sizes = [like[axis] for axis in self.token_axes]
         spread = tokens.reshape(len(tokens), *sizes, tokens.shape[-1])
         order = (self.batch, *self.token_axes, self.channel)
@@ -160,20 +178,28 @@ class Block:
     one_sum: bool = False
     joined: bool = False
 
+    @property
+    def normalised(self) -> Point:
+        """The output of the first norm; the block's input where it has none that gives tokens."""
+        return self.input if self.first_norm is None else self.first_norm.output
+
 
 @dataclass(frozen=True)
 class StreamStage:
     """The stream while it has one size; a plain Vision Transformer has one stage.
 
     Attributes:
-        grid: the sizes of the axes of its tokens in the traced run; a single one where they lie in one row.
+        grid: rows and columns, or the sizes of the axes of its tokens in the traced run: a single one where they lie
+            in one row and other tokens are among them.
         channels: how many channels a token has.
         blocks: the blocks, in order.
+        places: where in the picture its tokens stand, where that was followed from the pixels.
     """
 
     grid: tuple[int, ...]
     channels: int
     blocks: tuple[Block, ...]
+    places: Places | None = None
 
     @property
     def tokens(self) -> int:
@@ -195,6 +221,10 @@ class Architecture:
         scale: what its outputs are, where its configuration says so.
         pooling: attention calls behind the stage that is read.
         chosen: the stage that the caller chose, if one was.
+        later: attention calls in the blocks of later stages.
+        stream_end: the last step of the stage that is read, or of attention in later ones.
+        placements: by step in the blocks of the stage that is read, which tokens its result belongs to; empty where the
+            blocks work on (batch, tokens, channels) alone.
     """
 
     name: str
@@ -205,6 +235,9 @@ class Architecture:
     scale: Scale | None = None
     pooling: tuple[AttentionCall, ...] = ()
     chosen: int | None = None
+    later: tuple[AttentionCall, ...] = ()
+    stream_end: int = -1
+    placements: Mapping[int, Placement] = field(default_factory=dict)
 
     @property
     def blocks(self) -> tuple[Block, ...]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.architecture.attention import AttentionCall, find_attention
+from vitreous.architecture.channels import channel_axis
 from vitreous.architecture.description import (
     Architecture,
     Block,
@@ -26,7 +27,6 @@ from vitreous.architecture.description import (
 from vitreous.architecture.operations import (
     ALIAS,
     JOIN,
-    MULTI_HEAD,
     NORM,
     SLICE,
     is_linear,
@@ -39,6 +39,7 @@ from vitreous.architecture.operations import (
     walk_back,
 )
 from vitreous.architecture.overwriting import changed_through_a_view, find_overwriting
+from vitreous.architecture.positions import PixelPositions, Placement, Places, find_placements
 from vitreous.architecture.stream import (
     ResidualWrite,
     Stage,
@@ -47,8 +48,10 @@ from vitreous.architecture.stream import (
     find_stages,
     mixes_tokens,
 )
-from vitreous.architecture.trace import ModuleCall, Step, Trace, Value
-from vitreous.errors import UnsupportedModelError
+from vitreous.architecture.trace import ModuleCall, Step, Trace, Value, tensors_in
+from vitreous.errors import MethodError, UnsupportedModelError
+
+_BEHIND = 16  # steps: so many a norm that is written out has at most
 
 _Part = TypeVar("_Part")
 
@@ -60,9 +63,17 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         UnsupportedModelError: there is no stream of tokens in it.
     """
     calls = find_attention(trace)
-    seen = [_StageReader(trace, found, name) for found in find_stages(trace, find_segments(trace, calls))]
-    stages = [reader for reader in seen if reader.is_stream]
-    if not stages and any(reader.stage.attention for reader in seen):
+    readers = [_StageReader(trace, found, name) for found in find_stages(trace, find_segments(trace, calls))]
+    first = next((reader for reader in readers if reader.stage.attention), None)
+    located = [reader for reader in readers if not reader.only_pools and not (reader.is_plain and reader is first)]
+    if (located and len(readers) > 1) or any(not reader.is_plain for reader in located):
+        last = max(write.step.number for reader in readers for write in reader.stage.writes)
+        # A norm may stand behind the last sum.
+        positions = PixelPositions(trace, last + _BEHIND, {reader.stage.root.shape.numel() for reader in readers})
+        for reader in located:
+            reader.locate(positions)
+    seen, readers = readers, _used([reader for reader in readers if reader.is_stream], trace)
+    if not readers and any(reader.stage.attention for reader in seen):
         sizes = " x ".join(map(str, next(reader for reader in seen if reader.stage.attention).stage.root.shape))
         several = trace.batch > 1
         raise UnsupportedModelError(
@@ -70,39 +81,68 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
             f"image{'s' if several else ''}: images are joined, repeated or cut up inside of it, so that no row of tokens "
             f"is one image's; explain {'one image at a time, or ' if several else ''}the model inside"
         )
-    if not stages:
+    if not readers:
         raise UnsupportedModelError(
             f"{name} has no residual stream of tokens: no sum of tokens with something that was made from them was seen "
             "in its run, so no method here serves it"
         )
-    described = [StreamStage(reader.grid, reader.channels, tuple(reader.blocks())) for reader in stages]
-    chosen = _choose(stages, described, trace.batch, calls) if stage is None else range(len(stages))[stage]
-    owned = {call.output_step for each in stages for call in each.stage.attention}
-    last = described[chosen].blocks[-1].output.step
-    pooling = tuple(call for call in calls if call.output_step not in owned and call.output_step > last)
-    later = tuple(call for reader in stages[chosen + 1 :] for call in reader.stage.attention)
+    stages = [StreamStage(reader.grid, reader.channels, tuple(reader.blocks()), reader.places) for reader in readers]
+    chosen = _choose(readers, stages, trace.batch, calls) if stage is None else _checked(stage, stages, name)
+    owned = {call.output_step for each in readers for call in each.stage.attention}
+    blocks = stages[chosen].blocks
+    pooling = [call for call in calls if call.output_step not in owned and call.output_step > blocks[-1].output.step]
+    later: list[AttentionCall] = []
+    ends = []
+    for reader in readers[chosen + 1 :]:
+        if reader.only_pools or (reader.tokens == 1 and stage is None):
+            pooling += reader.stage.attention
+        else:
+            later += reader.stage.attention
+            ends.append(reader.stage.writes[-1].step.number)
     return Architecture(
         name,
-        tuple(described),
+        tuple(stages),
         chosen,
         tuple(step.operation for step in trace.steps),
-        find_overwriting(trace, described[chosen].blocks, name),
+        find_overwriting(trace, blocks, name),
         pooling=tuple(
-            stages[chosen].with_head_order(call) for call in sorted((*pooling, *later), key=lambda call: call.output_step)
+            readers[chosen].with_head_order(call) for call in sorted(pooling, key=lambda call: call.output_step)
         ),
         chosen=stage,
+        later=tuple(later),
+        stream_end=max([blocks[-1].output.step, *ends]),
+        placements=readers[chosen].placements(blocks, max([blocks[-1].output.step, *ends])),
     )
+
+
+def _used(readers: list[_StageReader], trace: Trace) -> list[_StageReader]:
+    """The streams that the output is made of; a model may compute something that it does not use."""
+    returned = {id(tensor) for tensor in tensors_in(trace.output)}
+    outputs = [value for value in trace.values if id(value.tensor) in returned]
+    used = [reader for reader in readers if any(each.comes_from(reader.stage.writes[-1].result) for each in outputs)]
+    return used or readers
+
+
+def _checked(stage: int, stages: list[StreamStage], name: str) -> int:
+    if not -len(stages) <= stage < len(stages):
+        sizes = ", ".join(f"{place}: {'x'.join(map(str, each.grid))} tokens" for place, each in enumerate(stages))
+        raise MethodError(f"stage={stage}: {name} has {len(stages)} stages, counted from 0 ({sizes})")
+    return range(len(stages))[stage]
 
 
 def _choose(
     readers: list[_StageReader], stages: list[StreamStage], batch: int, calls: list[AttentionCall]
 ) -> int:
-    """The last stage in which every token attends to every other; where there is none, the last of several tokens."""
+    """The last stage of several tokens; a plain one in which every token attends to every other goes first."""
     spatial = [place for place in range(len(stages)) if not _made_by_attention(readers, place, calls)]
-    whole = [place for place in spatial if readers[place].attends_to_all(batch)]
     several = [place for place in spatial if stages[place].tokens > 1 and not readers[place].only_pools]
-    attending = [place for place in several if stages[place].blocks and stages[place].blocks[0].attention]
-    return max(whole or attending or several or [len(stages) - 1])
+    whole = [place for place in spatial if readers[place].attends_to_all(batch) and readers[place].is_plain]
+    attending = [place for place in several if stages[place].blocks[0].attention]
+    if whole and not any(readers[place].attends_to_parts(batch) for place in several):
+        return max(whole)
+    last = max(several, default=len(stages) - 1)
+    # Convolutions that follow a stream of tokens in one picture's size are a head.
+    return last if not attending or stages[last].places is not None else max(attending)
 
 
 def _made_by_attention(readers: list[_StageReader], place: int, calls: list[AttentionCall]) -> bool:
@@ -123,22 +163,68 @@ class _StageReader:
         self._trace = self.trace = trace
         self.stage, self._name = stage, name
         self._writes = stage.writes
-        self._known: dict[torch.Size, StreamAxes] = {}
+        self._known: dict[torch.Size | int, StreamAxes] = {}
+        self._positions: PixelPositions | None = None
         self.axes = self._axes_of(stage.root)
+        self.places: Places | None = None
 
     @property
     def is_stream(self) -> bool:
         """Whether it has images, tokens and channels."""
         return self.axes.batch >= 0 and len(self.axes.token_axes) >= 1
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is (batch, tokens, channels) and its attention, if it has any, is between all tokens."""
+        axes, calls = self.axes, self.stage.attention
+        whole = all(self._is_whole(call) for call in calls)
+        return axes.dims == 3 and axes.batch >= 0 and whole
+
+    def _is_whole(self, call: AttentionCall) -> bool:
+        between_all = call.queries == call.keys == self.tokens and call.rows % self._trace.batch == 0
+        return between_all and call.over_tokens
+
+    def locate(self, positions: PixelPositions) -> None:
+        """Find out where its tokens stand in the picture."""
+        root, axes = self.stage.root, self.axes
+        self.places = positions.places(root, axes.batch, axes.channel)
+        if self.places is not None:
+            self._positions = positions
+            self.axes = self._axes_of(root)
+
+    def placements(self, blocks: tuple[Block, ...], last: int) -> dict[int, Placement]:
+        """Which tokens the results of its steps belong to; none where every step works on tokens as they are."""
+        if self.is_plain and self.stage.attention and self.axes.plain:
+            return {}
+        trace, point = self._trace, blocks[0].input
+        start = trace.values[trace.steps[point.step].outputs[point.output]] if point.step >= 0 else trace.values[0]
+        count = math.prod(start.shape[axis] for axis in point.axes.token_axes) * point.axes.fold
+        numbers = torch.arange(trace.batch * count, device=start.tensor.device).view(trace.batch, count, 1)
+        spread = point.axes.stream(numbers.expand(-1, -1, start.shape[point.axes.channel]), start.shape)
+        return find_placements(trace, start, spread, last)
+
     def _axes_of(self, value: Value) -> StreamAxes:
+        """Which axes of a value of the stream are which, and how its tokens are ordered."""
+        axes = self._axes_by_shape(value)
+        if self._positions is None or self.places is None:
+            return axes
+        places = self._positions.places(value, axes.batch, axes.channel) or self.places
+        return replace(axes, batch=max(axes.batch, 0), fold=places.fold, order=places.order)
+
+    def _axes_by_shape(self, value: Value) -> StreamAxes:
         """Which axes of the stream are images and channels; behind the last block no layer may show it any more."""
-        if value.shape not in self._known:
-            dims, channel = len(value.shape), _channel_axis(self._trace, value)
+        dims = len(value.shape)
+        # Grids with as many channels as rows look alike with channels first and last.
+        key = value.index if dims == 4 else value.shape
+        if key not in self._known:
+            channel = channel_axis(self._trace, value)
+            if channel is None and value.shape in self._known:
+                return self._known[value.shape]
             channel = dims - 1 if channel is None else channel
             axes = (axis for axis in range(dims) if axis != channel and value.shape[axis] == self._trace.batch)
-            self._known[value.shape] = StreamAxes(dims, next(axes, -1), channel)
-        return self._known[value.shape]
+            self._known[key] = StreamAxes(dims, next(axes, -1), channel)
+            self._known.setdefault(value.shape, self._known[key])
+        return self._known[key]
 
     def _point(self, value: Value) -> Point:
         """Where a value of the stream is made."""
@@ -158,7 +244,9 @@ class _StageReader:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """The sizes of the axes of its tokens."""
+        """The sizes of the axes of its tokens; rows and columns where they are known to be patches alone."""
+        if self.places is not None and not self.places.prefix:
+            return self.places.grid
         return tuple(self.stage.root.shape[axis] for axis in self.axes.token_axes)
 
     @property
@@ -173,11 +261,13 @@ class _StageReader:
 
     def attends_to_all(self, batch: int) -> bool:
         """Whether every token attends to every other, image by image."""
+        del batch
         calls = self.stage.attention
-        between_all = all(
-            call.queries == call.keys == self.tokens and call.rows % batch == 0 and call.over_tokens for call in calls
-        )
-        return bool(calls) and between_all and self.tokens > 1
+        return bool(calls) and all(map(self._is_whole, calls)) and self.tokens > 1
+
+    def attends_to_parts(self, batch: int) -> bool:
+        """Whether tokens attend to some only: in windows, or to pooled ones."""
+        return bool(self.stage.attention) and not self.attends_to_all(batch)
 
     @property
     def only_pools(self) -> bool:
@@ -328,9 +418,17 @@ class _StageReader:
         """The norm between the stream and the first linear map of a branch."""
         trace = self._trace
         steps = trace.between(start, attending.branch)
-        linear = next((step for step in steps if is_linear(step, self._depends(step)) or step.operation == "scaled_dot_product_attention"), None)
+        linear = next(
+            (
+                step
+                for step in steps
+                if is_linear(step, self._depends(step)) or step.operation == "scaled_dot_product_attention"
+            ),
+            None,
+        )
         for source, made, step, module in self._norms_of(start):
-            if linear is not None and any(trace.values[index].comes_from(made) for index in linear.operands):
+            pooled = linear is None and attending.branch.comes_from(made)  # a branch that only pools
+            if pooled or (linear is not None and any(trace.values[i].comes_from(made) for i in linear.operands)):
                 return Norm(self._point(source), self._point(made), step, module)
         if linear is not None and any(self._same(trace.values[index], start) for index in linear.operands):
             return Norm(self._point(start), self._point(start), identity=True)
@@ -534,46 +632,6 @@ def _all_known(parts: list[_Part | None]) -> tuple[_Part, ...]:
 
 def _is_identity(norm: Norm | None) -> bool:
     return norm is None or norm.identity
-
-
-def _channel_axis(trace: Trace, root: Value) -> int | None:
-    """The axis along which the first layer behind a value multiplies or normalises."""
-    dims = len(root.shape)
-    for step in trace.steps[root.step + 1 :]:
-        for index in step.operands:
-            given = trace.values[index]
-            if not given.comes_from(root) or walk_back(trace, given, moves_numbers) is not walk_back(trace, root, moves_numbers):
-                continue
-            axis = _layer_axis(step, given)
-            if axis is None:
-                continue
-            moved = replay(trace, root, given) if given is not root else None
-            if given is root or moved is None:
-                return axis % len(given.shape) if given is root or len(given.shape) == dims else dims - 1
-            return _axis_of_step(moved, axis, root.shape)
-    return None
-
-
-def _layer_axis(step: Step, given: Value) -> int | None:
-    if step.operation in {"layer_norm", "rms_norm", "linear", MULTI_HEAD, "native_layer_norm", "normalize"}:
-        return -1
-    if step.operation in {"matmul", "addmm", "mm"} and len(step.operands) == 1:
-        return -1
-    if step.operation in {"conv1d", "conv2d", "conv3d", "batch_norm", "group_norm", "instance_norm"}:
-        return 1 if len(given.shape) > 2 else -1
-    if step.operation in {"mean", "var", "var_mean", "std", "std_mean", "norm", "vector_norm"}:
-        axis = step.argument(1, "dim") if step.kwargs.get("keepdim") else None
-        return axis if isinstance(axis, int) else axis[0] if isinstance(axis, list | tuple) and len(axis) == 1 else None
-    return None
-
-
-def _axis_of_step(moved: Tensor, axis: int, shape: torch.Size) -> int:
-    """Along which axis of ``shape`` one goes, going along ``axis`` of a tensor of flat indices."""
-    if moved.shape[axis] < 2:
-        return len(shape) - 1
-    distance = int((moved.select(axis, 1) - moved.select(axis, 0)).flatten()[0])
-    strides = [shape[place + 1 :].numel() for place in range(len(shape))]
-    return strides.index(distance) if distance in strides else len(shape) - 1
 
 
 def check_order(architecture: Architecture) -> bool:

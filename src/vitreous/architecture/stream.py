@@ -81,11 +81,29 @@ def find_segments(trace: Trace, attention: Sequence[AttentionCall]) -> list[Segm
             write.branch = earlier.branch
         segment.writes.append(write)
         holders[write.result.index] = segment
+    # nn.MultiheadAttention is given the stream itself.
+    queries = [_query_residual(trace, call, segments) for call in attention if call.spelling != "multi_head"]
+    segments = [segment for segment in segments if not any(segment is found for found in queries)]
     for call in attention:
         owner = _owner(trace, trace.values[call.output], segments)
         if owner is not None:
             owner.attention.append(call)
     return segments
+
+
+def _query_residual(trace: Trace, call: AttentionCall, segments: list[Segment]) -> Segment | None:
+    """The chain that adds O to the queries it was made with, inside the attention branch, as pooled attention does."""
+    step = trace.steps[call.score_step if call.score_step >= 0 else call.output_step]
+    made_with = {
+        value.index for index in step.operands for value in way_back(trace, trace.values[index], moves_numbers, scales)
+    }
+    for segment in segments:
+        write = segment.writes[0]
+        if len(segment.writes) == 1 and write.source.index in made_with:
+            heads = walk_back(trace, write.branch, moves_numbers)
+            if heads is walk_back(trace, trace.values[call.output], moves_numbers):
+                return segment
+    return None
 
 
 def _residual_write(trace: Trace, step: Step, writes: dict[int, ResidualWrite]) -> ResidualWrite | None:

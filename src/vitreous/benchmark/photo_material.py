@@ -79,7 +79,9 @@ def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
 
 def first_run(model: LoadedModel, pixels: Tensor) -> tuple[ModelRunner, Tensor]:
     """A model with photos, and what it says of them."""
-    runner = ModelRunner(model.model, pixels, black=black_pixel(model, pixels), outputs=model.outputs)
+    runner = ModelRunner(
+        model.model, pixels, black=black_pixel(model, pixels), outputs=model.outputs, stage=model.stage
+    )
     try:
         return runner, runner.logits(pixels)
     except FAILURES:

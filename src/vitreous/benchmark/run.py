@@ -32,6 +32,7 @@ class ModelChoice:
         image_size: height and width of its input.
         device: where it runs.
         outputs: what its outputs are, where neither its configuration nor their number says it.
+        stage: which stage of a hierarchical model is read; None for the last.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ModelChoice:
     image_size: tuple[int, int] | None = None
     device: str = "cpu"
     outputs: OutputActivation | None = None
+    stage: int | None = None
 
 
 @dataclass(frozen=True, order=True)
@@ -127,6 +129,8 @@ class Run:
             del values[name]
         if self.model.outputs is None:  # as in runs from before there was a choice
             del values["model"]["outputs"]
+        if self.model.stage is None:
+            del values["model"]["stage"]
         values["kind"] = self.data.partition(":")[0]
         values["plugins"] = sorted(self.plugins.values())
         return hash_of(values)
@@ -136,7 +140,8 @@ class Run:
         """A hash of what two runs must have in common for their methods to stand in one table."""
         parts = (self.settings, self.weights, self.preprocessing, self.data_fingerprint, self.protocol, self.versions)
         outputs = [] if self.model.outputs is None else [self.model.outputs]
-        return hash_of([*parts, self.data.partition(":")[0], self.model.device, self.seed, *outputs])
+        stage = [] if self.model.stage is None else [self.model.stage]
+        return hash_of([*parts, self.data.partition(":")[0], self.model.device, self.seed, *outputs, *stage])
 
     @property
     def folder_name(self) -> str:

@@ -178,7 +178,8 @@ def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
         raise RunError(f"this protocol is measured on {reads}, and the model that was given reads {other}")
     loaded = replace(loaded, model=evaluation_copy(loaded.model))
     device = next((str(parameter.device) for parameter in loaded.model.parameters()), "cpu")
-    return ModelChoice(loaded.name or type(loaded.model).__name__, device=device), loaded
+    stage = loaded.stage if isinstance(loaded, LoadedModel) else None
+    return ModelChoice(loaded.name or type(loaded.model).__name__, device=device, stage=stage), loaded
 
 
 def _with_outputs(choice: ModelChoice, model: AnyModel, asked: OutputActivation | None) -> tuple[ModelChoice, AnyModel]:
@@ -226,7 +227,8 @@ def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
 
 
 def _spellings(bench: Workbench, methods: Sequence[str], watcher: Watcher) -> tuple[str, ...]:
-    depth = find_architecture(bench.model.model, bench.model.example_input()).depth
+    stage = bench.model.stage if isinstance(bench.model, LoadedModel) else None
+    depth = find_architecture(bench.model.model, bench.model.example_input(), stage).depth
 
     def expand(asked: Sequence[str]) -> list[str]:
         return bench.protocol.spellings(asked, depth)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,12 @@ def load(choice: ModelChoice, reads: Things) -> AnyModel:
     """Load a model that reads photos or texts, its outputs being what the choice says."""
     if reads == "texts":
         if choice != ModelChoice(choice.name, device=choice.device, outputs=choice.outputs):
-            raise RunError("mean, standard deviation and size are of photos, and this protocol reads texts")
+            raise RunError("mean, standard deviation, size and stage are of photos, and this protocol reads texts")
         return given_outputs(load_text_model(choice.name, device=choice.device), choice.outputs)
     model = load_model(
         choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device
     )
-    return given_outputs(model, choice.outputs)
+    return replace(given_outputs(model, choice.outputs), stage=choice.stage)
 
 
 def weights_of(model: AnyModel) -> str:

@@ -17,6 +17,7 @@ from vitreous.cli.options import (
     MeanOption,
     OutputsOption,
     PublishedOption,
+    StageOption,
     StdOption,
 )
 from vitreous.cli.plugins import PluginOption
@@ -76,6 +77,7 @@ def evaluate(
     mean: MeanOption = None,
     std: StdOption = None,
     image_size: ImageSizeOption = None,
+    stage: StageOption = None,
     device: DeviceOption = "cpu",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn at random.")] = 0,
     plugin: PluginOption = None,
@@ -110,7 +112,7 @@ def evaluate(
         retry_failed=retry_failed,
         outputs=None if outputs is None else outputs.value,
     )
-    choice = ModelChoice(model, channel_mean, channel_std, size, device)
+    choice = ModelChoice(model, channel_mean, channel_std, size, device, stage=stage)
     found = evaluating.run(choice, data, protocol, spellings, out, options, messages())
     if as_json:
         print_json(evaluating_report.as_json(found))

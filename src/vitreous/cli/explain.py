@@ -18,6 +18,7 @@ from vitreous.cli.options import (
     MeanOption,
     MethodOption,
     OutputsOption,
+    StageOption,
     StdOption,
     TargetOption,
     find_page,
@@ -78,6 +79,7 @@ def explain(
     compile_model: Annotated[
         bool, typer.Option("--compile", help="Compile the model for methods that ask it many times (perturbation).")
     ] = False,
+    stage: StageOption = None,
     plugin: PluginOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else.")] = False,
     _debug: DebugOption = False,
@@ -110,6 +112,7 @@ def explain(
         device=device,
         precision=precision.value,
         compile=compile_model,
+        stage=stage,
         report=page,
         command=shlex.join(("vitreous", *sys.argv[1:])),
         recursive=recursive,

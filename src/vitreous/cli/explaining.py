@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +54,7 @@ class Request:
     outputs: OutputActivation | None = None
     precision: str = "model"
     compile: bool = False
+    stage: int | None = None
     report: Path | None = None
     command: str = ""
     recursive: bool = False
@@ -123,7 +124,7 @@ class _Session:
             model = load_model(
                 request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
             )
-        model = given_outputs(model, request.outputs)
+        model = replace(given_outputs(model, request.outputs), stage=request.stage)
         targets = [find_class(text, model.class_names) for text in request.targets]
         folders = _folders(photos, request.out)
         with progress_bar(self.console, len(photos)) as advance:

@@ -56,6 +56,13 @@ ImageSizeOption = Annotated[
 PublishedOption = Annotated[
     bool, typer.Option("--published", help="Also show what papers print for the protocol, in a table of its own.")
 ]
+StageOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Of a hierarchical model (Swin, PVT, ...), the stage that is read: from 0, or -1 for the last.",
+        show_default="the last",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")]
 
 

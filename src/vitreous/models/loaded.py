@@ -27,6 +27,7 @@ class LoadedModel:
         class_names: The name of every class in index order, or None where they are unknown.
         code: The hash of the user's own code that built it, or nothing.
         outputs: What its outputs are; None where its configuration tells, or they are recognised.
+        stage: Which stage of a hierarchical model is read where none is asked for, or None for the last.
     """
 
     name: str
@@ -35,6 +36,7 @@ class LoadedModel:
     class_names: tuple[str, ...] | None
     code: str = ""
     outputs: OutputActivation | None = None
+    stage: int | None = None
 
     def example_input(self) -> Tensor:
         """A black photo as the model gets it: enough to see its architecture."""

@@ -72,7 +72,9 @@ class AttentionListener:
         self._calls: dict[int, tuple[int, AttentionCall]] = {}
         for layer, block in enumerate(architecture.blocks):
             self._calls.update((call.output_step, (layer, call)) for call in block.attention)
-        self._calls.update((call.output_step, (architecture.depth, call)) for call in architecture.pooling)
+        others = (*architecture.pooling, *architecture.later)
+        self._calls.update((call.output_step, (architecture.depth, call)) for call in others)
+        self._later = {call.output_step for call in architecture.later}
         written = [call for _, call in self._calls.values() if call.spelling == "written"]
         self.own_steps = frozenset(step for call in written for step in call.own_steps)
         products = {call.score_step for call in written}
@@ -122,6 +124,13 @@ class AttentionListener:
             return self._between_channels(layer, func, args, kwargs)
         query, key, value, bias, scale = attention_arguments(*args, **kwargs)
         batch = self._progress.batch
+        if query.dim() > 4:  # windows of an image, each of which counts as one
+            ahead = query.shape[:-3]
+            if bias is not None:
+                bias = bias.expand(*ahead, *bias.shape[-3:]).flatten(0, -4) if bias.dim() > 3 else bias
+            query, key, value = (part.flatten(0, -4) for part in (query, key, value))
+            flat = self._attend(layer, call, query, key, value, bias, scale)
+            return flat.view(*ahead, *flat.shape[1:])
         if query.dim() != 3:
             return self._attend(layer, call, query, key, value, bias, scale)
         if len(query) % batch:
@@ -221,7 +230,8 @@ class AttentionListener:
 
     def _keep(self, layer: int, call: AttentionCall, record: AttentionRecord, output: Tensor) -> None:
         if layer == self._architecture.depth:
-            self.behind.append((record, output, call))
+            if call.output_step not in self._later:
+                self.behind.append((record, output, call))
             return
         kept = record if layer in self._plan.attention else _EMPTY
         if layer in self.records and kept is not _EMPTY:
@@ -238,6 +248,11 @@ class AttentionListener:
         """Note attention that is not between all tokens of each image; whether it is."""
         tokens = self._progress.tokens
         whole = (batch, queries, keys) == (self._progress.batch, tokens, tokens)
+        if layer < self._architecture.depth and whole and self._architecture.blocks[layer].input.axes.order is not None:
+            self.other.setdefault(
+                layer,
+                f"the tokens of its block {layer} do not lie row by row, and its attention is not read in that order",
+            )
         if layer < self._architecture.depth and not whole:
             self.other.setdefault(
                 layer,
@@ -264,14 +279,20 @@ class AttentionListener:
         """A product of matrices: that of A with v, if the architecture says so."""
         step = self._progress.step
         found = self._calls.get(step)
-        if found is not None and found[1].spelling == "written":
+        if found is not None and found[1].spelling == "written" and not self._sums_over_tokens(found[1]):
             return self._attend_by_hand(*found, func, args, kwargs)
         output = func(*args, **kwargs)
         layer = self._progress.layer
-        inside = layer is not None and layer < self._architecture.depth
-        if inside and step not in self._known_products and self._multiplies_tokens(func, args, kwargs):
+        inside = layer is not None and self._progress.inside_block
+        known = step in self._known_products and found is None
+        if inside and not known and self._multiplies_tokens(func, args, kwargs):
             self.unknown.add(self._progress.next_block)
         return output
+
+    def _sums_over_tokens(self, call: AttentionCall) -> bool:
+        """Whether what looks like weights are sums over tokens: linear attention, q (kᵀ v), without a softmax."""
+        placement = self._architecture.placements.get(call.score_step)
+        return call.softmax_step < 0 and placement is not None and bool((placement.tokens < 0).all())
 
     def _multiplies_tokens(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         operands = product_operands(operation(func), args, kwargs)
@@ -284,7 +305,7 @@ class AttentionListener:
             return func(*args, **kwargs)
         if self._weighs_tokens(scores, args[1] if len(args) > 1 else kwargs.get("dim")):
             return self._under_rule(of_first(func, args, kwargs), scores, "pooling")
-        if in_graph(scores) and layer < self._architecture.depth:
+        if in_graph(scores) and self._progress.inside_block:
             self.unknown.add(layer)
         return func(*args, **kwargs)
 
@@ -309,7 +330,7 @@ class AttentionListener:
         batch = self._progress.batch
         matrix = call.weight_arrangement().arrange(weights, batch)
         values = call.value_arrangement().arrange(value, batch)
-        if matrix is None or values is None:
+        if matrix is None or values is None or len(matrix) != len(values):
             self._check(layer, weights.numel() // (call.queries * call.keys), call.queries, call.keys)
             return self._with_constant_weights(call, func, args, kwargs, weights)
         whole = self._check(layer, matrix.shape[0], *matrix.shape[-2:])
@@ -346,7 +367,12 @@ class AttentionListener:
         return output
 
     def _with_constant_weights(
-        self, call: AttentionCall, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], weights: Tensor
+        self,
+        call: AttentionCall,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        weights: Tensor,
     ) -> Tensor:
         """The product, with A under the rule in force."""
         del call

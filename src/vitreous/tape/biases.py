@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape.functions import InForce, NoteResidue, origin_of
 from vitreous.tape.half import exact
@@ -27,9 +28,10 @@ Contribution = Callable[[Tensor], Tensor | None]
 class BiasNotes:
     """Notes biases in the layers that a plan asks for."""
 
-    def __init__(self, plan: Plan, progress: Progress, in_force: InForce, *, batch_first: bool) -> None:
+    def __init__(self, plan: Plan, progress: Progress, in_force: InForce, architecture: Architecture) -> None:
         self._plan, self._progress, self._in_force = plan, progress, in_force
-        self._tokens_first = not batch_first
+        self._tokens_first = not architecture.blocks[0].input.axes.batch_first
+        self._placements = architecture.placements
 
     @property
     def listens(self) -> bool:
@@ -40,7 +42,7 @@ class BiasNotes:
         """A bias contributes bias x gradient."""
         if bias is not None:
             constant = bias.detach()
-            self._add_up(output, lambda gradient: (gradient * constant).sum(dim=-1), tokens_first=tokens_first)
+            self._add_up(output, lambda gradient: gradient * constant, tokens_first=tokens_first)
 
     def note_along_channels(self, output: Tensor, bias: Tensor) -> None:
         """A bias whose channels lie along the second axis, as those of convolution and batch normalisation do."""
@@ -48,7 +50,7 @@ class BiasNotes:
             self.note(output, bias)
             return
         constant = bias.detach().view(-1, *[1] * (output.dim() - 2))
-        self._add_up(output, lambda gradient: (gradient * constant).sum(dim=1).flatten(1), tokens_first=False)
+        self._add_up(output, lambda gradient: gradient * constant, axis=1, tokens_first=False)
 
     def residue_note(self, tokens: Tensor) -> NoteResidue | None:
         """Who is to be told of an activation's gradients: what its slope leaves unexplained counts as a bias.
@@ -59,22 +61,21 @@ class BiasNotes:
         layer, in_force = self._layer_of(tokens), self._in_force
         if layer is None:
             return None
-        tokens_first = self._tokens_first and self._progress.inside_block
+        tokens_first, step = self._tokens_first and self._progress.inside_block, self._progress.step
 
         def note(call: ElementwiseCall, gradient: Tensor, passed_on: Tensor) -> None:
             left_over = call.value_at_zero or not in_force.rule.constant_gates
             if left_over and in_force.wants_biases_of(layer):
                 left = exact(gradient) * call.output
-                self._add(layer, left.addcmul_(exact(passed_on), exact(call.input), value=-1).sum(dim=-1), tokens_first)
+                left.addcmul_(exact(passed_on), exact(call.input), value=-1)
+                self._add(layer, step, left, -1, tokens_first)
 
         return note
 
     def note_gated(self, output: Tensor) -> None:
         """A product u g(u): where the gate has a gradient both factors explain it, and one of the two is taken back."""
         in_force, product = self._in_force, output.detach()
-        self._add_up(
-            output, lambda gradient: None if in_force.rule.constant_gates else -(gradient * product).sum(dim=-1)
-        )
+        self._add_up(output, lambda gradient: None if in_force.rule.constant_gates else -(gradient * product))
 
     def note_shifted(self, gate: Tensor, constants: Iterable[Tensor | float]) -> None:
         """A constant plus a gate, 1 + tanh(...): not followed any further where the gate has a gradient.
@@ -85,7 +86,7 @@ class BiasNotes:
 
         def contribution(gradient: Tensor) -> Tensor | None:
             if getattr(origin, "kind", None) == "activation":
-                return (gradient * shift).sum(dim=-1)
+                return gradient * shift
             if in_force.rule.constant_gates:
                 return None
             raise UnsupportedModelError(
@@ -95,9 +96,11 @@ class BiasNotes:
 
         self._add_up(gate, contribution)
 
-    def _add_up(self, output: Tensor, contribution: Contribution, *, tokens_first: bool | None = None) -> None:
+    def _add_up(
+        self, output: Tensor, contribution: Contribution, *, axis: int = -1, tokens_first: bool | None = None
+    ) -> None:
         """Have what ``contribution`` makes of the gradient at ``output``, summed over channels, added up."""
-        layer, in_force = self._layer_of(output), self._in_force
+        layer, in_force, step = self._layer_of(output), self._in_force, self._progress.step
         if layer is None:
             return
         if tokens_first is None:
@@ -109,7 +112,7 @@ class BiasNotes:
                 return
             found = contribution(exact(gradient))
             if found is not None:
-                self._add(layer, found, tokens_first)
+                self._add(layer, step, found, axis, tokens_first)
 
         output.register_hook(note)
 
@@ -119,8 +122,15 @@ class BiasNotes:
             return None
         return self._progress.layer
 
-    def _add(self, layer: int, found: Tensor, tokens_first: bool) -> None:  # noqa: FBT001
+    def _add(self, layer: int, step: int, found: Tensor, axis: int, tokens_first: bool) -> None:  # noqa: FBT001
         batch, tokens = self._progress.batch, self._progress.tokens
+        placement = self._placements.get(step) if layer < self._plan.depth else None
+        placed = None if placement is None else placement.by_token(found, batch, tokens)
+        if placed is not None:
+            self._in_force.add_bias(layer, placed)
+            return
+        found = found.sum(dim=axis)
+        found = found.flatten(1) if axis == 1 else found
         if layer < self._plan.depth and found.dim() == 1 and len(found) == batch * tokens:  # all tokens in one row
             found = found.view((tokens, batch) if tokens_first else (batch, tokens))
         self._in_force.add_bias(layer, found.transpose(0, 1) if tokens_first and found.dim() > 1 else found)

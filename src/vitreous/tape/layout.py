@@ -77,6 +77,9 @@ def find_layout(
 ) -> Layout:
     """Work out the layout from what was recorded; ``edges`` runs the patch embedding again, if it has to."""
     tokens = head_gradient.shape[1]
+    grid_of_stage = recorder.architecture.stages[recorder.architecture.stage].places
+    if grid_of_stage is not None and not isinstance(inputs, Texts):
+        return _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid_of_stage.grid)
     made = None if isinstance(inputs, Texts) else _made_patches(recorder, tokens, inputs.shape[-2:])
     if made is not None:
         grid = made.grid
@@ -106,10 +109,12 @@ def _with_readers(
         return Layout(grid, prefix, read, alike)
     pooled = recorder.attention.records[recorder.architecture.depth].key.shape[2]
     if pooled not in (tokens, tokens - prefix):
-        raise UnsupportedModelError(
-            f"{recorder.architecture.name}: attention behind the last block pools {pooled} tokens where there are {tokens}, "
-            f"{prefix} of them before the patches: it is not known which ones they are"
+        recorder.attention.other.setdefault(
+            recorder.architecture.depth,
+            f"attention behind its last block pools {pooled} tokens where there are {tokens}, {prefix} of them before "
+            "the patches: it is not known which ones they are",
         )
+        return Layout(grid, prefix, read, alike)
     queries_of_each = _queries_read(pooling_gradient)
     queries, queries_alike = _of_all(queries_of_each, torch.ones_like(queries_of_each))
     return Layout(grid, prefix, read, alike and queries_alike, queries)

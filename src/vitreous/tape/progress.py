@@ -23,6 +23,7 @@ class Progress:
         self.step = -1
         blocks = architecture.blocks
         self._ends = [block.output.step for block in blocks]
+        self._end = max(self._ends[-1], architecture.stream_end)
         self._start = blocks[0].input.step
         self._spans = [block.attention_steps for block in blocks]
 
@@ -38,13 +39,13 @@ class Progress:
 
     @property
     def inside_block(self) -> bool:
-        """Whether a block runs."""
-        return self._start < self.step <= self._ends[-1]
+        """Whether a block runs, also one of a later stage."""
+        return self._start < self.step <= self._end
 
     @property
     def behind(self) -> bool:
-        """Whether all blocks have run."""
-        return self.step > self._ends[-1]
+        """Whether all blocks have run, also those of later stages."""
+        return self.step > self._end
 
     @property
     def layer(self) -> int | None:

@@ -87,9 +87,8 @@ class Recorder:
                 keep("mid", layer, block.residual_mid)
                 keep("middle", layer, block.middle)
                 keep("end", layer, block.residual_post)
-            if block.first_norm is None:
-                continue
             if layer in self.plan.norms:
+                keep("norm", layer, block.normalised)
                 keep("norm", layer, block.first_norm.output)
         keep("stream", len(blocks), blocks[-1].output)
         # The stream last: what stands in its place is for all who read it behind.
@@ -163,9 +162,7 @@ class Recorder:
 
     def norm_of(self, layer: int, tensor: Tensor) -> Tensor:
         """A tensor that lies in memory as the output of a block's first norm does, as (batch, tokens, channels)."""
-        norm = self.architecture.blocks[layer].first_norm
-        assert norm is not None
-        return norm.output.axes.tokens(tensor)
+        return self.architecture.blocks[layer].normalised.axes.tokens(tensor)
 
     def _otherwise(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that nobody waits for."""
@@ -196,6 +193,10 @@ class Recorder:
         if rules.rules_differ or self.plan.biases:
             hear(heard.LAYER_NORM, rules.on_layer_norm)
             hear(heard.BATCH_NORM, relevance.noting(rules.on_batch_norm))
+            hear(heard.GROUP_NORM, relevance.noting(rules.on_group_norm))
+            hear(heard.ADDED_PRODUCT, relevance.noting(rules.on_added_product))
+            if self.architecture.placements:
+                hear(heard.JOINING, relevance.noting(rules.on_join))
             hear(heard.INVERSE_ROOT, rules.on_deviation)
             hear(heard.DEVIATION, relevance.noting(rules.on_deviation))
             hear(heard.DEVIATION_AND_MEAN, relevance.noting(rules.on_deviation_and_mean))

@@ -39,7 +39,7 @@ class RuleListener:
 
     def __init__(self, plan: Plan, progress: Progress, in_force: InForce, architecture: Architecture) -> None:
         self._progress, self._in_force = progress, in_force
-        self.biases = BiasNotes(plan, progress, in_force, batch_first=architecture.blocks[0].input.axes.batch_first)
+        self.biases = BiasNotes(plan, progress, in_force, architecture)
         # With the plain rule alone autograd itself does the right thing and nothing is replaced.
         self.rules_differ = bool(plan.rules - {"plain"})
         rules = [RULES[name] for name in plan.rules]
@@ -68,6 +68,44 @@ class RuleListener:
         output = func(*args, **kwargs)
         if self.biases.listens and in_graph(output):
             self.biases.note_along_channels(output, _batch_norm_shift(*args, **kwargs))
+        return output
+
+    def on_group_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Group normalisation: groups of channels and all places together; its bias counts."""
+        grid, groups = args[0], _argument(args, kwargs, 1, "num_groups", 1)
+        weight, bias = (_argument(args, kwargs, place, name, None) for place, name in ((2, "weight"), (3, "bias")))
+        take_for_activation(grid)
+        if not grid.requires_grad or not self.rules_differ:
+            output = func(*args, **kwargs)
+        else:
+            flat, eps = grid.reshape(len(grid), groups, -1), _argument(args, kwargs, 4, "eps", 1e-5)
+            shape = (flat.shape[-1],)
+
+            def normalise(values: Tensor) -> Tensor:
+                return torch.nn.functional.layer_norm(values, shape, eps=eps)
+
+            output = Normalise.apply(flat, None, shape, eps, True, normalise, self._in_force).reshape(grid.shape)  # noqa: FBT003
+            channels = (-1, *[1] * (grid.dim() - 2))
+            output = output if weight is None else output * weight.view(channels)
+            output = output if bias is None else output + bias.view(channels)
+        if bias is not None:
+            self.biases.note_along_channels(output, bias)
+        return output
+
+    def on_added_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``torch.addcmul``: a constant that is added to a scaled stream, as affine layers are written, is a bias."""
+        output = func(*args, **kwargs)
+        if not in_graph(args[0]) and sum(map(in_graph, args[1:])) == 1:
+            self.biases.note(output, args[0].expand(output.shape))
+        return output
+
+    def on_join(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Constants that are put beside tokens, as class tokens of a later stage are, count as biases."""
+        output = func(*args, **kwargs)
+        parts = _argument(args, kwargs, 0, "tensors", ())
+        if self.biases.listens and in_graph(output) and not all(map(in_graph, parts)):
+            constants = [torch.zeros_like(part) if in_graph(part) else part.detach() for part in parts]
+            self.biases.note(output, func(constants, *args[1:], **kwargs))
         return output
 
     def on_rms_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -45,6 +45,7 @@ class ModelRunner:
         outputs: what the model's outputs are, where that is known; ``None`` for what its configuration says.
         evaluations: how many images the model has been asked about so far, besides the recorded run.
         memory: what methods have found out already and another target or method would ask again.
+        stage: which stage of a hierarchical model is read; ``None`` for the last.
     """
 
     _model: nn.Module
@@ -54,6 +55,7 @@ class ModelRunner:
     outputs: Scale | None = None
     evaluations: int = 0
     memory: dict[Hashable, Tensor] = field(default_factory=dict)
+    stage: int | None = None
     _architecture: Architecture | None = None
     _layout: Layout | None = None
     _cannot_drop: bool | None = None  # whether patches have to be hidden instead; None until that is known
@@ -68,14 +70,16 @@ class ModelRunner:
     def architecture(self) -> Architecture:
         """What a run of the model shows."""
         if self._architecture is None:
-            self._architecture = find_architecture(self._model, self.inputs)
+            self._architecture = find_architecture(self._model, self.inputs, self.stage)
         return self._architecture
 
     @property
     def layout(self) -> Layout:
         """Patch grid, prefix tokens and the tokens that the head reads."""
         if self._layout is None:
-            with record(self._model, self.architecture, self.inputs[:1], Plan(self.architecture.depth, Needs())) as tape:
+            with record(
+                self._model, self.architecture, self.inputs[:1], Plan(self.architecture.depth, Needs())
+            ) as tape:
                 self._layout = tape.layout
         return self._layout
 

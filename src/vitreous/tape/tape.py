@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.architecture.norms import LinearNorm
-from vitreous.errors import UnsupportedModelError, VitreousError
+from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import (
     FAILURES,
     Inputs,
@@ -392,9 +392,16 @@ def record(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: P
         except _OtherBatchError:
             # A head that counts its pictures (to lay out a grid, perhaps) gets as many of them as of other streams.
             assert plan.intervention.stream is not None
-            first = torch.zeros(len(plan.intervention.stream), dtype=torch.int64, device=inputs.device)
-            recorder, output = _listen(model, architecture, inputs[first], plan)
-        logits = class_scores(output, architecture.name, recorder.progress.batch)
+            recorder, output = _listen(model, architecture, _as_many(inputs, len(plan.intervention.stream)), plan)
+        try:
+            logits = class_scores(output, architecture.name, recorder.progress.batch)
+        except InputError:
+            stream = plan.intervention.stream
+            if stream is None or len(stream) == len(inputs):
+                raise
+            # A head may take the number of its pictures from them, without an error.
+            recorder, output = _listen(model, architecture, _as_many(inputs, len(stream)), plan)
+            logits = class_scores(output, architecture.name, recorder.progress.batch)
         if recorder.embedded is not None and depends(logits, recorder.embedded):
             raise _reads_again(architecture)
 
@@ -402,6 +409,11 @@ def record(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: P
             return record(model, architecture, inputs[rows], Plan(architecture.depth, needs, intervention))
 
         yield Tape(recorder, logits, inputs, again, Edges(architecture, model, inputs))
+
+
+def _as_many(inputs: Inputs, count: int) -> Inputs:
+    """The first picture or text so many times."""
+    return inputs[torch.zeros(count, dtype=torch.int64, device=inputs.device)]
 
 
 class _OtherBatchError(UnsupportedModelError):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vitreous.architecture import find_architecture
-from vitreous.explaining import black_pixel, network_of, said_outputs
+from vitreous.explaining import black_pixel, network_of, said_outputs, stage_of
 from vitreous.methods import View
 from vitreous.models import LoadedModel
 from vitreous.output_detection import find_outputs
@@ -25,7 +25,8 @@ def open_runner(model: nn.Module | LoadedModel, images: Images) -> ModelRunner:
     """Give a model and its images in a form that can be asked again with fewer tokens or other pixels."""
     network = network_of(model)
     pixels, _ = find_pixels(model, network, images)
-    return ModelRunner(network, pixels, black=black_pixel(model, pixels), outputs=said_outputs(model))
+    black = black_pixel(model, pixels)
+    return ModelRunner(network, pixels, black=black, outputs=said_outputs(model), stage=stage_of(model))
 
 
 @contextmanager
@@ -33,15 +34,13 @@ def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, tar
     """Run the model and give what a recipe would read, until the context ends; one class per image."""
     network = network_of(model)
     pixels, _ = find_pixels(model, network, images)
-    architecture = find_architecture(network, pixels)
+    architecture = find_architecture(network, pixels, stage_of(model))
     needs = recipe.needs(architecture.depth)
     with record(network, architecture, pixels, Plan(architecture.depth, needs)) as tape:
         outputs = find_outputs(network, pixels, tape.logits, said_outputs(model) or architecture.scale)
         tape.architecture = with_outputs(tape.architecture, outputs)
         classes = find_targets(tape.logits, target, None).classes[:, 0]
         gradients = {backward: tape.backward(backward, classes, part) for backward, part in needs.gradients.items()}
-        runner = ModelRunner(
-            network, pixels, classes[:, None], _architecture=tape.architecture, _layout=tape.layout
-        )
+        runner = ModelRunner(network, pixels, classes[:, None], _architecture=tape.architecture, _layout=tape.layout)
         with torch.autocast(pixels.device.type, enabled=False):
             yield View(tape, gradients, classes, runner)

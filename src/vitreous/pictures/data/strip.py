@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.architecture import find_architecture
-from vitreous.explaining import explain, network_of
+from vitreous.explaining import explain, network_of, stage_of
 from vitreous.explanation import Explanation
 from vitreous.models import LoadedModel
 from vitreous.pixels import Images, Model, find_pixels
@@ -74,5 +74,5 @@ def depth_of(model: nn.Module | LoadedModel, images: Images | None = None) -> in
     network = network_of(model)
     if images is None:
         assert isinstance(model, LoadedModel)
-        return find_architecture(network, model.example_input()).depth
-    return find_architecture(network, find_pixels(model, network, images)[0]).depth
+        return find_architecture(network, model.example_input(), stage_of(model)).depth
+    return find_architecture(network, find_pixels(model, network, images)[0], stage_of(model)).depth
