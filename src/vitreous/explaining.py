@@ -21,7 +21,6 @@ from vitreous.errors import InputError, MethodError, RefusedMethodsError, Target
 from vitreous.explanation import Explanation, with_deferred_logits
 from vitreous.inputs.model_input import Inputs, Rows
 from vitreous.methods import list_methods
-from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.brought import known_class_names
 from vitreous.output_detection import find_outputs
@@ -34,8 +33,8 @@ from vitreous.provenance import collect_provenance
 from vitreous.reason import shown
 from vitreous.spelling import Recipe, parse
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
+from vitreous.tape.diagnosis import missing_part
 from vitreous.tape.relevance_listener import NOT_FOLLOWED
-from vitreous.tape.rulebook import RULES
 from vitreous.tape.runner import ModelRunner
 from vitreous.targets import Target, Targets, find_targets
 from vitreous.torch_state import leaves_torch_as_it_was
@@ -261,7 +260,7 @@ def answer_with(
     needs = {recipe.spelling: recipe.needs(architecture.depth) for recipe in recipes}
     with record(network, architecture, inputs, Plan(architecture.depth, unite(needs.values()))) as tape:
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
-        _check_parts(tape, recipes, needs)
+        _refuse_unserved(tape, recipes, needs)
         outputs = find_outputs(network, inputs, tape.logits, outputs or architecture.scale)
         tape.architecture = architecture = with_outputs(tape.architecture, outputs)
         targets = choose(tape.logits)
@@ -362,13 +361,13 @@ def _provenance(
     )
 
 
-def _check_parts(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> None:
+def _refuse_unserved(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> None:
     """Refuse methods that need a part which the model's blocks do not have, and say which methods do not."""
-    missing = {recipe.spelling: _missing_part(tape, needs[recipe.spelling]) for recipe in recipes}
+    missing = {recipe.spelling: missing_part(tape, needs[recipe.spelling]) for recipe in recipes}
     reasons = {spelling: reason for spelling, reason in missing.items() if reason is not None}
     if reasons:
         refused = next(iter(reasons))
-        found = {info.name: _missing_part(tape, parse(info.name).needs(tape.depth)) for info in list_methods()}
+        found = {info.name: missing_part(tape, parse(info.name).needs(tape.depth)) for info in list_methods()}
         serving = [name for name, reason in found.items() if reason is None]
         # Relevance is followed only in a run that asks for it: about these methods this one says nothing.
         open_ones = [name for name, reason in found.items() if reason == NOT_FOLLOWED]
@@ -378,82 +377,6 @@ def _check_parts(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> 
             f"Methods that work on it: {', '.join(serving) or 'none'}",
             reasons,
         )
-
-
-def _missing_part(tape: Tape, needs: Needs) -> str | None:
-    if needs.picture and tape.reads_text:
-        return "it reads texts, which have no pixels to paint or to scale"
-    if needs.reads_blocks_alone and tape.reads_several_blocks:
-        return "its head reads several blocks at once, so that what it says of one block's output alone is not defined"
-    return (
-        _missing_attention(tape, needs)
-        or _unclear_attention(tape, needs)
-        or tape.gradient_gap(needs)
-        or _missing_norm(tape, needs)
-        or tape.relevance_gap(needs)
-        or missing_linear_part(tape, needs)
-    )
-
-
-def _missing_attention(tape: Tape, needs: Needs) -> str | None:
-    architecture, unseen = tape.architecture, tape.unseen_attention
-    if needs.uses_attention and not architecture.has_attention:
-        return "its blocks do not attend"
-    if needs.biases and unseen and not architecture.has_attention:
-        return "its blocks do not attend, and biases may act across tokens and belong to none"
-    # A rule other than the plain one has to take hold of the attention, also where nothing is read from it.
-    takes_hold = needs.uses_attention or needs.rules - {"plain"}
-    if takes_hold and unseen and architecture.has_attention:
-        return (
-            f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
-            "so A is not known"
-        )
-    needs_all_keys = any(RULES[name].follows_scores for name in needs.rules)
-    if tape.unknown_keys and (needs.keys & tape.unknown_keys or needs_all_keys):
-        return (
-            "the scores of its attention are made of more than q and k (relative positions that depend on the tokens, "
-            "or a step in front of the softmax that is not known), so that q and k by themselves say only a part"
-        )
-    return None
-
-
-def _unclear_attention(tape: Tape, needs: Needs) -> str | None:
-    """What blocks have besides one attention."""
-    other, unknown = tape.other_attention, tape.unknown_products
-    if needs.uses_attention and other is not None:
-        return other
-    if needs.rules - {"plain"} and unknown:
-        return (
-            f"in its block {min(unknown)} tokens are multiplied with each other, or weighed by a softmax, in a way "
-            "that is no attention as it is known, so that a rule does not know what to hold constant"
-        )
-    return None
-
-
-def _missing_norm(tape: Tape, needs: Needs) -> str | None:
-    if _norms_get_no_gradient(tape, needs):
-        return (
-            "the norms of its blocks stand behind their attention, and behind the last one only the class token gets a "
-            "gradient (convention=skipplus reads the tokens in front of it)"
-        )
-    for layer in needs.norms:
-        if tape.architecture.blocks[layer].first_norm is None or layer in tape.unseen_norms:
-            return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
-    blocks = tape.architecture.blocks
-    for layer in needs.linear_norms:
-        if blocks[layer].first_norm is None or blocks[layer].second_norm is None:
-            return f"the norm between attention and feed-forward part of block {layer} was not found, or it is neither LayerNorm nor RMSNorm"
-    for layer in needs.halves:
-        if blocks[layer].one_sum:
-            return f"block {layer} adds attention and feed-forward part at once, so there is no stream between them"
-    return None
-
-
-def _norms_get_no_gradient(tape: Tape, needs: Needs) -> bool:
-    """Whether gradients are wanted behind the last attention, where no patch reaches the output any more."""
-    last = tape.depth - 1
-    wanted = any(last in part.norms for part in needs.gradients.values())
-    return wanted and tape.layout.reads_prefix_only and tape.architecture.blocks[last].norm_place == "post"
 
 
 def _scores(
