@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from vitreous.deferred_logits import DeferredLogits
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.explanation import Explanation, with_deferred_logits
 from vitreous.inputs.model_input import Inputs, Rows
+from vitreous.method_trials import try_methods
 from vitreous.methods import list_methods
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.brought import known_class_names
@@ -124,12 +125,11 @@ def explain(
 
             return run_in_evaluation(network, answer_of)
 
-    recipes, answer = ask_allowed(ask, recipes, optional=methods is None)
+    recipes, answer, left_out = run_allowed(ask, recipes, optional=methods is None)
     provenance = _provenance(loaded, network, recipes, answer.family)
     drawn = input_pictures(pixels, _preprocessing(loaded)) if pictures is None else InputPictures(pictures)
-    return _explanation(
-        loaded, pixels, recipes, answer, images=drawn.images, images_note=drawn.note, provenance=provenance
-    )
+    known = {"images": drawn.images, "images_note": drawn.note, "provenance": provenance, "left_out": left_out}
+    return _explanation(loaded, pixels, recipes, answer, **known)
 
 
 @leaves_torch_as_it_was
@@ -173,27 +173,42 @@ def _preprocessing(loaded: LoadedModel | nn.Module) -> Preprocessing | None:
     return loaded.preprocessing if isinstance(loaded, LoadedModel) else None
 
 
-def ask_allowed(
-    ask: Callable[[list[Recipe]], Found], recipes: list[Recipe], *, optional: bool
-) -> tuple[list[Recipe], Found]:
-    """Ask methods; those that are ``optional`` and that the model does not allow are left out, with a warning.
+class Allowed(NamedTuple, Generic[Found]):
+    """What was found with the methods that a model allows.
 
-    Returns:
-        The methods that are left, and what was found.
+    Attributes:
+        recipes: these methods.
+        found: what was found.
+        left_out: by spelling, why the others were left out.
+    """
+
+    recipes: list[Recipe]
+    found: Found
+    left_out: dict[str, str]
+
+
+def run_allowed(run: Callable[[list[Recipe]], Found], recipes: list[Recipe], *, optional: bool) -> Allowed[Found]:
+    """Run methods; those that are ``optional`` and that the model does not allow are left out, with a warning.
 
     Raises:
-        RefusedMethodsError: none is left, or one was asked for by the caller.
+        UnsupportedModelError: none is left, or one was asked for by the caller.
     """
-    while True:
-        try:
-            return recipes, ask(recipes)
-        except RefusedMethodsError as error:
-            left = [recipe for recipe in recipes if recipe.spelling not in error.reasons]
-            if not optional or not left or len(left) == len(recipes):
-                raise
-            told = "; ".join(f"{name} is left out: {reason}" for name, reason in error.reasons.items())
-            warn_caller(f"of the methods that are used where none is asked for, {told}")
-            recipes = left
+    if not optional:
+        return Allowed(recipes, run(recipes), {})
+    by_spelling = {recipe.spelling: recipe for recipe in recipes}
+
+    def run_some(spellings: list[str]) -> Found:
+        return run([by_spelling[spelling] for spelling in spellings])
+
+    trials = try_methods(run_some, list(by_spelling))
+    if not trials.served:
+        raise next(iter(trials.errors.values()))
+    if trials.errors:
+        told = "; ".join(f"{name} is left out: {reason}" for name, reason in trials.reasons.items())
+        warn_caller(f"of the methods that are used where none is asked for, {told}")
+    # Those that had to be run one by one to find which of them fails are run together for one result.
+    found = trials.results[0] if len(trials.results) == 1 else run_some(trials.served)
+    return Allowed([by_spelling[spelling] for spelling in trials.served], found, trials.reasons)
 
 
 def answer_images(
