@@ -194,6 +194,7 @@ class Architecture:
         scale: what its outputs are, where its configuration says so.
         pooling: attention calls behind the stage that is read.
         chosen: the stage that the caller chose, if one was.
+        batch: how many images or texts the run had.
     """
 
     name: str
@@ -204,6 +205,7 @@ class Architecture:
     scale: Scale | None = None
     pooling: tuple[AttentionCall, ...] = ()
     chosen: int | None = None
+    batch: int = 1
 
     @property
     def blocks(self) -> tuple[Block, ...]:

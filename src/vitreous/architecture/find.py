@@ -76,6 +76,7 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         frozenset(step.number for step in trace.steps if step.in_place),
         pooling=tuple(sorted((*pooling, *later), key=lambda call: call.output_step)),
         chosen=stage,
+        batch=trace.batch,
     )
 
 
