@@ -20,10 +20,10 @@ from small_models import golden_model, largest_difference, random_images, small_
 from vitreous.architecture import find_architecture
 from vitreous.architecture.norms import linear_norm
 from vitreous.errors import UnsupportedModelError
-from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.speed.timing import one_thread
 from vitreous.spelling import parse
 from vitreous.tape import Needs, Plan, record
+from vitreous.tape.diagnosis import missing_linear_part
 from vitreous.web.rows import block_rows
 
 # As in test_literal: rounding is five digits smaller, any missing or doubled term far larger.

@@ -13,10 +13,12 @@ __all__ = [
     "evaluate",
     "explain",
     "explain_text",
+    "inspect",
     "list_methods",
     "load_model",
     "load_text_model",
     "speed",
+    "supported",
 ]
 
 if TYPE_CHECKING:
@@ -24,9 +26,11 @@ if TYPE_CHECKING:
     from vitreous.benchmark.evaluation import evaluate
     from vitreous.explaining import explain
     from vitreous.explanation import Explanation
+    from vitreous.inspection import inspect
     from vitreous.methods import list_methods
     from vitreous.models import load_model
     from vitreous.models.text_models import load_text_model
+    from vitreous.support import supported
     from vitreous.text_explaining import explain_text
     from vitreous.text_explanation import TextExplanation
 
@@ -34,6 +38,8 @@ _HOMES = {
     "explain": "vitreous.explaining",
     "evaluate": "vitreous.benchmark.evaluation",
     "Explanation": "vitreous.explanation",
+    "inspect": "vitreous.inspection",
+    "supported": "vitreous.support",
     "list_methods": "vitreous.methods",
     "load_model": "vitreous.models",
     "explain_text": "vitreous.text_explaining",

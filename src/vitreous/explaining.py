@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ from vitreous.deferred_logits import DeferredLogits
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.explanation import Explanation, with_deferred_logits
 from vitreous.inputs.model_input import Inputs, Rows
+from vitreous.method_trials import try_methods
 from vitreous.methods import list_methods
-from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.brought import known_class_names
 from vitreous.output_detection import find_outputs
@@ -33,9 +33,9 @@ from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance
 from vitreous.reason import shown
 from vitreous.spelling import Recipe, parse
-from vitreous.tape import PIXELS, Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
+from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
+from vitreous.tape.diagnosis import missing_part
 from vitreous.tape.relevance_listener import NOT_FOLLOWED
-from vitreous.tape.rulebook import RULES
 from vitreous.tape.runner import ModelRunner
 from vitreous.targets import Target, Targets, find_targets
 from vitreous.torch_state import leaves_torch_as_it_was
@@ -128,14 +128,13 @@ def explain(
 
             return run_in_evaluation(network, answer_of)
 
-    recipes, answer = ask_allowed(ask, recipes, optional=methods is None)
+    recipes, answer, left_out = run_allowed(ask, recipes, optional=methods is None)
     provenance = _provenance(loaded, network, recipes, answer.family)
     if stage is not None:
         provenance["stage"] = stage
     drawn = input_pictures(pixels, _preprocessing(loaded)) if pictures is None else InputPictures(pictures)
-    return _explanation(
-        loaded, pixels, recipes, answer, images=drawn.images, images_note=drawn.note, provenance=provenance
-    )
+    known = {"images": drawn.images, "images_note": drawn.note, "provenance": provenance, "left_out": left_out}
+    return _explanation(loaded, pixels, recipes, answer, **known)
 
 
 @leaves_torch_as_it_was
@@ -179,27 +178,42 @@ def _preprocessing(loaded: LoadedModel | nn.Module) -> Preprocessing | None:
     return loaded.preprocessing if isinstance(loaded, LoadedModel) else None
 
 
-def ask_allowed(
-    ask: Callable[[list[Recipe]], Found], recipes: list[Recipe], *, optional: bool
-) -> tuple[list[Recipe], Found]:
-    """Ask methods; those that are ``optional`` and that the model does not allow are left out, with a warning.
+class Allowed(NamedTuple, Generic[Found]):
+    """What was found with the methods that a model allows.
 
-    Returns:
-        The methods that are left, and what was found.
+    Attributes:
+        recipes: these methods.
+        found: what was found.
+        left_out: by spelling, why the others were left out.
+    """
+
+    recipes: list[Recipe]
+    found: Found
+    left_out: dict[str, str]
+
+
+def run_allowed(run: Callable[[list[Recipe]], Found], recipes: list[Recipe], *, optional: bool) -> Allowed[Found]:
+    """Run methods; those that are ``optional`` and that the model does not allow are left out, with a warning.
 
     Raises:
-        RefusedMethodsError: none is left, or one was asked for by the caller.
+        UnsupportedModelError: none is left, or one was asked for by the caller.
     """
-    while True:
-        try:
-            return recipes, ask(recipes)
-        except RefusedMethodsError as error:
-            left = [recipe for recipe in recipes if recipe.spelling not in error.reasons]
-            if not optional or not left or len(left) == len(recipes):
-                raise
-            told = "; ".join(f"{name} is left out: {reason}" for name, reason in error.reasons.items())
-            warn_caller(f"of the methods that are used where none is asked for, {told}")
-            recipes = left
+    if not optional:
+        return Allowed(recipes, run(recipes), {})
+    by_spelling = {recipe.spelling: recipe for recipe in recipes}
+
+    def run_some(spellings: list[str]) -> Found:
+        return run([by_spelling[spelling] for spelling in spellings])
+
+    trials = try_methods(run_some, list(by_spelling))
+    if not trials.served:
+        raise next(iter(trials.errors.values()))
+    if trials.errors:
+        told = "; ".join(f"{name} is left out: {reason}" for name, reason in trials.reasons.items())
+        warn_caller(f"of the methods that are used where none is asked for, {told}")
+    # Those that had to be run one by one to find which of them fails are run together for one result.
+    found = trials.results[0] if len(trials.results) == 1 else run_some(trials.served)
+    return Allowed([by_spelling[spelling] for spelling in trials.served], found, trials.reasons)
 
 
 def answer_images(
@@ -269,7 +283,7 @@ def answer_with(
     needs = {recipe.spelling: recipe.needs(architecture.depth) for recipe in recipes}
     with record(network, architecture, inputs, Plan(architecture.depth, unite(needs.values()))) as tape:
         # Only now: what works on a model shows when it has run, and nothing is promised that would then fail.
-        _check_parts(tape, recipes, needs)
+        _refuse_unserved(tape, recipes, needs)
         outputs = find_outputs(network, inputs, tape.logits, outputs or architecture.scale)
         tape.architecture = architecture = with_outputs(tape.architecture, outputs)
         targets = choose(tape.logits)
@@ -380,13 +394,13 @@ def _provenance(
     )
 
 
-def _check_parts(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> None:
+def _refuse_unserved(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> None:
     """Refuse methods that need a part which the model's blocks do not have, and say which methods do not."""
-    missing = {recipe.spelling: _missing_part(tape, needs[recipe.spelling]) for recipe in recipes}
+    missing = {recipe.spelling: missing_part(tape, needs[recipe.spelling]) for recipe in recipes}
     reasons = {spelling: reason for spelling, reason in missing.items() if reason is not None}
     if reasons:
         refused = next(iter(reasons))
-        found = {info.name: _missing_part(tape, parse(info.name).needs(tape.depth)) for info in list_methods()}
+        found = {info.name: missing_part(tape, parse(info.name).needs(tape.depth)) for info in list_methods()}
         serving = [name for name, reason in found.items() if reason is None]
         # Relevance is followed only in a run that asks for it: about these methods this one says nothing.
         open_ones = [name for name, reason in found.items() if reason == NOT_FOLLOWED]
@@ -396,95 +410,6 @@ def _check_parts(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> 
             f"Methods that work on it: {', '.join(serving) or 'none'}",
             reasons,
         )
-
-
-def _missing_part(tape: Tape, needs: Needs) -> str | None:
-    if needs.picture and tape.reads_text:
-        return "it reads texts, which have no pixels to paint or to scale"
-    if needs.reads_blocks_alone and tape.reads_several_blocks:
-        return "its head reads several blocks at once, so that what it says of one block's output alone is not defined"
-    if _starts_below_stage(tape, needs):
-        return (
-            f"it reads stage {tape.architecture.stage} of its blocks, and between the pixels and that stage its rule "
-            "would have to take hold of the blocks of earlier stages, which are not followed"
-        )
-    return (
-        _missing_attention(tape, needs)
-        or _unclear_attention(tape, needs)
-        or tape.gradient_gap(needs)
-        or _missing_norm(tape, needs)
-        or tape.relevance_gap(needs)
-        or missing_linear_part(tape, needs)
-    )
-
-
-def _starts_below_stage(tape: Tape, needs: Needs) -> bool:
-    """Whether a rule is asked for pixels from which other blocks lead to the stage that is read."""
-    if not any(stage.blocks[0].attention for stage in tape.architecture.stages[: tape.architecture.stage]):
-        return False
-    passes = ((backward.rule, part.tokens) for backward, part in needs.gradients.items())
-    return any(rule != "plain" and PIXELS in layers for rule, layers in passes)
-
-
-def _missing_attention(tape: Tape, needs: Needs) -> str | None:
-    architecture, unseen = tape.architecture, tape.unseen_attention
-    if needs.uses_attention and not architecture.has_attention:
-        return "its blocks do not attend"
-    if needs.biases and unseen and not architecture.has_attention and not architecture.placements:
-        return "its blocks do not attend, and biases may act across tokens and belong to none"
-    # A rule other than the plain one has to take hold of the attention, also where nothing is read from it.
-    takes_hold = needs.uses_attention or needs.rules - {"plain"}
-    if takes_hold and unseen and architecture.has_attention:
-        return (
-            f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
-            "so A is not known"
-        )
-    needs_all_keys = any(RULES[name].follows_scores for name in needs.rules)
-    if tape.unknown_keys and (needs.keys & tape.unknown_keys or needs_all_keys):
-        return (
-            "the scores of its attention are made of more than q and k (relative positions that depend on the tokens, "
-            "or a step in front of the softmax that is not known), so that q and k by themselves say only a part"
-        )
-    return None
-
-
-def _unclear_attention(tape: Tape, needs: Needs) -> str | None:
-    """What blocks have besides one attention."""
-    other, unknown = tape.other_attention, tape.unknown_products
-    if needs.uses_attention and other is not None:
-        return other
-    if needs.rules - {"plain"} and unknown:
-        return (
-            f"in its block {min(unknown)} tokens are multiplied with each other, or weighed by a softmax, in a way "
-            "that is no attention as it is known, so that a rule does not know what to hold constant"
-        )
-    return None
-
-
-def _missing_norm(tape: Tape, needs: Needs) -> str | None:
-    if _norms_get_no_gradient(tape, needs):
-        return (
-            "the norms of its blocks stand behind their attention, and behind the last one only the class token gets a "
-            "gradient (convention=skipplus reads the tokens in front of it)"
-        )
-    for layer in needs.norms:
-        if layer in tape.unseen_norms:
-            return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
-    blocks = tape.architecture.blocks
-    for layer in needs.linear_norms:
-        if blocks[layer].first_norm is None or blocks[layer].second_norm is None:
-            return f"the norm between attention and feed-forward part of block {layer} was not found, or it is neither LayerNorm nor RMSNorm"
-    for layer in needs.halves:
-        if blocks[layer].one_sum:
-            return f"block {layer} adds attention and feed-forward part at once, so there is no stream between them"
-    return None
-
-
-def _norms_get_no_gradient(tape: Tape, needs: Needs) -> bool:
-    """Whether gradients are wanted behind the last attention, where no patch reaches the output any more."""
-    last = tape.depth - 1
-    wanted = any(last in part.norms for part in needs.gradients.values())
-    return wanted and tape.layout.reads_prefix_only and tape.architecture.blocks[last].norm_place == "post"
 
 
 def _scores(

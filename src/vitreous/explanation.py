@@ -54,6 +54,7 @@ class Explanation(Predicted):
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
         scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
         images_note: What ``images`` are where they are not photos, such as a normalised tensor; figures show it.
+        left_out: Methods that are used where none is asked for and that the model does not allow, and why.
     """
 
     things: ClassVar[str] = "images"
@@ -70,6 +71,7 @@ class Explanation(Predicted):
     provenance: Mapping[str, Any] = field(default_factory=dict)
     scale: OutputActivation | None = None
     images_note: str | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, value in _plain_fields(self).items():
@@ -370,6 +372,7 @@ def _plain_fields(explanation: Explanation) -> dict[str, Any]:
             "class_names": None if names is None else tuple(names),
             "images": None if images is None else tuple(_rgb(image) for image in images),
             "images_note": None if explanation.images_note is None else str(explanation.images_note),
+            "left_out": {_spelling(method): str(reason) for method, reason in explanation.left_out.items()},
             "provenance": json.loads(json.dumps(dict(explanation.provenance), allow_nan=False)),
         }
     except Exception as error:  # forged values fail with any type there is

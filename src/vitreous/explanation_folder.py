@@ -54,6 +54,7 @@ def write(explanation: Explanation, directory: Path, *, overwrite: bool, picture
             "preprocessing": None if explanation.preprocessing is None else asdict(explanation.preprocessing),
             "scale": explanation.scale,
             "images_note": explanation.images_note,
+            "left_out": explanation.left_out,
             "logits_dtype": _dtype_name(explanation.logits),
             "methods": [_describe_method(explanation, method, names[method]) for method in explanation.methods],
             "images": _write_images(explanation, folder),
@@ -85,6 +86,7 @@ def read(directory: Path) -> dict[str, Any]:
             "provenance": manifest["provenance"],
             "scale": manifest.get("scale"),  # folders of earlier versions have none of these
             "images_note": manifest.get("images_note"),
+            "left_out": manifest.get("left_out", {}),
         }
     except VitreousError:
         raise

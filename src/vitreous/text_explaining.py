@@ -14,7 +14,7 @@ from vitreous.cautions import warn_caller
 from vitreous.class_names import class_indices
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError
-from vitreous.explaining import Answer, answer_in_portions, answer_with, ask_allowed, find_recipes
+from vitreous.explaining import Answer, answer_in_portions, answer_with, find_recipes, run_allowed
 from vitreous.models.hf_models import class_names_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.outputs import OutputActivation, check_outputs, given_outputs
@@ -68,7 +68,7 @@ def explain_text(
     loaded = given_outputs(find_text_model(model), outputs)
     classes = class_indices(target, lambda: loaded.class_names)
     read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(_several(texts))]
-    recipes, (found, family, scale) = ask_allowed(
+    recipes, (found, family, scale), left_out = run_allowed(
         lambda asked: explain_read(loaded, read, asked, classes, topk), recipes, optional=methods is None
     )
     return TextExplanation(
@@ -82,6 +82,7 @@ def explain_text(
         class_names=loaded.class_names,
         provenance=_provenance(loaded, recipes, family, windows=windows),
         scale=scale,
+        left_out=left_out,
     )
 
 

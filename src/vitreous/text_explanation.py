@@ -44,6 +44,7 @@ class TextExplanation(Predicted):
         class_names: One name per class, where they are known.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
         scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
+        left_out: Methods that are used where none is asked for and that the model does not allow, and why.
     """
 
     things: ClassVar[str] = "texts"
@@ -58,6 +59,7 @@ class TextExplanation(Predicted):
     class_names: tuple[str, ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     scale: OutputActivation | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_predictions(self)
@@ -191,6 +193,7 @@ def _as_json(explanation: TextExplanation) -> dict[str, Any]:
         "class_names": explanation.class_names,
         "provenance": dict(explanation.provenance),
         "scale": explanation.scale,
+        "left_out": dict(explanation.left_out),
     }
 
 
@@ -215,5 +218,6 @@ def _from_json(stored: dict[str, Any]) -> dict[str, Any]:
         "signed": stored["signed"],
         "class_names": None if names is None else tuple(names),
         "provenance": stored["provenance"],
-        "scale": stored.get("scale"),  # files of earlier versions have none
+        "scale": stored.get("scale"),  # files of earlier versions have none of these
+        "left_out": dict(stored.get("left_out", {})),
     }

@@ -225,6 +225,7 @@ class Architecture:
         stream_end: the last step of the stage that is read, or of attention in later ones.
         placements: by step in the blocks of the stage that is read, which tokens its result belongs to; empty where the
             blocks work on (batch, tokens, channels) alone.
+        batch: how many images or texts the run had.
     """
 
     name: str
@@ -238,6 +239,7 @@ class Architecture:
     later: tuple[AttentionCall, ...] = ()
     stream_end: int = -1
     placements: Mapping[int, Placement] = field(default_factory=dict)
+    batch: int = 1
 
     @property
     def blocks(self) -> tuple[Block, ...]:

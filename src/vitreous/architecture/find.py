@@ -112,6 +112,7 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         later=tuple(later),
         stream_end=max([blocks[-1].output.step, *ends]),
         placements=readers[chosen].placements(blocks, max([blocks[-1].output.step, *ends])),
+        batch=trace.batch,
     )
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from vitreous.cost import cost_of
-from vitreous.errors import MethodError, RefusedMethodsError, UnsupportedModelError
+from vitreous.errors import MethodError, RefusedMethodsError
 from vitreous.explaining import explain
+from vitreous.method_trials import try_methods
 from vitreous.methods import list_methods
 from vitreous.methods.registry import FAMILIES
 from vitreous.models import LoadedModel
@@ -104,17 +105,15 @@ def _unsupported(
 
 def _refused(model: LoadedModel | LoadedTextModel, rows: Mapping[str, list[str]]) -> dict[str, str]:
     """Why the model cannot serve some of the methods, each with its rows."""
-    try:
-        _ask(model, [row for spellings in rows.values() for row in spellings])
-    except RefusedMethodsError as error:  # it tells of all at once; what is left is asked again
-        told = {name: error.reasons[row] for name, each in rows.items() for row in each if row in error.reasons}
-        return told | _refused(model, {name: each for name, each in rows.items() if name not in told})
-    except (UnsupportedModelError, MethodError) as error:  # of one of them; which one shows when each is asked alone
-        if len(rows) == 1:
-            return dict.fromkeys(rows, str(error))
-        alone = (_refused(model, {name: each}) for name, each in rows.items())
-        return {name: reason for found in alone for name, reason in found.items()}
-    return {}
+
+    def run(names: list[str]) -> None:
+        try:
+            _ask(model, [row for name in names for row in rows[name]])
+        except RefusedMethodsError as error:  # of rows, and names are asked about
+            told = {name: error.reasons[row] for name in names for row in rows[name] if row in error.reasons}
+            raise RefusedMethodsError(str(error), told) from error
+
+    return try_methods(run, list(rows)).reasons
 
 
 def _ask(model: LoadedModel | LoadedTextModel, spellings: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from vitreous.cli.explain_text import explain_text
 from vitreous.cli.figure import figure
 from vitreous.cli.guard import DebugOption, GuardedGroup
 from vitreous.cli.methods import methods
-from vitreous.cli.models import models
+from vitreous.cli.models import models_app
 from vitreous.cli.protocols import protocols
 from vitreous.cli.report import report
 from vitreous.cli.serve import serve
@@ -36,7 +36,7 @@ app.command()(evaluate)
 app.command()(report)
 app.command()(speed)
 app.command()(methods)
-app.command()(models)
+app.add_typer(models_app, name="models")
 app.command()(protocols)
 app.command()(datasets)
 

@@ -100,6 +100,7 @@ class _Session:
         self.request = request
         self.console = console
         self.methods = request.methods
+        self.left_out: Mapping[str, str] = {}
         self.report: ReportFile | None = None
         self.outcome = Outcome()
 
@@ -167,9 +168,10 @@ class _Session:
                 for photo, image in images.items():
                     self._explain_batch(model, targets, {photo: image}, folders)
             return
-        self.methods = explanation.methods  # what the model does not allow is found out, and said, once
+        if self.methods is None:  # what the model does not allow is found out, and said, once
+            self.methods, self.left_out = explanation.methods, explanation.left_out
         for index, (photo, image) in enumerate(images.items()):
-            one = explanation.select(index)
+            one = replace(explanation.select(index), left_out=self.left_out)
             if self._save(photo, one, folders[photo]) and self.report is not None:
                 self._add_to(self.report, photo, image, one, model)
 

@@ -41,6 +41,7 @@ def as_json(outcome: Outcome, request: Request) -> dict[str, Any]:
     return {
         "model": request.model,
         "methods": list(_methods(outcome, request)),
+        "left_out": dict(outcome.explained[0].explanation.left_out) if outcome.explained else {},
         "report": None if request.report is None or not outcome.explained else str(request.report),
         "photos": [_photo_as_json(explained) for explained in outcome.explained],
         "failures": [{"photo": photo, "error": error} for photo, error in outcome.failures.items()],

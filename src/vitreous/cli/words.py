@@ -43,6 +43,7 @@ def as_json(explanation: TextExplanation, *, by: By) -> dict[str, Any]:
     return {
         "model": explanation.provenance.get("model"),
         "methods": list(explanation.methods),
+        "left_out": dict(explanation.left_out),
         "by": by,
         "texts": [_text_as_json(explanation, index, by) for index in range(len(explanation))],
     }

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import frozen_copy
-from vitreous.errors import InputError, RefusedMethodsError, UnsupportedModelError, VitreousError
+from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.explaining import explain, find_recipes, network_of
+from vitreous.method_trials import refusal_reason
 from vitreous.models import LoadedModel
 from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.speed.peers import Peer, Scene, find_peers
@@ -147,10 +148,8 @@ class _Bench:
         try:
             probe = self._prober.probe(job)
             needs = unite(recipe.needs(depth) for recipe in recipes)
-        except RefusedMethodsError as error:  # its message also lists what would work, which is no part of a row
-            return _Entry(SpeedRow(name, reason="; ".join(dict.fromkeys(error.reasons.values()))))
         except VitreousError as error:
-            return _Entry(SpeedRow(name, reason=str(error)))
+            return _Entry(SpeedRow(name, reason=refusal_reason(error)))
         again = any(recipe.readout.runs_again for recipe in recipes)
         limit = CountedLimit(probe.passes) if again else limit_of(needs, depth)
         return _Entry(SpeedRow(name), probe, limit)

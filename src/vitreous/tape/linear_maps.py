@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,11 @@ from vitreous.architecture.description import Norm, Projection, ValueMap
 from vitreous.architecture.norms import LinearNorm, linear_norm
 from vitreous.architecture.operations import MULTI_HEAD, weight_of_call
 from vitreous.architecture.trace import depends_on_input
+from vitreous.tape.half import exact
 from vitreous.tape.plan import Needs
+
+if TYPE_CHECKING:
+    from vitreous.tape.tape import Tape
 
 
 class LinearMaps:
@@ -130,6 +134,15 @@ class LinearMaps:
         if isinstance(factor, Tensor) and factor.numel() not in (1, streams[0].shape[-1]):
             return None
         return 1 / factor if self._architecture.operations[step] == "div" else factor
+
+
+def through_value_weight(tape: Tape, layer: int, tokens: Tensor) -> Tensor:
+    """(batch, tokens, channels) -> (batch, head, tokens, head's channels); several heads may share one value."""
+    value_weight = tape.value_weight(layer)
+    assert value_weight is not None
+    heads, _, width = tape.attention(layer).value.shape[1:]
+    value = (tokens @ exact(value_weight).T).reshape(*tokens.shape[:2], -1, width).transpose(1, 2)
+    return value.repeat_interleave(heads // value.shape[1], dim=1)
 
 
 def _joined(weights: list[Tensor | None], dim: int) -> Tensor | None:

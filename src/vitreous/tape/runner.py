@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +33,22 @@ _PIXELS_AT_ONCE = 16 * 224 * 224
 TOKENS_AT_ONCE = 16 * 196  # the same for texts
 # So many images are recorded together even where fewer are explained: one at a time leaves most of a processor idle.
 _A_FEW = 8
+# How many images a runner evaluates at most before it stops, where a limit is set.
+_LIMIT: ContextVar[int | None] = ContextVar("evaluation_limit", default=None)
+
+
+class EvaluationLimitReached(BaseException):  # noqa: N818 - no error, and no handler of errors may catch it
+    """A method has run the model as often as ``limited_evaluations`` allows."""
+
+
+@contextmanager
+def limited_evaluations(limit: int) -> Iterator[None]:
+    """Let methods evaluate ``limit`` images at most, a few at a time; enough to see whether they work at all."""
+    token = _LIMIT.set(limit)
+    try:
+        yield
+    finally:
+        _LIMIT.reset(token)
 
 
 @dataclass
@@ -113,6 +130,8 @@ class ModelRunner:
     @property
     def batch(self) -> int:
         """How many images or texts are run at once in bare evaluations, of which nothing is recorded."""
+        if (limit := _LIMIT.get()) is not None:
+            return limit
         if isinstance(self.inputs, Texts):
             return max(1, TOKENS_AT_ONCE // self.inputs.tokens)
         return max(1, _PIXELS_AT_ONCE // (self.size[0] * self.size[1]))
@@ -137,13 +156,13 @@ class ModelRunner:
     @property
     def at_once(self) -> int:
         """How many images fit into one recorded run: as many as were explained together, and a few in any case."""
-        return max(len(self.inputs), _A_FEW)
+        return _LIMIT.get() or max(len(self.inputs), _A_FEW)
 
     def record(
         self, inputs: Inputs, needs: Needs, intervention: Intervention | None = None
     ) -> AbstractContextManager[Tape]:
         """Run the model on other images or texts and keep what ``needs`` asks for, until the context ends."""
-        self.evaluations += len(inputs)
+        self._count(len(inputs))
         plan = Plan(self.architecture.depth, needs, intervention or Intervention())
         return record(self._model, self.architecture, inputs, plan)
 
@@ -191,8 +210,15 @@ class ModelRunner:
         with outside_inference_mode(), torch.no_grad(), autocast:
             yield
 
+    def _count(self, images: int) -> None:
+        """Note that some images are evaluated next."""
+        limit = _LIMIT.get()
+        if limit is not None and self.evaluations >= limit:
+            raise EvaluationLimitReached
+        self.evaluations += images
+
     def _ask(self, images: Inputs, listener: Listening | None = None) -> Tensor:
-        self.evaluations += len(images)
+        self._count(len(images))
         if listener is not None:
             return self._listen(images, listener)
         output = ask(self._model if self._bare is None else self._bare, images)

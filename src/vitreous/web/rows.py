@@ -9,11 +9,11 @@ from torch import Tensor
 
 from vitreous.errors import UnsupportedModelError
 from vitreous.methods.decomposition import ContributionMatrix
-from vitreous.methods.linear_parts import missing_linear_part
 from vitreous.models import LoadedModel
 from vitreous.pictures.data.recording import recorded
 from vitreous.pictures.data.strip import depth_of
 from vitreous.spelling import parse
+from vitreous.tape.diagnosis import missing_linear_part
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitreous.errors import MethodError, TargetError, VitreousError
+from vitreous.method_trials import try_methods
 from vitreous.spelling import parse
 from vitreous.web.findings import Findings
 from vitreous.web.jobs import CancelledError, Job
@@ -77,31 +78,25 @@ def begin(record: Findings[Any], wanted: Wanted, ask: Ask, job: Job) -> None:
     Raises:
         VitreousError: no method does; it is the first reason.
     """
-    reasons = []
+    errors: list[VitreousError] = []
     for group in groups(wanted.methods):
-        reason = make(record, group, ask, job)
-        if reason is None or record.sample is not None:
+        errors += make(record, group, ask, job)
+        if record.sample is not None or not errors:
             return
-        reasons.append(reason)
-    raise reasons[0]
+    raise errors[0]
 
 
-def make(record: Findings[Any], methods: Sequence[str], ask: Ask, job: Job) -> VitreousError | None:
-    """Ask methods together; where that fails, each by itself, so that one does not take the others with it.
+def make(record: Findings[Any], methods: Sequence[str], ask: Ask, job: Job) -> list[VitreousError]:
+    """Ask methods together, as far as they work; one that fails does not take the others with it.
 
     Returns:
-        Why they cannot be asked together, where they cannot.
+        Why some do not work.
     """
-    job.check()
-    try:
-        ask(methods)
-    except CancelledError:
-        raise
-    except VitreousError as error:
-        if len(methods) == 1:
-            record.failed[methods[0]] = str(error)
-        else:
-            for method in methods:
-                make(record, [method], ask, job)
-        return error
-    return None
+
+    def run(some: list[str]) -> None:
+        job.check()
+        ask(some)
+
+    trials = try_methods(run, methods, lambda error: not isinstance(error, CancelledError))
+    record.failed |= trials.reasons
+    return list(trials.errors.values())

@@ -1,0 +1,128 @@
+"""``supported``: which methods work on a model, and why others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitreous.architecture import find_architecture
+from vitreous.architecture.evaluation_copy import run_in_evaluation
+from vitreous.errors import UnsupportedModelError
+from vitreous.explaining import answer_with, black_pixel, find_recipes, network_of, said_outputs
+from vitreous.method_trials import try_methods
+from vitreous.methods import list_methods
+from vitreous.models import LoadedModel
+from vitreous.outputs import scale_of
+from vitreous.pixels import Images, Model, find_model, find_pixels
+from vitreous.spelling import Recipe
+from vitreous.tape import Needs, Plan, record
+from vitreous.tape.runner import EvaluationLimitReached, limited_evaluations
+from vitreous.targets import find_targets
+from vitreous.torch_state import leaves_torch_as_it_was
+
+_EVALUATIONS = 2  # of a method that runs the model again: the first of them show whether it works
+
+
+@dataclass(frozen=True)
+class Supported:
+    """Which methods work on a model.
+
+    Attributes:
+        methods: spellings of those that work.
+        refused: by spelling, why the others do not.
+    """
+
+    methods: tuple[str, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def __contains__(self, method: object) -> bool:
+        """Whether a method works."""
+        return method in self.methods
+
+    def __iter__(self) -> Iterator[str]:
+        """The methods that work."""
+        return iter(self.methods)
+
+    def __len__(self) -> int:
+        """How many methods work."""
+        return len(self.methods)
+
+    def __str__(self) -> str:
+        lines = [f"methods that work: {', '.join(self.methods) or 'none'}"]
+        by_reason: dict[str, list[str]] = {}
+        for method, reason in self.refused.items():
+            by_reason.setdefault(reason, []).append(method)
+        lines += [f"not {', '.join(methods)}: {reason}" for reason, methods in by_reason.items()]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {"methods": list(self.methods), "refused": dict(self.refused)}
+
+
+@leaves_torch_as_it_was
+def supported(model: Model, images: Images, methods: str | Sequence[str] | None = None) -> Supported:
+    """Find which methods work on a model, by trying them on the first image.
+
+    Args:
+        model: what ``explain`` takes.
+        images: what ``explain`` takes; the first one is used.
+        methods: spellings; ``None`` for all methods there are.
+
+    Returns:
+        The methods that work, and why the others do not. Methods that run the model many times (perturbation) are
+        stopped after a few runs.
+
+    Raises:
+        InputError: the model does not take the images.
+    """
+    recipes = find_recipes([info.name for info in list_methods()] if methods is None else methods)
+    loaded = find_model(model, images)
+    network = network_of(loaded)
+    pixels, _ = find_pixels(loaded, network, images)
+    return run_in_evaluation(network, lambda one: supported_by(one, loaded, pixels, recipes))
+
+
+def supported_by(
+    network: nn.Module, loaded: LoadedModel | nn.Module, pixels: Tensor, recipes: Sequence[Recipe]
+) -> Supported:
+    """The same of a network in evaluation mode and its input."""
+    first = pixels[:1]
+    by_spelling = {recipe.spelling: recipe for recipe in recipes}
+    try:
+        architecture = find_architecture(network, first)
+        with record(network, architecture, first, Plan(architecture.depth, Needs())):
+            pass
+    except UnsupportedModelError as error:  # of no method in particular: none of them has to be tried
+        return Supported((), dict.fromkeys(by_spelling, str(error)))
+    black, outputs = black_pixel(loaded, first), said_outputs(loaded) or scale_of(network) or "logits"
+
+    def run(spellings: list[str]) -> None:
+        some = [by_spelling[spelling] for spelling in spellings]
+        with _a_few_evaluations():
+            answer_with(
+                network, first, some, lambda logits: find_targets(logits, None, None), black, outputs=outputs
+            )
+
+    # One that is stopped would stop those that it runs together with.
+    groups = [[name for name, recipe in by_spelling.items() if not recipe.readout.runs_again]]
+    groups += [[name] for name, recipe in by_spelling.items() if recipe.readout.runs_again]
+    reasons: dict[str, str] = {}
+    for group in groups:
+        reasons |= try_methods(run, group).reasons
+    refused = {name: reasons[name] for name in by_spelling if name in reasons}
+    return Supported(tuple(name for name in by_spelling if name not in refused), refused)
+
+
+@contextmanager
+def _a_few_evaluations() -> Iterator[None]:
+    """Stop a method that works after a few further runs of the model."""
+    try:
+        with limited_evaluations(_EVALUATIONS):
+            yield
+    except EvaluationLimitReached:
+        pass
