@@ -384,7 +384,9 @@ def test_a_projection_with_a_forward_of_its_own_is_seen_and_refused(spelling, ho
     model = own_blocks(how)
     for block in model.blocks:
         block.attn.proj = LowRankAdapted(block.attn.proj)
-    with pytest.raises(UnsupportedModelError, match="no linear projection leads|adds attention and feed-forw|norm between attention") as refusal:
+    with pytest.raises(
+        UnsupportedModelError, match=r"no linear projection leads|adds attention and feed-forw|norm between attention"
+    ) as refusal:
         vitreous.explain(model, random_images(), spelling)
     assert "gae" in str(refusal.value)
 
@@ -433,7 +435,9 @@ def test_norms_that_are_no_linear_map_are_refused():
     for block in model.blocks:
         block.norm2 = TanhNorm()
     for spelling in ("globenc", "alti", "attin_residual:norm=following"):
-        with pytest.raises(UnsupportedModelError, match=r"norm .*block \d was not found, or it is neither LayerNorm nor RMSNorm"):
+        with pytest.raises(
+            UnsupportedModelError, match=r"norm .*block \d was not found, or it is neither LayerNorm nor RMSNorm"
+        ):
             vitreous.explain(model, pictures, spelling)
     assert torch.isfinite(vitreous.explain(model, pictures, "attin_residual").scores["attin_residual"]).all()
 

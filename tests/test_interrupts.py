@@ -58,35 +58,35 @@ class Mode(TorchFunctionMode):
 
 
 class Ears:
-    def enter(self, module, arguments):
-        pass
+    steps = own_steps = frozenset()
 
-    def leave(self, module, output):
+    def before(self, number):
         pass
 
 
 @leaves_torch_as_it_was
-def leave_everything_behind():
+def leave_everything_behind(architecture):
     torch.autocast("cpu", dtype=torch.float16).__enter__()
     torch.set_grad_enabled(not torch.is_grad_enabled())
     Mode().__enter__()
-    Interception(Ears(), {}, frozenset()).__enter__()
+    Interception(architecture, Ears(), {}).__enter__()
 
 
 @pytest.mark.parametrize("surroundings", SURROUNDINGS)
 def test_the_state_is_restored_whichever_instruction_is_interrupted(surroundings):
     model = nn.Linear(1, 1)
+    leave_behind = partial(leave_everything_behind, find_architecture(small_vit(depth=1), random_images()))
     counter = Counter()
     with SURROUNDINGS[surroundings]():
         before = state_of(model)
-        leave_everything_behind()
+        leave_behind()
         assert not differences(before, state_of(model))
-        run_traced(counter, leave_everything_behind)
+        run_traced(counter, leave_behind)
         for frame, count in enumerate(counter.counts):
             for instruction in range(count):
                 interrupt = Interrupt(frame, instruction)
                 with pytest.raises(KeyboardInterrupt) as held:
-                    run_traced(interrupt, leave_everything_behind)
+                    run_traced(interrupt, leave_behind)
                 assert not differences(before, state_of(model)), interrupt.place
                 del held
                 assert not differences(before, state_of(model)), interrupt.place

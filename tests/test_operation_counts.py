@@ -38,7 +38,9 @@ def model():
 
 
 def explained(model, *spellings: str, **options) -> Operations:
-    return count_operations(model, random_images(BATCH), lambda: vitreous.explain(model, random_images(BATCH), spellings, 0, **options))
+    return count_operations(
+        model, random_images(BATCH), lambda: vitreous.explain(model, random_images(BATCH), spellings, 0, **options)
+    )
 
 
 def forward_backward(model, *, frozen: bool) -> Operations:
@@ -193,7 +195,9 @@ def test_ten_methods_share_one_forward_pass_and_one_backward_pass_per_rule(model
 
 def test_several_targets_share_one_forward_pass(model):
     found = count_operations(
-        model, random_images(BATCH), lambda: vitreous.explain(model, random_images(BATCH), ["decompx.skipplus"], topk=CLASSES)
+        model,
+        random_images(BATCH),
+        lambda: vitreous.explain(model, random_images(BATCH), ["decompx.skipplus"], topk=CLASSES),
     )
     assert found.forward_passes == 1
     assert found.block_calls == (1,) * DEPTH
@@ -210,5 +214,5 @@ def test_peak_of_tensors_stays_near_that_of_a_plain_pass(spelling):
 
     model.requires_grad_(requires_grad=False)
     yardstick = count_operations(model, images, plain).peak_bytes
-    found = count_operations(model, random_images(BATCH), lambda: vitreous.explain(model, images, spelling, 0)).peak_bytes
+    found = count_operations(model, images, lambda: vitreous.explain(model, images, spelling, 0)).peak_bytes
     assert found < 2.5 * yardstick

@@ -96,7 +96,7 @@ def test_another_method_that_has_it_recorded_changes_nothing(write):
 
 
 def test_what_was_declared_is_kept_in_what_to_write(write):
-    write("view.heads_to_stream(layer).sum((0, 2))", ", values=('tokens',)")
+    write("view.output_projection(layer).sum((0, 2))", ", values=('tokens',)")
     with pytest.raises(MethodError, match=r"W_O of block 1, .*: add values=\('tokens', 'projections'\)$"):
         explain()
 
@@ -240,7 +240,7 @@ class TestView:
         assert {"tokens", "attention", "attention_matrix", "attention_gradient", "value", "layout", "depth"} <= set(
             names
         )
-        fields = {"tape", "gradients", "target", "subject", "readout", "declared"}  # told in the class's docstring
+        fields = {"tape", "gradients", "target", "runner", "readout", "declared"}  # told in the class's docstring
         for name in set(names) - fields - {"over"}:
             assert inspect.getdoc(inspect.getattr_static(type(view), name)), name
 
@@ -248,6 +248,29 @@ class TestView:
         for name, member in vars(View).items():
             if inspect.isfunction(member) and not name.startswith("_"):
                 assert f"``{name}(" in View.__doc__
+
+    def test_former_names_still_work_with_a_warning(self, view):
+        with pytest.warns(DeprecationWarning, match=r"^view.subject is now called view.runner$") as told:
+            assert view.subject is view.runner
+        assert told[0].filename == __file__
+        assert not {"subject", "heads_to_stream"} & set(dir(view))
+        with pytest.raises(AttributeError, match=r"^'CheckedView' object has no attribute 'subjekt'$"):
+            _ = view.subjekt
+
+    def test_the_output_projection_is_read_under_both_names(self):
+        found = {}
+
+        @method("projecting", values=("attention_rows", "projections"), layer=1)
+        def projecting(view, layer):
+            found["new"] = view.output_projection(layer)
+            with pytest.warns(DeprecationWarning, match=r"^view.heads_to_stream is now called view.output_projection$"):
+                found["old"] = view.heads_to_stream(layer)
+            return view.value(layer).sum((1, 3))
+
+        model, _ = golden_model()
+        explain("projecting")
+        assert torch.equal(found["old"], found["new"])
+        assert torch.equal(found["new"].flatten(1), model.blocks[1].attn.proj.weight)
 
     def test_it_shows_itself_in_one_line(self, view):
         rows, columns = view.layout.grid

@@ -26,9 +26,7 @@ def value(metric, rows) -> float:
 
 def batch_of(pictures: list[Picture], maps: list[dict[int, np.ndarray]]) -> tuple[Batch, list[Case]]:
     cases = [Case(number, "given") for number in range(len(pictures))]
-    runner = ModelRunner(
-        torch.nn.Identity(), torch.zeros(len(pictures), 3, 32, 32)
-    )
+    runner = ModelRunner(torch.nn.Identity(), torch.zeros(len(pictures), 3, 32, 32))
     tensors = [{known: as_tensor(map_) for known, map_ in each.items()} for each in maps]
     logits = torch.zeros(len(pictures), pictures[0].classes)
     return Batch(None, runner, tuple(pictures), logits, dict(zip(cases, tensors, strict=True))), cases

@@ -24,9 +24,7 @@ def batch_of(maps: torch.Tensor, masks: np.ndarray, **known) -> tuple[Batch, lis
     size = masks.shape[-1]
     pictures = tuple(Picture(f"{number}", 0, 1000, mask=mask, **known) for number, mask in enumerate(masks))
     cases = [Case(number, "given") for number in range(len(maps))]
-    runner = ModelRunner(
-        torch.nn.Identity(), torch.zeros(len(maps), 3, size, size)
-    )
+    runner = ModelRunner(torch.nn.Identity(), torch.zeros(len(maps), 3, size, size))
     every_class = [dict.fromkeys(range(10), map_) for map_ in maps]
     return Batch(
         None, runner, pictures, torch.zeros(len(maps), 1000), dict(zip(cases, every_class, strict=True))

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import vitreous
 from small_data import loaded
@@ -17,7 +18,7 @@ from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import frozen_copy
 from vitreous.benchmark.selection import spelled_out
 from vitreous.cost import cost_of
-from vitreous.errors import InputError, MethodError
+from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.speed import SpeedRow, measure_speed
 from vitreous.speed.counting import Passes, counted_passes, whole_pass
 from vitreous.speed.measuring import SPEED_METHODS
@@ -323,6 +324,25 @@ def test_what_makes_no_sense_is_refused(options, error, reason):
     given = {"images": random_images(), "methods": "ixg", "repeats": 1, **options}
     with pytest.raises(error, match=reason):
         measure_speed(small_vit(), **given)
+
+
+class OpenBlocks(nn.Sequential):
+    """Runs the parts of its blocks itself."""
+
+    def forward(self, x):
+        for block in self:
+            x = x + block.attn(block.norm1(x))
+            x = x + block.mlp(block.norm2(x))
+        return x
+
+
+@pytest.mark.parametrize("blocks", [OpenBlocks, lambda first, _: nn.Sequential(first, first)])
+def test_passes_need_blocks_that_are_modules_of_their_own(blocks):
+    model = small_vit(depth=2)
+    model.blocks = blocks(*model.blocks)
+    assert vitreous.explain(model, random_images(), "gae").scores["gae"].isfinite().all()
+    with pytest.raises(UnsupportedModelError, match="cannot be counted, for its blocks are not modules of their own"):
+        measure_speed(model, random_images(), "gae", repeats=1)
 
 
 def test_images_are_what_explain_takes():

@@ -67,10 +67,10 @@ class CheckedView(View):
         self._check_attention("attention_rows", "the values", layer)
         return super().value(layer)
 
-    def heads_to_stream(self, layer: int) -> Tensor:
+    def output_projection(self, layer: int) -> Tensor:
         self._check("values", "projections", "the output projection W_O", layer, self.declared.projections)
         self._check_attention("attention_rows", "the heads", layer)
-        return super().heads_to_stream(layer)
+        return super().output_projection(layer)
 
     def token_gradient(self, backward: Pass, layer: int) -> Tensor:
         self._check_gradient(backward, "tokens", layer)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from vitreous.tape.attention import Rows
 from vitreous.tape.half import exact
 from vitreous.tape.relevance import attention_relevance
 from vitreous.tape.runner import ModelRunner
+
+_FORMER_NAMES = {"subject": "runner", "heads_to_stream": "output_projection"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class View:
     ``attended(l)``, ``middle(l)``, ``end(l)``    the stream inside the block           ``values=("halves",)``
     ``attention(l)``, ``attention_matrix(l)``     A, all rows                           ``values=("attention",)``
     ``value(l)``, a few rows of A                 v of every head                       ``values=("attention_rows",)``
-    ``heads_to_stream(l)``                        W_O of every head                     ``values=("projections",)`` too
+    ``output_projection(l)``                      W_O of every head                     ``values=("projections",)`` too
     ``token_gradient(backward, l)``               dy/dx_l                               ``slopes=("tokens",)``
     ``norm_gradient(backward, l)``                the gradient at the first norm        ``slopes=("norms",)``
     ``attention_gradient(backward, l)``           dy/dA                                 ``slopes=("attention",)``
@@ -72,6 +76,16 @@ class View:
     def __dir__(self) -> list[str]:
         """The public names: what can be read."""
         return [name for name in super().__dir__() if not name.startswith("_")]
+
+    if not TYPE_CHECKING:  # where types are checked, the former names are mistakes
+
+        def __getattr__(self, name: str) -> Any:
+            """What a method written for an earlier version reads, under its former name."""
+            if name not in _FORMER_NAMES:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            new = _FORMER_NAMES[name]
+            warnings.warn(f"view.{name} is now called view.{new}", DeprecationWarning, stacklevel=2)
+            return getattr(self, new)
 
     def __repr__(self) -> str:
         rows, columns = self.layout.grid

@@ -70,6 +70,7 @@ def measure_speed(
         MethodError: a spelling is not understood.
         InputError: the batch, the number of repetitions, or the images are wrong.
         MissingDependencyError: a peer that was asked for by its name is not installed.
+        UnsupportedModelError: blocks are no modules of their own, so that passes cannot be counted.
     """
     if repeats < 1:
         raise InputError(f"repeats must be at least 1, not {repeats}")
@@ -99,7 +100,14 @@ def _noise(model: LoadedModel | nn.Module, batch: int) -> Tensor:
 
 def _plain(network: nn.Module, images: Tensor) -> Plain:
     """The plain passes, which also say what is explained: the class that the model predicts."""
-    plain = Plain(network, find_architecture(network, images), images, torch.zeros(len(images), dtype=torch.int64))
+    architecture = find_architecture(network, images)
+    modules = [block.module for block in architecture.blocks]
+    if None in modules or len(set(modules)) < len(modules):
+        raise UnsupportedModelError(
+            f"the passes of {architecture.name} cannot be counted, for its blocks are not modules of their own; "
+            "put what belongs to each block into one nn.Module"
+        )
+    plain = Plain(network, architecture, images, torch.zeros(len(images), dtype=torch.int64))
     return replace(plain, target=plain.forward().argmax(dim=1))
 
 
