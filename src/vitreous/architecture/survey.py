@@ -44,8 +44,8 @@ def find_architecture(
     known = _KNOWN.setdefault(original_of(model), {})
     # Many models leave out their mask where no text has padding, and take other steps then.
     kind = (inputs.shape[1:], inputs.dtype) if isinstance(inputs, Tensor) else ("texts", inputs.padded)
-    key = (kind, str(inputs.device), stage)
-    alone = (key, "alone")
+    key: Hashable = (kind, str(inputs.device), stage)
+    alone: Hashable = (key, "alone")
     if len(inputs) == 1 and alone in known and not again:
         return known[alone]
     if again or key not in known:
