@@ -16,7 +16,7 @@ from timm.models.vision_transformer import Block
 import vitreous
 from small_models import CLASSES, largest_difference, random_images, small_vit
 from test_golden import DEPTH, PATCHES, TOLERANCE, assert_agrees, family, golden, ours
-from vitreous.errors import MethodError, UnsupportedModelError
+from vitreous.errors import MethodError
 from vitreous.speed.peers.grad_cam import CLASSES as GRAD_CAM_CLASSES
 from vitreous.speed.timing import one_thread
 
@@ -230,8 +230,8 @@ class UnnamedNorms(Block):
 def test_norms_of_any_name_are_the_first_norms():
     named, methods = small_vit(init_values=None), ["gradcam", "gradcam:convention=skipplus", "layercam", "eigencam"]
     unnamed = small_vit(init_values=None, block_fn=UnnamedNorms)
-    for ours, theirs in zip(unnamed.blocks, named.blocks, strict=True):
-        ours.attn, ours.mlp, ours.one, ours.two = theirs.attn, theirs.mlp, theirs.norm1, theirs.norm2
+    for mine, theirs in zip(unnamed.blocks, named.blocks, strict=True):
+        mine.attn, mine.mlp, mine.one, mine.two = theirs.attn, theirs.mlp, theirs.norm1, theirs.norm2
     for part in ("patch_embed", "cls_token", "pos_embed", "norm", "head"):
         setattr(unnamed, part, getattr(named, part))
     found, expected = (vitreous.explain(model, random_images(), methods, 1).scores for model in (unnamed, named))

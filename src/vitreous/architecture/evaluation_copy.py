@@ -45,6 +45,9 @@ _PLAIN = (type(None), bool, int, float, str, bytes, type, torch.dtype, torch.dev
 # For every module of a copy, the modules that the whole copy was made from.
 _ORIGINALS: weakref.WeakKeyDictionary[nn.Module, frozenset[nn.Module]] = weakref.WeakKeyDictionary()
 
+# For every copy, the model that it was made from.
+_ORIGINAL: weakref.WeakKeyDictionary[nn.Module, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()
+
 
 def evaluation_copy(model: nn.Module) -> nn.Module:
     """The model itself where it is in evaluation mode and not compiled, otherwise a copy that is, of the same weights.
@@ -93,7 +96,15 @@ def _copied(model: nn.Module, *, frozen: bool = False) -> nn.Module:
             f"{type(model).__name__} has a scripted part in training mode: call eval() on the model first"
         )
     found: nn.Module = _Copies(modules, frozen=frozen).of(model)
+    if found is not model:
+        _ORIGINAL[found] = weakref.ref(model)
     return found
+
+
+def original_of(model: nn.Module) -> nn.Module:
+    """The model that a copy was made from, while there is one; else the model itself."""
+    original = _ORIGINAL[model]() if model in _ORIGINAL else None
+    return model if original is None else original
 
 
 def _is_switched(module: nn.Module) -> bool:

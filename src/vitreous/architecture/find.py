@@ -78,8 +78,8 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         several = trace.batch > 1
         raise UnsupportedModelError(
             f"the blocks of {name} run over {sizes} numbers where it was given {trace.batch} "
-            f"image{'s' if several else ''}: images are joined, repeated or cut up inside of it, so that no row of tokens "
-            f"is one image's; explain {'one image at a time, or ' if several else ''}the model inside"
+            f"image{'s' if several else ''}: images are joined, repeated or cut up inside of it, so that no row of "
+            f"tokens is one image's; explain {'one image at a time, or ' if several else ''}the model inside"
         )
     if not readers:
         raise UnsupportedModelError(
@@ -547,8 +547,8 @@ class _StageReader:
             # Where values are more than moved, what becomes of O tells it.
             moved = replay(trace, output, value) if value.comes_from(output) and len(value.shape) > 2 else None
             if moved is not None and len(moved) == trace.batch and moved.numel() == output.shape.numel():
-                rows = moved[0].unique() // (output.shape.numel() // call.rows)
-                return replace(call, heads_first=bool(rows.max() >= call.rows // trace.batch))
+                row_numbers = moved[0] // (output.shape.numel() // call.rows)
+                return replace(call, heads_first=bool(row_numbers.max() >= call.rows // trace.batch))
         return call
 
     def _value_map(self, call: AttentionCall, norm: Norm) -> ValueMap | None:
@@ -604,7 +604,9 @@ class _StageReader:
             return call.value_arrangement().arrange(values, self._trace.batch)
         batch = self._trace.batch
         if values.dim() == 3 and len(values) % batch == 0:
-            return values.unflatten(0, (-1, batch)).transpose(0, 1) if call.heads_first else values.unflatten(0, (batch, -1))
+            if call.heads_first:
+                return values.reshape(-1, batch, *values.shape[1:]).transpose(0, 1)
+            return values.reshape(batch, -1, *values.shape[1:])
         return values if values.dim() == 4 else None
 
     def _attention_span(self, start: Value, norm: Norm | None, calls: tuple[AttentionCall, ...]) -> tuple[int, int]:

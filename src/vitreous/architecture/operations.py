@@ -191,7 +191,11 @@ def product_axes(name: str, args: tuple[Any, ...], left: Tensor, right: Tensor) 
     if min(left.dim(), right.dim()) < 2:
         return None
     letters = "".join(chr(ord("A") + place) for place in range(max(left.dim(), right.dim()) - 2))
-    return Axes(letters[len(letters) + 2 - left.dim() :] + "ik", letters[len(letters) + 2 - right.dim() :] + "kj", letters + "ij")
+    return Axes(
+        letters[len(letters) + 2 - left.dim() :] + "ik",
+        letters[len(letters) + 2 - right.dim() :] + "kj",
+        letters + "ij",
+    )
 
 
 def _einsum_axes(equation: str, left: Tensor, right: Tensor) -> Axes | None:

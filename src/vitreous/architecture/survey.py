@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitreous.architecture.attention import find_attention
 from vitreous.architecture.description import Architecture
+from vitreous.architecture.evaluation_copy import original_of
 from vitreous.architecture.find import describe
 from vitreous.architecture.trace import Trace, Tracer
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
@@ -39,11 +40,12 @@ def find_architecture(
         UnsupportedModelError: there is no stream of tokens.
         InputError: the model does not take these inputs.
     """
-    known = _KNOWN.setdefault(model, {})
+    # Every call makes another copy of a model in training mode; they all take the same steps.
+    known = _KNOWN.setdefault(original_of(model), {})
     # Many models leave out their mask where no text has padding, and take other steps then.
     kind = (inputs.shape[1:], inputs.dtype) if isinstance(inputs, Tensor) else ("texts", inputs.padded)
-    key = (kind, str(inputs.device), stage)
-    alone = (key, "alone")
+    key: Hashable = (kind, str(inputs.device), stage)
+    alone: Hashable = (key, "alone")
     if len(inputs) == 1 and alone in known and not again:
         return known[alone]
     if again or key not in known:
