@@ -11,8 +11,9 @@ from vitreous.errors import MethodError
 from vitreous.methods.asking import By, Questioning, responses
 from vitreous.methods.masks import PatchMasks, balanced, seeded
 from vitreous.methods.occlusion import Of, Painting
+from vitreous.methods.options import AtMost
 from vitreous.methods.registry import register
-from vitreous.methods.rise import Budget, Seed
+from vitreous.methods.rise import Seed
 from vitreous.methods.view import View
 
 
@@ -70,7 +71,9 @@ def hsic(
     *,
     by: Painting = "paint",
     of: Annotated[Of, "whose dependence is measured"] = "logit",
-    budget: Budget = 1000,
+    budget: Annotated[
+        int, "how many evaluations of the model an image may cost; memory grows with its square", AtMost(10_000)
+    ] = 1000,
     seed: Seed = 0,
 ) -> Hsic:
     """How much what the model says depends on each patch being kept, over random masks."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.methods.options import AtMost
 from vitreous.methods.pixel_maps import Resolution, ResolutionOption, input_scores
 from vitreous.methods.readout import Procedure, Readout, total
 from vitreous.methods.registry import register
@@ -80,7 +81,7 @@ class PathIntegral(InputProcedure):
         if steps < 1:
             raise MethodError(f"steps={steps} must be at least 1")
         if quadrature == "gauss" and steps > _MOST_GAUSS_POINTS:
-            raise MethodError(f"steps={steps} is more than {_MOST_GAUSS_POINTS}: quadrature=right takes any number")
+            raise MethodError(f"steps={steps} is more than {_MOST_GAUSS_POINTS}: quadrature=right takes more")
         self.baseline, self.steps, self.quadrature = baseline, steps, quadrature
 
     def map(self, view: View) -> Tensor:
@@ -90,14 +91,16 @@ class PathIntegral(InputProcedure):
 
     def mean_gradient(self, view: View, difference: Tensor) -> Tensor:
         """The integral of the gradient along the path, without the factor x - x'."""
-        end, parts = self.input(view), []
+        end = self.input(view)
         all_points, all_weights = (_gauss_legendre if self.quadrature == "gauss" else _right_riemann)(self.steps)
         pieces = zip(few_at_once(view, all_points), few_at_once(view, all_weights), strict=True)
-        for points, weights in pieces:
+
+        def weighed(points: Tensor, weights: Tensor) -> Tensor:
             # x - (1 - a)(x - x'), as no third tensor of this size is needed then
             inputs = end - _along(1 - points, end) * difference
-            parts.append((_along(weights, end) * self.gradients(view, inputs)).sum(dim=0))
-        return total(parts)
+            return (_along(weights, end) * self.gradients(view, inputs)).sum(dim=0)
+
+        return total(weighed(points, weights) for points, weights in pieces)
 
     def start(self, view: View) -> Tensor:
         """The baseline x': a picture or text without content, or its tokens."""
@@ -129,11 +132,12 @@ class NoisyGradient(InputProcedure):
 
     def map(self, view: View) -> Tensor:
         """Scores of patches, or of pixels."""
-        parts = []
-        for inputs in self.noisy_inputs(view):
+
+        def read(inputs: Tensor) -> Tensor:
             gradients = self.gradients(view, inputs)
-            parts.append((gradients if self.read == "magnitude" else gradients * inputs).sum(dim=0))
-        mean = total(parts) / self.samples
+            return (gradients if self.read == "magnitude" else gradients * inputs).sum(dim=0)
+
+        mean = total(map(read, self.noisy_inputs(view))) / self.samples
         return self.scores(view, mean.abs() if self.read == "magnitude" else mean)
 
     def noisy_inputs(self, view: View) -> Iterator[Tensor]:
@@ -205,7 +209,7 @@ def integrated_gradients(
     *,
     at: At = "pixels",
     resolution: ResolutionOption = "patch",
-    steps: Annotated[int, "points of the integral"] = 50,
+    steps: Annotated[int, "points of the integral", AtMost(100_000)] = 50,
     baseline: Annotated[
         Baseline,
         "0 after normalisation, a black picture, or each picture's mean colour; of a text 0, padding, or mask tokens",
@@ -228,7 +232,7 @@ def smoothgrad(
     *,
     at: At = "pixels",
     resolution: ResolutionOption = "patch",
-    samples: Annotated[int, "noisy inputs that are averaged"] = 50,
+    samples: Annotated[int, "noisy inputs that are averaged", AtMost(100_000)] = 50,
     noise: Annotated[float, "standard deviation as a part of the input's range"] = 0.15,
     seed: Annotated[int, "of the noise"] = 0,
     read: Annotated[Read, "absolute value of the mean gradient, or the mean of noisy input x gradient"] = "magnitude",
