@@ -37,6 +37,7 @@ class Hsic(Questioning):
         if budget < 2:
             raise MethodError("budget must be at least 2: dependence shows between evaluations")
         self._by, self._of, self._budget, self._seed, self._given = by, of, budget, seed, kept
+        self.evaluations = budget
 
     def maps(self, view: View) -> Tensor:
         """The dependence on every patch."""

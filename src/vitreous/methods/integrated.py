@@ -83,6 +83,7 @@ class PathIntegral(InputProcedure):
         if quadrature == "gauss" and steps > _MOST_GAUSS_POINTS:
             raise MethodError(f"steps={steps} is more than {_MOST_GAUSS_POINTS}: quadrature=right takes more")
         self.baseline, self.steps, self.quadrature = baseline, steps, quadrature
+        self.evaluations = steps
 
     def map(self, view: View) -> Tensor:
         """Scores of patches, or of pixels."""
@@ -129,6 +130,7 @@ class NoisyGradient(InputProcedure):
             raise MethodError(f"noise={noise} must be a number from 0 up")
         self.samples, self.noise, self.seed, self.read = samples, noise, seed, read
         self.signed = read == "input"
+        self.evaluations = samples
 
     def map(self, view: View) -> Tensor:
         """Scores of patches, or of pixels."""

@@ -36,6 +36,7 @@ class IteratedIntegral(Procedure):
         if points < 2:
             raise MethodError(f"points={points} is too few: both ends of the integral count")
         self.points, self.scale_images = points, scale_images
+        self.evaluations = points**2 if scale_images else points
 
     def scales(self) -> Tensor:
         """Of the picture and of the last block's attention in every run, (runs, 2)."""
@@ -117,7 +118,7 @@ class Feedback(MeanAttention):
     def __init__(self, steps: int) -> None:
         if steps < 2:
             raise MethodError(f"steps={steps} is too few: both ends of the integral count")
-        self.steps = steps
+        self.steps = self.evaluations = steps
 
     def needs(self, layer: int, depth: int) -> Needs:
         """Also what a text has for its pixels."""

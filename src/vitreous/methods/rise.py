@@ -55,6 +55,7 @@ class Rise(Questioning):
             )
         self._by, self.resolution, self._cells, self._keep = by, resolution, cells, keep
         self._budget, self._seed, self._given = budget, seed, masks
+        self.evaluations = budget
 
     def maps(self, view: View) -> Tensor:
         """The weighted average of the masks."""

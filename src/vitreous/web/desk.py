@@ -63,10 +63,17 @@ class Desk:
             if self._newest.get(visitor) is job:
                 del self._newest[visitor]
 
-    async def guarded(self, steps: AsyncIterator[Updates]) -> AsyncIterator[Updates]:
-        """Turn what goes wrong into a sentence; nothing else of it reaches the page."""
+    async def guarded(self, steps: AsyncIterator[Updates], request: gr.Request) -> AsyncIterator[Updates]:
+        """Turn what goes wrong into a sentence; nothing else of it reaches the page.
+
+        Where nobody reads the answers, work ends and nothing is put down for anybody to read.
+        """
+        visitor = visitor_of(request)
         try:
             async for updates in steps:
+                if not await self.visitors.listeners.awaited(visitor):
+                    self.visitors.stop(visitor)
+                    return
                 yield updates
         except CancelledError as stopped:
             yield {self._status: cards.status(str(stopped))} | self.idle()
