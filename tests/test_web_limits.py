@@ -74,8 +74,8 @@ def test_costs_are_those_of_the_options():
 def test_as_many_images_are_asked_about_as_were_foretold(shelf, visit, spelling, evaluations):
     studio = Studio(shelf)
     do(studio, Wanted(("gae", spelling)), visit)
-    # Two more: one run is recorded for both methods, and one for the second by itself.
-    assert studio.runs == evaluations + 2
+    # The runs that are recorded for each method, and the rest of a batch that is filled up.
+    assert evaluations + 2 <= studio.runs <= evaluations + 16
     studio.close()
 
 
@@ -88,7 +88,7 @@ def test_a_request_that_would_take_too_long_is_told_so_before_it_starts(shelf, v
     studio.worker.limits = Limits(seconds=0.5)
     asked = studio.runs
     with pytest.raises(
-        BudgetError, match=r"About \d+ s, more than the 0 s .* lower samples of smoothgrad:samples=10000"
+        BudgetError, match=r"About \d+ s, more than the 0.5 s .* lower samples of smoothgrad:samples=10000"
     ):
         do(studio, Wanted(("rise:budget=400", SLOW)), visit)
     assert studio.runs == asked

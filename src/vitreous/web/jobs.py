@@ -85,6 +85,8 @@ class Job:
         seconds: How long it took, from the moment that its turn came.
         limits: What it may take; ``None`` for as much as it wants.
         pace: How fast the model is.
+        runs_again: Whether a method is at work that asks the model many times: these passes tell how fast it is, in
+            batches and with what the method records.
     """
 
     stage: str = "waiting"
@@ -95,6 +97,7 @@ class Job:
     seconds: float = 0.0
     limits: Limits | None = None
     pace: Pace = field(default_factory=Pace)
+    runs_again: bool = False
     _stop: Event = field(default_factory=Event)
     _began: float | None = None
     _memory: int | None = None
@@ -128,7 +131,7 @@ class Job:
             return
         if self._began is not None and time.monotonic() - self._began > self.limits.seconds:
             raise BudgetError(
-                f"Stopped after {self.limits.seconds:.0f} s, which is all that a request may take on this server: "
+                f"Stopped after {self.limits.seconds:g} s, which is all that a request may take on this server: "
                 "choose fewer or quicker methods."
             )
         now = resident_bytes()
@@ -159,6 +162,8 @@ class Job:
         Raises:
             BudgetError: it tells that the work ahead would take too long.
         """
+        if not self.runs_again:
+            return
         told_before = self.pace.seconds is not None
         self.pace.add(images, seconds)
         if not told_before:
@@ -175,7 +180,7 @@ class Job:
     def _check_estimate(self) -> None:
         if self.limits is not None and self.estimate is not None and self.estimate > self.limits.seconds:
             raise BudgetError(
-                f"About {self.estimate:.0f} s, more than the {self.limits.seconds:.0f} s that a request may take on "
+                f"About {self.estimate:.0f} s, more than the {self.limits.seconds:g} s that a request may take on "
                 f"this server: {self._advice}"
             )
 

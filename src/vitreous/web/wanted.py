@@ -147,6 +147,7 @@ def make(record: Findings[Any], methods: Sequence[str], ask: Ask, job: Job) -> V
         Why they cannot be asked together, where they cannot.
     """
     job.check()
+    job.runs_again = not all(is_quick(method) for method in methods)
     try:
         ask(methods)
     except (CancelledError, BudgetError):
