@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import tempfile
@@ -82,6 +83,8 @@ class Desk:
         except Exception:  # whatever it was, the visitor gets a sentence and the log the rest
             log.exception("a request failed")
             yield {self._status: cards.status(_UNEXPECTED, error=True)} | self.idle()
+        finally:
+            asyncio.get_running_loop().run_in_executor(None, self.visitors.tidy)
 
     def idle(self) -> Updates:
         """Say that there is nothing to stop."""

@@ -15,12 +15,11 @@ from torch import nn
 
 from vitreous.anatomy import find_anatomy
 from vitreous.errors import VitreousError
-from vitreous.web.memory import give_back, resident_bytes
+from vitreous.web.memory import Tidying, resident_bytes
 
 MOST_WAITING = 64
 _ENOUGH_PASSES = 3  # to tell how fast a model is, if they took a second
 _ENOUGH_QUICK_PASSES = 8
-_WORTH_GIVING_BACK = 32 * 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -195,10 +194,13 @@ class Worker:
 
     Args:
         limits: What every piece of work may take; ``None`` for as much as it wants.
+
+    Attributes:
+        tidy: Gives free memory back to the system, after work on the model and after drawing.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits
+        self.limits, self.tidy = limits, Tidying()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vitreous-model")
         self._lock = Lock()
         self._waiting: list[Job] = []
@@ -231,15 +233,14 @@ class Worker:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, work: Callable[[Job], Any], job: Job) -> Any:
-        start, memory = time.monotonic(), resident_bytes()
+        start = time.monotonic()
         job.start(self.limits)
         try:
             job.check()
             return work(job)
         finally:
             job.seconds = time.monotonic() - start
-            if memory is None or (resident_bytes() or 0) - memory > _WORTH_GIVING_BACK:
-                give_back()
+            self.tidy()
             with self._lock:
                 self._waiting.remove(job)
 

@@ -7,7 +7,9 @@ import gc
 import os
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
+_WORTH_IT = 32 * 2**20  # bytes
 _STATM = Path("/proc/self/statm")
 
 
@@ -25,6 +27,20 @@ def give_back() -> None:
     trim = _trim()
     if trim is not None:
         trim(0)
+
+
+class Tidying:
+    """Gives memory back whenever it has grown by much, and not more often: looking for it takes a while."""
+
+    def __init__(self) -> None:
+        self._before, self._lock = resident_bytes() or 0, Lock()
+
+    def __call__(self) -> None:
+        """Look, and give back what is free."""
+        with self._lock:
+            if (resident_bytes() or 0) - self._before > _WORTH_IT:
+                give_back()
+                self._before = resident_bytes() or 0
 
 
 @cache

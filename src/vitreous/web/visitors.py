@@ -20,10 +20,13 @@ class Visitors:
     Args:
         worker: Who does it.
         listeners: Who reads the answers.
+
+    Attributes:
+        tidy: Gives free memory back to the system.
     """
 
     def __init__(self, worker: Worker, listeners: Listeners) -> None:
-        self._worker, self.listeners = worker, listeners
+        self._worker, self.listeners, self.tidy = worker, listeners, worker.tidy
         self._jobs: dict[str, Job] = {}
         self._lock = Lock()
 
