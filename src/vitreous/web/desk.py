@@ -19,6 +19,7 @@ from vitreous.web.jobs import CancelledError, Job
 from vitreous.web.visitors import Visitors
 
 _KEPT_DOWNLOADS = 64
+_TIDY_AFTER = 2.0  # seconds
 _UNEXPECTED = "Something unexpected went wrong; the server's log says what."
 Updates = dict[Any, Any]
 log = logging.getLogger("vitreous.web")
@@ -84,7 +85,9 @@ class Desk:
             log.exception("a request failed")
             yield {self._status: cards.status(_UNEXPECTED, error=True)} | self.idle()
         finally:
-            asyncio.get_running_loop().run_in_executor(None, self.visitors.tidy)
+            # By then nobody holds what this request has used.
+            loop = asyncio.get_running_loop()
+            loop.call_later(_TIDY_AFTER, loop.run_in_executor, None, self.visitors.tidy)
 
     def idle(self) -> Updates:
         """Say that there is nothing to stop."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import os
+import time
 from functools import cache
 from pathlib import Path
 from threading import Lock
 
-_WORTH_IT = 32 * 2**20  # bytes
+_WORTH_IT, _HEAVY = 32 * 2**20, 200 * 2**20  # bytes
+_EVERY = 10.0  # seconds
 _STATM = Path("/proc/self/statm")
 
 
@@ -30,17 +33,21 @@ def give_back() -> None:
 
 
 class Tidying:
-    """Gives memory back whenever it has grown by much, and not more often: looking for it takes a while."""
+    """Gives memory back when it has grown by much, and not all the time: looking for it stops everything a while."""
 
     def __init__(self) -> None:
-        self._before, self._lock = resident_bytes() or 0, Lock()
+        self._usual, self._last = resident_bytes() or 0, -math.inf
+        self._lock = Lock()
 
     def __call__(self) -> None:
         """Look, and give back what is free."""
         with self._lock:
-            if (resident_bytes() or 0) - self._before > _WORTH_IT:
+            grown = (resident_bytes() or 0) - self._usual
+            if grown > _HEAVY or (grown > _WORTH_IT and time.monotonic() - self._last > _EVERY):
                 give_back()
-                self._before = resident_bytes() or 0
+                # What stays may be needed, so the next look comes later; or somebody holds it for a moment longer.
+                self._usual = (self._usual + (resident_bytes() or 0)) // 2
+                self._last = time.monotonic()
 
 
 @cache
