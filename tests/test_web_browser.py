@@ -126,7 +126,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder):
     model = save_classifier(folder / "classifier", ("negative", "positive", "neither"))
-    with running_server(folder, "--text-model", model) as running:
+    with running_server(folder, "--text-model", model, "--max-seconds", "600") as running:
         yield running
 
 

@@ -270,7 +270,7 @@ class Events:
         assert sample is not None
         classes: Updates = {"value": list(classes_of(controls.wanted, record))}
         if controls.visit is None or controls.visit.model != visit.model:  # otherwise the page has them
-            classes["choices"] = [(name, number) for number, name in enumerate(record.class_names())]
+            classes["choices"] = record.class_choices()
         return {
             parts.visit: visit,
             parts.predictions: cards.predictions(record),

@@ -143,6 +143,5 @@ class TextEvents:
             parts.words: text_cards.words(record, controls.wanted, controls.by),
         }
         if offer:
-            choices = [(name, number) for number, name in enumerate(record.class_names())]
-            updates[parts.classes] = gr.update(choices=choices, value=list(controls.wanted.classes))
+            updates[parts.classes] = gr.update(choices=record.class_choices(), value=list(controls.wanted.classes))
         return updates | self.desk.done(seconds)
