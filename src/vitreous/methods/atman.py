@@ -11,8 +11,8 @@ from vitreous.errors import MethodError
 from vitreous.methods.asking import Questioning, ask_pairs, unperturbed
 from vitreous.methods.masks import windows_within
 from vitreous.methods.occlusion import average_over
+from vitreous.methods.options import MOST_EVALUATIONS
 from vitreous.methods.registry import register
-from vitreous.methods.rise import MOST_EVALUATIONS
 from vitreous.methods.view import View
 from vitreous.tape import Needs
 from vitreous.tape.output import Quantity

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.methods.options import MOST_EVALUATIONS
 from vitreous.methods.readout import Procedure, Readout
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun
-from vitreous.methods.rise import MOST_EVALUATIONS
 from vitreous.methods.view import View
 from vitreous.tape import Intervention, Needs
 from vitreous.tape.half import exact

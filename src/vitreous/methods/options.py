@@ -34,6 +34,9 @@ class AtMost:
     value: int
 
 
+MOST_EVALUATIONS = AtMost(100_000)  # of the model, for one image
+
+
 @dataclass(frozen=True)
 class OptionInfo:
     """One option: its default, the values it may take (``None``: any of ``kind``) and a line of help.

@@ -9,12 +9,11 @@ from torch import Tensor
 from vitreous.errors import MethodError
 from vitreous.methods.asking import By, Questioning, responses
 from vitreous.methods.masks import CellMasks, Masks, PatchMasks, PixelMasks, blocks_of_patches, seeded
-from vitreous.methods.options import AtMost
+from vitreous.methods.options import MOST_EVALUATIONS, AtMost
 from vitreous.methods.pixel_maps import Resolution, patch_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 
-MOST_EVALUATIONS = AtMost(100_000)  # of the model, for one image
 _MOST_CELLS = 10**8  # of all masks together: 400 MB
 Budget = Annotated[int, "how many evaluations of the model an image may cost", MOST_EVALUATIONS]
 _LEAST_KEPT = 1e-6

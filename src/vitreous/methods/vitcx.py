@@ -12,9 +12,9 @@ from vitreous.errors import MethodError
 from vitreous.methods.asking import Questioning, all_targets, unperturbed
 from vitreous.methods.enlarging import Enlarging
 from vitreous.methods.masks import seeded
+from vitreous.methods.options import MOST_EVALUATIONS
 from vitreous.methods.pixel_maps import Resolution, patch_means
 from vitreous.methods.registry import register
-from vitreous.methods.rise import MOST_EVALUATIONS
 from vitreous.methods.view import View
 from vitreous.tape import Needs
 from vitreous.tape.half import exact
