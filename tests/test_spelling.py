@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 
 import pytest
 import torch
@@ -334,6 +335,46 @@ FLOATS = [
 def test_no_option_takes_what_is_not_finite(name, option, value):
     with pytest.raises(MethodError, match="finite"):
         parse(f"{name}:{option}={value}")
+
+
+COUNTS = [
+    (info.name, name)
+    for info in INFOS.values()
+    for name, option in info.options.items()
+    if option.kind is int and name not in {"seed", "layer", "depth"}
+]
+
+
+def test_every_option_that_sets_a_cost_has_an_upper_bound():
+    assert len(COUNTS) > 15
+    without = [f"{name}:{option}" for name, option in COUNTS if INFOS[name].options[option].most is None]
+    assert without == []
+
+
+@pytest.mark.parametrize(("name", "option"), COUNTS)
+def test_absurd_costs_are_refused_in_one_sentence(name, option):
+    most = INFOS[name].options[option].most
+    for value in (most + 1, 2**63 - 1):
+        with pytest.raises(MethodError, match=f"{option}={value} is more than {most:,}, the most that {option} may be"):
+            parse(f"{name}:{option}={value}")
+
+
+def test_reading_a_spelling_takes_no_memory_that_grows_with_it():
+    """The points of two integrals were all laid out before anybody had asked a model."""
+    tracemalloc.start()
+    try:
+        for spelling in ("iia:points=100", "dix:points=100", "rise:budget=100000", "smoothgrad:samples=100000"):
+            parse(spelling)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
+    assert not any(isinstance(value, torch.Tensor) for value in vars(parse("iia:points=100").readout).values())
+
+
+def test_masks_that_would_not_fit_into_memory_are_refused():
+    with pytest.raises(MethodError, match="lower cells or budget"):
+        parse("rise:cells=1000,budget=1000")
 
 
 @pytest.mark.parametrize("seed", [-(2**63), 2**63 - 1])

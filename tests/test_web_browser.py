@@ -126,7 +126,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder):
     model = save_classifier(folder / "classifier", ("negative", "positive", "neither"))
-    with running_server(folder, "--text-model", model) as running:
+    with running_server(folder, "--text-model", model, "--max-seconds", "600") as running:
         yield running
 
 
@@ -283,7 +283,7 @@ def test_slow_work_tells_how_far_it_is_and_can_be_stopped(opened, photo_file):
     opened.upload(photo_file)
     opened.until(lambda: len(opened.maps) == 3)
     box = opened.one("#vitreous-spelled textarea, #vitreous-spelled input")
-    box.send_keys(Keys.END, ", rise:budget=200000", Keys.ENTER)
+    box.send_keys(Keys.END, ", smoothgrad:samples=10000", Keys.ENTER)
     opened.until(lambda: "images asked" in opened.status)
     opened.until(lambda: opened.one("#vitreous-stop").is_enabled())
     opened.press("#vitreous-stop")

@@ -1,6 +1,7 @@
 """The running server: right answers for many visitors at once, and nothing for those who try other things."""
 
 import base64
+import getpass
 import io
 import json
 import os
@@ -27,6 +28,7 @@ from vitreous.web import cards
 from vitreous.web.drawing import Sliders
 from vitreous.web.gate import Gate, fetch_nothing
 from vitreous.web.jobs import Job
+from vitreous.web.listeners import Listeners
 from vitreous.web.server import Settings, start
 from vitreous.web.shelf import Shelf
 from vitreous.web.studio import Studio
@@ -35,6 +37,7 @@ from vitreous.web.wanted import Wanted
 
 METHODS = ("gae", "ixg")
 SETTINGS = ([], "", 6, 0.85, "both", 0.0, True)  # classes, spelled, depth, opacity, sign, threshold, smooth
+SLOW = "smoothgrad:samples=10000"  # a minute of the small model, and the most that the page takes
 GROUPS = (["gae"], ["ixg"], [], [], [], [])  # attention, gradient, cam, relevance, decomposition, perturbation
 
 
@@ -43,7 +46,8 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     (folder / "allowed").mkdir()
     (folder / "secret.txt").write_text("root:secret")
-    with running_server(folder, "--max-upload-mb", "2", "--allow-folder", str(folder / "allowed")) as running:
+    allowed = str(folder / "allowed")
+    with running_server(folder, "--max-upload-mb", "2", "--allow-folder", allowed, "--max-seconds", "600") as running:
         yield running
 
 
@@ -90,7 +94,8 @@ def photo(number):
 
 
 def client_of(server):
-    return Client(server.address, verbose=False, analytics_enabled=False)
+    # What it downloaded it would leave behind, with an empty folder in the system's temporary directory for each file.
+    return Client(server.address, verbose=False, analytics_enabled=False, download_files=False)
 
 
 def ask(client, file, model=TINY):
@@ -159,19 +164,56 @@ def test_a_visitor_who_leaves_frees_the_model(server, tmp_path):
     photo(50).save(tmp_path / "50.png")
     photo(51).save(tmp_path / "51.png")
     leaving = client_of(server)
-    slow = ([], "rise:budget=200000", *SETTINGS[2:])
+    slow = ([], SLOW, *SETTINGS[2:])
     leaving.submit(handle_file(str(tmp_path / "50.png")), TINY, *slow, *GROUPS, api_name="/upload")
     time.sleep(3)
     staying = client_of(server)
     waiting = staying.submit(handle_file(str(tmp_path / "51.png")), TINY, *SETTINGS, *GROUPS, api_name="/upload")
     time.sleep(1)
-    assert not waiting.done()  # 200,000 evaluations take minutes, and this one waits behind them
+    assert not waiting.done()  # 10,000 passes take a minute, and this one waits behind them
     leaving.close()
     assert any("vitreous-grid" in part for part in texts(waiting.result(timeout=60)))
     staying.close()
 
 
+def test_an_answer_that_nobody_reads_keeps_nobody_waiting(server, tmp_path):
+    photo(52).save(tmp_path / "52.png")
+    photo(53).save(tmp_path / "53.png")
+    uploading = client_of(server)
+    ask(uploading, tmp_path / "52.png")  # so that the file is on the server
+    uploaded = next(server.log.parent.glob("vitreous-web-*/*/52.png"))
+    status, text = _join(server, str(uploaded), spelled=SLOW)
+    assert status == 200, text
+    start = time.monotonic()
+    answer = ask(uploading, tmp_path / "53.png")
+    assert any("vitreous-grid" in part for part in texts(answer))
+    # Nobody has read for ten seconds, then the model's next block ends it; all of it takes a minute.
+    assert time.monotonic() - start < 30
+    uploading.close()
+
+
 # Refusals.
+
+
+def test_requests_that_send_too_much_are_turned_away(server):
+    kind = {"Content-Type": "application/json"}
+    body = json.dumps({"data": ["x" * 2**20], "fn_index": 0, "session_hash": "x"}).encode()
+    try:
+        status, _ = get(server, "/gradio_api/queue/join", body, kind)
+    except ConnectionError:  # the server hung up before it had all of it, which may cost us its answer
+        status = 413
+    assert status == 413
+    assert _join(server, "x")[0] == 200  # a small one is taken
+
+
+def test_uploads_that_nobody_explains_are_bounded_in_total(server):
+    for number in range(25):
+        content = b"\x89PNG\r\n\x1a\n" + bytes([number]) * (2 * 2**20 - 100)
+        assert _upload(server, content)[0] == 200
+    time.sleep(0.5)  # files are moved after the answer
+    folder = next(server.log.parent.glob("vitreous-web-*"))
+    kept = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    assert kept <= 21 * 2**20  # ten of 2 MB, and the examples
 
 
 def test_wrong_files_are_refused_with_a_sentence(server, tmp_path):
@@ -184,9 +226,8 @@ def test_wrong_files_are_refused_with_a_sentence(server, tmp_path):
     client.close()
 
 
-def test_large_files_are_refused(server):
+def _upload(server, content):
     boundary = uuid.uuid4().hex
-    content = b"\x89PNG\r\n\x1a\n" + os.urandom(3 * 2**20)
     body = (
         (
             f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="large.png"\r\n'
@@ -195,10 +236,12 @@ def test_large_files_are_refused(server):
         + content
         + f"\r\n--{boundary}--\r\n".encode()
     )
+    return get(server, "/gradio_api/upload", body, {"Content-Type": f"multipart/form-data; boundary={boundary}"})
+
+
+def test_large_files_are_refused(server):
     try:
-        status, text = get(
-            server, "/gradio_api/upload", body, {"Content-Type": f"multipart/form-data; boundary={boundary}"}
-        )
+        status, text = _upload(server, b"\x89PNG\r\n\x1a\n" + os.urandom(3 * 2**20))
     except ConnectionError:  # the server hung up before it had all of it, which may cost us its answer
         status, text = 413, ""
     assert status == 413
@@ -248,7 +291,7 @@ def test_no_file_of_the_machine_can_be_read(server, tmp_path):
 def test_no_file_of_the_machine_can_be_passed_off_as_an_upload(server):
     secret = server.log.parent / "secret.txt"
     for path in (str(secret), "/etc/passwd", str(server.log.parent / "vitreous-web" / ".." / "secret.txt")):
-        text = _join(server, path)
+        text = _answer(server, path)
         assert "root:" not in text
         assert "Traceback" not in text
         assert "vitreous-grid" not in text
@@ -270,21 +313,26 @@ def test_the_server_fetches_nothing_for_a_visitor(server):
 
         thread = threading.Thread(target=listen)
         thread.start()
-        text = _join(server, f"http://127.0.0.1:{listener.getsockname()[1]}/photo.png")
+        text = _answer(server, f"http://127.0.0.1:{listener.getsockname()[1]}/photo.png")
         thread.join()
     assert not asked.is_set()
     assert "vitreous-grid" not in text
 
 
-def _join(server, path):
-    """Ask for an explanation of a file by its path, past the page; all that the server says about it."""
-    session = uuid.uuid4().hex
+def _join(server, path, session="nobody", spelled=""):
+    """Ask for an explanation of a file by its path, past the page; nobody reads the answer."""
     config = json.load(urllib.request.urlopen(server.address + "config", timeout=30))
     number = next(one["id"] for one in config["dependencies"] if one.get("api_name") == "upload")
     file = {"path": path, "meta": {"_type": "gradio.FileData"}, "orig_name": "x.png"}
-    data = [file, TINY, None, *SETTINGS, *GROUPS]
+    data = [file, TINY, None, [], spelled, *SETTINGS[2:], *GROUPS]
     body = json.dumps({"data": data, "fn_index": number, "session_hash": session}).encode()
-    status, text = get(server, "/gradio_api/queue/join", body, {"Content-Type": "application/json"})
+    return get(server, "/gradio_api/queue/join", body, {"Content-Type": "application/json"})
+
+
+def _answer(server, path):
+    """Ask so, and give all that the server says about it."""
+    session = uuid.uuid4().hex
+    status, text = _join(server, path, session)
     if status != 200:
         return text
     request = urllib.request.urlopen(f"{server.address}gradio_api/queue/data?session_hash={session}", timeout=30)
@@ -327,7 +375,7 @@ def test_other_pages_and_other_names_are_turned_away(server):
 
 
 def test_a_server_for_everybody_answers_under_any_name_but_not_to_other_pages():
-    gate = Gate(None, "0.0.0.0")
+    gate = Gate(None, "0.0.0.0", Listeners(), None)
     for name, origin, foreign in (
         ("here.example", None, False),
         ("here.example:80", "http://here.example:80", False),
@@ -340,6 +388,8 @@ def test_a_server_for_everybody_answers_under_any_name_but_not_to_other_pages():
 def test_what_the_page_does_not_need_is_closed(server):
     for path in ("/docs", "/openapi.json", "/monitoring", "/gradio_api/vibe-edit/", "/gradio_api/proxy=https://a.b/c"):
         assert get(server, path)[0] == 404
+    # By this one requests could be made whose answers nobody is known to read.
+    assert get(server, "/gradio_api/call/show", b"{}", {"Content-Type": "application/json"})[0] == 404
 
 
 def test_answers_forbid_other_places(server):
@@ -353,8 +403,14 @@ def test_answers_forbid_other_places(server):
 def test_the_server_ends_and_tidies_up(tmp_path):
     with running_server(tmp_path) as running:
         assert list(tmp_path.glob("vitreous-web-*"))
+        client = client_of(running)
+        photo(70).save(tmp_path / "70.png")
+        ask(client, tmp_path / "70.png")
+        client.close()
     assert running.process.returncode == 0
-    assert not list(tmp_path.glob("vitreous-web-*"))
+    # Its temporary directory is this folder; torch keeps a cache of its own there.
+    left = {place.name for place in tmp_path.iterdir()} - {f"torchinductor_{getpass.getuser()}"}
+    assert left == {"server.log", "70.png"}
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(running.address, timeout=5)
 

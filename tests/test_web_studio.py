@@ -450,7 +450,7 @@ def test_stopping_really_stops_the_model_and_leaves_it_clean(studio, visit, shel
     network = shelf.take(TINY).model
     before = do(studio, studio.explain, visit, Wanted(("gae",)))
     scores = before.scores["gae", before.predicted]
-    job = studio.worker.submit(lambda job: studio.explain(visit, Wanted(("gae", "rise:budget=20000")), job))
+    job = studio.worker.submit(lambda job: studio.explain(visit, Wanted(("gae", "rise:budget=10000")), job))
     deadline = time.monotonic() + 60
     while job.asked < 50 and time.monotonic() < deadline:
         time.sleep(0.005)

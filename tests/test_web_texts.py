@@ -21,6 +21,7 @@ from vitreous.errors import InputError, ModelError, TargetError
 from vitreous.speed.timing import one_thread
 from vitreous.web import cards, downloads, text_cards
 from vitreous.web.jobs import CancelledError, Job, Worker
+from vitreous.web.listeners import Listeners
 from vitreous.web.shelf import Shelf, TextShelf
 from vitreous.web.text_studio import MOST_CHARACTERS, TextStudio, TextVisit
 from vitreous.web.visitors import Visitors
@@ -273,7 +274,7 @@ def test_work_on_another_tab_stops_this_one_and_says_so():
     from vitreous.web.desk import Desk  # needs Gradio
 
     worker, visitor = Worker(), SimpleNamespace(session_hash="one")
-    visitors = Visitors(worker)
+    visitors = Visitors(worker, Listeners())
     photos, texts = (Desk(visitors, f"{name} status", f"{name} stop", Path()) for name in ("photos", "texts"))
     started = threading.Event()
 
@@ -288,7 +289,8 @@ def test_work_on_another_tab_stops_this_one_and_says_so():
             async for job, updates in desk.work(work, visitor):
                 yield updates if job is None else desk.done(job.seconds)
 
-        return [updates async for updates in desk.guarded(steps())]
+        with visitors.listeners.listening("one"):
+            return [updates async for updates in desk.guarded(steps(), visitor)]
 
     async def both():
         first = asyncio.create_task(follow(photos, slow))

@@ -67,7 +67,9 @@ def _about_aggregation(make: Callable[..., object]) -> Text:
 def _with_options(about: Text, options: Mapping[str, OptionInfo]) -> Text:
     for name, option in options.items():
         about.append(f"\n:{_option(name, option)}", style="green")
-        about.append(f"  {option.help}" if option.help else "", style="dim")
+        most = "" if option.most is None else f"at most {option.most:,}"
+        told = "; ".join(part for part in (option.help, most) if part)
+        about.append(f"  {told}" if told else "", style="dim")
     return about
 
 
@@ -97,6 +99,7 @@ def _as_json(method: MethodInfo) -> dict[str, Any]:
                 "default": option.default,
                 "choices": None if option.choices is None else list(option.choices),
                 "help": option.help,
+                "most": option.most,
             }
             for name, option in method.options.items()
         },

@@ -33,6 +33,10 @@ def serve(
     ] = None,
     max_upload_mb: Annotated[int, typer.Option(min=1, max=200, help="The largest photo that is taken.")] = 20,
     cache_mb: Annotated[int, typer.Option(min=16, help="How much is remembered of what was explained.")] = 256,
+    max_seconds: Annotated[float, typer.Option(min=1, help="The time that one request may take.")] = 120,
+    max_memory_mb: Annotated[
+        int, typer.Option(min=64, help="The memory that one request may take, beside that of the models.")
+    ] = 2048,
     plugin: PluginOption = None,
     _debug: DebugOption = False,
 ) -> None:
@@ -41,6 +45,7 @@ def serve(
     Nothing leaves this machine, and no other machine is asked for anything but models that are chosen by name.
     """
     from vitreous.plugin import load_plugins  # noqa: PLC0415  # imports torch: --help must not wait for it
+    from vitreous.web.jobs import Limits  # noqa: PLC0415
     from vitreous.web.server import Settings, start  # noqa: PLC0415
 
     load_plugins(plugin or [])
@@ -52,6 +57,7 @@ def serve(
         folders=tuple(allow_folder or ()),
         upload_bytes=max_upload_mb * 2**20,
         cache_bytes=cache_mb * 2**20,
+        limits=Limits(max_seconds, max_memory_mb * 2**20),
     )
     say(messages(), "loading the model and the page ...")
     server = start(settings)

@@ -11,6 +11,7 @@ from vitreous.errors import MethodError
 from vitreous.methods.asking import Questioning, ask_pairs, unperturbed
 from vitreous.methods.masks import windows_within
 from vitreous.methods.occlusion import average_over
+from vitreous.methods.options import MOST_EVALUATIONS
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
@@ -92,6 +93,7 @@ def atman(
         int | None,
         "how many evaluations an image may cost at most; where there are more patches, squares of them are suppressed "
         "together, the smallest that are few enough; any number by default",
+        MOST_EVALUATIONS,
     ] = None,
 ) -> AtMan:
     """What suppressing the attention to each patch costs; one evaluation for every patch."""

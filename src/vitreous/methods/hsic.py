@@ -11,8 +11,9 @@ from vitreous.errors import MethodError
 from vitreous.methods.asking import By, Questioning, responses
 from vitreous.methods.masks import PatchMasks, balanced, seeded
 from vitreous.methods.occlusion import Of, Painting
+from vitreous.methods.options import AtMost
 from vitreous.methods.registry import register
-from vitreous.methods.rise import Budget, Seed
+from vitreous.methods.rise import Seed
 from vitreous.methods.view import View
 
 
@@ -36,6 +37,7 @@ class Hsic(Questioning):
         if budget < 2:
             raise MethodError("budget must be at least 2: dependence shows between evaluations")
         self._by, self._of, self._budget, self._seed, self._given = by, of, budget, seed, kept
+        self.evaluations = budget
 
     def maps(self, view: View) -> Tensor:
         """The dependence on every patch."""
@@ -70,7 +72,9 @@ def hsic(
     *,
     by: Painting = "paint",
     of: Annotated[Of, "whose dependence is measured"] = "logit",
-    budget: Budget = 1000,
+    budget: Annotated[
+        int, "how many evaluations of the model an image may cost; memory grows with its square", AtMost(10_000)
+    ] = 1000,
     seed: Seed = 0,
 ) -> Hsic:
     """How much what the model says depends on each patch being kept, over random masks."""

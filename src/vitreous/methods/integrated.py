@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from itertools import chain, starmap
 from typing import Annotated, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.inputs.model_input import Texts
+from vitreous.methods.options import AtMost
 from vitreous.methods.pixel_maps import Resolution, ResolutionOption, input_scores
 from vitreous.methods.readout import Procedure, Readout, total
 from vitreous.methods.registry import register
@@ -90,8 +92,9 @@ class PathIntegral(InputProcedure):
         if steps < 1:
             raise MethodError(f"steps={steps} must be at least 1")
         if quadrature == "gauss" and steps > _MOST_GAUSS_POINTS:
-            raise MethodError(f"steps={steps} is more than {_MOST_GAUSS_POINTS}: quadrature=right takes any number")
+            raise MethodError(f"steps={steps} is more than {_MOST_GAUSS_POINTS}: quadrature=right takes more")
         self.baseline, self.steps, self.quadrature = baseline, steps, quadrature
+        self.evaluations = steps
 
     def map(self, view: Seen) -> Tensor:
         """Scores of patches, or of pixels."""
@@ -110,19 +113,21 @@ class PathIntegral(InputProcedure):
 
     def mean_gradient(self, view: Seen, difference: Tensor) -> Tensor:
         """The integral of the gradient along the path, without the factor x - x'."""
-        end, parts = self.input(view), []
+        end, at_end = self.input(view), list[Tensor]()
         all_points, all_weights = (_gauss_legendre if self.quadrature == "gauss" else _right_riemann)(self.steps)
         if self.quadrature == "right" and isinstance(view, View):
-            parts.append(float(all_weights[-1]) * view.token_gradient(PLAIN, self._layer))
+            at_end.append(float(all_weights[-1]) * view.token_gradient(PLAIN, self._layer))
             all_points, all_weights = all_points[:-1], all_weights[:-1]
         if not len(all_points):
-            return total(parts)
+            return total(at_end)
         pieces = zip(few_at_once(view, all_points), few_at_once(view, all_weights), strict=True)
-        for points, weights in pieces:
+
+        def weighed(points: Tensor, weights: Tensor) -> Tensor:
             # x - (1 - a)(x - x'), as no third tensor of this size is needed then
             inputs = end - _along(1 - points, end) * difference
-            parts.append((_along(weights, end) * self.gradients(view, inputs)).sum(dim=0))
-        return total(parts)
+            return (_along(weights, end) * self.gradients(view, inputs)).sum(dim=0)
+
+        return total(chain(at_end, starmap(weighed, pieces)))
 
     def start(self, view: Seen) -> Tensor:
         """The baseline x': a picture or text without content, or its tokens."""
@@ -155,14 +160,16 @@ class NoisyGradient(InputProcedure):
             raise MethodError(f"noise={noise} must be a number from 0 up")
         self.samples, self.noise, self.seed, self.read = samples, noise, seed, read
         self.signed = read == "input"
+        self.evaluations = samples
 
     def map(self, view: Seen) -> Tensor:
         """Scores of patches, or of pixels."""
-        parts = []
-        for inputs in self.noisy_inputs(view):
+
+        def read(inputs: Tensor) -> Tensor:
             gradients = self.gradients(view, inputs)
-            parts.append((gradients if self.read == "magnitude" else gradients * inputs).sum(dim=0))
-        mean = total(parts) / self.samples
+            return (gradients if self.read == "magnitude" else gradients * inputs).sum(dim=0)
+
+        mean = total(map(read, self.noisy_inputs(view))) / self.samples
         return self.scores(view, mean.abs() if self.read == "magnitude" else mean)
 
     def noisy_inputs(self, view: Seen) -> Iterator[Tensor]:
@@ -242,7 +249,7 @@ def integrated_gradients(
     *,
     at: At = "pixels",
     resolution: ResolutionOption = "patch",
-    steps: Annotated[int, "points of the integral"] = 50,
+    steps: Annotated[int, "points of the integral", AtMost(100_000)] = 50,
     baseline: Annotated[
         Baseline,
         "0 after normalisation, a black picture, or each picture's mean colour; of a text 0, padding, or mask tokens",
@@ -265,7 +272,7 @@ def smoothgrad(
     *,
     at: At = "pixels",
     resolution: ResolutionOption = "patch",
-    samples: Annotated[int, "noisy inputs that are averaged"] = 50,
+    samples: Annotated[int, "noisy inputs that are averaged", AtMost(100_000)] = 50,
     noise: Annotated[float, "standard deviation as a part of the input's range"] = 0.15,
     seed: Annotated[int, "of the noise"] = 0,
     read: Annotated[Read, "absolute value of the mean gradient, or the mean of noisy input x gradient"] = "magnitude",

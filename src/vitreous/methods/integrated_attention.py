@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention, MeanAttention
+from vitreous.methods.options import AtMost
 from vitreous.methods.readout import Procedure, Readout, ReadRows, Residual, times, total
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun_scaled, sum_of_variations
@@ -34,9 +35,13 @@ class IteratedIntegral(Procedure):
     def __init__(self, points: int, *, scale_images: bool) -> None:
         if points < 2:
             raise MethodError(f"points={points} is too few: both ends of the integral count")
-        ends = torch.linspace(0, 1, points, dtype=torch.float64)
-        image_scales = ends if scale_images else torch.ones(1, dtype=torch.float64)
-        self.scales = torch.cartesian_prod(image_scales, ends)
+        self.points, self.scale_images = points, scale_images
+        self.evaluations = points**2 if scale_images else points
+
+    def scales(self) -> Tensor:
+        """Of the picture and of the last block's attention in every run, (runs, 2)."""
+        ends = torch.linspace(0, 1, self.points, dtype=torch.float64)
+        return torch.cartesian_prod(ends if self.scale_images else torch.ones(1, dtype=torch.float64), ends)
 
     def needs(self, layer: int, depth: int) -> Needs:
         """Of the first run that there is attention, and what a text has for its pixels."""
@@ -59,16 +64,19 @@ class IteratedIntegral(Procedure):
         readout, batch = GradientAttention(), len(view.target)
         blocks = frozenset(range(view.depth))
         needs = Needs(attention=blocks, gradients={readout.backward: GradientNeeds(attention=blocks)})
-        start: list[Tensor] = []
-        matrices: list[list[Tensor]] = [[] for _ in blocks]
-        for scales in few_at_once(view, self.scales):
+        all_scales = self.scales()
+        start: Tensor | None = None
+        matrices: dict[int, Tensor] = {}
+        for scales in few_at_once(view, all_scales):
             factors = scales[:, 1].repeat_interleave(batch)
             with rerun_scaled(view, scales[:, 0], needs, {view.depth - 1: factors}) as run:
-                start.append(sum_of_variations(readout.top_row(run).dense(run.layout.tokens), batch))
+                row = sum_of_variations(readout.top_row(run).dense(run.layout.tokens), batch)
+                start = row if start is None else start.add_(row)
                 for block in blocks:
-                    matrices[block].append(_sum_of_matrices(readout, run, block, batch))
-        runs = len(self.scales)
-        return total(start) / runs, [total(parts) / runs for parts in matrices]
+                    matrix = _sum_of_matrices(readout, run, block, batch)
+                    matrices[block] = matrices[block].add_(matrix) if block in matrices else matrix
+        assert start is not None  # there are at least two points
+        return start / len(all_scales), [matrices[block] / len(all_scales) for block in range(view.depth)]
 
 
 def _sum_of_matrices(readout: GradientAttention, run: View, block: int, batch: int) -> Tensor:
@@ -86,13 +94,15 @@ def integrated_gradient_row(view: View, steps: int) -> Tensor:
     memory, key = view.runner.memory, (integrated_gradient_row, steps, tuple(view.target.tolist()))
     if key in memory:
         return memory[key]
-    total_gradient: list[Tensor] = []
     needs = Needs(gradients={PLAIN: GradientNeeds(attention=frozenset({view.depth - 1}))})
     layer, rows = view.last_attention
-    for scales in few_at_once(view, torch.linspace(0, 1, steps, dtype=torch.float64)):
+
+    def gradient(scales: Tensor) -> Tensor:
         with rerun_scaled(view, scales, needs) as run:
-            total_gradient.append(sum_of_variations(run.attention_gradient(PLAIN, layer, rows), len(view.target)))
-    row = (total(total_gradient) / steps).clamp_(min=0).mean(dim=(1, 2))
+            return sum_of_variations(run.attention_gradient(PLAIN, layer, rows), len(view.target))
+
+    points = torch.linspace(0, 1, steps, dtype=torch.float64)
+    row = (total(map(gradient, few_at_once(view, points))) / steps).clamp_(min=0).mean(dim=(1, 2))
     # An attention that pools the tokens may leave out the prefix.
     memory[key] = torch.nn.functional.pad(row, (view.layout.tokens - row.shape[1], 0))
     return memory[key]
@@ -108,7 +118,7 @@ class Feedback(MeanAttention):
     def __init__(self, steps: int) -> None:
         if steps < 2:
             raise MethodError(f"steps={steps} is too few: both ends of the integral count")
-        self.steps = steps
+        self.steps = self.evaluations = steps
 
     def needs(self, layer: int, depth: int) -> Needs:
         """Also what a text has for its pixels."""
@@ -190,8 +200,12 @@ class HeadwiseAttention(Feedback):
         return size / size.sum(dim=1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
 
 
-Points = Annotated[int, "points of each integral, both ends included"]
-Steps = Annotated[int, "pictures between black (0) and the real one over which the gradient is averaged, both included"]
+Points = Annotated[int, "points of each integral, both ends included", AtMost(100)]
+Steps = Annotated[
+    int,
+    "pictures between black (0) and the real one over which the gradient is averaged, both included",
+    AtMost(1000),
+]
 
 
 @register(

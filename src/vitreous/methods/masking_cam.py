@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.methods.options import MOST_EVALUATIONS
 from vitreous.methods.readout import Procedure, Readout
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun
@@ -134,7 +135,9 @@ class ReciprocalMasks(Procedure):
 def scorecam(
     *,
     budget: Annotated[
-        int | None, "how many evaluations an image may cost: the channels that vary most; all channels by default"
+        int | None,
+        "how many evaluations an image may cost: the channels that vary most; all channels by default",
+        MOST_EVALUATIONS,
     ] = None,
 ) -> Readout:
     """Channels of the last block, each weighed by the score of the picture seen through it."""

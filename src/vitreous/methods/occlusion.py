@@ -9,6 +9,7 @@ from torch import Tensor
 from vitreous.errors import MethodError
 from vitreous.methods.asking import By, Questioning, responses, unperturbed
 from vitreous.methods.masks import PatchMasks, windows, windows_within
+from vitreous.methods.options import AtMost
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 
@@ -18,7 +19,9 @@ WindowBudget = Annotated[
     int | None,
     "how many evaluations an image may cost at most; where there are more squares, the stride is raised until they are "
     "few enough, and the square with it so that none of the picture is left out; any number by default",
+    AtMost(100_000),
 ]
+Stride = Annotated[int, "patches from one square to the next", AtMost(1000)]
 
 
 def check_windows(window: int, stride: int, budget: int | None) -> None:
@@ -92,8 +95,8 @@ def occlusion(
     *,
     by: Painting = "paint",
     of: Annotated[Of, "of what the change is measured"] = "probability",
-    window: Annotated[int, "patches of the hidden square in each direction"] = 1,
-    stride: Annotated[int, "patches from one square to the next"] = 1,
+    window: Annotated[int, "patches of the hidden square in each direction", AtMost(1000)] = 1,
+    stride: Stride = 1,
     budget: WindowBudget = None,
 ) -> Occlusion:
     """What the model says less when a square of patches is hidden; one evaluation for every square."""
@@ -114,9 +117,9 @@ def pami(
     by: Painting = "paint",
     of: Annotated[Of, "what the shown part is measured by"] = "probability",
     window: Annotated[
-        int | None, "patches of the shown square in each direction; a quarter of the picture by default"
+        int | None, "patches of the shown square in each direction; a quarter of the picture by default", AtMost(1000)
     ] = None,
-    stride: Annotated[int, "patches from one square to the next"] = 1,
+    stride: Stride = 1,
     budget: WindowBudget = None,
 ) -> Pami:
     """What the model says when it sees nothing but a square of patches; one evaluation for every square."""

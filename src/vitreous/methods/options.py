@@ -24,13 +24,32 @@ StreamRuleOption = Annotated[
 
 
 @dataclass(frozen=True)
+class AtMost:
+    """The largest value of an option that sets what a method costs, as part of its annotation.
+
+    Attributes:
+        value: the bound; it is meant to be far above what anybody needs, and below what no machine could do.
+    """
+
+    value: int
+
+
+MOST_EVALUATIONS = AtMost(100_000)  # of the model, for one image
+
+
+@dataclass(frozen=True)
 class OptionInfo:
-    """One option: its default, the values it may take (``None``: any of ``kind``) and a line of help."""
+    """One option: its default, the values it may take (``None``: any of ``kind``) and a line of help.
+
+    Attributes:
+        most: the largest value, where the option sets what the method costs.
+    """
 
     default: Any
     choices: tuple[str, ...] | None
     help: str
     kind: type
+    most: int | None = None
 
     def convert(self, name: str, text: str) -> Any:
         """The value that ``text`` stands for."""
@@ -50,6 +69,8 @@ class OptionInfo:
             raise MethodError(f"{name}={text} is not a finite number")
         if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
             raise MethodError(f"{name}={text} is out of range: whole numbers have 64 bits")
+        if self.most is not None and value > self.most:
+            raise MethodError(f"{name}={text} is more than {self.most:,}, the most that {name} may be")
         return value
 
 
@@ -61,11 +82,13 @@ def options_of(function: Callable[..., Any]) -> Mapping[str, OptionInfo]:
 
 
 def _option(hint: Any, default: Any) -> OptionInfo:
-    explanation = ""
+    explanation, most = "", None
     if get_origin(hint) is Annotated:
-        hint, explanation = get_args(hint)
+        hint, *notes = get_args(hint)
+        explanation = next((note for note in notes if isinstance(note, str)), "")
+        most = next((note.value for note in notes if isinstance(note, AtMost)), None)
     if get_origin(hint) is Literal:
         return OptionInfo(default, get_args(hint), explanation, str)
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(kind for kind in get_args(hint) if kind is not types.NoneType)
-    return OptionInfo(default, None, explanation, hint)
+    return OptionInfo(default, None, explanation, hint, most)

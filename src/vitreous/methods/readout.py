@@ -31,6 +31,7 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
         backward: the backward pass that its gradients come from.
         signed: whether the sign of its scores means something; ``None`` leaves it to the registry entry.
         runs_again: whether it asks the runner again, which is what makes a method expensive.
+        evaluations: how many images it asks the runner about for one image, where its options alone decide that.
     """
 
     values: ClassVar[tuple[str, ...]] = ()
@@ -38,6 +39,7 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
     backward: Pass = Pass("plain", "logit")
     signed: bool | None = None
     runs_again: bool = False
+    evaluations: int | None = None
 
     def needs(self, layer: int, depth: int) -> Needs:
         """What reading ``layer`` of a model with ``depth`` blocks takes."""

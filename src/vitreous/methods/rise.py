@@ -9,11 +9,13 @@ from torch import Tensor
 from vitreous.errors import MethodError
 from vitreous.methods.asking import By, Questioning, responses
 from vitreous.methods.masks import CellMasks, Masks, PatchMasks, PixelMasks, blocks_of_patches, seeded
+from vitreous.methods.options import MOST_EVALUATIONS, AtMost
 from vitreous.methods.pixel_maps import Resolution, patch_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 
-Budget = Annotated[int, "how many evaluations of the model an image may cost"]
+_MOST_CELLS = 10**8  # of all masks together: 400 MB
+Budget = Annotated[int, "how many evaluations of the model an image may cost", MOST_EVALUATIONS]
 _LEAST_KEPT = 1e-6
 Seed = Annotated[int, "of the random masks"]
 
@@ -48,8 +50,13 @@ class Rise(Questioning):
         # The maps are divided by p1: with one that float32 cannot hold they would not be numbers.
         if not _LEAST_KEPT <= keep < 1 or cells < 1 or budget < 1:
             raise MethodError(f"keep must lie between {_LEAST_KEPT:g} and 1, and cells and budget must be at least 1")
+        if budget * cells**2 > _MOST_CELLS:
+            raise MethodError(
+                f"{budget:,} masks of {cells} x {cells} cells take more memory than is allowed: lower cells or budget"
+            )
         self._by, self.resolution, self._cells, self._keep = by, resolution, cells, keep
         self._budget, self._seed, self._given = budget, seed, masks
+        self.evaluations = budget
 
     def maps(self, view: View) -> Tensor:
         """The weighted average of the masks."""
@@ -81,7 +88,7 @@ def rise(
     *,
     by: Annotated[By, "paint cells with 0, or drop their tokens"] = "paint",
     resolution: Annotated[Resolution, "one score per patch, the mean of its pixels, or one per pixel"] = "patch",
-    cells: Annotated[int, "cells of a mask in each direction"] = 7,
+    cells: Annotated[int, "cells of a mask in each direction", AtMost(1000)] = 7,
     keep: Annotated[float, "the probability that a cell is kept"] = 0.5,
     budget: Budget = 1000,
     seed: Seed = 0,

@@ -48,6 +48,7 @@ class Lime(Questioning):
             raise MethodError("budget must be at least 1, width above 0 and ridge not below 0")
         self._by, self._of, self._width, self._ridge = by, of, width, ridge
         self._budget, self._seed, self._given = budget, seed, kept
+        self.evaluations = budget
 
     def maps(self, view: View) -> Tensor:
         """The coefficients w."""
@@ -73,6 +74,7 @@ class KernelShap(Questioning):
         if budget < 2:
             raise MethodError("budget must be at least 2: one evaluation is that of no patch at all")
         self._by, self._of, self._budget, self._seed = by, of, budget, seed
+        self.evaluations = budget
 
     def maps(self, view: View) -> Tensor:
         """φ of the patches."""

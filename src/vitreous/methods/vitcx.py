@@ -12,6 +12,7 @@ from vitreous.errors import MethodError
 from vitreous.methods.asking import Questioning, all_targets, unperturbed
 from vitreous.methods.enlarging import Enlarging
 from vitreous.methods.masks import seeded
+from vitreous.methods.options import MOST_EVALUATIONS
 from vitreous.methods.pixel_maps import Resolution, patch_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
@@ -165,7 +166,9 @@ def vitcx(
     resolution: Annotated[Resolution, "one score per patch, the mean of its pixels, or one per pixel"] = "patch",
     threshold: Annotated[float, "channels nearer than this are one mask"] = 0.1,
     noise: Annotated[float, "the deviation of the noise where the mask hides"] = 0.1,
-    budget: Annotated[int | None, "how many evaluations an image may cost at most; any number by default"] = None,
+    budget: Annotated[
+        int | None, "how many evaluations an image may cost at most; any number by default", MOST_EVALUATIONS
+    ] = None,
     seed: Annotated[int, "of the noise"] = 0,
 ) -> VitCx:
     """The features of the last block as masks, weighted by the causal effect of showing nothing else."""

@@ -126,7 +126,8 @@ def progress(job: Job, before: int) -> str:
         people = "1 other request" if before == 1 else f"{before} other requests"
         return f'<p class="vitreous-status" role="status">Waiting for {people} …</p>'
     counted = f", {job.asked} {job.things} asked" if job.asked > 1 and job.expected is None else ""
-    text = f"{job.stage[:1].upper()}{job.stage[1:]}{counted} …"
+    about = "" if job.estimate is None else f", about {max(1, round(job.estimate))} s in all"
+    text = f"{job.stage[:1].upper()}{job.stage[1:]}{counted}{about} …"
     value = "" if job.fraction is None else f' value="{job.fraction:.3f}"'
     return f'<p class="vitreous-status" role="status">{page.escape(text)}<progress max="1"{value}></progress></p>'
 

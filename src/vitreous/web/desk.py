@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from vitreous.web.jobs import CancelledError, Job
 from vitreous.web.visitors import Visitors
 
 _KEPT_DOWNLOADS = 64
+_TIDY_AFTER = 2.0  # seconds
 _UNEXPECTED = "Something unexpected went wrong; the server's log says what."
 Updates = dict[Any, Any]
 log = logging.getLogger("vitreous.web")
@@ -63,10 +65,17 @@ class Desk:
             if self._newest.get(visitor) is job:
                 del self._newest[visitor]
 
-    async def guarded(self, steps: AsyncIterator[Updates]) -> AsyncIterator[Updates]:
-        """Turn what goes wrong into a sentence; nothing else of it reaches the page."""
+    async def guarded(self, steps: AsyncIterator[Updates], request: gr.Request) -> AsyncIterator[Updates]:
+        """Turn what goes wrong into a sentence; nothing else of it reaches the page.
+
+        Where nobody reads the answers, work ends and nothing is put down for anybody to read.
+        """
+        visitor = visitor_of(request)
         try:
             async for updates in steps:
+                if not await self.visitors.listeners.awaited(visitor):
+                    self.visitors.stop(visitor)
+                    return
                 yield updates
         except CancelledError as stopped:
             yield {self._status: cards.status(str(stopped))} | self.idle()
@@ -75,6 +84,10 @@ class Desk:
         except Exception:  # whatever it was, the visitor gets a sentence and the log the rest
             log.exception("a request failed")
             yield {self._status: cards.status(_UNEXPECTED, error=True)} | self.idle()
+        finally:
+            # By then nobody holds what this request has used.
+            loop = asyncio.get_running_loop()
+            loop.call_later(_TIDY_AFTER, loop.run_in_executor, None, self.visitors.tidy)
 
     def idle(self) -> Updates:
         """Say that there is nothing to stop."""

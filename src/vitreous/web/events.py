@@ -133,7 +133,7 @@ class Events:
             maps = cards.maps(record, controls.wanted, controls.sliders)
             return {self.parts.maps: maps} | self.desk.done(seconds)
 
-        async for updates in self.desk.guarded(self._explain(begin, done, request)):
+        async for updates in self.desk.guarded(self._explain(begin, done, request), request):
             yield updates
 
     async def press_patch(
@@ -153,27 +153,27 @@ class Events:
         self, request: gr.Request, visit: Visit | None, block: int, row: int, column: int
     ) -> AsyncIterator[Updates]:
         """Show what a patch draws on."""
-        async for updates in self.desk.guarded(self._look(visit, block, row, column, request)):
+        async for updates in self.desk.guarded(self._look(visit, block, row, column, request), request):
             yield updates
 
     async def measure(self, request: gr.Request, *values: Any) -> AsyncIterator[Updates]:
         """Measure the curves of the maps that are shown."""
-        async for updates in self.desk.guarded(self._measure(values, request)):
+        async for updates in self.desk.guarded(self._measure(values, request), request):
             yield updates
 
     async def take_png(self, request: gr.Request, *values: Any) -> AsyncIterator[Updates]:
         """Hand over the maps as a picture."""
-        async for updates in self.desk.guarded(self._take_home("png", values, request)):
+        async for updates in self.desk.guarded(self._take_home("png", values, request), request):
             yield updates
 
     async def take_npz(self, request: gr.Request, *values: Any) -> AsyncIterator[Updates]:
         """Hand over the numbers."""
-        async for updates in self.desk.guarded(self._take_home("npz", values, request)):
+        async for updates in self.desk.guarded(self._take_home("npz", values, request), request):
             yield updates
 
     async def take_report(self, request: gr.Request, *values: Any) -> AsyncIterator[Updates]:
         """Hand over a report."""
-        async for updates in self.desk.guarded(self._take_home("report", values, request)):
+        async for updates in self.desk.guarded(self._take_home("report", values, request), request):
             yield updates
 
     async def _open(
@@ -192,7 +192,7 @@ class Events:
             controls = read_controls([values[0], [], values[2], None, *values[4:]])
             return self._opened(visits[0], record, controls, seconds)
 
-        async for updates in self.desk.guarded(self._explain(begin, done, request)):
+        async for updates in self.desk.guarded(self._explain(begin, done, request), request):
             yield updates
 
     async def _explain(
@@ -204,10 +204,11 @@ class Events:
         visit, controls, record = begin()
         if record is not None:
             self.desk.stop(request)
-            yield done(record, None)
+            yield await asyncio.to_thread(done, record, None)
             return
         async for job, updates in self.desk.work(partial(self.studio.explain, visit, controls.wanted), request):
-            yield updates if job is None else done(job.future.result(), job.seconds)
+            # Dozens of maps take a while to draw, in which others would wait.
+            yield updates if job is None else await asyncio.to_thread(done, job.future.result(), job.seconds)
 
     async def _look(
         self, visit: Visit | None, block: int, row: int, column: int, request: gr.Request
@@ -267,11 +268,13 @@ class Events:
     def _opened(self, visit: Visit, record: Record, controls: Controls, seconds: float | None) -> Updates:
         parts, sample = self.parts, record.sample
         assert sample is not None
-        choices = [(name, number) for number, name in enumerate(record.class_names())]
+        classes: Updates = {"value": list(classes_of(controls.wanted, record))}
+        if controls.visit is None or controls.visit.model != visit.model:  # otherwise the page has them
+            classes["choices"] = record.class_choices()
         return {
             parts.visit: visit,
             parts.predictions: cards.predictions(record),
-            parts.classes: gr.update(choices=choices, value=list(classes_of(controls.wanted, record))),
+            parts.classes: gr.update(**classes),
             parts.maps: cards.maps(record, controls.wanted, controls.sliders),
             parts.depth: gr.update(maximum=record.depth, value=record.depth),
             parts.block: gr.update(maximum=record.depth - 1, value=record.depth - 1),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from torch import Tensor
@@ -11,6 +12,11 @@ from torch import Tensor
 from vitreous.predicted import Predicted
 
 Made = TypeVar("Made", bound=Predicted)
+
+
+@lru_cache(maxsize=4)
+def _choices(names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    return tuple((name, number) for number, name in enumerate(names))
 
 
 @dataclass(kw_only=True)
@@ -45,6 +51,10 @@ class Findings(Generic[Made]):
         assert self.sample is not None
         names = self.sample.class_names or [f"class {number}" for number in range(self.sample.logits.shape[1])]
         return [name.replace("_", " ") for name in names]
+
+    def class_choices(self) -> list[tuple[str, int]]:
+        """Give all classes with their numbers, the same objects for all visitors of a model: Gradio keeps them."""
+        return list(_choices(tuple(self.class_names())))
 
     def missing(self, methods: Iterable[str], classes: Iterable[int]) -> list[str]:
         """Give the methods that have not been asked about all of the classes."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
+
+from vitreous.web.listeners import Listeners
+from vitreous.web.uploads import Uploads
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -16,8 +20,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _OPEN = re.compile(
     r"/(|config/?|theme\.css|favicon\.ico|manifest\.json|robots\.txt|pwa_icon.*|assets/.*|static/.*|svelte/.*"
     r"|gradio_api/(info/?|app_id/?|startup-events|upload|upload_progress|heartbeat/.*|queue/(join|data)|cancel|reset/?"
-    r"|call/.*|run/[a-z_]+/?|file=.*))"
+    r"|run/[a-z_]+/?|file=.*))"
 )
+_UPLOAD, _ANSWERS = "/gradio_api/upload", "/gradio_api/queue/data"
+_MOST_SENT = 2**20  # bytes of a request without a file: the longest text, with every letter escaped, takes a tenth
+_AROUND_A_FILE = 2**14  # bytes of an upload's own headers
 # The page runs its own scripts only and talks to nobody but this server.
 _POLICY = (
     b"default-src 'self' data: blob:; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
@@ -40,10 +47,12 @@ class Gate:
         app: What answers the page.
         host: The address that is listened on. Where that is this machine's own, a request has to name it so: a browser
             that was led here under another name would let that name's pages read along.
+        listeners: Who reads the answers; the gate sees who opens a stream of them.
+        uploads: Where files go.
     """
 
-    def __init__(self, app: App, host: str) -> None:
-        self._app = app
+    def __init__(self, app: App, host: str, listeners: Listeners, uploads: Uploads) -> None:
+        self._app, self._listeners, self._uploads = app, listeners, uploads
         own = _bracketed(host)
         self._names = _THIS_MACHINE | {own} if own in _THIS_MACHINE else None
 
@@ -63,10 +72,41 @@ class Gate:
             await send({"type": "http.response.body", "body": b"This page answers nobody but its own visitors."})
             return
         if is_open(scope["path"]):
-            await self._app(scope, receive, send_with_headers)
+            refusal = self._size_refusal(scope)
+            if refusal is not None:
+                await send_with_headers({"type": "http.response.start", "status": refusal[0], "headers": []})
+                await send({"type": "http.response.body", "body": refusal[1]})
+                return
+            async with self._admitted(scope):
+                await self._app(scope, receive, send_with_headers)
             return
         await send_with_headers({"type": "http.response.start", "status": 404, "headers": []})
         await send({"type": "http.response.body", "body": b"There is nothing here."})
+
+    def _size_refusal(self, scope: Scope) -> tuple[int, bytes] | None:
+        """Give the status and the sentence for a request that sends more than the page ever does."""
+        if scope["method"] in {"GET", "HEAD", "OPTIONS"}:
+            return None
+        length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"")
+        if not length.isdigit():
+            return 411, b"Say how much is sent."
+        most = self._uploads.largest + _AROUND_A_FILE if scope["path"] == _UPLOAD else _MOST_SENT
+        return (
+            None if int(length) <= most else (413, b"This is more than is taken here: maximum allowed size exceeded.")
+        )
+
+    @asynccontextmanager
+    async def _admitted(self, scope: Scope) -> AsyncIterator[None]:
+        """Note who listens, and make room for a file."""
+        if scope["path"] == _UPLOAD:
+            async with self._uploads.room():
+                yield
+        elif scope["path"] == _ANSWERS:
+            visitor = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_hash", [""])[0]
+            with self._listeners.listening(visitor):
+                yield
+        else:
+            yield
 
     def _is_foreign(self, scope: Scope) -> bool:
         given = {name.lower(): value.decode("latin-1").lower() for name, value in scope["headers"]}

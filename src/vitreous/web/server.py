@@ -7,20 +7,24 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vitreous.errors import InputError, MissingDependencyError
+from vitreous.web.jobs import Limits
+from vitreous.web.listeners import Listeners
 from vitreous.web.shelf import Shelf, TextShelf, checkpoints
 from vitreous.web.studio import Studio
 from vitreous.web.surroundings import leave, occupy
 from vitreous.web.text_studio import TextStudio
+from vitreous.web.uploads import Uploads
 from vitreous.web.visitors import Visitors
 
 _HOUR = 3600
 _NO_DOCUMENTATION = ("docs_url", "redoc_url", "openapi_url")  # of the addresses, by which one could call them
 _PART_FOR_TEXTS = 16  # of what is remembered: a text takes kilobytes where a photo takes megabytes
+_UPLOADS_KEPT = 10  # of the largest size; the oldest go first
 _MOST_AT_ONCE = 32  # requests that may wait for work; they take no thread meanwhile
 
 
@@ -36,6 +40,7 @@ class Settings:
         upload_bytes: The largest photo that is taken.
         cache_bytes: How much is remembered.
         text_model: The text classifier that is there from the start, if any.
+        limits: The time and memory that one request may take.
     """
 
     model: str = "demo"
@@ -45,6 +50,7 @@ class Settings:
     upload_bytes: int = 20 * 2**20
     cache_bytes: int = 256 * 2**20
     text_model: str | None = None
+    limits: Limits = field(default_factory=Limits)
 
 
 class Server:
@@ -82,14 +88,16 @@ def start(settings: Settings) -> Server:
         Shelf(settings.model, settings.folders),
         cache_bytes=settings.cache_bytes - for_texts,
         upload_bytes=settings.upload_bytes,
+        limits=settings.limits,
     )
     studio.shelf.take(settings.model)
     texts = _text_studio(settings, studio, for_texts)
     folder = Path(tempfile.mkdtemp(prefix="vitreous-web-"))
     occupy(folder)
     try:
-        page = build(gradio, studio, texts, settings.folders, folder)
-        _launch(gradio, page, settings)
+        listeners = Listeners()
+        page = build(gradio, studio, texts, settings.folders, folder, listeners)
+        _launch(gradio, page, settings, folder, listeners)
     except BaseException:
         _clear(studio, folder)
         raise
@@ -114,7 +122,14 @@ def _text_studio(settings: Settings, studio: Studio, cache_bytes: int) -> TextSt
     return TextStudio(shelf, studio.worker, cache_bytes=cache_bytes)
 
 
-def build(gradio: Any, studio: Studio, texts: TextStudio | None, folders: Sequence[Path], folder: Path) -> Any:
+def build(
+    gradio: Any,
+    studio: Studio,
+    texts: TextStudio | None,
+    folders: Sequence[Path],
+    folder: Path,
+    listeners: Listeners,
+) -> Any:
     """Build the page."""
     from vitreous.web import text_cards  # noqa: PLC0415  # these need Gradio
     from vitreous.web.events import Events  # noqa: PLC0415
@@ -126,7 +141,7 @@ def build(gradio: Any, studio: Studio, texts: TextStudio | None, folders: Sequen
     small = thumbnails(example_photos(folders), folder)
     with gradio.Blocks(analytics_enabled=False, title="Vitreous", delete_cache=(_HOUR // 4, 2 * _HOUR)) as page:
         gradio.HTML(TITLE, elem_id="vitreous-title")
-        visitors = Visitors(studio.worker)
+        visitors = Visitors(studio.worker, listeners)
         with gradio.Tabs(elem_id="vitreous-tabs"):
             with gradio.Tab("Photos"):
                 events = Events(
@@ -139,15 +154,20 @@ def build(gradio: Any, studio: Studio, texts: TextStudio | None, folders: Sequen
                 else:
                     TextEvents(texts, lay_out_texts(texts.shelf.names()), visitors, folder).connect()
         page.unload(events.desk.stop)
-    page.queue(default_concurrency_limit=_MOST_AT_ONCE, max_size=4 * _MOST_AT_ONCE)
+    # Past the queue there is no stream of answers, by which one could tell whether anybody reads them.
+    page.queue(default_concurrency_limit=_MOST_AT_ONCE, max_size=4 * _MOST_AT_ONCE, api_open=False)
     return page
 
 
-def _launch(gradio: Any, page: Any, settings: Settings) -> None:
+def _launch(gradio: Any, page: Any, settings: Settings, folder: Path, listeners: Listeners) -> None:
     from starlette.middleware import Middleware  # noqa: PLC0415  # comes with Gradio
 
     from vitreous.web.gate import Gate  # noqa: PLC0415
+    from vitreous.web.sessions import MOST_SESSIONS, keep_little  # noqa: PLC0415
     from vitreous.web.style import CSS  # noqa: PLC0415
+
+    uploads = Uploads(folder, settings.upload_bytes, _UPLOADS_KEPT * settings.upload_bytes)
+    gate = Middleware(Gate, host=settings.host, listeners=listeners, uploads=uploads)
 
     fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # nothing is fetched
     page.launch(
@@ -165,11 +185,12 @@ def _launch(gradio: Any, page: Any, settings: Settings) -> None:
         mcp_server=False,
         pwa=False,
         max_file_size=settings.upload_bytes,
-        state_session_capacity=1000,
-        app_kwargs={"middleware": [Middleware(Gate, host=settings.host)], **dict.fromkeys(_NO_DOCUMENTATION)},
+        state_session_capacity=MOST_SESSIONS,
+        app_kwargs={"middleware": [gate], **dict.fromkeys(_NO_DOCUMENTATION)},
         theme=gradio.themes.Default(primary_hue="blue", **fonts),
         css=CSS,
     )
+    keep_little(page)
 
 
 def _check(settings: Settings) -> None:

@@ -15,12 +15,12 @@ from vitreous.pictures.data.curves import Curves
 from vitreous.pictures.data.strip import depth_of
 from vitreous.web.cache import BoundedCache
 from vitreous.web.depths import all_depths, at_depth
-from vitreous.web.jobs import Job, Worker, watched
+from vitreous.web.jobs import Job, Limits, Pace, Worker, watched
 from vitreous.web.photo import Upload, develop, receive
 from vitreous.web.record import Record
 from vitreous.web.rows import BlockRows, block_rows
 from vitreous.web.shelf import Shelf
-from vitreous.web.wanted import Ask, Wanted, begin, check_classes, classes_of, groups, is_quick, make
+from vitreous.web.wanted import Ask, Wanted, begin, check_classes, classes_of, expect, groups, is_quick, make
 
 CURVE_POINTS = 11  # of each of the two curves
 
@@ -49,12 +49,20 @@ class Studio:
         runs: How many images models have been asked about since the start.
     """
 
-    def __init__(self, shelf: Shelf, *, cache_bytes: int = 256 * 2**20, upload_bytes: int = 20 * 2**20) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        *,
+        cache_bytes: int = 256 * 2**20,
+        upload_bytes: int = 20 * 2**20,
+        limits: Limits | None = None,
+    ) -> None:
         self.shelf = shelf
         self.upload_bytes = upload_bytes
         self.cache: BoundedCache[Record] = BoundedCache(cache_bytes)
-        self.worker = Worker()
+        self.worker = Worker(limits)
         self.runs = 0
+        self._paces: dict[str, Pace] = {}
 
     def receive(self, path: str | Path, name: str, model: str) -> Visit:
         """Take in a photo's file."""
@@ -73,12 +81,15 @@ class Studio:
         with self._keeping(visit, record), self._watching(model, job):
             if record.sample is None:
                 job.begin("explaining the photo")
+                expect(job, wanted.methods, max(1, len(wanted.classes)))
                 begin(record, wanted, _asking(model, record, wanted.classes), job)
             classes = classes_of(wanted, record)
             check_classes(classes, record)
             shown = _shown(wanted, record.depth)
             ahead = _ahead(wanted, record.depth) if record.missing(shown, classes) else []
-            for group in groups(record.missing([*shown, *ahead], classes)):
+            missing = record.missing([*shown, *ahead], classes)
+            expect(job, missing, len(classes))
+            for group in groups(missing):
                 job.begin("explaining the photo" if len(group) > 1 else f"explaining by {group[0]}")
                 make(record, group, _asking(model, record, classes), job)
         return record
@@ -121,6 +132,7 @@ class Studio:
     def _open(self, visit: Visit, job: Job) -> tuple[LoadedModel, Record]:
         job.begin(f"loading {visit.model}")
         model = self.shelf.take(visit.model)
+        job.pace = self._paces.setdefault(visit.model, job.pace)
         record = self.cache.get(visit.key)
         if record is None:
             job.begin("reading the photo")

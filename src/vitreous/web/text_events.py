@@ -78,7 +78,7 @@ class TextEvents:
 
     async def open(self, request: gr.Request, *values: Any) -> AsyncIterator[Updates]:
         """Explain the text, and offer the classes of the model."""
-        async for updates in self.desk.guarded(self._show(values, request, offer=True)):
+        async for updates in self.desk.guarded(self._show(values, request, offer=True), request):
             yield updates
 
     async def open_example(self, request: gr.Request, number: int | None, *values: Any) -> AsyncIterator[Updates]:
@@ -102,12 +102,12 @@ class TextEvents:
 
     async def show(self, request: gr.Request, *values: Any) -> AsyncIterator[Updates]:
         """Show what is wanted, at once where it has been found out before."""
-        async for updates in self.desk.guarded(self._show(values, request, offer=False)):
+        async for updates in self.desk.guarded(self._show(values, request, offer=False), request):
             yield updates
 
     async def take_page(self, request: gr.Request, *values: Any) -> AsyncIterator[Updates]:
         """Hand over the coloured texts as a page."""
-        async for updates in self.desk.guarded(self._take_page(values, request)):
+        async for updates in self.desk.guarded(self._take_page(values, request), request):
             yield updates
 
     async def _show(self, values: Sequence[Any], request: gr.Request, *, offer: bool) -> AsyncIterator[Updates]:
@@ -143,6 +143,5 @@ class TextEvents:
             parts.words: text_cards.words(record, controls.wanted, controls.by),
         }
         if offer:
-            choices = [(name, number) for number, name in enumerate(record.class_names())]
-            updates[parts.classes] = gr.update(choices=choices, value=list(controls.wanted.classes))
+            updates[parts.classes] = gr.update(choices=record.class_choices(), value=list(controls.wanted.classes))
         return updates | self.desk.done(seconds)

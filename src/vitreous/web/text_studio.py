@@ -11,10 +11,10 @@ import vitreous
 from vitreous.errors import InputError
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.web.cache import BoundedCache
-from vitreous.web.jobs import Job, Worker, watched
+from vitreous.web.jobs import Job, Pace, Worker, watched
 from vitreous.web.shelf import TextShelf
 from vitreous.web.text_record import TextRecord
-from vitreous.web.wanted import Ask, Wanted, begin, check_classes, classes_of, groups, make
+from vitreous.web.wanted import Ask, Wanted, begin, check_classes, classes_of, expect, groups, make
 
 MOST_CHARACTERS = 20_000  # some eight pages
 
@@ -65,6 +65,7 @@ class TextStudio:
         self.shelf, self.worker = shelf, worker
         self.cache: BoundedCache[TextRecord] = BoundedCache(cache_bytes)
         self.runs = 0
+        self._paces: dict[str, Pace] = {}
 
     def known(self, visit: TextVisit, wanted: Wanted) -> TextRecord | None:
         """Give the record of a text if it holds all that is wanted already: then nothing has to be waited for."""
@@ -78,15 +79,19 @@ class TextStudio:
         job.things = "texts"
         job.begin(f"loading {visit.model}")
         model = self.shelf.take(visit.model)
+        job.pace = self._paces.setdefault(visit.model, job.pace)
         record = self.cache.get(visit.key) or _read(visit, model)
         try:
             with watched(model.model, job, self._count):
                 if record.sample is None:
                     job.begin("explaining the text")
+                    expect(job, wanted.methods, max(1, len(wanted.classes)))
                     begin(record, wanted, _asking(model, visit, record, wanted.classes), job)
                 classes = classes_of(wanted, record)
                 check_classes(classes, record)
-                for group in groups(record.missing(wanted.methods, classes)):
+                missing = record.missing(wanted.methods, classes)
+                expect(job, missing, len(classes))
+                for group in groups(missing):
                     job.begin("explaining the text" if len(group) > 1 else f"explaining by {group[0]}")
                     make(record, group, _asking(model, visit, record, classes), job)
         finally:

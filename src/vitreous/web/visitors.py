@@ -8,16 +8,25 @@ from threading import Lock
 from typing import Any
 
 from vitreous.web.jobs import Job, Worker
+from vitreous.web.listeners import Listeners
 
 _LOOK_EVERY = 0.15  # seconds
 _FIRST_LOOKS = (0.01, 0.02, 0.04, 0.08)  # quick work is seen quickly
 
 
 class Visitors:
-    """The running work of every visitor."""
+    """The running work of every visitor.
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    Args:
+        worker: Who does it.
+        listeners: Who reads the answers.
+
+    Attributes:
+        tidy: Gives free memory back to the system.
+    """
+
+    def __init__(self, worker: Worker, listeners: Listeners) -> None:
+        self._worker, self.listeners, self.tidy = worker, listeners, worker.tidy
         self._jobs: dict[str, Job] = {}
         self._lock = Lock()
 
