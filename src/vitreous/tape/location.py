@@ -1,0 +1,192 @@
+"""Where in a picture the pixels are that tokens are made of: the receptive fields of some tokens, by their gradients.
+
+Every one of a few copies of a fixed picture of noise belongs to one token. The gradient of a random projection of that
+token shows which pixels count for it. All copies run together, as far as the first block, once for a model and a size of
+pictures; the picture is always the same, so that what is found depends on the model alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import UnsupportedModelError
+from vitreous.patch_geometry import PatchGeometry, Size, patch_of_line
+
+PROBES = 8  # tokens that are looked at
+PROBES_BEHIND = 4  # where blocks of earlier stages have to run as well
+_NOTHING = 1e-12  # of a line's greatest energy (squared gradient): rounding, or exactly nothing, in a receptive field
+_NO_SHIFT = 0.5  # pixels; receptive fields of known ends are exact to half a pixel
+_NO_BLURRED_SHIFT = 1 / 8  # of a patch; centres of mass are not as exact, weights are no smooth window
+_PITCHES = (0.5, 1.5)  # times what equal cells would have: overlapping patches are closer together
+_CLEARLY_MORE = 2.0  # times what other tokens have of a patch's pixels; scattered pixels are alike for all
+_WIDE = 1.5  # patches: a receptive field that is as wide has no gaps, unless it gathers scattered pixels
+_GAPS = 0.4
+
+
+@dataclass(frozen=True)
+class ReceptiveFields:
+    """What pixels count for some tokens.
+
+    Attributes:
+        energy: the squared gradient of each pixel, (tokens, height, width), in float64.
+        rows: the row of patches of each token.
+        columns: the column of patches of each token.
+        grid: rows and columns of patches.
+    """
+
+    energy: Tensor
+    rows: Tensor
+    columns: Tensor
+    grid: Size
+
+    def geometry(self) -> PatchGeometry | None:
+        """Where patches are centred; ``None`` where they are equal cells of the picture, as far as can be told."""
+        axes = zip(self._marginals(), (self.rows, self.columns), self.grid, strict=True)
+        lines = [_line(marginal, index, cells) for marginal, index, cells in axes]
+        if lines == [None, None]:
+            return None
+        size = self.energy.shape[1:]
+        filled = [
+            (length / cells / 2, length / cells) if line is None else line
+            for line, length, cells in zip(lines, size, self.grid, strict=True)
+        ]
+        (top, down), (left, across) = filled
+        return PatchGeometry((top, left), (down, across))
+
+    def check(self, name: str, geometry: PatchGeometry | None) -> None:
+        """Refuse tokens that are made of other pixels than those of their patch.
+
+        Raises:
+            UnsupportedModelError: most of the tokens see scattered pixels, or those of another place.
+        """
+        if len(self.energy) < 2:
+            return
+        if any(_scattered(marginal, cells) for marginal, cells in zip(self._marginals(), self.grid, strict=True)):
+            raise UnsupportedModelError(
+                f"a token of {name} gathers scattered pixels of the picture (a dilated convolution, or an order of axes "
+                "in which neighbouring pixels go to different tokens), so that it has no place in a map"
+            )
+        share = self._shares(geometry)
+        same = (self.rows[:, None] == self.rows) & (self.columns[:, None] == self.columns)
+        own = share.diagonal()
+        others = (share * ~same).sum(dim=0) / (~same).sum(dim=0).clamp(min=1)
+        wrong = int((own <= _CLEARLY_MORE * others).sum())
+        if 2 * wrong > len(own):
+            raise UnsupportedModelError(
+                f"{wrong} of {len(own)} tokens of {name} that were looked at do not see the pixels of their place, row by "
+                "row, more than other tokens do: its patches stand in another order, or gather scattered pixels, so "
+                "no map can be laid out"
+            )
+
+    def _marginals(self) -> tuple[Tensor, Tensor]:
+        return self.energy.sum(dim=2), self.energy.sum(dim=1)
+
+    def _shares(self, geometry: PatchGeometry | None) -> Tensor:
+        """The part of each token's energy in the pixels of each token's patch, (token, patch)."""
+        height, width = self.energy.shape[1:]
+        rows = patch_of_line(height, self.grid[0], geometry, 0)
+        columns = patch_of_line(width, self.grid[1], geometry, 1)
+        inside_rows = (rows == self.rows[:, None]).to(self.energy)
+        inside_columns = (columns == self.columns[:, None]).to(self.energy)
+        sums = torch.einsum("thw,ph,pw->tp", self.energy, inside_rows, inside_columns)
+        return sums / self.energy.sum(dim=(1, 2))[:, None]
+
+
+def probed_patches(grid: Size, count: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of some patches, spread over the picture and never in the order of a diagonal."""
+    rows, columns = (torch.linspace(0, cells - 1, count).round().long() for cells in grid)
+    return rows, columns[torch.randperm(count, generator=torch.Generator().manual_seed(0))]
+
+
+def noise_picture(shape: torch.Size) -> Tensor:
+    """The picture that is always the same, (channel, height, width)."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def receptive_fields(stream: Tensor, pictures: Tensor, grid: Size, prefix: int) -> ReceptiveFields | None:
+    """The pixels that count for one token of each picture.
+
+    Args:
+        stream: what became of the pictures in front of the first block, (picture, token, channel).
+        pictures: (picture, channel, height, width), from which the stream was made in a graph.
+        grid: rows and columns of patches.
+        prefix: how many tokens stand before the patches.
+
+    Returns:
+        ``None`` where gradients do not show it: the model cuts them off, or no token depends on the picture.
+    """
+    if not stream.requires_grad:
+        return None
+    rows, columns = probed_patches(grid, len(stream))
+    tokens = stream[torch.arange(len(stream)), prefix + rows * grid[1] + columns]
+    generator = torch.Generator().manual_seed(2)
+    directions = torch.randn(tokens.shape, generator=generator).to(tokens)
+    (gradient,) = torch.autograd.grad((tokens * directions).sum(), [pictures], allow_unused=True)
+    if gradient is None or not bool(gradient.isfinite().all()):
+        return None
+    energy = gradient.detach().cpu().double().square().sum(dim=1)
+    seeing = energy.sum(dim=(1, 2)) > 0  # something else may stand in the place of some patches
+    return ReceptiveFields(energy[seeing], rows[seeing], columns[seeing], grid) if bool(seeing.any()) else None
+
+
+def _line(energy: Tensor, index: Tensor, cells: int) -> tuple[float, float] | None:
+    """Offset and pitch of the centres along one axis, from energies (token, pixel); ``None`` for equal cells."""
+    length = energy.shape[1]
+    if cells == 1 or len(energy) < 2:
+        return None
+    found = _line_of_ends(energy, index, length / cells)
+    if found is not None:
+        offset, pitch = found
+        far = torch.tensor([0, cells - 1])
+        distance = (offset + pitch * far) - (far + 0.5) * length / cells
+        return None if float(distance.abs().max()) <= _NO_SHIFT else found
+    return _line_of_mass(energy, index, cells)
+
+
+def _line_of_ends(energy: Tensor, index: Tensor, cell: float) -> tuple[float, float] | None:
+    """The line through the middles of receptive fields that no edge of the picture cuts off; they all have one width."""
+    seen = energy > _NOTHING * energy.amax(dim=1, keepdim=True)
+    first, last = seen.int().argmax(dim=1), seen.shape[1] - seen.flip(1).int().argmax(dim=1)
+    width, middle = last - first, (first + last) / 2
+    whole = width == width.max()
+    index, middle = index[whole], middle[whole]
+    low, high = int(index.argmin()), int(index.argmax())
+    steps = int(index[high] - index[low])
+    if steps == 0:
+        return None
+    pitch = float(middle[high] - middle[low]) / steps
+    offset = float(middle[low]) - pitch * int(index[low])
+    straight = (middle - (offset + pitch * index)).abs().max() <= _NO_SHIFT
+    return (offset, pitch) if bool(straight) and _PITCHES[0] <= pitch / cell <= _PITCHES[1] else None
+
+
+def _line_of_mass(energy: Tensor, index: Tensor, cells: int) -> tuple[float, float] | None:
+    """Equal distances, shifted as the centres of mass are of receptive fields that reach far, or over all of a picture.
+
+    Those at the edges are cut off by them and say nothing.
+    """
+    length = energy.shape[1]
+    cell = length / cells
+    inside = (index > 0) & (index < cells - 1)
+    if int(inside.sum()) < 2:
+        return None
+    energy, index = energy[inside], index[inside]
+    places = torch.arange(length, dtype=energy.dtype) + 0.5
+    shifts = (energy @ places) / energy.sum(dim=1) - (index + 0.5) * cell
+    shift = round(2 * float(shifts.median())) / 2
+    spread = float((shifts - shift).abs().median())
+    if not _NO_BLURRED_SHIFT * cell < abs(shift) < cell or spread > cell / 4:
+        return None
+    return cell / 2 + shift, cell
+
+
+def _scattered(energy: Tensor, cells: int) -> bool:
+    """Whether most receptive fields are wider than a patch and full of gaps, along one axis."""
+    seen = energy > _NOTHING * energy.amax(dim=1, keepdim=True)
+    first, last = seen.int().argmax(dim=1), seen.shape[1] - seen.flip(1).int().argmax(dim=1)
+    width = last - first
+    gaps = 1 - seen.sum(dim=1) / width
+    return bool(((width > _WIDE * energy.shape[1] / cells) & (gaps > _GAPS)).float().mean() > 0.5)
