@@ -1,7 +1,7 @@
 """Whether blocks leave the patches in their places: what changes behind a block when some patches change in front of it.
 
-A block adds to the stream, so a patch that changes in front of a block changes most in the same place behind it. A
-model that turns, shifts or shuffles its patches between blocks and does not turn them back gives the same class scores,
+A block adds to the stream, so what is added to a patch in front of a block is found in the same place behind it, more
+than in any other. A model that turns, shifts or shuffles its patches between blocks and does not turn them back gives the same class scores,
 but its maps would show other places.
 """
 
@@ -22,6 +22,7 @@ from vitreous.torch_state import outside_inference_mode
 
 _MOST = 8  # patches are changed in front of a block
 _SHARE = 1 / 8  # of all patches, at least one
+_ALIKE = 0.6  # cosine between what was added and what is found elsewhere; what blocks mix in is far less like it
 
 
 class _Moved(BaseException):  # no error, and nothing in a model may catch it
@@ -43,7 +44,8 @@ class _Changing:
             self._points.setdefault(point.step, []).append((layer, point))
         self.steps, self.own_steps = frozenset(self._points), frozenset[int]()
         self._generator = torch.Generator().manual_seed(0)
-        self._changed: Tensor | None = None
+        self._changed: Tensor | None = None  # the patches that were changed in front of the last block
+        self._added = torch.empty(0)  # what was added to them, (patch, channel)
 
     def before(self, number: int) -> None:
         """Nothing to do."""
@@ -63,21 +65,27 @@ class _Changing:
         if self._changed is None:
             return
         first, second = exact(tokens[:, -self._patches :])
-        change = (second - first).norm(dim=-1)
-        found = change.topk(len(self._changed)).indices.tolist()
-        missed = len(set(self._changed.tolist()).difference(found))
-        if bool(change.isfinite().all()) and bool(change.any()) and 2 * missed > len(self._changed):
+        change = second - first
+        if not bool(change.isfinite().all()) or change.shape[-1] != self._added.shape[-1]:
+            return
+        changed = torch.arange(len(self._changed))
+        found = change @ self._added.to(change).T  # (patch, changed patch)
+        most, place = found.max(dim=0)
+        likeness = most / (change[place].norm(dim=-1) * self._added.to(change).norm(dim=-1))
+        elsewhere = (likeness > _ALIKE) & (found[self._changed, changed] < most / 2)
+        missed = int((elsewhere | ~change[self._changed].any(dim=-1)).sum())
+        if bool(change.any()) and 2 * missed > len(self._changed):
             raise _Moved(layer, missed, len(self._changed))
 
     def _differing(self, tokens: Tensor) -> Tensor:
         count = max(1, min(_MOST, int(self._patches * _SHARE)))
         self._changed = torch.randperm(self._patches, generator=self._generator)[:count]
-        noise = torch.randn(count, tokens.shape[-1], generator=self._generator).to(exact(tokens))
-        places = tokens.shape[1] - self._patches + self._changed
-        first = tokens[0]
+        first = exact(tokens[0])
+        noise = torch.randn(count, tokens.shape[-1], generator=self._generator)
+        self._added = noise.to(first) * first.std()
         second = first.clone()
-        second[places] += (noise * exact(first).std()).to(tokens)
-        return torch.stack((first, second))
+        second[tokens.shape[1] - self._patches + self._changed] += self._added
+        return torch.stack((first, second)).to(tokens)
 
 
 def check_block_order(architecture: Architecture, model: nn.Module, inputs: Inputs, patches: int) -> None:
@@ -86,7 +94,7 @@ def check_block_order(architecture: Architecture, model: nn.Module, inputs: Inpu
     A model that fails in such a run is believed.
 
     Raises:
-        UnsupportedModelError: most of the patches that change in front of a block do not change most behind it.
+        UnsupportedModelError: most of what is added to patches in front of a block is found elsewhere behind it.
     """
     if patches < 2:
         return
@@ -100,6 +108,6 @@ def check_block_order(architecture: Architecture, model: nn.Module, inputs: Inpu
     except _Moved as moved:
         raise UnsupportedModelError(
             f"{architecture.name} has its patches in other places behind block {moved.layer - 1} than in front of it: "
-            f"{moved.missed} of {moved.changed} that were changed show the change elsewhere (they are turned, shifted or "
+            f"{moved.missed} of {moved.changed} that were changed show it in another place (they are turned, shifted or "
             "shuffled), so no map can be laid out"
         ) from None

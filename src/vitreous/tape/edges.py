@@ -108,7 +108,7 @@ class Edges:
         if fields is None:
             return None
         geometry = fields.geometry()
-        fields.check(self.architecture.name, geometry)
+        fields.check(self.architecture.name, geometry, mixed=self._behind_blocks)
         return geometry
 
     def _grid(self, probed: _Probed | None) -> Size:
@@ -176,6 +176,11 @@ class Edges:
         assert isinstance(self.inputs, Tensor)
         return self.inputs.shape[-2], self.inputs.shape[-1]
 
+    @property
+    def _behind_blocks(self) -> bool:
+        """Whether more of the model runs before the stage that is read than behind, so that probes are dear."""
+        return 2 * self.architecture.blocks[0].input.step >= len(self.architecture.operations)
+
     def _probe(self, width: Size, tokens: int) -> _Probed | None:
         """Run the probes, all of them at once if the model takes so many pictures, or else two or one at a time.
 
@@ -187,8 +192,7 @@ class Edges:
             ``None`` where there is no stream to compare.
         """
         assert isinstance(self.inputs, Tensor)
-        steps = self.architecture.blocks[0].input.step, len(self.architecture.operations)
-        count = PROBES if 2 * steps[0] < steps[1] else PROBES_BEHIND
+        count = PROBES_BEHIND if self._behind_blocks else PROBES
         edges = _with_other_edges(self.inputs[:1].detach(), width)
         noise = noise_picture(self.inputs.shape[1:]).to(self.inputs).repeat(count, 1, 1, 1).requires_grad_()
         for at_once in (len(edges) + count, 2, 1):
@@ -203,13 +207,12 @@ class Edges:
     def _streams(self, edges: Tensor, noise: Tensor, at_once: int) -> Tensor | None:
         streams = []
         with torch.enable_grad():
-            pictures = torch.cat((edges, noise))
-        for part in pictures.split(at_once):
-            stream = first_block_input(self.architecture, self.model, part.clone(), graph=True)
-            if stream is None:
-                return None
-            streams.append(stream)
-        return torch.cat(streams)
+            for part in torch.cat((edges, noise)).split(at_once):
+                stream = first_block_input(self.architecture, self.model, part.clone(), graph=True)
+                if stream is None:
+                    return None
+                streams.append(stream)
+            return torch.cat(streams)
 
     def _check_order(self, streams: Tensor) -> None:
         """Refuse tokens that were found in other places when the picture was given a second time with another edge.

@@ -20,6 +20,8 @@ PROBES_BEHIND = 4  # where blocks of earlier stages have to run as well
 _NOTHING = 1e-12  # of a line's greatest energy (squared gradient): rounding, or exactly nothing, in a receptive field
 _NO_SHIFT = 0.5  # pixels; receptive fields of known ends are exact to half a pixel
 _NO_BLURRED_SHIFT = 1 / 8  # of a patch; centres of mass are not as exact, weights are no smooth window
+_SHIFTS_AT_LEAST = 4  # so many centres of mass have to agree, to a quarter of a patch
+_SHIFTS_AGREE = 0.25
 _PITCHES = (0.5, 1.5)  # times what equal cells would have: overlapping patches are closer together
 _CLEARLY_MORE = 2.0  # times what other tokens have of a patch's pixels; scattered pixels are alike for all
 _WIDE = 1.5  # patches: a receptive field that is as wide has no gaps, unless it gathers scattered pixels
@@ -44,20 +46,31 @@ class ReceptiveFields:
 
     def geometry(self) -> PatchGeometry | None:
         """Where patches are centred; ``None`` where they are equal cells of the picture, as far as can be told."""
-        axes = zip(self._marginals(), (self.rows, self.columns), self.grid, strict=True)
-        lines = [_line(marginal, index, cells) for marginal, index, cells in axes]
-        if lines == [None, None]:
-            return None
         size = self.energy.shape[1:]
-        filled = [
-            (length / cells / 2, length / cells) if line is None else line
-            for line, length, cells in zip(lines, size, self.grid, strict=True)
-        ]
-        (top, down), (left, across) = filled
-        return PatchGeometry((top, left), (down, across))
+        axes = list(zip(self._marginals(), (self.rows, self.columns), size, self.grid, strict=True))
+        lines = [_line_of_ends(marginal, index, length / cells) for marginal, index, length, cells in axes]
+        if lines == [None, None]:
+            shift = _shift_of_mass(
+                torch.cat([_shifts(marginal, index, cells) for marginal, index, _, cells in axes if cells > 1])
+            )
+            lines = [_shifted(length / cells, shift) for _, _, length, cells in axes]
+        equal = [_Line(length / cells / 2, length / cells) for length, cells in zip(size, self.grid, strict=True)]
+        down, across = (
+            same if line is None or line.distance(same, cells) <= _NO_SHIFT else line
+            for line, same, cells in zip(lines, equal, self.grid, strict=True)
+        )
+        if [down, across] == equal:
+            return None
+        return PatchGeometry((down.offset, across.offset), (down.pitch, across.pitch))
 
-    def check(self, name: str, geometry: PatchGeometry | None) -> None:
+    def check(self, name: str, geometry: PatchGeometry | None, *, mixed: bool) -> None:
         """Refuse tokens that are made of other pixels than those of their patch.
+
+        Args:
+            name: the model's.
+            geometry: where patches are centred.
+            mixed: whether the tokens have been through blocks of earlier stages. They see much of the picture then, and
+                their own place has to count no less than it would if they saw all of it.
 
         Raises:
             UnsupportedModelError: most of the tokens see scattered pixels, or those of another place.
@@ -73,7 +86,8 @@ class ReceptiveFields:
         same = (self.rows[:, None] == self.rows) & (self.columns[:, None] == self.columns)
         own = share.diagonal()
         others = (share * ~same).sum(dim=0) / (~same).sum(dim=0).clamp(min=1)
-        wrong = int((own <= _CLEARLY_MORE * others).sum())
+        even = 1 / (self.grid[0] * self.grid[1])
+        wrong = int((own < even / 2 if mixed else own <= _CLEARLY_MORE * others).sum())
         if 2 * wrong > len(own):
             raise UnsupportedModelError(
                 f"{wrong} of {len(own)} tokens of {name} that were looked at do not see the pixels of their place, row by "
@@ -132,24 +146,28 @@ def receptive_fields(stream: Tensor, pictures: Tensor, grid: Size, prefix: int) 
     return ReceptiveFields(energy[seeing], rows[seeing], columns[seeing], grid) if bool(seeing.any()) else None
 
 
-def _line(energy: Tensor, index: Tensor, cells: int) -> tuple[float, float] | None:
-    """Offset and pitch of the centres along one axis, from energies (token, pixel); ``None`` for equal cells."""
-    length = energy.shape[1]
-    if cells == 1 or len(energy) < 2:
-        return None
-    found = _line_of_ends(energy, index, length / cells)
-    if found is not None:
-        offset, pitch = found
-        far = torch.tensor([0, cells - 1])
-        distance = (offset + pitch * far) - (far + 0.5) * length / cells
-        return None if float(distance.abs().max()) <= _NO_SHIFT else found
-    return _line_of_mass(energy, index, cells)
+@dataclass(frozen=True)
+class _Line:
+    """Where patches in a line are centred, in pixels."""
+
+    offset: float
+    pitch: float
+
+    def distance(self, other: _Line, cells: int) -> float:
+        """How far the centres of a line of so many patches are from those of another, at most."""
+        last = self.offset - other.offset + (cells - 1) * (self.pitch - other.pitch)
+        return max(abs(self.offset - other.offset), abs(last))
 
 
-def _line_of_ends(energy: Tensor, index: Tensor, cell: float) -> tuple[float, float] | None:
-    """The line through the middles of receptive fields that no edge of the picture cuts off; they all have one width."""
+def _ends(energy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The pixels of a line that count, (token, pixel), the first of each token, and the one behind the last."""
     seen = energy > _NOTHING * energy.amax(dim=1, keepdim=True)
-    first, last = seen.int().argmax(dim=1), seen.shape[1] - seen.flip(1).int().argmax(dim=1)
+    return seen, seen.int().argmax(dim=1), seen.shape[1] - seen.flip(1).int().argmax(dim=1)
+
+
+def _line_of_ends(energy: Tensor, index: Tensor, cell: float) -> _Line | None:
+    """The line through the middles of receptive fields that no edge of the picture cuts off; they all have one width."""
+    _, first, last = _ends(energy)
     width, middle = last - first, (first + last) / 2
     whole = width == width.max()
     index, middle = index[whole], middle[whole]
@@ -158,35 +176,36 @@ def _line_of_ends(energy: Tensor, index: Tensor, cell: float) -> tuple[float, fl
     if steps == 0:
         return None
     pitch = float(middle[high] - middle[low]) / steps
-    offset = float(middle[low]) - pitch * int(index[low])
-    straight = (middle - (offset + pitch * index)).abs().max() <= _NO_SHIFT
-    return (offset, pitch) if bool(straight) and _PITCHES[0] <= pitch / cell <= _PITCHES[1] else None
+    line = _Line(float(middle[low]) - pitch * int(index[low]), pitch)
+    straight = (middle - (line.offset + pitch * index)).abs().max() <= _NO_SHIFT
+    return line if bool(straight) and _PITCHES[0] <= pitch / cell <= _PITCHES[1] else None
 
 
-def _line_of_mass(energy: Tensor, index: Tensor, cells: int) -> tuple[float, float] | None:
-    """Equal distances, shifted as the centres of mass are of receptive fields that reach far, or over all of a picture.
-
-    Those at the edges are cut off by them and say nothing.
-    """
-    length = energy.shape[1]
-    cell = length / cells
+def _shifts(energy: Tensor, index: Tensor, cells: int) -> Tensor:
+    """How far centres of mass are from those of equal cells, in patches; edges cut off those beside them."""
     inside = (index > 0) & (index < cells - 1)
-    if int(inside.sum()) < 2:
-        return None
     energy, index = energy[inside], index[inside]
-    places = torch.arange(length, dtype=energy.dtype) + 0.5
-    shifts = (energy @ places) / energy.sum(dim=1) - (index + 0.5) * cell
-    shift = round(2 * float(shifts.median())) / 2
-    spread = float((shifts - shift).abs().median())
-    if not _NO_BLURRED_SHIFT * cell < abs(shift) < cell or spread > cell / 4:
-        return None
-    return cell / 2 + shift, cell
+    places = (torch.arange(energy.shape[1], dtype=energy.dtype) + 0.5) * (cells / energy.shape[1])
+    return (energy @ places) / energy.sum(dim=1) - (index + 0.5)
+
+
+def _shift_of_mass(shifts: Tensor) -> float:
+    """What receptive fields that reach far, or over all of a picture, are shifted by down and across, in patches."""
+    if len(shifts) < _SHIFTS_AT_LEAST:
+        return 0.0
+    shift = float(shifts.median())
+    agree = float((shifts - shift).abs().max()) <= _SHIFTS_AGREE
+    return shift if agree and _NO_BLURRED_SHIFT < abs(shift) < 1 else 0.0
+
+
+def _shifted(cell: float, shift: float) -> _Line:
+    """Equal cells that are shifted, to half a pixel."""
+    return _Line(cell / 2 + round(2 * shift * cell) / 2, cell)
 
 
 def _scattered(energy: Tensor, cells: int) -> bool:
     """Whether most receptive fields are wider than a patch and full of gaps, along one axis."""
-    seen = energy > _NOTHING * energy.amax(dim=1, keepdim=True)
-    first, last = seen.int().argmax(dim=1), seen.shape[1] - seen.flip(1).int().argmax(dim=1)
+    seen, first, last = _ends(energy)
     width = last - first
     gaps = 1 - seen.sum(dim=1) / width
     return bool(((width > _WIDE * energy.shape[1] / cells) & (gaps > _GAPS)).float().mean() > 0.5)
