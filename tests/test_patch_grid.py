@@ -291,7 +291,6 @@ def test_the_grid_of_a_convolution_is_checked_once_for_a_size():
     model = ConvolutionPatches(behind_a(noted))
     for height in (32, 32, 24, 32, 24):
         vitreous.explain(model, pictures(height, 32), "rollout")
-    print(sizes)
     assert sizes == [2, 6, 2, 2, 6, 2, 2]
 
 

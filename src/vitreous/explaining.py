@@ -145,6 +145,7 @@ def _explanation(
         class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
         preprocessing=loaded.preprocessing if isinstance(loaded, LoadedModel) else None,
         scale=answer.scale,
+        geometry=answer.layout.geometry,
         **known,
     )
 

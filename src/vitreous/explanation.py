@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from vitreous.models.preprocessing import Preprocessing
     from vitreous.outputs import Scale
+    from vitreous.patch_geometry import PatchGeometry
     from vitreous.pictures.sheet import Sheet
 
 __all__ = ["Explanation", "ExplanationError", "Prediction"]
@@ -45,6 +46,7 @@ class Explanation(Predicted):
         preprocessing: How photos became the model's input, where it is known: it tells which part of a photo was seen.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
         scale: What the outputs are, see ``vitreous.outputs``; ``None``: one is yes or no, of several one is right.
+        geometry: Where in the model's input patches are centred; ``None`` where they are equal cells of it.
     """
 
     things: ClassVar[str] = "images"
@@ -60,6 +62,7 @@ class Explanation(Predicted):
     preprocessing: Preprocessing | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     scale: Scale | None = None
+    geometry: PatchGeometry | None = None
 
     def __post_init__(self) -> None:
         for name, value in _plain_fields(self).items():
@@ -229,7 +232,8 @@ class Explanation(Predicted):
             raise ExplanationError(f"a heatmap cannot have the size {size}")
         if not scores.isfinite().all():
             raise ExplanationError(f"the scores of {method!r} contain NaN or infinity and cannot be shown")
-        return display_maps(scores, self.grid_of(method), size, signed=self.signed[method], smooth=smooth)
+        grid, signed = self.grid_of(method), self.signed[method]
+        return display_maps(scores, grid, size, signed=signed, smooth=smooth, geometry=self.geometry)
 
 
 def _plain_fields(explanation: Explanation) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
+from vitreous.patch_geometry import PatchGeometry
 from vitreous.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
 from vitreous.stored_preprocessing import read_preprocessing
 
@@ -50,6 +51,7 @@ def write(explanation: Explanation, directory: Path, *, overwrite: bool, picture
             "class_names": explanation.class_names,
             "preprocessing": None if explanation.preprocessing is None else asdict(explanation.preprocessing),
             "scale": explanation.scale,
+            "geometry": None if explanation.geometry is None else asdict(explanation.geometry),
             "logits_dtype": _dtype_name(explanation.logits),
             "methods": [_describe_method(explanation, method, names[method]) for method in explanation.methods],
             "images": _write_images(explanation, folder),
@@ -80,6 +82,7 @@ def read(directory: Path) -> dict[str, Any]:
             "preprocessing": _preprocessing(directory, manifest),
             "provenance": manifest["provenance"],
             "scale": manifest.get("scale"),  # folders of earlier versions have none
+            "geometry": None if manifest.get("geometry") is None else PatchGeometry(**manifest["geometry"]),
         }
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise StorageError(f"{directory / MANIFEST} is damaged: {error} does not fit") from error

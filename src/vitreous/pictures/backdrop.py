@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitreous.explanation import Explanation
+    from vitreous.patch_geometry import PatchGeometry
 
 Photo = Image.Image | str | Path
 
@@ -42,10 +43,11 @@ class Look:
 
 @dataclass(frozen=True)
 class Backdrop:
-    """A photo with the frame of what the model saw of it."""
+    """A photo with the frame of what the model saw of it, and where in that patches are centred."""
 
     photo: Image.Image
     frame: Frame
+    geometry: PatchGeometry | None = None
 
     @classmethod
     def of(cls, explanation: Explanation, index: int = 0, photo: Photo | None = None) -> Self:
@@ -64,11 +66,12 @@ class Backdrop:
                     "pass the picture as the model saw it as image=..."
                 )
             upright = read_image(photo)
-            return cls(upright, explanation.preprocessing.frame((upright.height, upright.width)))
+            frame = explanation.preprocessing.frame((upright.height, upright.width))
+            return cls(upright, frame, explanation.geometry)
         if explanation.images is None:
             raise InputError("this explanation holds no pictures; pass the photo to draw on as photo=...")
         picture = explanation.images[index]
-        return cls(picture, Frame.whole((picture.height, picture.width)))
+        return cls(picture, Frame.whole((picture.height, picture.width)), explanation.geometry)
 
     def fitted(self, width: int, height: int) -> Backdrop:
         """Scale the photo so that it just fits into a box, whatever its own size."""
@@ -99,7 +102,9 @@ class Backdrop:
         if not bool(scores.isfinite().all()):
             raise InputError("the scores contain NaN or infinity and cannot be shown")
         rows, columns = self.frame.rows, self.frame.columns
-        heatmap = framed_maps(scores.cpu(), grid, self.frame, signed=signed, smooth=look.smooth, span=span).numpy()
+        heatmap = framed_maps(
+            scores.cpu(), grid, self.frame, signed=signed, smooth=look.smooth, span=span, geometry=self.geometry
+        ).numpy()
         seen = self.photo.crop((columns.start, rows.start, columns.stop, rows.stop))
         coloured = overlay(seen, heatmap, signed=signed, opacity=look.opacity)
         if seen.size == self.photo.size:

@@ -1,8 +1,8 @@
-"""Whether blocks leave the patches in their places: what changes behind a block when some patches change in front of it.
+"""Whether blocks leave the patches in their places: what changes behind a block when some change in front of it.
 
 A block adds to the stream, so what is added to a patch in front of a block is found in the same place behind it, more
-than in any other. A model that turns, shifts or shuffles its patches between blocks and does not turn them back gives the same class scores,
-but its maps would show other places.
+than in any other. A model that turns, shifts or shuffles its patches between blocks and does not turn them back gives
+the same class scores, but its maps would show other places.
 """
 
 from __future__ import annotations
@@ -108,6 +108,6 @@ def check_block_order(architecture: Architecture, model: nn.Module, inputs: Inpu
     except _Moved as moved:
         raise UnsupportedModelError(
             f"{architecture.name} has its patches in other places behind block {moved.layer - 1} than in front of it: "
-            f"{moved.missed} of {moved.changed} that were changed show it in another place (they are turned, shifted or "
-            "shuffled), so no map can be laid out"
+            f"{moved.missed} of {moved.changed} that were changed show it elsewhere (they are turned, shifted or shuffled), "
+            "so no map can be laid out"
         ) from None

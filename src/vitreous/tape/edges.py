@@ -158,16 +158,16 @@ class Edges:
         )
         if _stand_further_ahead(changed[0], made.patches) or not all(in_place):
             raise UnsupportedModelError(
-                f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, but the last {made.patches} "
-                f"of {tokens} tokens do not change with the edges of a picture as these would, row by row: other "
+                f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, but the last "
+                f"{made.patches} of {tokens} tokens do not change with the edges of a picture as these would, row by row: other "
                 "tokens stand behind them, they stand column by column, or they are resized before the first block, "
                 "so no map can be laid out"
             )
         prefix = changed[:, : tokens - made.patches]
         if bool((prefix[0] & ~prefix[1:].all(dim=0)).any()):
             raise UnsupportedModelError(
-                f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, and some of the tokens that "
-                "stand before them show a part of the picture, too (coarser patches, perhaps), so that no one map has "
+                f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, and some of the tokens "
+                "that stand before them show a part of the picture, too (coarser patches, perhaps), so that no one map has "
                 "all of them"
             )
 
@@ -207,7 +207,7 @@ class Edges:
     def _streams(self, edges: Tensor, noise: Tensor, at_once: int) -> Tensor | None:
         streams = []
         with torch.enable_grad():
-            for part in torch.cat((edges, noise)).split(at_once):
+            for part in torch.split(torch.cat((edges, noise)), at_once):
                 stream = first_block_input(self.architecture, self.model, part.clone(), graph=True)
                 if stream is None:
                     return None
@@ -234,8 +234,8 @@ class Edges:
     def _in_no_patch(self, what: str) -> InputError:
         height, width = self._size
         return InputError(
-            f"{what} of images of {height} x {width} pixels are in no patch of {self.architecture.name}, so that no map "
-            "fits them; crop or resize them first"
+            f"{what} of images of {height} x {width} pixels are in no patch of {self.architecture.name}, so that no "
+            "map fits them; crop or resize them first"
         )
 
 

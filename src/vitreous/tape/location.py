@@ -1,8 +1,8 @@
 """Where in a picture the pixels are that tokens are made of: the receptive fields of some tokens, by their gradients.
 
 Every one of a few copies of a fixed picture of noise belongs to one token. The gradient of a random projection of that
-token shows which pixels count for it. All copies run together, as far as the first block, once for a model and a size of
-pictures; the picture is always the same, so that what is found depends on the model alone.
+token shows which pixels count for it. All copies run together, as far as the first block, once for a model and a size
+of pictures; the picture is always the same, so that what is found depends on the model alone.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ReceptiveFields:
         )
         if [down, across] == equal:
             return None
-        return PatchGeometry((down.offset, across.offset), (down.pitch, across.pitch))
+        return PatchGeometry((down.offset, across.offset), (down.pitch, across.pitch), (size[0], size[1]))
 
     def check(self, name: str, geometry: PatchGeometry | None, *, mixed: bool) -> None:
         """Refuse tokens that are made of other pixels than those of their patch.
@@ -79,8 +79,8 @@ class ReceptiveFields:
             return
         if any(_scattered(marginal, cells) for marginal, cells in zip(self._marginals(), self.grid, strict=True)):
             raise UnsupportedModelError(
-                f"a token of {name} gathers scattered pixels of the picture (a dilated convolution, or an order of axes "
-                "in which neighbouring pixels go to different tokens), so that it has no place in a map"
+                f"a token of {name} gathers scattered pixels of the picture (a dilated convolution, or an order of "
+                "axes in which neighbouring pixels go to different tokens), so that it has no place in a map"
             )
         share = self._shares(geometry)
         same = (self.rows[:, None] == self.rows) & (self.columns[:, None] == self.columns)
@@ -90,8 +90,8 @@ class ReceptiveFields:
         wrong = int((own < even / 2 if mixed else own <= _CLEARLY_MORE * others).sum())
         if 2 * wrong > len(own):
             raise UnsupportedModelError(
-                f"{wrong} of {len(own)} tokens of {name} that were looked at do not see the pixels of their place, row by "
-                "row, more than other tokens do: its patches stand in another order, or gather scattered pixels, so "
+                f"{wrong} of {len(own)} tokens of {name} that were looked at do not see the pixels of their place, row "
+                "by row, more than other tokens do: its patches stand in another order, or gather scattered pixels, so "
                 "no map can be laid out"
             )
 
@@ -166,7 +166,7 @@ def _ends(energy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _line_of_ends(energy: Tensor, index: Tensor, cell: float) -> _Line | None:
-    """The line through the middles of receptive fields that no edge of the picture cuts off; they all have one width."""
+    """The line through the middles of receptive fields that no edge of the picture cuts off: all have one width."""
     _, first, last = _ends(energy)
     width, middle = last - first, (first + last) / 2
     whole = width == width.max()
