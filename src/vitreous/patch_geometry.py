@@ -46,6 +46,13 @@ class PatchGeometry:
         centre, half = self.offset[axis] + number * self.pitch[axis], self.pitch[axis] / 2
         return (centre - half) / self.image_size[axis], (centre + half) / self.image_size[axis]
 
+    def shows_all(self, grid: Size) -> bool:
+        """Whether every one of so many rows and columns of patches has a pixel whose next centre is its own."""
+        lines = zip(self.image_size, grid, strict=True)
+        return all(
+            len(patch_of_line(length, cells, self, axis).unique()) == cells for axis, (length, cells) in enumerate(lines)
+        )
+
     def applies_to(self, grid: tuple[int, ...]) -> bool:
         """Whether a map of so many rows and columns is one of patches; in one of pixels they are where they are."""
         return tuple(grid) != self.image_size

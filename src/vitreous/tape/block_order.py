@@ -108,6 +108,6 @@ def check_block_order(architecture: Architecture, model: nn.Module, inputs: Inpu
     except _Moved as moved:
         raise UnsupportedModelError(
             f"{architecture.name} has its patches in other places behind block {moved.layer - 1} than in front of it: "
-            f"{moved.missed} of {moved.changed} that were changed show it elsewhere (they are turned, shifted or shuffled), "
-            "so no map can be laid out"
+            f"{moved.missed} of {moved.changed} that were changed show it elsewhere (they are turned, shifted or "
+            "shuffled), so no map can be laid out"
         ) from None

@@ -88,7 +88,7 @@ class Edges:
         assert isinstance(self.inputs, Tensor)
         known = _KNOWN.setdefault(self.model, {})
         shape = (self.inputs.shape[1:], self.inputs.dtype, str(self.inputs.device))
-        question = (*shape, made, tokens, self.architecture.stage)
+        question = (*shape, made, tokens, self.architecture.stage, self.architecture.operations)
         if question not in known:
             probed = self._probe((1, 1) if made is None else made.widest_edge(self._size), tokens)
             if made is None:
@@ -109,6 +109,12 @@ class Edges:
             return None
         geometry = fields.geometry()
         fields.check(self.architecture.name, geometry, mixed=self._behind_blocks)
+        if geometry is not None and not geometry.shows_all(grid):
+            height, width = self._size
+            raise InputError(
+                f"some of the {grid[0]} x {grid[1]} patches of {self.architecture.name} lie outside of images of {height} x "
+                f"{width} pixels, so that no map fits them; crop or resize them first"
+            )
         return geometry
 
     def _grid(self, probed: _Probed | None) -> Size:
@@ -159,16 +165,16 @@ class Edges:
         if _stand_further_ahead(changed[0], made.patches) or not all(in_place):
             raise UnsupportedModelError(
                 f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, but the last "
-                f"{made.patches} of {tokens} tokens do not change with the edges of a picture as these would, row by row: other "
-                "tokens stand behind them, they stand column by column, or they are resized before the first block, "
+                f"{made.patches} of {tokens} tokens do not change with the edges of a picture as these would, row by row: "
+                "other tokens stand behind them, they stand column by column, or they are resized before the first block, "
                 "so no map can be laid out"
             )
         prefix = changed[:, : tokens - made.patches]
         if bool((prefix[0] & ~prefix[1:].all(dim=0)).any()):
             raise UnsupportedModelError(
                 f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, and some of the tokens "
-                "that stand before them show a part of the picture, too (coarser patches, perhaps), so that no one map has "
-                "all of them"
+                "that stand before them show a part of the picture, too (coarser patches, perhaps), so that no one map "
+                "has all of them"
             )
 
     @property

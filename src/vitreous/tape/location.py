@@ -24,6 +24,8 @@ _SHIFTS_AT_LEAST = 4  # so many centres of mass have to agree, to a quarter of a
 _SHIFTS_AGREE = 0.25
 _PITCHES = (0.5, 1.5)  # times what equal cells would have: overlapping patches are closer together
 _CLEARLY_MORE = 2.0  # times what other tokens have of a patch's pixels; scattered pixels are alike for all
+_WRONG = 1 / 8  # of the tokens may be unclear; some patches may have changed places where more are
+_WRONG_IF_MIXED = 1 / 2
 _WIDE = 1.5  # patches: a receptive field that is as wide has no gaps, unless it gathers scattered pixels
 _GAPS = 0.4
 
@@ -73,7 +75,7 @@ class ReceptiveFields:
                 their own place has to count no less than it would if they saw all of it.
 
         Raises:
-            UnsupportedModelError: most of the tokens see scattered pixels, or those of another place.
+            UnsupportedModelError: tokens see scattered pixels, or those of another place.
         """
         if len(self.energy) < 2:
             return
@@ -88,7 +90,7 @@ class ReceptiveFields:
         others = (share * ~same).sum(dim=0) / (~same).sum(dim=0).clamp(min=1)
         even = 1 / (self.grid[0] * self.grid[1])
         wrong = int((own < even / 2 if mixed else own <= _CLEARLY_MORE * others).sum())
-        if 2 * wrong > len(own):
+        if wrong > (_WRONG_IF_MIXED if mixed else _WRONG) * len(own):
             raise UnsupportedModelError(
                 f"{wrong} of {len(own)} tokens of {name} that were looked at do not see the pixels of their place, row "
                 "by row, more than other tokens do: its patches stand in another order, or gather scattered pixels, so "
@@ -169,7 +171,10 @@ def _line_of_ends(energy: Tensor, index: Tensor, cell: float) -> _Line | None:
     """The line through the middles of receptive fields that no edge of the picture cuts off: all have one width."""
     _, first, last = _ends(energy)
     width, middle = last - first, (first + last) / 2
-    whole = width == width.max()
+    free = (first > 0) & (last < energy.shape[1])
+    if not bool(free.any()) and int(width.max()) > cell:
+        return None  # the edges may have cut off all of them
+    whole = width == (width[free] if bool(free.any()) else width).max()
     index, middle = index[whole], middle[whole]
     low, high = int(index.argmin()), int(index.argmax())
     steps = int(index[high] - index[low])
