@@ -108,12 +108,12 @@ class Edges:
         if fields is None:
             return None
         geometry = fields.geometry()
-        fields.check(self.architecture.name, geometry, mixed=self._behind_blocks)
+        fields.check(self.architecture.name, geometry, mixed=self._behind_blocks or self.architecture.stage > 0)
         if geometry is not None and not geometry.shows_all(grid):
             height, width = self._size
             raise InputError(
-                f"some of the {grid[0]} x {grid[1]} patches of {self.architecture.name} lie outside of images of {height} x "
-                f"{width} pixels, so that no map fits them; crop or resize them first"
+                f"some of the {grid[0]} x {grid[1]} patches of {self.architecture.name} lie outside of images of {height} "
+                f"x {width} pixels, so that no map fits them; crop or resize them first"
             )
         return geometry
 
