@@ -165,9 +165,9 @@ class Edges:
         if _stand_further_ahead(changed[0], made.patches) or not all(in_place):
             raise UnsupportedModelError(
                 f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, but the last "
-                f"{made.patches} of {tokens} tokens do not change with the edges of a picture as these would, row by row: "
-                "other tokens stand behind them, they stand column by column, or they are resized before the first block, "
-                "so no map can be laid out"
+                f"{made.patches} of {tokens} tokens do not change with the edges of a picture as these would, row by "
+                "row: other tokens stand behind them, they stand column by column, or they are resized before the "
+                "first block, so no map can be laid out"
             )
         prefix = changed[:, : tokens - made.patches]
         if bool((prefix[0] & ~prefix[1:].all(dim=0)).any()):
