@@ -67,11 +67,11 @@ class Backdrop:
                 )
             upright = read_image(photo)
             frame = explanation.preprocessing.frame((upright.height, upright.width))
-            return cls(upright, frame, explanation.geometry)
+            return cls(upright, frame, geometry=explanation.geometry)
         if explanation.images is None:
             raise InputError("this explanation holds no pictures; pass the photo to draw on as photo=...")
         picture = explanation.images[index]
-        return cls(picture, Frame.whole((picture.height, picture.width)), explanation.geometry)
+        return cls(picture, Frame.whole((picture.height, picture.width)), geometry=explanation.geometry)
 
     def fitted(self, width: int, height: int) -> Backdrop:
         """Scale the photo so that it just fits into a box, whatever its own size."""
