@@ -86,6 +86,32 @@ def test_patches_in_another_order_inside_the_grid_are_refused(build):
         vitreous.explain(build(), pictures(32, 32), "ixg")
 
 
+class WithoutGradient(nn.Module):
+    """Gradients do not reach the picture."""
+
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        return self.inside(images)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_places_are_also_checked_where_gradients_do_not_reach_the_picture(dtype):
+    def stem() -> nn.Module:
+        return WithoutGradient(nn.Conv2d(3, WIDTH, 8, 8))
+
+    images = pictures(32, 32).to(dtype)
+    assert vitreous.explain(ConvolutionPatches(stem()).to(dtype), images, "ixg").grid == (4, 4)
+    blurred = WithoutGradient(convolutional_stem(nn.GroupNorm))
+    assert vitreous.explain(ConvolutionPatches(blurred).to(dtype), images, "ixg").grid == (4, 4)
+    model = ConvolutionPatches(stem(), lay_out=lambda made: turned_inside(made.flatten(2).mT)).to(dtype)
+    with pytest.raises(UnsupportedModelError, match=r"3 of 8 tokens of \w+ that were looked at"):
+        vitreous.explain(model, images, "ixg")
+
+
 class Moving(nn.Module):
     """A block that leaves its patches in other places."""
 

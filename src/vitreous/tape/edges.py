@@ -25,7 +25,14 @@ from vitreous.tape.block_order import check_block_order
 from vitreous.tape.embedding import Embedding, Size
 from vitreous.tape.first_block import first_block_input
 from vitreous.tape.half import exact
-from vitreous.tape.location import PROBES, PROBES_BEHIND, noise_picture, receptive_fields
+from vitreous.tape.location import (
+    PROBES,
+    PROBES_BEHIND,
+    check_changed_patches,
+    noise_picture,
+    receptive_fields,
+    with_changed_patches,
+)
 
 _NOISE = 10.0  # so large that the change of an edge is seen in half precision, too
 _ROUNDING = 1e-3  # of what all pixels change of a token: one of its edges changes far more of it, rounding less
@@ -104,16 +111,21 @@ class Edges:
     def _geometry(self, probed: _Probed | None, grid: Size, tokens: int) -> PatchGeometry | None:
         if probed is None:
             return None
+        mixed = self._behind_blocks or self.architecture.stage > 0
         fields = receptive_fields(probed.noise, probed.pictures, grid, tokens - grid[0] * grid[1])
         if fields is None:
+            pictures = with_changed_patches(probed.pictures[0].detach(), grid, len(probed.pictures))
+            streams = first_block_input(self.architecture, self.model, pictures)
+            if streams is not None and streams.shape[:2] == (len(pictures), tokens):
+                check_changed_patches(self.architecture.name, exact(streams), grid, mixed=mixed)
             return None
         geometry = fields.geometry()
-        fields.check(self.architecture.name, geometry, mixed=self._behind_blocks or self.architecture.stage > 0)
+        fields.check(self.architecture.name, geometry, mixed=mixed)
         if geometry is not None and not geometry.shows_all(grid):
             height, width = self._size
             raise InputError(
-                f"some of the {grid[0]} x {grid[1]} patches of {self.architecture.name} lie outside of images of {height} "
-                f"x {width} pixels, so that no map fits them; crop or resize them first"
+                f"some of the {grid[0]} x {grid[1]} patches of {self.architecture.name} lie outside of images of "
+                f"{height} x {width} pixels, so that no map fits them; crop or resize them first"
             )
         return geometry
 

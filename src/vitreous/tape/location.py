@@ -91,11 +91,7 @@ class ReceptiveFields:
         even = 1 / (self.grid[0] * self.grid[1])
         wrong = int((own < even / 2 if mixed else own <= _CLEARLY_MORE * others).sum())
         if wrong > (_WRONG_IF_MIXED if mixed else _WRONG) * len(own):
-            raise UnsupportedModelError(
-                f"{wrong} of {len(own)} tokens of {name} that were looked at do not see the pixels of their place, row "
-                "by row, more than other tokens do: its patches stand in another order, or gather scattered pixels, so "
-                "no map can be laid out"
-            )
+            raise _elsewhere(name, wrong, len(own))
 
     def _marginals(self) -> tuple[Tensor, Tensor]:
         return self.energy.sum(dim=2), self.energy.sum(dim=1)
@@ -140,12 +136,56 @@ def receptive_fields(stream: Tensor, pictures: Tensor, grid: Size, prefix: int) 
     tokens = stream[torch.arange(len(stream)), prefix + rows * grid[1] + columns]
     generator = torch.Generator().manual_seed(2)
     directions = torch.randn(tokens.shape, generator=generator).to(tokens)
-    (gradient,) = torch.autograd.grad((tokens * directions).sum(), [pictures], allow_unused=True)
+    try:
+        (gradient,) = torch.autograd.grad((tokens * directions).sum(), [pictures], allow_unused=True)
+    except RuntimeError:  # an operator without a gradient
+        return None
     if gradient is None or not bool(gradient.isfinite().all()):
         return None
     energy = gradient.detach().cpu().double().square().sum(dim=1)
     seeing = energy.sum(dim=(1, 2)) > 0  # something else may stand in the place of some patches
     return ReceptiveFields(energy[seeing], rows[seeing], columns[seeing], grid) if bool(seeing.any()) else None
+
+
+def with_changed_patches(picture: Tensor, grid: Size, count: int) -> Tensor:
+    """A picture (channel, height, width) as it is, and each time with another of the patches that are looked at."""
+    rows, columns = probed_patches(grid, count)
+    _, height, width = picture.shape
+    down, across = patch_of_line(height, grid[0]), patch_of_line(width, grid[1])
+    inside = (down == rows[:, None])[:, :, None] & (across == columns[:, None])[:, None]
+    pictures = picture.repeat(count + 1, 1, 1, 1)
+    pictures[1:] += inside[:, None].to(picture) * picture.flip(0, 1, 2)
+    return pictures
+
+
+def check_changed_patches(name: str, streams: Tensor, grid: Size, *, mixed: bool) -> None:
+    """Refuse tokens that do not change with their patch; for models whose gradients do not reach the picture.
+
+    Args:
+        name: the model's.
+        streams: what became of ``with_changed_patches``, (picture, token, channel).
+        grid: rows and columns of patches.
+        mixed: see ``ReceptiveFields.check``.
+
+    Raises:
+        UnsupportedModelError: other tokens change more.
+    """
+    rows, columns = probed_patches(grid, len(streams) - 1)
+    change = (streams[1:] - streams[:1])[:, -grid[0] * grid[1] :].norm(dim=-1).cpu()
+    own = change.gather(1, (rows * grid[1] + columns)[:, None])[:, 0]
+    limit = change.mean(dim=1) * (1 / 2 if mixed else _CLEARLY_MORE)
+    seeing = change.amax(dim=1) > 0
+    wrong, count = int((seeing & (own <= limit)).sum()), int(seeing.sum())
+    if wrong > (_WRONG_IF_MIXED if mixed else _WRONG) * count:
+        raise _elsewhere(name, wrong, count)
+
+
+def _elsewhere(name: str, wrong: int, count: int) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{wrong} of {count} tokens of {name} that were looked at do not see the pixels of their place, row by row, "
+        "more than other tokens do: its patches stand in another order, or gather scattered pixels, so no map can be "
+        "laid out"
+    )
 
 
 @dataclass(frozen=True)
