@@ -50,7 +50,7 @@ class PatchGeometry:
         """Whether every one of so many rows and columns of patches has a pixel whose next centre is its own."""
         lines = zip(self.image_size, grid, strict=True)
         return all(
-            len(patch_of_line(length, cells, self, axis).unique()) == cells
+            len(set(patch_of_line(length, cells, self, axis).tolist())) == cells
             for axis, (length, cells) in enumerate(lines)
         )
 
