@@ -169,6 +169,7 @@ def _explanation(
         class_names=loaded.class_names if isinstance(loaded, LoadedModel) else None,
         preprocessing=_preprocessing(loaded),
         scale=answer.scale,
+        geometry=answer.layout.geometry,
         **known,
     )
     return explanation if answer.deferred is None else with_deferred_logits(explanation, answer.deferred.compute)

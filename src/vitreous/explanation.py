@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from vitreous.models.preprocessing import Preprocessing
     from vitreous.outputs import OutputActivation
+    from vitreous.patch_geometry import PatchGeometry
     from vitreous.pictures.input_pictures import Channels, Drawable
     from vitreous.pictures.sheet import Sheet
 
@@ -55,6 +56,7 @@ class Explanation(Predicted):
         scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
         images_note: What ``images`` are where they are not photos, such as a normalised tensor; figures show it.
         left_out: Methods that are used where none is asked for and that the model does not allow, and why.
+        geometry: Where in the model's input patches are centred; ``None`` where they are equal cells of it.
     """
 
     things: ClassVar[str] = "images"
@@ -72,6 +74,7 @@ class Explanation(Predicted):
     scale: OutputActivation | None = None
     images_note: str | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
+    geometry: PatchGeometry | None = None
 
     def __post_init__(self) -> None:
         for name, value in _plain_fields(self).items():
@@ -348,7 +351,8 @@ class Explanation(Predicted):
             raise ExplanationError(f"a heatmap cannot have the size {size}")
         if not scores.isfinite().all():
             raise ExplanationError(f"the scores of {method!r} contain NaN or infinity and cannot be shown")
-        return display_maps(scores, self.grid_of(method), size, signed=self.signed[method], smooth=smooth)
+        grid, signed = self.grid_of(method), self.signed[method]
+        return display_maps(scores, grid, size, signed=signed, smooth=smooth, geometry=self.geometry)
 
 
 def with_deferred_logits(explanation: Explanation, compute: Callable[[], Tensor]) -> Explanation:

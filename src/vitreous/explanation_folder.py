@@ -14,6 +14,7 @@ from PIL import Image
 
 from vitreous.error_boundary import errors_as
 from vitreous.errors import VitreousError
+from vitreous.patch_geometry import PatchGeometry
 from vitreous.pictures.backdrop import Look
 from vitreous.reason import reason_of
 from vitreous.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
@@ -55,6 +56,7 @@ def write(explanation: Explanation, directory: Path, *, overwrite: bool, picture
             "scale": explanation.scale,
             "images_note": explanation.images_note,
             "left_out": explanation.left_out,
+            "geometry": None if explanation.geometry is None else asdict(explanation.geometry),
             "logits_dtype": _dtype_name(explanation.logits),
             "methods": [_describe_method(explanation, method, names[method]) for method in explanation.methods],
             "images": _write_images(explanation, folder),
@@ -87,6 +89,7 @@ def read(directory: Path) -> dict[str, Any]:
             "scale": manifest.get("scale"),  # folders of earlier versions have none of these
             "images_note": manifest.get("images_note"),
             "left_out": manifest.get("left_out", {}),
+            "geometry": None if manifest.get("geometry") is None else PatchGeometry(**manifest["geometry"]),
         }
     except VitreousError:
         raise

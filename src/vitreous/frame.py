@@ -9,6 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from vitreous.patch_geometry import PatchGeometry, line_weights
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -48,18 +50,23 @@ class Frame:
         """The columns of the photo whose middle the model sees, at least one."""
         return _seen(self.left, self.right, self.size[1])
 
-    def place(self, maps: Tensor, *, smooth: bool) -> Tensor:
+    def place(self, maps: Tensor, *, smooth: bool, geometry: PatchGeometry | None = None) -> Tensor:
         """Enlarge maps to the photo's pixels.
 
         Args:
-            maps: Maps (..., rows, columns) that fill the model's input evenly.
+            maps: Maps (..., rows, columns) that fill the model's input evenly, or as their geometry says.
             smooth: Interpolate bilinearly between the middles of the cells; otherwise every cell is a rectangle.
+            geometry: Where patches are centred; equal cells by default.
 
         Returns:
             Values (..., height, width) of the pixels in ``rows`` and ``columns``, the ones that the model sees.
         """
-        down = _weights(self.rows, (self.top, self.bottom), maps.shape[-2], smooth=smooth).to(maps)
-        across = _weights(self.columns, (self.left, self.right), maps.shape[-1], smooth=smooth).to(maps)
+        parts = (self.rows, (self.top, self.bottom)), (self.columns, (self.left, self.right))
+        used = geometry if geometry is not None and geometry.applies_to(maps.shape[-2:]) else None
+        down, across = (
+            line_weights(_positions(pixels, interval, cells, used, axis), cells, smooth=smooth).to(maps)
+            for axis, ((pixels, interval), cells) in enumerate(zip(parts, maps.shape[-2:], strict=True))
+        )
         return down @ maps @ across.T
 
 
@@ -75,18 +82,10 @@ def _seen(start: float, stop: float, length: int) -> slice:
     return slice(first, last)
 
 
-def _weights(pixels: slice, interval: tuple[float, float], cells: int, *, smooth: bool) -> Tensor:
-    """What each cell counts in each pixel, (pixels, cells): interpolation along one axis as a matrix."""
+def _positions(
+    pixels: slice, interval: tuple[float, float], cells: int, geometry: PatchGeometry | None, axis: int
+) -> Tensor:
+    """Where pixels of the photo are along one axis, counted in patches: 0.5 is the centre of the first one."""
     start, stop = interval
-    middles = torch.arange(pixels.start, pixels.stop, dtype=torch.float64) + 0.5
-    position = (middles - start) / (stop - start) * cells
-    number = torch.arange(len(middles))
-    weights = torch.zeros(len(middles), cells, dtype=torch.float64)
-    if not smooth:
-        weights[number, position.floor().long().clamp(0, cells - 1)] = 1
-        return weights
-    position = (position - 0.5).clamp(0, cells - 1)
-    below = position.floor().long()
-    weights[number, below] = 1 - (position - below)
-    weights[number, (below + 1).clamp(max=cells - 1)] += position - below
-    return weights
+    places = (torch.arange(pixels.start, pixels.stop, dtype=torch.float64) + 0.5 - start) / (stop - start)
+    return places * cells if geometry is None else geometry.positions(axis, places)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vitreous.float64 import in_float64
+from vitreous.patch_geometry import PatchGeometry, interpolations
 
 
 class Enlarging:
@@ -18,13 +19,19 @@ class Enlarging:
         grid: rows and columns of patches.
         size: height and width of the picture.
         like: a tensor of the precision and on the device of the maps.
+        geometry: where patches are centred; equal cells by default.
     """
 
-    def __init__(self, grid: tuple[int, int], size: tuple[int, int], like: Tensor) -> None:
+    def __init__(
+        self, grid: tuple[int, int], size: tuple[int, int], like: Tensor, geometry: PatchGeometry | None = None
+    ) -> None:
         self._grid = grid
-        self._rows, self._columns = (
-            _interpolation(count, length, like) for count, length in zip(grid, size, strict=True)
-        )
+        if geometry is None:
+            self._rows, self._columns = (
+                _interpolation(count, length, like) for count, length in zip(grid, size, strict=True)
+            )
+        else:
+            self._rows, self._columns = (matrix.to(like) for matrix in interpolations(grid, size, geometry))
 
     def pixels(self, maps: Tensor) -> Tensor:
         """The large maps."""

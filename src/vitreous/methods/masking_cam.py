@@ -13,6 +13,7 @@ from vitreous.methods.readout import Procedure, Readout
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun
 from vitreous.methods.view import View
+from vitreous.patch_geometry import PatchGeometry, enlarge
 from vitreous.tape import Intervention, Needs
 from vitreous.tape.half import exact
 from vitreous.tape.output import explained
@@ -63,7 +64,7 @@ class ScoreWeightedActivations(Procedure):
         maps = activations.transpose(1, 2).reshape(len(images), -1, *view.layout.grid)
         scores = []
         for channels in few_at_once(view, torch.arange(maps.shape[1], device=maps.device)):
-            masks = _stretched(maps[:, channels], (images.shape[-2], images.shape[-1]))
+            masks = _stretched(maps[:, channels], (images.shape[-2], images.shape[-1]), view.layout.geometry)
             masked = masks.transpose(0, 1)[:, :, None].to(images.dtype) * images
             scores.append(_of_target(view.runner.logits(masked.flatten(0, 1)), view.target))
         return torch.cat(scores).T
@@ -75,9 +76,12 @@ def _of_target(values: Tensor, target: Tensor) -> Tensor:
     return values.gather(1, chosen[:, None]).view(-1, len(target))
 
 
-def _stretched(maps: Tensor, size: tuple[int, int]) -> Tensor:
+def _stretched(maps: Tensor, size: tuple[int, int], geometry: PatchGeometry | None) -> Tensor:
     """Every map at the picture's size, from 0 at its smallest to 1 at its largest value."""
-    large = torch.nn.functional.interpolate(maps, size, mode="bilinear", align_corners=True)
+    if geometry is None:
+        large = torch.nn.functional.interpolate(maps, size, mode="bilinear", align_corners=True)
+    else:
+        large = enlarge(maps, size, geometry, smooth=True)
     low, high = large.amin(dim=(2, 3), keepdim=True), large.amax(dim=(2, 3), keepdim=True)
     return (large - low) / (high - low + _EPSILON)
 

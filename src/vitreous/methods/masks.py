@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.methods.pixel_maps import cell_of_pixel
 from vitreous.methods.readout import total
+from vitreous.patch_geometry import PatchGeometry, patch_of_line
 from vitreous.tape import Layout
 
 Size = tuple[int, int]
@@ -42,7 +42,7 @@ class PatchMasks(Masks):
 
     def __init__(self, kept: Tensor, layout: Layout, size: Size) -> None:
         self.kept = kept
-        self._patch_of_pixel = patch_of_pixel(layout.grid, size)
+        self._patch_of_pixel = patch_of_pixel(layout.grid, size, layout.geometry)
         self._size = size
 
     def __len__(self) -> int:
@@ -99,9 +99,12 @@ class CellMasks(Masks):
         )
 
 
-def patch_of_pixel(grid: tuple[int, int], size: Size) -> Tensor:
+def patch_of_pixel(grid: tuple[int, int], size: Size, geometry: PatchGeometry | None = None) -> Tensor:
     """The patch that each pixel belongs to, (height x width,). The last patches may stand over the edge (padding)."""
-    rows, columns = (cell_of_pixel(length, count) for length, count in zip(size, grid, strict=True))
+    rows, columns = (
+        patch_of_line(length, count, geometry, axis)
+        for axis, (length, count) in enumerate(zip(size, grid, strict=True))
+    )
     return (rows[:, None] * grid[1] + columns).flatten()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.patch_geometry import PatchGeometry, patch_of_line
 from vitreous.tape import Layout
 
 Resolution = Literal["patch", "pixel"]
@@ -21,43 +21,40 @@ def input_scores(attributions: Tensor, layout: Layout, resolution: Resolution) -
     Of a picture (batch, channel, height, width), of tokens (batch, tokens, channels).
     """
     if attributions.dim() == 4:
-        return at_resolution(attributions.sum(dim=1), layout.grid, resolution)
+        pixels = attributions.sum(dim=1)
+        maps = pixels if resolution == "pixel" else patch_sums(pixels, layout.grid, layout.geometry)
+        return maps.flatten(1)
     if resolution == "pixel":
         raise MethodError("resolution=pixel needs a picture: a text has no pixels")
     return attributions.sum(dim=-1)[:, layout.prefix :]
 
 
-def at_resolution(pixels: Tensor, grid: tuple[int, int], resolution: Resolution) -> Tensor:
-    """A map (batch, height, width) flattened, or the sums over the pixels of every patch, (batch, patches)."""
-    return pixels.flatten(1) if resolution == "pixel" else patch_sums(pixels, grid).flatten(1)
-
-
-def patch_sums(pixels: Tensor, grid: tuple[int, int]) -> Tensor:
+def patch_sums(pixels: Tensor, grid: tuple[int, int], geometry: PatchGeometry | None = None) -> Tensor:
     """Sums over (batch, height, width) of the pixels that fall into each patch of the grid: (batch, rows, columns).
 
     Every pixel counts once, also where the grid does not divide the picture, so the sum of the map stays the same.
     """
-    rows, columns = (_cells(length, cells, pixels) for length, cells in zip(pixels.shape[1:], grid, strict=True))
+    rows, columns = (
+        _cells(patch_of_line(length, cells, geometry, axis), cells, pixels)
+        for axis, (length, cells) in enumerate(zip(pixels.shape[1:], grid, strict=True))
+    )
     return rows @ pixels @ columns.T
 
 
-def patch_means(maps: Tensor, size: tuple[int, int], grid: tuple[int, int]) -> Tensor:
+def patch_means(
+    maps: Tensor, size: tuple[int, int], grid: tuple[int, int], geometry: PatchGeometry | None = None
+) -> Tensor:
     """Maps (..., height x width) averaged over the pixels of every patch: (..., patches)."""
     pixels = maps.reshape(-1, *size)
-    sums = patch_sums(pixels, grid) / patch_sums(torch.ones_like(pixels[:1]), grid)
+    sums = patch_sums(pixels, grid, geometry) / patch_sums(torch.ones_like(pixels[:1]), grid, geometry)
     return sums.reshape(*maps.shape[:-1], -1)
 
 
-def cell_of_pixel(length: int, cells: int) -> Tensor:
-    """Which of so many patches in a line each of ``length`` pixels belongs to, (length,).
-
-    Where they are no divisor, a model pads the picture behind its end, so the last patch stands over the edge. Cells
-    that would then lie behind it altogether are of no patch embedding: such a line is cut into equal stretches.
-    """
-    side, pixels = math.ceil(length / cells), torch.arange(length)
-    return pixels // side if side * (cells - 1) < length else pixels * cells // length
+def layout_means(maps: Tensor, size: tuple[int, int], layout: Layout) -> Tensor:
+    """Maps (..., height x width) averaged over the pixels of every patch of a layout: (..., patches)."""
+    return patch_means(maps, size, layout.grid, layout.geometry)
 
 
-def _cells(length: int, cells: int, like: Tensor) -> Tensor:
-    """``cell_of_pixel`` as a matrix (cells, length) of 0 and 1."""
-    return torch.nn.functional.one_hot(cell_of_pixel(length, cells), cells).T.to(like)
+def _cells(patches: Tensor, cells: int, like: Tensor) -> Tensor:
+    """Which of so many patches each pixel belongs to, as a matrix (cells, length) of 0 and 1."""
+    return torch.nn.functional.one_hot(patches, cells).T.to(like)

@@ -10,7 +10,7 @@ from vitreous.errors import MethodError
 from vitreous.methods.asking import By, Questioning, responses
 from vitreous.methods.masks import CellMasks, Masks, PatchMasks, PixelMasks, blocks_of_patches, seeded
 from vitreous.methods.options import MOST_EVALUATIONS, AtMost
-from vitreous.methods.pixel_maps import Resolution, patch_means
+from vitreous.methods.pixel_maps import Resolution, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 
@@ -64,7 +64,7 @@ class Rise(Questioning):
         said = responses(view, masks, self._by, "probability")
         maps = masks.weighted_sum(said.mT) / (len(masks) * self._keep)
         soft = self._by == "paint" and self.resolution == "patch"
-        return patch_means(maps, view.runner.size, view.layout.grid) if soft else maps
+        return layout_means(maps, view.runner.size, view.layout) if soft else maps
 
     def _masks(self, view: View) -> Masks:
         if self._given is not None:

@@ -13,7 +13,7 @@ from vitreous.methods.asking import Questioning, all_targets, unperturbed
 from vitreous.methods.enlarging import Enlarging
 from vitreous.methods.masks import seeded
 from vitreous.methods.options import MOST_EVALUATIONS
-from vitreous.methods.pixel_maps import Resolution, patch_means
+from vitreous.methods.pixel_maps import Resolution, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
@@ -69,7 +69,7 @@ class VitCx(Questioning):
             effects = self._effects(view, image, masks) + before[image, :, None]
             found.append(effects @ masks / masks.sum(dim=0).clamp(min=torch.finfo(masks.dtype).tiny) / len(masks))
         maps = torch.stack(found)
-        return maps if self.resolution == "pixel" else patch_means(maps, view.runner.size, view.layout.grid)
+        return maps if self.resolution == "pixel" else layout_means(maps, view.runner.size, view.layout)
 
     def channels(self, view: View) -> Tensor:
         """The features of the patches, (batch, channels, patches), so that enlarged to pixels they reach from 0 to 1.
@@ -107,7 +107,8 @@ class VitCx(Questioning):
 
 def enlarging_of(view: View) -> Enlarging:
     """From the patches of a view to its pixels."""
-    return Enlarging(view.layout.grid, view.runner.size, view.norm(view.depth - 1))
+    layout = view.layout
+    return Enlarging(layout.grid, view.runner.size, view.norm(view.depth - 1), layout.geometry)
 
 
 def joined(channels: Tensor, labels: Tensor) -> Tensor:

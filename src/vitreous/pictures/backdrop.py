@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitreous.explanation import Explanation
+    from vitreous.patch_geometry import PatchGeometry
 
 Photo = Image.Image | str | Path
 
@@ -48,11 +49,13 @@ class Backdrop:
         photo: The photo, or the picture as the model saw it.
         frame: Which part of it the model saw.
         note: What it is where it is no photo, in a sentence for the figure; otherwise nothing.
+        geometry: Where in what the model saw patches are centred; ``None`` for equal cells.
     """
 
     photo: Image.Image
     frame: Frame
     note: str = ""
+    geometry: PatchGeometry | None = None
 
     @property
     def name(self) -> str:
@@ -76,14 +79,16 @@ class Backdrop:
                     "pass the picture as the model saw it, resized and cropped, as image=..."
                 )
             upright = read_image(photo)
-            return cls(upright, explanation.preprocessing.frame((upright.height, upright.width)))
+            frame = explanation.preprocessing.frame((upright.height, upright.width))
+            return cls(upright, frame, geometry=explanation.geometry)
         if explanation.images is None:
             raise InputError(
                 "this explanation holds no pictures; pass the one to draw on as image=..."
                 + ("" if explanation.preprocessing is None else ", or the whole photo as photo=...")
             )
         picture = explanation.images[index]
-        return cls(picture, Frame.whole((picture.height, picture.width)), explanation.images_note or "")
+        whole = Frame.whole((picture.height, picture.width))
+        return cls(picture, whole, explanation.images_note or "", explanation.geometry)
 
     def fitted(self, width: int, height: int) -> Backdrop:
         """Scale the photo so that it just fits into a box, whatever its own size."""
@@ -114,7 +119,9 @@ class Backdrop:
         if not bool(scores.isfinite().all()):
             raise InputError("the scores contain NaN or infinity and cannot be shown")
         rows, columns = self.frame.rows, self.frame.columns
-        heatmap = framed_maps(scores.cpu(), grid, self.frame, signed=signed, smooth=look.smooth, span=span).numpy()
+        heatmap = framed_maps(
+            scores.cpu(), grid, self.frame, signed=signed, smooth=look.smooth, span=span, geometry=self.geometry
+        ).numpy()
         seen = self.photo.crop((columns.start, rows.start, columns.stop, rows.stop))
         coloured = overlay(seen, heatmap, signed=signed, opacity=look.opacity)
         if seen.size == self.photo.size:

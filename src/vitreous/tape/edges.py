@@ -1,9 +1,10 @@
-"""The patch grid that a picture's edges show: what changes when they do.
+"""The patch grid that a picture's edges show: what changes when they do; and where its patches are centred.
 
 Which pixels a token is made of cannot be told from the shapes of tensors: 33 tokens of a picture of 32 x 64 pixels may
 be patches of 8 x 8, of 4 x 16 or of 16 x 4 pixels. But the first row of pixels is in the first row of patches alone,
 and the first column in the first column. A convolution tells how many rows and columns of patches it makes, but not
-where they stand among the tokens, nor what of the picture it was given.
+where they stand among the tokens, nor what of the picture it was given. Edges say nothing of the patches inside: the
+receptive fields of some of them do, which are looked at in the same run, and the order in which blocks leave them.
 """
 
 from __future__ import annotations
@@ -19,17 +20,43 @@ from torch import Tensor, nn
 from vitreous.architecture import Architecture
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.inputs.model_input import Inputs
+from vitreous.patch_geometry import PatchGeometry
+from vitreous.tape.block_order import check_block_order
 from vitreous.tape.embedding import Embedding, Size
 from vitreous.tape.first_block import first_block_input
 from vitreous.tape.half import exact
+from vitreous.tape.location import (
+    PROBES,
+    PROBES_BEHIND,
+    check_changed_patches,
+    noise_picture,
+    receptive_fields,
+    with_changed_patches,
+)
 
 _NOISE = 10.0  # so large that the change of an edge is seen in half precision, too
 _ROUNDING = 1e-3  # of what all pixels change of a token: one of its edges changes far more of it, rounding less
 _SOME_TOKENS = 8  # so many are looked for in other places
 _PICTURES = 6  # one as it is, all of it changed, and each of its four edges
 
-# What has passed the check of a model's convolution: its code is asked once, not with every picture.
-_CHECKED: WeakKeyDictionary[nn.Module, set[Hashable]] = WeakKeyDictionary()
+Placement = tuple[Size, PatchGeometry | None]
+# What was found out of a model's patches: once for a model and a size of pictures, not with every picture.
+_KNOWN: WeakKeyDictionary[nn.Module, dict[Hashable, Placement]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class _Probed:
+    """What became of the probes in front of the first block.
+
+    Attributes:
+        edges: a picture as it is, another, and it with other edges, (picture, token, channel).
+        noise: a fixed picture, several times, (picture, token, channel), with a graph from ``pictures``.
+        pictures: these, (picture, channel, height, width).
+    """
+
+    edges: Tensor
+    noise: Tensor
+    pictures: Tensor
 
 
 @dataclass(frozen=True)
@@ -40,17 +67,73 @@ class Edges:
     model: nn.Module
     inputs: Inputs
 
-    def grid(self) -> Size:
-        """Rows and columns of patches that no convolution made; costs the embedding of six pictures.
+    def grid(self, tokens: int) -> Placement:
+        """Rows and columns of patches that no convolution made, and where they are centred.
+
+        Costs the embedding of 14 pictures and a run of two, once for a model and a size of pictures.
 
         Raises:
             InputError: the far edges of the picture are in no patch.
             UnsupportedModelError: patches in rows, behind all other tokens, would change in another way.
         """
+        return self._known(None, tokens)
+
+    def check(self, made: Embedding, tokens: int) -> PatchGeometry | None:
+        """Where the patches of a convolution are centred; refuse them if they are not the last ``tokens``, in rows.
+
+        Costs the embedding of 14 pictures and a run of two, once for a model and a size of pictures. Patches may
+        overlap or see all of the picture, so that more than one row of them may change with an edge; but that one has
+        to.
+
+        Raises:
+            InputError: an edge of the picture is in no patch, or an edge of the grid shows nothing of the picture.
+            UnsupportedModelError: other tokens change than the patches at that edge, or those inside of the grid.
+        """
+        return self._known(made, tokens)[1]
+
+    def _known(self, made: Embedding | None, tokens: int) -> Placement:
+        assert isinstance(self.inputs, Tensor)
+        known = _KNOWN.setdefault(self.model, {})
+        shape = (self.inputs.shape[1:], self.inputs.dtype, str(self.inputs.device))
+        question = (*shape, made, tokens, self.architecture.stage, self.architecture.operations)
+        if question not in known:
+            probed = self._probe((1, 1) if made is None else made.widest_edge(self._size), tokens)
+            if made is None:
+                grid = self._grid(probed)
+            else:
+                grid = made.grid
+                if probed is not None:
+                    self._compare(probed.edges, made, tokens)
+            known[question] = grid, self._geometry(probed, grid, tokens)
+            check_block_order(self.architecture, self.model, self.inputs, grid[0] * grid[1])
+        return known[question]
+
+    def _geometry(self, probed: _Probed | None, grid: Size, tokens: int) -> PatchGeometry | None:
+        if probed is None:
+            return None
+        mixed = self._behind_blocks or self.architecture.stage > 0
+        fields = receptive_fields(probed.noise, probed.pictures, grid, tokens - grid[0] * grid[1])
+        if fields is None:
+            pictures = with_changed_patches(probed.pictures[0].detach(), grid, len(probed.pictures))
+            streams = first_block_input(self.architecture, self.model, pictures)
+            if streams is not None and streams.shape[:2] == (len(pictures), tokens):
+                check_changed_patches(self.architecture.name, exact(streams), grid, mixed=mixed)
+            return None
+        geometry = fields.geometry()
+        fields.check(self.architecture.name, geometry, mixed=mixed)
+        if geometry is not None and not geometry.shows_all(grid):
+            height, width = self._size
+            raise InputError(
+                f"some of the {grid[0]} x {grid[1]} patches of {self.architecture.name} lie outside of images of "
+                f"{height} x {width} pixels, so that no map fits them; crop or resize them first"
+            )
+        return geometry
+
+    def _grid(self, probed: _Probed | None) -> Size:
         name = self.architecture.name
-        streams = self._streams((1, 1))
-        if streams is None:
+        if probed is None:
             raise _not_shown(name)
+        streams = probed.edges
         self._check_order(streams)
         whole, top, bottom, left, right = _changed(streams)
         if bool(whole.any()) and not bool(bottom.any() and right.any()):
@@ -68,30 +151,7 @@ class Edges:
             raise _not_shown(name)
         return count // columns, columns
 
-    def check(self, made: Embedding, tokens: int) -> None:
-        """Refuse a convolution's grid if the edges show that its patches are not the last of the ``tokens``, in rows.
-
-        Costs the embedding of six pictures, once for a model and a size of pictures. Patches may overlap or see all of
-        the picture, so that more than one row of them may change with an edge; but that one has to. A model that does
-        not take six pictures at once is believed.
-
-        Raises:
-            InputError: an edge of the picture is in no patch, or an edge of the grid shows nothing of the picture.
-            UnsupportedModelError: other tokens change than the patches at that edge.
-        """
-        assert isinstance(self.inputs, Tensor)
-        known = _CHECKED.setdefault(self.model, set())
-        question = (self.inputs.shape[1:], self.inputs.dtype, made, tokens)
-        if question not in known:
-            self._compare(made, tokens)
-            known.add(question)
-
-    def _compare(self, made: Embedding, tokens: int) -> None:
-        streams = None
-        with suppress(Exception):  # whatever a model that takes one picture says to six
-            streams = self._streams(made.widest_edge(self._size))
-        if streams is None or streams.shape[1] != tokens:
-            return
+    def _compare(self, streams: Tensor, made: Embedding, tokens: int) -> None:
         self._check_order(streams)
         changed = _changed(streams)
         if not bool(changed[0].any()):
@@ -116,10 +176,17 @@ class Edges:
         )
         if _stand_further_ahead(changed[0], made.patches) or not all(in_place):
             raise UnsupportedModelError(
-                f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, but the last {made.patches} "
-                f"of {tokens} tokens do not change with the edges of a picture as these would, row by row: other "
-                "tokens stand behind them, they stand column by column, or they are resized before the first block, "
-                "so no map can be laid out"
+                f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, but the last "
+                f"{made.patches} of {tokens} tokens do not change with the edges of a picture as these would, row by "
+                "row: other tokens stand behind them, they stand column by column, or they are resized before the "
+                "first block, so no map can be laid out"
+            )
+        prefix = changed[:, : tokens - made.patches]
+        if bool((prefix[0] & ~prefix[1:].all(dim=0)).any()):
+            raise UnsupportedModelError(
+                f"a convolution of {self.architecture.name} makes {rows} x {columns} patches, and some of the tokens "
+                "that stand before them show a part of the picture, too (coarser patches, perhaps), so that no one map "
+                "has all of them"
             )
 
     @property
@@ -127,17 +194,43 @@ class Edges:
         assert isinstance(self.inputs, Tensor)
         return self.inputs.shape[-2], self.inputs.shape[-1]
 
-    def _streams(self, width: Size) -> Tensor | None:
-        """What becomes of a picture, of another and of it with so many other rows or columns at each edge.
+    @property
+    def _behind_blocks(self) -> bool:
+        """Whether more of the model runs before the stage that is read than behind, so that probes are dear."""
+        return 2 * self.architecture.blocks[0].input.step >= len(self.architecture.operations)
 
-        (picture, token, channel); ``None`` where there is no stream to compare.
+    def _probe(self, width: Size, tokens: int) -> _Probed | None:
+        """Run the probes, all of them at once if the model takes so many pictures, or else two or one at a time.
+
+        Args:
+            width: how many rows and columns of an edge are changed.
+            tokens: how many tokens there are.
+
+        Returns:
+            ``None`` where there is no stream to compare.
         """
         assert isinstance(self.inputs, Tensor)
-        stream = first_block_input(self.architecture, self.model, _with_other_edges(self.inputs[:1].detach(), width))
-        if stream is None:
-            return None
-        stream = exact(stream)
-        return stream if len(stream) == _PICTURES and bool(stream.isfinite().all()) else None
+        count = PROBES_BEHIND if self._behind_blocks else PROBES
+        edges = _with_other_edges(self.inputs[:1].detach(), width)
+        noise = noise_picture(self.inputs.shape[1:]).to(self.inputs).repeat(count, 1, 1, 1).requires_grad_()
+        for at_once in (len(edges) + count, 2, 1):
+            streams = None
+            with suppress(Exception):  # whatever a model says that takes one picture at a time
+                streams = self._streams(edges, noise, at_once)
+            if streams is not None and streams.shape[:2] == (len(edges) + count, tokens):
+                seen = exact(streams[: len(edges)].detach())
+                return _Probed(seen, streams[len(edges) :], noise) if bool(seen.isfinite().all()) else None
+        return None
+
+    def _streams(self, edges: Tensor, noise: Tensor, at_once: int) -> Tensor | None:
+        streams = []
+        with torch.enable_grad():
+            for part in torch.split(torch.cat((edges, noise)), at_once):
+                stream = first_block_input(self.architecture, self.model, part.clone(), graph=True)
+                if stream is None:
+                    return None
+                streams.append(stream)
+            return torch.cat(streams)
 
     def _check_order(self, streams: Tensor) -> None:
         """Refuse tokens that were found in other places when the picture was given a second time with another edge.
@@ -159,8 +252,8 @@ class Edges:
     def _in_no_patch(self, what: str) -> InputError:
         height, width = self._size
         return InputError(
-            f"{what} of images of {height} x {width} pixels are in no patch of {self.architecture.name}, so that no map "
-            "fits them; crop or resize them first"
+            f"{what} of images of {height} x {width} pixels are in no patch of {self.architecture.name}, so that no "
+            "map fits them; crop or resize them first"
         )
 
 

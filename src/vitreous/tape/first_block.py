@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.architecture import Architecture
-from vitreous.architecture.trace import tensors_in
 from vitreous.inputs.model_input import Inputs, ask, outside_inference
-from vitreous.tape.interception import Interception
+from vitreous.tape.interception import Interception, result_of
 from vitreous.torch_state import outside_inference_mode
 
 
@@ -34,19 +33,24 @@ class _FirstBlock:
     def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """x_0 has been made."""
         del number, args, kwargs
-        self.stream = self._point.axes.tokens(list(tensors_in(output))[self._point.output])
+        self.stream = self._point.axes.tokens(result_of(output, self._point.output))
         raise SeenEnough
 
 
-def first_block_input(architecture: Architecture, model: nn.Module, inputs: Inputs) -> Tensor | None:
-    """The stream in front of the first block, (batch, tokens, channels); ``None`` where the model fails before it."""
-    first, given = _FirstBlock(architecture), outside_inference(inputs)
+def first_block_input(
+    architecture: Architecture, model: nn.Module, inputs: Inputs, *, graph: bool = False
+) -> Tensor | None:
+    """The stream in front of the first block, (batch, tokens, channels); ``None`` where the model fails before it.
+
+    With a ``graph`` it can be differentiated, where the model does not prevent that.
+    """
+    first, given = _FirstBlock(architecture), inputs if graph else outside_inference(inputs)
     listening = Interception(architecture, first, {})
     listening.start(given)
     with (
         suppress(SeenEnough, Exception),
         outside_inference_mode(),
-        torch.no_grad(),
+        torch.set_grad_enabled(graph),
         listening,
     ):
         ask(model, given)

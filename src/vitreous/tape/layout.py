@@ -14,6 +14,7 @@ from torch import Tensor
 from vitreous.errors import UnsupportedModelError
 from vitreous.float64 import in_float64
 from vitreous.inputs.model_input import Inputs, Texts, texts_of
+from vitreous.patch_geometry import PatchGeometry
 
 if TYPE_CHECKING:
     from vitreous.tape.edges import Edges
@@ -35,6 +36,7 @@ class Layout:
             others in each.
         pooling_queries: where attention behind the last block pools the tokens, those of its queries that the head
             reads; ``None`` elsewhere.
+        geometry: where in the picture patches are centred; ``None`` where they are equal cells of it.
     """
 
     grid: tuple[int, int]
@@ -42,6 +44,7 @@ class Layout:
     read: Tensor
     alike: bool = True
     pooling_queries: Tensor | None = None
+    geometry: PatchGeometry | None = None
 
     @property
     def pooled_by_attention(self) -> bool:
@@ -81,16 +84,17 @@ def find_layout(
     if grid_of_stage is not None and not isinstance(inputs, Texts):
         return _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid_of_stage.grid)
     made = None if isinstance(inputs, Texts) else _made_patches(recorder, tokens, inputs.shape[-2:])
+    geometry: PatchGeometry | None = None
     if made is not None:
         grid = made.grid
     elif isinstance(inputs, Texts):
         grid = (1, tokens - 1)
     else:
-        grid = edges.grid()
+        grid, geometry = edges.grid(tokens)
     layout = _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid)
     if made is not None:
-        edges.check(made, tokens)
-    return layout
+        geometry = edges.check(made, tokens)
+    return layout if geometry is None else replace(layout, geometry=geometry)
 
 
 def _with_readers(

@@ -79,17 +79,25 @@ def draw_map(record: Record, method: str, class_index: int, sliders: Sliders, ba
 
 def patch_at(backdrop: Backdrop, grid: tuple[int, int], across: float, down: float) -> tuple[int, int]:
     """Give row and column of the patch at a point of the drawn photo; the nearest one where the model sees none."""
-    frame = backdrop.frame
-    row = (down - frame.top) / (frame.bottom - frame.top) * grid[0]
-    column = (across - frame.left) / (frame.right - frame.left) * grid[1]
+    frame, geometry = backdrop.frame, backdrop.geometry
+    places = (down - frame.top) / (frame.bottom - frame.top), (across - frame.left) / (frame.right - frame.left)
+    row, column = (
+        place * grid[axis] if geometry is None else float(geometry.positions(axis, torch.tensor(place)))
+        for axis, place in enumerate(places)
+    )
     return min(max(int(row), 0), grid[0] - 1), min(max(int(column), 0), grid[1] - 1)
 
 
 def mark_patch(picture: Image.Image, backdrop: Backdrop, grid: tuple[int, int], patch: tuple[int, int]) -> Image.Image:
     """Draw a frame around a patch."""
-    frame = backdrop.frame
-    down, across = (frame.bottom - frame.top) / grid[0], (frame.right - frame.left) / grid[1]
+    frame, geometry = backdrop.frame, backdrop.geometry
+    height, width = frame.bottom - frame.top, frame.right - frame.left
+    down, across = height / grid[0], width / grid[1]
     top, left = frame.top + patch[0] * down, frame.left + patch[1] * across
+    if geometry is not None:
+        rows, columns = (geometry.cell(axis, number) for axis, number in enumerate(patch))
+        top, left = frame.top + rows[0] * height, frame.left + columns[0] * width
+        down, across = (rows[1] - rows[0]) * height, (columns[1] - columns[0]) * width
     marked = picture.copy()
     draw = ImageDraw.Draw(marked)
     draw.rectangle((left - 2, top - 2, left + across + 1, top + down + 1), outline="#000000", width=1)

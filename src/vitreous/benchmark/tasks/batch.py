@@ -17,6 +17,7 @@ from vitreous.errors import UnsupportedModelError
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.outputs import ClassOutputs
+from vitreous.patch_geometry import PatchGeometry, enlarge
 from vitreous.tape.runner import ModelRunner
 from vitreous.texts import ReadText
 
@@ -131,26 +132,37 @@ PhotoBatch = Batch[LoadedModel, Picture]
 TextBatch = Batch[LoadedTextModel, Passage]
 
 
-def enlarged(maps: Tensor, size: tuple[int, int], mode: str) -> Tensor:
-    """Maps (n, rows, columns) at another size, (n, height, width); ``mode`` is ``bilinear`` or ``nearest``."""
+def enlarged(maps: Tensor, runner: ModelRunner, mode: str) -> Tensor:
+    """Maps (n, rows, columns) at the size of the model's input, (n, height, width), patches where the model has them.
+
+    ``mode`` is ``bilinear`` or ``nearest``.
+    """
+    size = runner.size
     if tuple(maps.shape[-2:]) == size:
         return maps
+    geometry = runner.layout.geometry
+    if mode == "nearest" and geometry is not None:
+        return enlarge(maps, size, geometry, smooth=False)
     if mode == "nearest":
         return functional.interpolate(maps[:, None], size=size, mode="nearest-exact")[:, 0]
     for dimension, length in zip((1, 2), size, strict=True):
-        lower, upper, weight = _neighbours(length, maps.shape[dimension], maps)
+        lower, upper, weight = _neighbours(length, maps.shape[dimension], maps, geometry, dimension - 1)
         shape = (-1, 1) if dimension == 1 else (-1,)
         maps = torch.lerp(maps.index_select(dimension, lower), maps.index_select(dimension, upper), weight.view(shape))
     return maps
 
 
-def _neighbours(length: int, cells: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _neighbours(
+    length: int, cells: int, like: Tensor, geometry: PatchGeometry | None, axis: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Between which two cells each of ``length`` pixels lies, and how far; beyond the outer centres nothing changes.
 
     The same numbers as torch's bilinear interpolation, up to the last digit: there, pixels between two equal cells
     differ by rounding, which then decides about their order and about what lies above a threshold. Here they are equal.
     """
-    place = ((torch.arange(length, dtype=torch.float64) + 0.5) * cells / length - 0.5).clamp(0, cells - 1)
+    middles = torch.arange(length, dtype=torch.float64) + 0.5
+    place = middles * cells / length if geometry is None else geometry.positions(axis, middles / length)
+    place = (place - 0.5).clamp(0, cells - 1)
     lower = place.floor().long()
     upper = (lower + 1).clamp(max=cells - 1)
     return lower.to(like.device), upper.to(like.device), (place - lower).to(like)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.benchmark.tasks.batch import PhotoBatch
 from vitreous.benchmark.tasks.erasing import Orders
-from vitreous.methods.pixel_maps import patch_means
+from vitreous.methods.pixel_maps import layout_means
 
 Side = Literal["top", "bottom"]
 
@@ -53,10 +53,10 @@ def kept_logits(batch: PhotoBatch, orders: Orders, kept: Sequence[Kept]) -> Tens
 
 def patch_scores(batch: PhotoBatch, map_: Tensor) -> Tensor:
     """One score per patch, (patches,); of a map of pixels, the means over the patches."""
-    grid = batch.runner.layout.grid
-    if tuple(map_.shape) == grid:
+    layout = batch.runner.layout
+    if tuple(map_.shape) == layout.grid:
         return map_.flatten()
-    return patch_means(map_.flatten(), (map_.shape[0], map_.shape[1]), grid)
+    return layout_means(map_.flatten(), (map_.shape[0], map_.shape[1]), layout)
 
 
 def _ask(batch: PhotoBatch, questions: Sequence[_Question]) -> None:

@@ -189,7 +189,8 @@ class Faithfulness(MapTask):
         """By how much the logit of the explained class falls without each set."""
         runner = batch.runner
         target = explained_class(batch.pictures[image], self.explained)
-        patch_of = patch_of_pixel(runner.layout.grid, runner.size).view(runner.size).to(runner.images.device)
+        layout = runner.layout
+        patch_of = patch_of_pixel(layout.grid, runner.size, layout.geometry).view(runner.size).to(runner.images.device)
         chosen = torch.zeros(len(subsets), runner.layout.patches, dtype=torch.bool)
         chosen.scatter_(1, torch.from_numpy(subsets), value=True)
         fill = fill_of(runner, self.filling)

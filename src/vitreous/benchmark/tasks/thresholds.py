@@ -140,9 +140,7 @@ class ClassSegmentation(PhotoTask):
         picture = batch.pictures[case.image]
         present, shift = self._present(picture), self._shift(picture)
         maps = [in_float64(batch.map_of(case, known + shift)[None]) for known in present]
-        scaled = np.concatenate(
-            [min_max(enlarged(map_, batch.runner.size, self.upsampling).cpu().numpy()) for map_ in maps]
-        )
+        scaled = np.concatenate([min_max(enlarged(map_, batch.runner, self.upsampling).cpu().numpy()) for map_ in maps])
         highest, best = scaled.max(axis=0), np.array(present)[scaled.argmax(axis=0)] + 1
         truth = self._truth(picture)
         values: Values = {}

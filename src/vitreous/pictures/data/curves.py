@@ -125,9 +125,10 @@ def _order(explanation: Explanation, method: str, index: int, target_index: int,
     if by == "pixels":
         # Scaling keeps the order.
         signed = explanation.signed[method]
-        scores = display_maps(scores, grid, explanation.image_size, signed=signed, smooth=True).flatten()
+        size, geometry = explanation.image_size, explanation.geometry
+        scores = display_maps(scores, grid, size, signed=signed, smooth=True, geometry=geometry).flatten()
     elif grid != explanation.grid:
-        scores = patch_means(scores, grid, explanation.grid)
+        scores = patch_means(scores, grid, explanation.grid, explanation.geometry)
     return scores.argsort(descending=True, stable=True)
 
 

@@ -111,7 +111,7 @@ def lime(scene: Scene, budget: int = 1000) -> Tensor:
 
     captum, patches = load(), scene.layout.patches
     kept = independent(budget, patches, seeded(0)).to(scene.images)
-    pixels = patch_of_pixel(scene.layout.grid, _size(scene)).view(_size(scene))
+    pixels = patch_of_pixel(scene.layout.grid, _size(scene), scene.layout.geometry).view(_size(scene))
 
     def similarity(_: Tensor, __: Tensor, sample: Tensor, **___: Any) -> float:
         distance = 1 - float(sample.mean()) ** 0.5  # the cosine of k patches and all is k / sqrt(k patches)
@@ -141,7 +141,8 @@ def kernel_shap(scene: Scene, budget: int = 1000) -> Tensor:
     """Shapley values from sets that captum draws itself, one image at a time."""
     explainer = load().KernelShap(scene.model)
     height, width = (edge // cells for edge, cells in zip(scene.images.shape[2:], scene.layout.grid, strict=True))
-    numbers = patch_of_pixel(scene.layout.grid, _size(scene)).view(1, 1, *_size(scene)).expand(1, 3, -1, -1)
+    patches = patch_of_pixel(scene.layout.grid, _size(scene), scene.layout.geometry)
+    numbers = patches.view(1, 1, *_size(scene)).expand(1, 3, -1, -1)
 
     def explain(image: Tensor, target: int) -> Tensor:
         with torch.no_grad():
@@ -173,7 +174,7 @@ def _integrated(explainer: Any, scene: Scene, steps: int, **options: bool) -> An
 
 
 def _per_patch(scene: Scene, attributions: Tensor) -> Tensor:
-    return patch_sums(attributions.detach().sum(dim=1), scene.layout.grid).flatten(1)
+    return patch_sums(attributions.detach().sum(dim=1), scene.layout.grid, scene.layout.geometry).flatten(1)
 
 
 CAPTUM = Peer(

@@ -55,7 +55,7 @@ def integrated_gradients(scene: Scene, steps: int) -> Tensor:
     """Over pixels, all steps at once."""
     explainer = load("integrated_gradients").IntegratedGradients(scene.model, n_steps=steps)
     attributions = explainer.attribute(scene.images, scene.target)
-    return patch_sums(attributions.detach().sum(dim=1), scene.layout.grid).flatten(1)
+    return patch_sums(attributions.detach().sum(dim=1), scene.layout.grid, scene.layout.geometry).flatten(1)
 
 
 def rollout(scene: Scene) -> Tensor:

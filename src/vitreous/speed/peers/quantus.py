@@ -43,7 +43,7 @@ def integrated_gradients(scene: Scene) -> Tensor:
         method="IntegratedGradients",
         device=str(scene.images.device),
     )
-    return patch_sums(torch.from_numpy(attributions).sum(dim=1), scene.layout.grid).flatten(1)
+    return patch_sums(torch.from_numpy(attributions).sum(dim=1), scene.layout.grid, scene.layout.geometry).flatten(1)
 
 
 QUANTUS = Peer(

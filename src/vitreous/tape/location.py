@@ -1,0 +1,256 @@
+"""Where in a picture the pixels are that tokens are made of: the receptive fields of some tokens, by their gradients.
+
+Every one of a few copies of a fixed picture of noise belongs to one token. The gradient of a random projection of that
+token shows which pixels count for it. All copies run together, as far as the first block, once for a model and a size
+of pictures; the picture is always the same, so that what is found depends on the model alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import UnsupportedModelError
+from vitreous.patch_geometry import PatchGeometry, Size, patch_of_line
+
+PROBES = 8  # tokens that are looked at
+PROBES_BEHIND = 4  # where blocks of earlier stages have to run as well
+_NOTHING = 1e-12  # of a line's greatest energy (squared gradient): rounding, or exactly nothing, in a receptive field
+_NO_SHIFT = 0.5  # pixels; receptive fields of known ends are exact to half a pixel
+_NO_BLURRED_SHIFT = 1 / 8  # of a patch; centres of mass are not as exact, weights are no smooth window
+_SHIFTS_AT_LEAST = 4  # so many centres of mass have to agree, to a quarter of a patch
+_SHIFTS_AGREE = 0.25
+_PITCHES = (0.5, 1.5)  # times what equal cells would have: overlapping patches are closer together
+_CLEARLY_MORE = 2.0  # times what other tokens have of a patch's pixels; scattered pixels are alike for all
+_WRONG = 1 / 8  # of the tokens may be unclear; some patches may have changed places where more are
+_WRONG_IF_MIXED = 1 / 2
+_WIDE = 1.5  # patches: a receptive field that is as wide has no gaps, unless it gathers scattered pixels
+_GAPS = 0.4
+
+
+@dataclass(frozen=True)
+class ReceptiveFields:
+    """What pixels count for some tokens.
+
+    Attributes:
+        energy: the squared gradient of each pixel, (tokens, height, width), in float64.
+        rows: the row of patches of each token.
+        columns: the column of patches of each token.
+        grid: rows and columns of patches.
+    """
+
+    energy: Tensor
+    rows: Tensor
+    columns: Tensor
+    grid: Size
+
+    def geometry(self) -> PatchGeometry | None:
+        """Where patches are centred; ``None`` where they are equal cells of the picture, as far as can be told."""
+        size = self.energy.shape[1:]
+        axes = list(zip(self._marginals(), (self.rows, self.columns), size, self.grid, strict=True))
+        lines = [_line_of_ends(marginal, index, length / cells) for marginal, index, length, cells in axes]
+        if lines == [None, None]:
+            shift = _shift_of_mass(
+                torch.cat([_shifts(marginal, index, cells) for marginal, index, _, cells in axes if cells > 1])
+            )
+            lines = [_shifted(length / cells, shift) for _, _, length, cells in axes]
+        equal = [_Line(length / cells / 2, length / cells) for length, cells in zip(size, self.grid, strict=True)]
+        down, across = (
+            same if line is None or line.distance(same, cells) <= _NO_SHIFT else line
+            for line, same, cells in zip(lines, equal, self.grid, strict=True)
+        )
+        if [down, across] == equal:
+            return None
+        return PatchGeometry((down.offset, across.offset), (down.pitch, across.pitch), (size[0], size[1]))
+
+    def check(self, name: str, geometry: PatchGeometry | None, *, mixed: bool) -> None:
+        """Refuse tokens that are made of other pixels than those of their patch.
+
+        Args:
+            name: the model's.
+            geometry: where patches are centred.
+            mixed: whether the tokens have been through blocks of earlier stages. They see much of the picture then, and
+                their own place has to count no less than it would if they saw all of it.
+
+        Raises:
+            UnsupportedModelError: tokens see scattered pixels, or those of another place.
+        """
+        if len(self.energy) < 2:
+            return
+        if any(_scattered(marginal, cells) for marginal, cells in zip(self._marginals(), self.grid, strict=True)):
+            raise UnsupportedModelError(
+                f"a token of {name} gathers scattered pixels of the picture (a dilated convolution, or an order of "
+                "axes in which neighbouring pixels go to different tokens), so that it has no place in a map"
+            )
+        share = self._shares(geometry)
+        same = (self.rows[:, None] == self.rows) & (self.columns[:, None] == self.columns)
+        own = share.diagonal()
+        others = (share * ~same).sum(dim=0) / (~same).sum(dim=0).clamp(min=1)
+        even = 1 / (self.grid[0] * self.grid[1])
+        wrong = int((own < even / 2 if mixed else own <= _CLEARLY_MORE * others).sum())
+        if wrong > (_WRONG_IF_MIXED if mixed else _WRONG) * len(own):
+            raise _elsewhere(name, wrong, len(own))
+
+    def _marginals(self) -> tuple[Tensor, Tensor]:
+        return self.energy.sum(dim=2), self.energy.sum(dim=1)
+
+    def _shares(self, geometry: PatchGeometry | None) -> Tensor:
+        """The part of each token's energy in the pixels of each token's patch, (token, patch)."""
+        height, width = self.energy.shape[1:]
+        rows = patch_of_line(height, self.grid[0], geometry, 0)
+        columns = patch_of_line(width, self.grid[1], geometry, 1)
+        inside_rows = (rows == self.rows[:, None]).to(self.energy)
+        inside_columns = (columns == self.columns[:, None]).to(self.energy)
+        sums = torch.einsum("thw,ph,pw->tp", self.energy, inside_rows, inside_columns)
+        return sums / self.energy.sum(dim=(1, 2))[:, None]
+
+
+def probed_patches(grid: Size, count: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of some patches, spread over the picture and never in the order of a diagonal."""
+    rows, columns = (torch.linspace(0, cells - 1, count).round().long() for cells in grid)
+    return rows, columns[torch.randperm(count, generator=torch.Generator().manual_seed(0))]
+
+
+def noise_picture(shape: torch.Size) -> Tensor:
+    """The picture that is always the same, (channel, height, width)."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def receptive_fields(stream: Tensor, pictures: Tensor, grid: Size, prefix: int) -> ReceptiveFields | None:
+    """The pixels that count for one token of each picture.
+
+    Args:
+        stream: what became of the pictures in front of the first block, (picture, token, channel).
+        pictures: (picture, channel, height, width), from which the stream was made in a graph.
+        grid: rows and columns of patches.
+        prefix: how many tokens stand before the patches.
+
+    Returns:
+        ``None`` where gradients do not show it: the model cuts them off, or no token depends on the picture.
+    """
+    if not stream.requires_grad:
+        return None
+    rows, columns = probed_patches(grid, len(stream))
+    tokens = stream[torch.arange(len(stream)), prefix + rows * grid[1] + columns]
+    generator = torch.Generator().manual_seed(2)
+    directions = torch.randn(tokens.shape, generator=generator).to(tokens)
+    try:
+        (gradient,) = torch.autograd.grad((tokens * directions).sum(), [pictures], allow_unused=True)
+    except RuntimeError:  # an operator without a gradient
+        return None
+    if gradient is None or not bool(gradient.isfinite().all()):
+        return None
+    energy = gradient.detach().cpu().double().square().sum(dim=1)
+    seeing = energy.sum(dim=(1, 2)) > 0  # something else may stand in the place of some patches
+    return ReceptiveFields(energy[seeing], rows[seeing], columns[seeing], grid) if bool(seeing.any()) else None
+
+
+def with_changed_patches(picture: Tensor, grid: Size, count: int) -> Tensor:
+    """A picture (channel, height, width) as it is, and each time with another of the patches that are looked at."""
+    rows, columns = probed_patches(grid, count)
+    _, height, width = picture.shape
+    down, across = patch_of_line(height, grid[0]), patch_of_line(width, grid[1])
+    inside = (down == rows[:, None])[:, :, None] & (across == columns[:, None])[:, None]
+    pictures = picture.repeat(count + 1, 1, 1, 1)
+    pictures[1:] += inside[:, None].to(picture) * picture.flip(0, 1, 2)
+    return pictures
+
+
+def check_changed_patches(name: str, streams: Tensor, grid: Size, *, mixed: bool) -> None:
+    """Refuse tokens that do not change with their patch; for models whose gradients do not reach the picture.
+
+    Args:
+        name: the model's.
+        streams: what became of ``with_changed_patches``, (picture, token, channel).
+        grid: rows and columns of patches.
+        mixed: see ``ReceptiveFields.check``.
+
+    Raises:
+        UnsupportedModelError: other tokens change more.
+    """
+    rows, columns = probed_patches(grid, len(streams) - 1)
+    change = (streams[1:] - streams[:1])[:, -grid[0] * grid[1] :].norm(dim=-1).cpu()
+    own = change.gather(1, (rows * grid[1] + columns)[:, None])[:, 0]
+    limit = change.mean(dim=1) * (1 / 2 if mixed else _CLEARLY_MORE)
+    seeing = change.amax(dim=1) > 0
+    wrong, count = int((seeing & (own <= limit)).sum()), int(seeing.sum())
+    if wrong > (_WRONG_IF_MIXED if mixed else _WRONG) * count:
+        raise _elsewhere(name, wrong, count)
+
+
+def _elsewhere(name: str, wrong: int, count: int) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{wrong} of {count} tokens of {name} that were looked at do not see the pixels of their place, row by row, "
+        "more than other tokens do: its patches stand in another order, or gather scattered pixels, so no map can be "
+        "laid out"
+    )
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Where patches in a line are centred, in pixels."""
+
+    offset: float
+    pitch: float
+
+    def distance(self, other: _Line, cells: int) -> float:
+        """How far the centres of a line of so many patches are from those of another, at most."""
+        last = self.offset - other.offset + (cells - 1) * (self.pitch - other.pitch)
+        return max(abs(self.offset - other.offset), abs(last))
+
+
+def _ends(energy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The pixels of a line that count, (token, pixel), the first of each token, and the one behind the last."""
+    seen = energy > _NOTHING * energy.amax(dim=1, keepdim=True)
+    return seen, seen.int().argmax(dim=1), seen.shape[1] - seen.flip(1).int().argmax(dim=1)
+
+
+def _line_of_ends(energy: Tensor, index: Tensor, cell: float) -> _Line | None:
+    """The line through the middles of receptive fields that no edge of the picture cuts off: all have one width."""
+    _, first, last = _ends(energy)
+    width, middle = last - first, (first + last) / 2
+    free = (first > 0) & (last < energy.shape[1])
+    if not bool(free.any()) and int(width.max()) > cell:
+        return None  # the edges may have cut off all of them
+    whole = width == (width[free] if bool(free.any()) else width).max()
+    index, middle = index[whole], middle[whole]
+    low, high = int(index.argmin()), int(index.argmax())
+    steps = int(index[high] - index[low])
+    if steps == 0:
+        return None
+    pitch = float(middle[high] - middle[low]) / steps
+    line = _Line(float(middle[low]) - pitch * int(index[low]), pitch)
+    straight = (middle - (line.offset + pitch * index)).abs().max() <= _NO_SHIFT
+    return line if bool(straight) and _PITCHES[0] <= pitch / cell <= _PITCHES[1] else None
+
+
+def _shifts(energy: Tensor, index: Tensor, cells: int) -> Tensor:
+    """How far centres of mass are from those of equal cells, in patches; edges cut off those beside them."""
+    inside = (index > 0) & (index < cells - 1)
+    energy, index = energy[inside], index[inside]
+    places = (torch.arange(energy.shape[1], dtype=energy.dtype) + 0.5) * (cells / energy.shape[1])
+    return (energy @ places) / energy.sum(dim=1) - (index + 0.5)
+
+
+def _shift_of_mass(shifts: Tensor) -> float:
+    """What receptive fields that reach far, or over all of a picture, are shifted by down and across, in patches."""
+    if len(shifts) < _SHIFTS_AT_LEAST:
+        return 0.0
+    shift = float(shifts.median())
+    agree = float((shifts - shift).abs().max()) <= _SHIFTS_AGREE
+    return shift if agree and _NO_BLURRED_SHIFT < abs(shift) < 1 else 0.0
+
+
+def _shifted(cell: float, shift: float) -> _Line:
+    """Equal cells that are shifted, to half a pixel."""
+    return _Line(cell / 2 + round(2 * shift * cell) / 2, cell)
+
+
+def _scattered(energy: Tensor, cells: int) -> bool:
+    """Whether most receptive fields are wider than a patch and full of gaps, along one axis."""
+    seen, first, last = _ends(energy)
+    width = last - first
+    gaps = 1 - seen.sum(dim=1) / width
+    return bool(((width > _WIDE * energy.shape[1] / cells) & (gaps > _GAPS)).float().mean() > 0.5)
