@@ -166,6 +166,9 @@ class _StageReader:
         self._writes = stage.writes
         self._known: dict[torch.Size | int, StreamAxes] = {}
         self._positions: PixelPositions | None = None
+        self._patches_last: tuple[int, ...] | None = None
+        self.axes = self._axes_of(stage.root)
+        self._patches_last = self._order_of_joined(stage.root)
         self.axes = self._axes_of(stage.root)
         self.places: Places | None = None
 
@@ -208,9 +211,32 @@ class _StageReader:
         """Which axes of a value of the stream are which, and how its tokens are ordered."""
         axes = self._axes_by_shape(value)
         if self._positions is None or self.places is None:
-            return axes
+            fits = self._patches_last is not None and axes.dims == 3 and len(value.shape) == 3
+            return replace(axes, order=self._patches_last) if fits else axes
         places = self._positions.places(value, axes.batch, axes.channel) or self.places
         return replace(axes, batch=max(axes.batch, 0), fold=places.fold, order=places.order)
+
+    def _order_of_joined(self, root: Value) -> tuple[int, ...] | None:
+        """The order in which patches come last, where registers of the model's own were joined behind them."""
+        if self.axes.dims != 3 or self.axes.batch < 0:
+            return None
+        trace, value = self._trace, root
+        while (step := trace.maker(value)) is not None and step.operation != "cat":
+            source = value_of(trace, step)
+            if source is None or source.shape != value.shape or step.operation not in {*ALIAS, *NORM, "add", "mul"}:
+                return None
+            value = source
+        parts = list(tensors_in(step.args[:1])) if step is not None else []
+        axis = None if step is None else step.argument(1, "dim", 0)
+        made = {id(trace.values[index].tensor) for index in step.operands} if step is not None else set()
+        if not isinstance(axis, int) or axis % 3 != self.axes.token_axes[0] or len(made) != 1 or id(parts[-1]) in made:
+            return None
+        places: list[list[int]] = [[], []]
+        first = 0
+        for part in parts:
+            places[id(part) in made] += range(first, first + part.shape[axis])
+            first += part.shape[axis]
+        return (*places[0], *places[1])
 
     def _axes_by_shape(self, value: Value) -> StreamAxes:
         """Which axes of the stream are images and channels; behind the last block no layer may show it any more."""

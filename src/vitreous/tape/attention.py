@@ -125,6 +125,19 @@ class AttentionRecord:
             head_scale=self.head_scale,
         )
 
+    def in_order(self, order: Tensor) -> AttentionRecord:
+        """The call with its tokens in another order."""
+        order = order.to(self.key.device)
+        return AttentionRecord(
+            query=None,
+            key=self.key[:, :, order],
+            value=self.value[:, :, order],
+            scale=self.scale,
+            matrix=self.rows(slice(None))[:, :, order][..., order],
+            scores=None if self.scores is None else self.scores[:, :, order][..., order],
+            head_scale=self.head_scale,
+        )
+
     def last_keys(self, count: int) -> AttentionRecord:
         """The call as its last ``count`` keys see it: their part of A, which was normalised over all."""
         matrix = self.rows(slice(None))[..., -count:]

@@ -96,7 +96,16 @@ class AttentionListener:
         """Tensors that lie as the outputs of a block do, as one (batch, head, token, channel)."""
         depth = self._architecture.depth
         calls = [self._pooling] if layer == depth else self._architecture.blocks[layer].attention
-        return torch.cat([self._by_head(*pair) for pair in zip(calls, tensors, strict=True)], dim=1)
+        heads = torch.cat([self._by_head(*pair) for pair in zip(calls, tensors, strict=True)], dim=1)
+        order = self._order(layer)
+        return heads if order is None else heads[:, :, order]
+
+    def _order(self, layer: int) -> Tensor | None:
+        """By place of the stream as it is read, the token that stands there; ``None`` where tokens lie so."""
+        if layer == self._architecture.depth or layer in self.other:
+            return None
+        order = self._architecture.blocks[layer].input.axes.order
+        return None if order is None else torch.tensor(order)
 
     def _by_head(self, call: AttentionCall | None, tensor: Tensor) -> Tensor:
         if call is None or call.spelling != "written":
@@ -233,7 +242,8 @@ class AttentionListener:
             if call.output_step not in self._later:
                 self.behind.append((record, output, call))
             return
-        kept = record if layer in self._plan.attention else _EMPTY
+        order = self._order(layer)
+        kept = _EMPTY if layer not in self._plan.attention else record if order is None else record.in_order(order)
         if layer in self.records and kept is not _EMPTY:
             joined = self.records[layer].joined(kept) if self._architecture.blocks[layer].joined else None
             if joined is None:
@@ -248,11 +258,6 @@ class AttentionListener:
         """Note attention that is not between all tokens of each image; whether it is."""
         tokens = self._progress.tokens
         whole = (batch, queries, keys) == (self._progress.batch, tokens, tokens)
-        if layer < self._architecture.depth and whole and self._architecture.blocks[layer].input.axes.order is not None:
-            self.other.setdefault(
-                layer,
-                f"the tokens of its block {layer} do not lie row by row, and its attention is not read in that order",
-            )
         if layer < self._architecture.depth and not whole:
             self.other.setdefault(
                 layer,

@@ -54,10 +54,10 @@ class Dropping:
         """Take the kept tokens; only the first block is listened to."""
         del number, args, kwargs
         axes = self._point.axes
-        if axes.dims != 3 or not isinstance(output, Tensor):
+        if axes.dims != 3 or axes.order is not None or not isinstance(output, Tensor):
             raise UnsupportedModelError(
-                f"the stream of {self._architecture.name} is a grid, of which no patch can be left out; paint them "
-                "instead (by=paint)"
+                f"the stream of {self._architecture.name} is a grid, or other tokens stand behind its patches, so that none "
+                "can be left out; paint them instead (by=paint)"
             )
         stream = axes.tokens(output)
         self._prefix = stream.shape[1] - self._patches

@@ -95,9 +95,9 @@ class ScoreEditing:
     def _leave_stream(self, output: Tensor) -> Tensor:
         assert self._kept is not None
         axes = self._end.axes
-        if axes.dims != 3:
+        if axes.dims != 3 or axes.order is not None:
             raise UnsupportedModelError(
-                f"the stream of {self._architecture.name} is a grid, of which no patch can be left out; paint them "
+                f"the stream of {self._architecture.name} is a grid, or other tokens stand behind its patches, so none can be left out; paint them "
                 "instead (by=paint)"
             )
         tokens = with_prefix(self._kept, self._count - self._patches)
@@ -159,6 +159,13 @@ class ScoreEditing:
         if keys not in (self._count, self._patches):
             return None, None
         self._edited.add(layer)
-        factor = None if self._factor is None else self._factor[:, None, None, -keys:].to(dtype)
-        hidden = None if self._hidden is None else self._hidden[:, None, None, -keys:].to(dtype)
+        factor = None if self._factor is None else self._of_keys(self._factor, keys).to(dtype)
+        hidden = None if self._hidden is None else self._of_keys(self._hidden, keys).to(dtype)
         return factor, hidden
+
+    def _of_keys(self, values: Tensor, keys: int) -> Tensor:
+        """Values of tokens (batch, tokens) as the keys lie, (batch, 1, 1, keys)."""
+        order = self._start.axes.order
+        if order is not None and keys == len(order):
+            values = values[:, torch.tensor(order, device=values.device).argsort()]
+        return values[:, None, None, -keys:]
