@@ -13,7 +13,6 @@ from torch import nn
 import vitreous
 from small_data import loaded
 from small_models import largest_difference, random_images, small_vit
-from test_cam import UnnamedNorms
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import frozen_copy
 from vitreous.benchmark.selection import spelled_out
@@ -289,9 +288,11 @@ def test_rows_as_json(rows):
 
 
 def test_a_method_that_the_model_cannot_serve_is_a_row_with_the_reason():
-    model, images = small_vit(block_fn=UnnamedNorms, dtype=torch.float32), random_images(dtype=torch.float32)
-    refused, served = measure_speed(model, images, ["gradcam", "ixg"], repeats=1)
-    assert refused.reason.startswith("the first norm of block 3 was not found")
+    model, images = small_vit(dtype=torch.float32), random_images(dtype=torch.float32)
+    for block in model.blocks:
+        block.attn.proj = nn.Sequential(block.attn.proj, nn.Tanh())
+    refused, served = measure_speed(model, images, ["tokentm", "ixg"], repeats=1)
+    assert refused.reason.startswith("in block 0 no linear projection leads")
     assert "Methods that" not in refused.reason
     assert refused.ratio_forward is None
     assert served.reason is None

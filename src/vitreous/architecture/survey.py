@@ -15,7 +15,7 @@ from vitreous.architecture.description import Architecture
 from vitreous.architecture.evaluation_copy import original_of
 from vitreous.architecture.find import describe
 from vitreous.architecture.trace import Trace, Tracer
-from vitreous.errors import InputError, UnsupportedModelError, VitreousError
+from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import FAILURES, Inputs, Texts, ask, failed_inside, failed_on, outside_inference
 from vitreous.outputs import scale_of
 from vitreous.torch_state import outside_inference_mode
@@ -97,5 +97,5 @@ def _traced(model: nn.Module, inputs: Inputs) -> Trace:
         except Exception as error:  # of a configuration that was believed when the model was built
             raise failed_inside(type(model).__name__, error) from error
     if not tracer.trace.steps:
-        raise InputError(f"{type(model).__name__} does nothing with its input that can be seen")
+        raise UnsupportedModelError(f"{type(model).__name__} does nothing with its input that can be seen")
     return tracer.trace

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitreous.architecture import Architecture
+from vitreous.architecture.trace import tensors_in
 from vitreous.speed.timing import Job
 
 _ROUNDING = 1e-6
@@ -75,16 +76,18 @@ def counted_passes(architecture: Architecture, whole: Sequence[float]) -> Iterat
     with ExitStack() as hooks:
         for number, block in enumerate(architecture.blocks):
             if block.module is not None:
-                hooks.enter_context(block.module.register_forward_hook(_counting(passes, number)))
+                hooks.enter_context(block.module.register_forward_hook(_counting(passes, number), with_kwargs=True))
         yield passes
 
 
 def _counting(passes: Passes, number: int) -> Callable[..., None]:
-    def count(module: nn.Module, arguments: Any, output: Any) -> None:
-        del module, arguments
+    def count(module: nn.Module, arguments: Any, named: Any, output: Any) -> None:
+        del module
         stream = output[0] if isinstance(output, tuple) else output
         assert isinstance(stream, Tensor)
-        tokens = stream.shape[:-1].numel()  # no call of torch: it would be one more step of the run
+        # What it got: another stream may have been put in the place of what it gave. No call of torch is made, which
+        # would be one more step of the run.
+        tokens = next(tensors_in((arguments, named)), stream).shape[:-1].numel()
         passes.forward[number] += tokens
         if stream.grad_fn is not None:
             stream.grad_fn.register_prehook(lambda _: undo(tokens))
