@@ -358,6 +358,8 @@ class _Scores:
         query_first = self._query_first(score, score_axes, origin, queries, keys)
         steps = self._score_steps(origin)
         del values
+        if not weights.numel():  # there is no token
+            return None
         rows = weights.numel() // (queries * keys)
         return AttentionCall(
             "written",

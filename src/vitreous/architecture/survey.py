@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from contextlib import suppress
+import traceback
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,7 +16,8 @@ from vitreous.architecture.attention import find_attention
 from vitreous.architecture.description import Architecture
 from vitreous.architecture.find import describe
 from vitreous.architecture.trace import Trace, Tracer
-from vitreous.errors import InputError, VitreousError
+from vitreous.error_boundary import described_error
+from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import FAILURES, Inputs, Texts, ask, failed_inside, failed_on, outside_inference
 from vitreous.outputs import scale_of
 from vitreous.torch_state import outside_inference_mode
@@ -43,9 +46,25 @@ def find_architecture(
     key = (_kind(inputs), str(inputs.device), stage)
     if again or key not in known:
         trace = trace_model(model, inputs if again else inputs[_two(inputs)])
-        found = describe(trace, type(model).__name__, stage)
+        with _analysis(model):
+            found = describe(trace, type(model).__name__, stage)
         known[key] = replace(found, scale=scale_of(model))
     return known[key]
+
+
+@contextmanager
+def _analysis(model: nn.Module) -> Iterator[None]:
+    """Turn what no one foresaw in a run of somebody's code into a refusal that names the place."""
+    try:
+        yield
+    except (VitreousError, MemoryError):
+        raise
+    except Exception as error:
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        raise UnsupportedModelError(
+            f"the architecture of {type(model).__name__} cannot be read from its run ({described_error(error)}, in "
+            f"{Path(frame.filename).name}, line {frame.lineno}); please report this model"
+        ) from error
 
 
 def _kind(inputs: Inputs) -> Hashable:
@@ -85,7 +104,9 @@ def _traced(model: nn.Module, inputs: Inputs) -> Trace:
         except (VitreousError, MemoryError):
             raise
         except FAILURES as error:
-            if find_attention(tracer.trace):
+            with _analysis(model):
+                attends = bool(find_attention(tracer.trace))
+            if attends:
                 raise failed_inside(type(model).__name__, error) from error
             raise failed_on(model, inputs, error) from error
         except Exception as error:  # of a configuration that was believed when the model was built

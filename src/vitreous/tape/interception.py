@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitreous.architecture import Architecture
-from vitreous.architecture.trace import StepCounter, as_constant, operation
+from vitreous.architecture.trace import StepCounter, as_constant, operation, tensors_in
 from vitreous.errors import UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, Texts
 from vitreous.torch_state import function_modes
@@ -156,6 +156,19 @@ def _by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
         if name is not None:
             args, kwargs = (*args, kwargs[name]), {other: value for other, value in kwargs.items() if other != name}
     return args, kwargs
+
+
+def result_at(output: Any, place: int) -> Tensor:
+    """One of the tensors that a call returned."""
+    return list(tensors_in(output))[place]
+
+
+def with_result(output: Any, place: int, value: Tensor) -> Any:
+    """What a call returned with another tensor in one place."""
+    if isinstance(output, Tensor):
+        return value
+    assert isinstance(output, list | tuple)
+    return type(output)(value if number == place else item for number, item in enumerate(output))
 
 
 def in_graph(value: Any) -> bool:

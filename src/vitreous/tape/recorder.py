@@ -10,14 +10,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from vitreous.architecture import Architecture, Point
-from vitreous.architecture.trace import tensors_in
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape.attention_listener import AttentionListener
 from vitreous.tape.cuts import Cuts
 from vitreous.tape.embedding import Embedding, embedding_of
 from vitreous.tape.functions import InForce
-from vitreous.tape.interception import Handler, Interception
+from vitreous.tape.interception import Handler, Interception, result_at, with_result
 from vitreous.tape.linear_maps import LinearMaps
 from vitreous.tape.plan import PIXELS, Plan
 from vitreous.tape.progress import Progress
@@ -111,9 +110,9 @@ class Recorder:
         self.attention.after(number, args, kwargs, output)
         self.linear_maps.after(number, args, kwargs)
         for kind, layer, point in self._points.get(number, ()):
-            value = _result(output, point.output)
+            value = result_at(output, point.output)
             if kind == "stream":
-                output = _with_result(output, point.output, self._on_stream(layer, point, value))
+                output = with_result(output, point.output, self._on_stream(layer, point, value))
             elif kind == "mid":
                 self.mids[layer] = point.axes.tokens(value)
             elif kind == "middle":
@@ -240,19 +239,6 @@ class Recorder:
 
 def _as_it_is(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
-
-
-def _result(output: Any, place: int) -> Tensor:
-    """One of the tensors that a call returned."""
-    return list(tensors_in(output))[place]
-
-
-def _with_result(output: Any, place: int, value: Tensor) -> Any:
-    """What a call returned with another tensor in one place."""
-    if isinstance(output, Tensor):
-        return value
-    assert isinstance(output, list | tuple)
-    return type(output)(value if number == place else item for number, item in enumerate(output))
 
 
 def _in_graph_from_here(tokens: Tensor) -> Tensor:
