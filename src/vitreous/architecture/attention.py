@@ -441,6 +441,8 @@ class _Scores:
         assert value is not None
         over_tokens = not runs_over_channels(trace, trace.values[value], axes.right.index(contracted) - len(axes.right))
         del values
+        if not weights.numel():  # there is no token
+            return None
         rows = weights.numel() // (queries * keys)
         return AttentionCall(
             "written",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,6 +17,7 @@ from vitreous.architecture.description import Architecture
 from vitreous.architecture.evaluation_copy import original_of
 from vitreous.architecture.find import describe
 from vitreous.architecture.trace import Trace, Tracer
+from vitreous.error_boundary import described_error
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import FAILURES, Inputs, Texts, ask, failed_inside, failed_on, outside_inference
 from vitreous.outputs import scale_of
@@ -51,12 +54,12 @@ def find_architecture(
     if again or key not in known:
         try:
             trace = trace_model(model, inputs if again else _two_of(inputs))
-            found = describe(trace, type(model).__name__, stage)
+            found = _described(model, trace, stage)
         except UnsupportedModelError:
             if len(inputs) > 1:
                 raise
             # Two at once may be joined where one is served.
-            key, found = alone, describe(_traced(model, inputs), type(model).__name__, stage)
+            key, found = alone, _described(model, _traced(model, inputs), stage)
         known[key] = replace(found, scale=scale_of(model))
     return known[key]
 
@@ -66,6 +69,20 @@ def _two_of(inputs: Inputs) -> Inputs:
     if isinstance(inputs, Tensor) or len(inputs) < 2:
         return inputs[:2]
     return inputs[inputs.lengths.argsort(stable=True)[[0, -1]].to(inputs.device)]
+
+
+def _described(model: nn.Module, trace: Trace, stage: int | None) -> Architecture:
+    """What a run shows; what no one foresaw in a run of somebody's code is a refusal that names the place."""
+    try:
+        return describe(trace, type(model).__name__, stage)
+    except (VitreousError, MemoryError):
+        raise
+    except Exception as error:
+        *_, frame = traceback.extract_tb(error.__traceback__)
+        raise UnsupportedModelError(
+            f"the architecture of {type(model).__name__} cannot be read from its run ({described_error(error)}, in "
+            f"{Path(frame.filename).name}, line {frame.lineno}); please report this model"
+        ) from error
 
 
 def trace_model(model: nn.Module, inputs: Inputs) -> Trace:
@@ -91,7 +108,9 @@ def _traced(model: nn.Module, inputs: Inputs) -> Trace:
         except (VitreousError, MemoryError):
             raise
         except FAILURES as error:
-            if find_attention(tracer.trace):
+            with _analysis(model):
+                attends = bool(find_attention(tracer.trace))
+            if attends:
                 raise failed_inside(type(model).__name__, error) from error
             raise failed_on(model, inputs, error) from error
         except Exception as error:  # of a configuration that was believed when the model was built

@@ -17,7 +17,7 @@ from vitreous.architecture import Architecture, Point
 from vitreous.errors import UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, ask, outside_inference
 from vitreous.tape.half import exact
-from vitreous.tape.interception import Interception, result_of, with_result
+from vitreous.tape.interception import Interception, result_at, with_result
 from vitreous.torch_state import outside_inference_mode
 
 _MOST = 8  # patches are changed in front of a block
@@ -55,7 +55,7 @@ class _Changing:
         """Look where the stream differs, and make it differ elsewhere."""
         del args, kwargs
         for layer, point in self._points[number]:
-            stream = result_of(output, point.output)
+            stream = result_at(output, point.output)
             tokens = point.axes.tokens(stream)
             self._check(layer, tokens)
             output = with_result(output, point.output, point.axes.stream(self._differing(tokens), stream.shape))

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
-from vitreous.tape.interception import Handler, Interception
+from vitreous.tape.interception import Handler, Interception, result_at, with_result
 
 
 class Dropping:
@@ -54,18 +54,19 @@ class Dropping:
         """Take the kept tokens; only the first block is listened to."""
         del number, args, kwargs
         axes = self._point.axes
-        if axes.dims != 3 or axes.order is not None or not isinstance(output, Tensor):
+        made = result_at(output, self._point.output)
+        if axes.dims != 3 or axes.order is not None:
             raise UnsupportedModelError(
                 f"the stream of {self._architecture.name} is a grid, or other tokens stand behind its patches, so that none "
                 "can be left out; paint them instead (by=paint)"
             )
-        stream = axes.tokens(output)
+        stream = axes.tokens(made)
         self._prefix = stream.shape[1] - self._patches
         self._tokens = with_prefix(self._kept, self._prefix)
         taken = torch.take_along_dim(stream, self._tokens[..., None], dim=1)
-        sizes = list(output.shape)
+        sizes = list(made.shape)
         sizes[axes.token_axes[0]] = taken.shape[1]
-        return axes.stream(taken, torch.Size(sizes))
+        return with_result(output, self._point.output, axes.stream(taken, torch.Size(sizes)))
 
     def _on_pair(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A table that is added to the kept tokens, multiplied with them, or tells where to fill them."""

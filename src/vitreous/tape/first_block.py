@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitreous.architecture import Architecture
 from vitreous.inputs.model_input import Inputs, ask, outside_inference
-from vitreous.tape.interception import Interception, result_of
+from vitreous.tape.interception import Interception, result_at
 from vitreous.torch_state import outside_inference_mode
 
 
@@ -33,7 +33,7 @@ class _FirstBlock:
     def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """x_0 has been made."""
         del number, args, kwargs
-        self.stream = self._point.axes.tokens(result_of(output, self._point.output))
+        self.stream = self._point.axes.tokens(result_at(output, self._point.output))
         raise SeenEnough
 
 

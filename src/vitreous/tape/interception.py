@@ -166,7 +166,7 @@ def _by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[A
     return args, kwargs
 
 
-def result_of(output: Any, place: int) -> Tensor:
+def result_at(output: Any, place: int) -> Tensor:
     """One of the tensors that a call returned."""
     return list(tensors_in(output))[place]
 

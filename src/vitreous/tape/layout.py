@@ -107,6 +107,11 @@ def _with_readers(
     depth = recorder.architecture.depth
     stream = recorder.stream_of(depth, recorder.tokens[depth].detach())
     read_of_each = _tokens_read(head_gradient, stream, prefix, real)
+    if not bool(read_of_each.any(dim=1).all()):
+        raise UnsupportedModelError(
+            f"which tokens the head of {recorder.architecture.name} reads does not show: the gradient of its output is "
+            "NaN or infinite"
+        )
     read, alike = _of_all(read_of_each, real)
     if pooling_gradient is None:
         _check_order(recorder.architecture.name, read, prefix, tokens)

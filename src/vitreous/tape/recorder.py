@@ -16,7 +16,7 @@ from vitreous.tape.attention_listener import AttentionListener
 from vitreous.tape.cuts import Cuts
 from vitreous.tape.embedding import Embedding, embedding_of
 from vitreous.tape.functions import InForce
-from vitreous.tape.interception import Handler, Interception, result_of, with_result
+from vitreous.tape.interception import Handler, Interception, result_at, with_result
 from vitreous.tape.linear_maps import LinearMaps
 from vitreous.tape.plan import PIXELS, Plan
 from vitreous.tape.progress import Progress
@@ -109,7 +109,7 @@ class Recorder:
         self.attention.after(number, args, kwargs, output)
         self.linear_maps.after(number, args, kwargs)
         for kind, layer, point in self._points.get(number, ()):
-            value = result_of(output, point.output)
+            value = result_at(output, point.output)
             if kind == "stream":
                 output = with_result(output, point.output, self._on_stream(layer, point, value))
             elif kind == "mid":

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.architecture import Architecture, find_architecture
-from vitreous.errors import UnsupportedModelError
-from vitreous.inputs.model_input import Inputs, Rows, Texts, ask, outside_inference
+from vitreous.errors import UnsupportedModelError, VitreousError
+from vitreous.inputs.model_input import Inputs, Rows, Texts, ask, failed_inside, outside_inference
 from vitreous.outputs import Scale, scale_of
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.doing_without import Listening, find_way
@@ -219,10 +219,16 @@ class ModelRunner:
 
     def _ask(self, images: Inputs, listener: Listening | None = None) -> Tensor:
         self._count(len(images))
-        if listener is not None:
-            return self._listen(images, listener)
-        output = ask(self._model if self._bare is None else self._bare, images)
-        return class_scores(output, type(self._model).__name__, len(images))
+        name = type(self._model).__name__
+        try:
+            if listener is not None:
+                return self._listen(images, listener)
+            output = ask(self._model if self._bare is None else self._bare, images)
+        except (VitreousError, MemoryError):
+            raise
+        except Exception as error:  # it took the images that are explained, and not these
+            raise failed_inside(name, error) from error
+        return class_scores(output, name, len(images))
 
     def _listen(self, images: Inputs, listener: Listening) -> Tensor:
         given = outside_inference(images)

@@ -19,7 +19,7 @@ from vitreous.tape import interception as heard
 from vitreous.tape import multihead
 from vitreous.tape.attention import attention_arguments, bias_of_heads, heads_of, rows_of
 from vitreous.tape.dropping import with_prefix
-from vitreous.tape.interception import Handler, Interception
+from vitreous.tape.interception import Handler, Interception, result_at, with_result
 
 
 class ScoreEditing:
@@ -76,11 +76,13 @@ class ScoreEditing:
         del args, kwargs
         if number in self._calls and self._calls[number][1].spelling == "written":
             output = self._edit(self._calls[number], output)
-        if number == self._start.step and isinstance(output, Tensor):
-            axes = self._start.axes
-            output = axes.stream(self._enter_stream(axes.tokens(output)), output.shape)
-        if number == self._end.step and self._kept is not None and isinstance(output, Tensor):
-            output = self._leave_stream(output)
+        if number == self._start.step:
+            axes, stream = self._start.axes, result_at(output, self._start.output)
+            entered = axes.stream(self._enter_stream(axes.tokens(stream)), stream.shape)
+            output = with_result(output, self._start.output, entered)
+        if number == self._end.step and self._kept is not None:
+            left = self._leave_stream(result_at(output, self._end.output))
+            output = with_result(output, self._end.output, left)
         return output
 
     def _enter_stream(self, stream: Tensor) -> Tensor:

@@ -357,6 +357,11 @@ class Tape:
                 raise UnsupportedModelError(
                     f"{self.architecture.name} cannot be explained by gradients: it has an operator without one ({reason})"
                 ) from None
+            if "modified by an inplace operation" in str(error):
+                raise UnsupportedModelError(
+                    f"{self.architecture.name} cannot be explained by gradients: it changes tokens in place that its "
+                    "backward pass needs; write x = x + f(x) instead of x += f(x)"
+                ) from None
             if "checkpoint" not in str(error).lower():
                 raise
             raise UnsupportedModelError(
