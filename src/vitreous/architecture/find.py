@@ -330,7 +330,6 @@ class _StageReader:
         return [found[index] for index in sorted(found)]
 
     def _block(self, start: Value, writes: list[ResidualWrite], following: Value | None) -> Block:
-        trace = self._trace
         attending = next((write for write in writes if write.attention), writes[0])
         last = writes[-1]
         place = self._norm_place(start, attending, writes, following)

@@ -72,9 +72,15 @@ def _two_of(inputs: Inputs) -> Inputs:
 
 
 def _described(model: nn.Module, trace: Trace, stage: int | None) -> Architecture:
-    """What a run shows; what no one foresaw in a run of somebody's code is a refusal that names the place."""
-    try:
+    with _analysis(model):
         return describe(trace, type(model).__name__, stage)
+
+
+@contextmanager
+def _analysis(model: nn.Module) -> Iterator[None]:
+    """Turn what no one foresaw in a run of somebody's code into a refusal that names the place."""
+    try:
+        yield
     except (VitreousError, MemoryError):
         raise
     except Exception as error:
