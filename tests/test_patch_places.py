@@ -288,7 +288,7 @@ def test_maps_masks_and_measures_are_where_the_model_sees_them(tmp_path):
         assert (sharp.amax(dim=0) == centre + 3).all()
     runner = ModelRunner(model, images)
     for mode in ("bilinear", "nearest"):
-        measured = enlarged(one["ixg"].view(1, 8, 8), runner, mode)[0]
+        measured = enlarged(one["ixg"].view(1, 8, 8), runner.size, mode, runner.layout.geometry)[0]
         expected = alone.heatmap("ixg", smooth=mode == "bilinear")[0]
         torch.testing.assert_close(measured, expected, rtol=1e-12, atol=1e-12)  # float64
     masked = patch_of_pixel((8, 8), (64, 64), runner.layout.geometry).view(64, 64)

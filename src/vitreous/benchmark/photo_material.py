@@ -46,6 +46,7 @@ class PhotoMaterial(Material):
         self, batch: PhotoBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
     ) -> Maps:
         explanation = explain_again(batch.model, batch.images[list(images)], methods, target=torch.tensor(targets))
+        batch.runner.geometry = explanation.geometry
         maps: Maps = {}
         for method, scores in explanation.scores.items():
             grids = scores.detach().reshape(len(images), -1, *explanation.grid_of(method))

@@ -18,6 +18,7 @@ from vitreous.architecture import Architecture, find_architecture
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import Inputs, Rows, Texts, ask, failed_inside, outside_inference
 from vitreous.outputs import Scale, scale_of
+from vitreous.patch_geometry import PatchGeometry
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.doing_without import Listening, find_way
 from vitreous.tape.dropping import Dropping, check_kept, nothing_left
@@ -63,6 +64,7 @@ class ModelRunner:
         evaluations: how many images the model has been asked about so far, besides the recorded run.
         memory: what methods have found out already and another target or method would ask again.
         stage: which stage of a hierarchical model is read; ``None`` for the last.
+        geometry: where patches are centred, where maps of these images have shown it; ``None`` for equal cells.
     """
 
     _model: nn.Module
@@ -73,6 +75,7 @@ class ModelRunner:
     evaluations: int = 0
     memory: dict[Hashable, Tensor] = field(default_factory=dict)
     stage: int | None = None
+    geometry: PatchGeometry | None = None
     _architecture: Architecture | None = None
     _layout: Layout | None = None
     _cannot_drop: bool | None = None  # whether patches have to be hidden instead; None until that is known

@@ -132,15 +132,17 @@ PhotoBatch = Batch[LoadedModel, Picture]
 TextBatch = Batch[LoadedTextModel, Passage]
 
 
-def enlarged(maps: Tensor, runner: ModelRunner, mode: str) -> Tensor:
-    """Maps (n, rows, columns) at the size of the model's input, (n, height, width), patches where the model has them.
+def enlarged(maps: Tensor, size: tuple[int, int], mode: str, geometry: PatchGeometry | None = None) -> Tensor:
+    """Maps (n, rows, columns) at another size, (n, height, width).
 
-    ``mode`` is ``bilinear`` or ``nearest``.
+    Args:
+        maps: One value for every patch, or for every pixel.
+        size: Height and width of the model's input.
+        mode: ``bilinear`` or ``nearest``.
+        geometry: Where patches are centred; equal cells by default.
     """
-    size = runner.size
     if tuple(maps.shape[-2:]) == size:
         return maps
-    geometry = runner.layout.geometry
     if mode == "nearest" and geometry is not None:
         return enlarge(maps, size, geometry, smooth=False)
     if mode == "nearest":

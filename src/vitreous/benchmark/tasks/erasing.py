@@ -120,7 +120,7 @@ def _pictures(
     for order, steps in work:
         if not steps:
             continue
-        rank = ranks(enlarged(order.map[None], runner, upsampling)[0])
+        rank = ranks(enlarged(order.map[None], runner.size, upsampling, runner.geometry)[0])
         for name, (direction, count) in steps.items():
             erased = rank < count if direction == "positive" else rank >= pixels - count
             torch.where(erased, fill, runner.images[order.image], out=buffer[len(names)])

@@ -108,7 +108,8 @@ def maps_of_pixels(
     """The maps of some cases at the size of the model's input, in float64, so that ties are only those of the map."""
     for case in cases:
         map_ = batch.map_of(case, segmented_class(batch.pictures[case.image], explained))
-        yield enlarged(in_float64(map_[None]), batch.runner, upsampling)[0].cpu().numpy()
+        runner = batch.runner
+        yield enlarged(in_float64(map_[None]), runner.size, upsampling, runner.geometry)[0].cpu().numpy()
 
 
 def mask_of(picture: Picture) -> NDArray[np.int16]:

@@ -140,7 +140,9 @@ class ClassSegmentation(PhotoTask):
         picture = batch.pictures[case.image]
         present, shift = self._present(picture), self._shift(picture)
         maps = [in_float64(batch.map_of(case, known + shift)[None]) for known in present]
-        scaled = np.concatenate([min_max(enlarged(map_, batch.runner, self.upsampling).cpu().numpy()) for map_ in maps])
+        size, geometry = batch.runner.size, batch.runner.geometry
+        enlarged_maps = (enlarged(map_, size, self.upsampling, geometry).cpu().numpy() for map_ in maps)
+        scaled = np.concatenate([min_max(map_) for map_ in enlarged_maps])
         highest, best = scaled.max(axis=0), np.array(present)[scaled.argmax(axis=0)] + 1
         truth = self._truth(picture)
         values: Values = {}
