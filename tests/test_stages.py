@@ -15,10 +15,16 @@ from timm.models import focalnet, metaformer
 from timm.models.mvitv2 import MultiScaleVit, MultiScaleVitCfg
 from torch import Tensor, nn
 from torchvision.models import maxvit, swin_transformer
+from typer.testing import CliRunner
 
 import vitreous
 from vitreous.architecture import find_architecture
+from vitreous.benchmark.photo_material import first_run
+from vitreous.benchmark.run import ModelChoice
+from vitreous.benchmark.workbench import load
+from vitreous.cli import app
 from vitreous.errors import MethodError, RefusedMethodsError
+from vitreous.explaining import explain_again
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
 from vitreous.tape.first_block import first_block_input
 
@@ -352,18 +358,20 @@ def test_images_and_windows_that_share_an_axis_are_told_apart() -> None:
     torch.testing.assert_close(found.scores["ixg"], expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_command_line_reads_the_stage_that_is_asked_for(tmp_path) -> None:
-    from typer.testing import CliRunner
+SWIN_FILE = """import timm
 
-    from vitreous.cli import app
 
-    source = tmp_path / "swin.py"
-    source.write_text(
-        "import timm\n\n\ndef build():\n"
-        "    return timm.create_model('swin_tiny_patch4_window7_224', img_size=64, window_size=4, embed_dim=16,\n"
-        "        depths=(2, 2), num_heads=(2, 4), num_classes=4)\n",
-        encoding="utf-8",
+def build():
+    return timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=64, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(2, 4),
+        num_classes=4,
     )
+"""
+
+
+def test_the_command_line_reads_the_stage_that_is_asked_for(tmp_path) -> None:
+    source = tmp_path / "swin.py"
+    source.write_text(SWIN_FILE, encoding="utf-8")
     result = CliRunner().invoke(
         app,
         ["explain", "demo", "--model", f"py/{source}:build", "--method", "ixg", "--stage", "0", "--image-size", "64",
@@ -373,3 +381,15 @@ def test_the_command_line_reads_the_stage_that_is_asked_for(tmp_path) -> None:
     saved = next((tmp_path / "out").glob("*/*.npz"), None) or next((tmp_path / "out").iterdir())
     loaded = vitreous.Explanation.load(saved.parent if saved.is_file() else saved)
     assert loaded.grid == (16, 16)
+
+
+def test_evaluations_read_the_stage_that_is_asked_for(tmp_path) -> None:
+    source = tmp_path / "swin.py"
+    source.write_text(SWIN_FILE, encoding="utf-8")
+    images = torch.randn(2, 3, 64, 64)
+    for stage, grid in ((None, (8, 8)), (0, (16, 16))):
+        choice = ModelChoice(f"py/{source}:build", mean=(0.5,), std=(0.5,), image_size=(64, 64), stage=stage)
+        model = load(choice, "photos")
+        assert explain_again(model, images, ["ixg"], target=1).grid == grid
+        runner, _ = first_run(model, images)
+        assert runner.layout.grid == grid

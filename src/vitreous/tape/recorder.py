@@ -194,8 +194,7 @@ class Recorder:
             hear(heard.BATCH_NORM, relevance.noting(rules.on_batch_norm))
             hear(heard.GROUP_NORM, relevance.noting(rules.on_group_norm))
             hear(heard.ADDED_PRODUCT, relevance.noting(rules.on_added_product))
-            if self.architecture.placements:
-                hear(heard.JOINING, relevance.noting(rules.on_join))
+            hear(heard.JOINING, relevance.noting(rules.on_join))
             hear(heard.INVERSE_ROOT, rules.on_deviation)
             hear(heard.DEVIATION, relevance.noting(rules.on_deviation))
             hear(heard.DEVIATION_AND_MEAN, relevance.noting(rules.on_deviation_and_mean))
