@@ -67,7 +67,9 @@ def details(now: list[dict[str, Any]]) -> list[str]:
         if not models:
             continue
         lines += ["", f"## {title[0].upper() + title[1:]}", ""]
-        lines += ["| model | " + " | ".join(name.partition(":")[0] for name in SHOWN) + " | the first reason against one |"]
+        lines += [
+            "| model | " + " | ".join(name.partition(":")[0] for name in SHOWN) + " | the first reason against one |"
+        ]
         lines += ["| --- |" + " --- |" * (len(SHOWN) + 1)]
         for model in models:
             marks = " | ".join("yes" if method in model["served"] else "-" for method in SHOWN)
@@ -81,13 +83,16 @@ def details(now: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     """Write the page."""
     before, now = (json.loads((DOCS / "served" / f"{name}.json").read_text()) for name in ("before", "now"))
+    introduction = (
+        "Written by `scripts/write_served_page.py` from a sweep over small, randomly initialised models "
+        f"(`scripts/sweep_models.py`, {len(now['models'])} models, {len(now['methods'])} methods each; versions in "
+        '`constraints.txt`). It says what works, not what is good. "a → b": before the architecture was seen in the '
+        "run, and now. For a model of your own, `vitreous models check` says the same."
+    )
     lines = [
         "# Which models are served",
         "",
-        "Written by `scripts/write_served_page.py` from a sweep over small, randomly initialised models "
-        f"(`scripts/sweep_models.py`, {len(now['models'])} models, {len(now['methods'])} methods each; versions in "
-        "`constraints.txt`). It says what works, not what is good. \"a → b\": before the architecture was seen in the "
-        "run, and now. For a model of your own, `vitreous models check` says the same.",
+        introduction,
         "",
         *summary(before["models"], now["models"]),
         *details(now["models"]),

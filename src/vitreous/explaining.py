@@ -150,7 +150,8 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
 
     black, outputs = black_pixel(model, pixels), model.outputs or scale_of(network) or "logits"
     answer = run_in_evaluation(
-        network, lambda one: answer_images(one, pixels, recipes, target, None, black, outputs=outputs, stage=model.stage)
+        network,
+        lambda one: answer_images(one, pixels, recipes, target, None, black, outputs=outputs, stage=model.stage),
     )
     return _explanation(model, pixels, recipes, answer)
 

@@ -69,11 +69,23 @@ def test_attention_and_its_gradient(variant, name):
 
 
 # What reads all parts of a block: W_O, both norms, W_V, q and k, rules, tokens that are dropped.
-METHODS = ["tokentm", "gradtoken", "decompx.skipplus", "gae", "ixg", "gradcam", "globenc", "fullgrad:rule=libra", "alti"]
+METHODS = [
+    "tokentm",
+    "gradtoken",
+    "decompx.skipplus",
+    "gae",
+    "ixg",
+    "gradcam",
+    "globenc",
+    "fullgrad:rule=libra",
+    "alti",
+]
 METHODS += ["rise:by=drop,budget=4", "atman:budget=4"]
 
 
-@pytest.mark.parametrize(("variant", "name"), [pair for pair in ATTENDED if pair[0] == "plain"], ids=lambda value: value)
+@pytest.mark.parametrize(
+    ("variant", "name"), [pair for pair in ATTENDED if pair[0] == "plain"], ids=lambda value: value
+)
 def test_maps_are_those_of_the_fused_spelling(variant, name):
     """The same function has the same maps, or a method is refused; it is never served with another map."""
     given, pictures = weights(), images()

@@ -24,11 +24,13 @@ from vitreous.architecture.operations import (
     to_letters,
     way_back,
 )
-from vitreous.architecture.trace import Step, Trace, Value
+from vitreous.architecture.trace import Step, Trace
 
 Spelling = Literal["fused", "multi_head", "written"]
 # What makes weights of scores and leaves them weights: a softmax, masks, dropout, mixing of heads.
 _SOFTMAX = frozenset({"softmax", "softmin", "log_softmax"})
+# Of two values, or of a part of one, and still scores or weights: masks, sums that they are divided by, parts of heads.
+_ON_SCORES = frozenset({"mul", "where", "masked_fill", "getitem", "scatter", "div", "sub", "chunk", "split"})
 
 
 @dataclass(frozen=True)
@@ -206,8 +208,8 @@ class Arrangement:
         if sizes[0] in (1, batch):
             return ordered[:, None]
         if self.heads_first:
-            return ordered.unflatten(0, (-1, batch)).transpose(0, 1)
-        return ordered.unflatten(0, (batch, -1))
+            return ordered.reshape(-1, batch, *ordered.shape[1:]).transpose(0, 1)
+        return ordered.reshape(batch, -1, *ordered.shape[1:])
 
     def restore(self, arranged: Tensor, batch: int, shape: torch.Size) -> Tensor:
         """A tensor of (batch, head, ., .) as the product itself has it, in its own ``shape``."""
@@ -233,7 +235,7 @@ def find_attention(trace: Trace) -> list[AttentionCall]:
         if step.operation == FUSED:
             found.append(_fused(trace, step))
         elif step.operation == MULTI_HEAD:
-            found.append(_multi_head(trace, step))
+            found.append(_multi_head(step))
         else:
             call = scores.follow(step)
             if call is not None:
@@ -252,7 +254,7 @@ def _fused(trace: Trace, step: Step) -> AttentionCall:
     )
 
 
-def _multi_head(trace: Trace, step: Step) -> AttentionCall:
+def _multi_head(step: Step) -> AttentionCall:
     query, key = step.argument(0, "query"), step.argument(1, "key")
     heads = int(step.argument(4, "num_heads", 1))
     batch = query.shape[1] if query.dim() == 3 else 1
@@ -304,19 +306,9 @@ class _Scores:
         origin = self._origins[known[0]]
         others = [index for index in step.operands if index not in self._origins]
         result = trace.values[step.outputs[0]]
-        if result.shape.numel() < trace.values[known[0]].shape.numel() or (others and step.operation not in {"add"}):
-            if step.operation not in {
-                "mul",
-                "where",
-                "masked_fill",
-                "getitem",
-                "scatter",
-                "div",
-                "sub",
-                "chunk",
-                "split",
-            }:
-                return None
+        smaller = result.shape.numel() < trace.values[known[0]].shape.numel()
+        if (smaller or (others and step.operation != "add")) and step.operation not in _ON_SCORES:
+            return None
         if step.operation in _SOFTMAX:
             origin = replace(origin, softmax=step.number, entered=known[0])
         elif step.operation == "div" and step.outputs[0] in self._sums:
@@ -545,17 +537,12 @@ def _score_kind(trace: Trace, step: Step) -> Literal["scale", "bias", "mask", "s
     if len(set(step.operands)) != 1:
         # Subtracting the largest score, as a written-out softmax does, changes no weight.
         return "same" if step.operation == "sub" and _takes_off_maximum(trace, step) else None
-    if step.operation in ALIAS:
+    if step.operation in {*ALIAS, "amax", "max"}:
         return "same"
-    if step.operation in {"amax", "max"}:
-        return "same"
-    if step.operation in SCALE and len(step.operands) == 1:
-        return "scale"
-    if step.operation == "add" and len(step.operands) == 1 and not step.kwargs:
-        return "bias"
-    if step.operation == "masked_fill" and len(step.operands) == 1:
-        return "mask"
-    return None
+    if len(step.operands) != 1 or (step.operation == "add" and step.kwargs):
+        return None
+    kinds: dict[str, Literal["scale", "bias", "mask"]] = {"add": "bias", "masked_fill": "mask"}
+    return "scale" if step.operation in SCALE else kinds.get(step.operation)
 
 
 def _takes_off_maximum(trace: Trace, step: Step) -> bool:
@@ -563,8 +550,3 @@ def _takes_off_maximum(trace: Trace, step: Step) -> bool:
     while (maker := trace.maker(taken)) is not None and maker.operation in {*ALIAS, "getitem"}:
         taken = trace.values[maker.operands[0]]
     return maker is not None and maker.operation in {"amax", "max"}
-
-
-def makes(trace: Trace, call: AttentionCall) -> Value:
-    """The value that an attention call gives."""
-    return trace.values[call.output]

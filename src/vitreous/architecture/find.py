@@ -63,7 +63,7 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         UnsupportedModelError: there is no stream of tokens in it.
     """
     calls = find_attention(trace)
-    readers = [_StageReader(trace, found, name) for found in find_stages(trace, find_segments(trace, calls))]
+    readers = [_StageReader(trace, found, name) for found in find_stages(find_segments(trace, calls))]
     first = next((reader for reader in readers if reader.stage.attention), None)
     located = [reader for reader in readers if not reader.only_pools and not (reader.is_plain and reader is first)]
     if (located and len(readers) > 1) or any(not reader.is_plain for reader in located):
@@ -83,8 +83,8 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         )
     if not readers:
         raise UnsupportedModelError(
-            f"{name} has no residual stream of tokens: no sum of tokens with something that was made from them was seen "
-            "in its run, so no method here serves it"
+            f"{name} has no residual stream of tokens: no sum of tokens with something that was made from them was "
+            "seen in its run, so no method here serves it"
         )
     stages = [StreamStage(reader.grid, reader.channels, tuple(reader.blocks()), reader.places) for reader in readers]
     chosen = _choose(readers, stages, trace.batch, calls) if stage is None else _checked(stage, stages, name)
@@ -131,11 +131,13 @@ def _checked(stage: int, stages: list[StreamStage], name: str) -> int:
     return range(len(stages))[stage]
 
 
-def _choose(
-    readers: list[_StageReader], stages: list[StreamStage], batch: int, calls: list[AttentionCall]
-) -> int:
+def _choose(readers: list[_StageReader], stages: list[StreamStage], batch: int, calls: list[AttentionCall]) -> int:
     """The last stage of several tokens; a plain one in which every token attends to every other goes first."""
-    spatial = [place for place in range(len(stages)) if not _made_by_attention(readers, place, calls)]
+    spatial = [
+        place
+        for place, stage in enumerate(stages)
+        if stage.places is not None or not _made_by_attention(readers, place, calls)
+    ]
     several = [place for place in spatial if stages[place].tokens > 1 and not readers[place].only_pools]
     whole = [place for place in spatial if readers[place].attends_to_all(batch) and readers[place].is_plain]
     attending = [place for place in several if stages[place].blocks[0].attention]
@@ -349,7 +351,7 @@ class _StageReader:
             second_norm=second,
             norm_place=place,
             output_projections=_all_known([self._projection(call, attending, calls) for call in calls]),
-            value_maps=() if first is None else _all_known([self._value_map(call, first) for call in calls]),
+            value_maps=() if first is None else _all_known([self._value_map(call) for call in calls]),
             attention_steps=span,
             module=None if module is None else module.module,
             name="" if module is None else module.name,
@@ -380,9 +382,9 @@ class _StageReader:
         behind = [write for write in writes if write.step.number > attending.step.number]
         continued = behind[0].source if behind else following
         moved_on = continued is not None and continued.comes_from(attending.result)
-        if moved_on and continued is not None and not self._same(continued, attending.result):
-            if self._normalised_between(attending.result, continued):
-                return "post"
+        other = moved_on and continued is not None and not self._same(continued, attending.result)
+        if other and continued is not None and self._normalised_between(attending.result, continued):
+            return "post"
         ends = trace.maker(walk_back(trace, attending.branch, moves_numbers, scales))
         if ends is not None and ends.operation in NORM and _is_identity(self._first_norm(start, attending)):
             return "branch"
@@ -501,44 +503,41 @@ class _StageReader:
     ) -> Projection | None:
         """The one linear map between O and the stream."""
         trace = self._trace
-        heads, value = trace.values[call.output], write.branch
-        if write.step.operation not in {"add", "sum"} or write.step.kwargs.get("alpha", 1) != 1:
-            return None
-        if walk_back(trace, write.skip, moves_numbers) is not walk_back(trace, write.source, moves_numbers):
-            return None  # the stream itself is scaled
-        inside = call.spelling == "multi_head"
-        linear: int | None = call.output_step if inside else None
-        mixed: Value | None = None
+        plain = write.step.operation in {"add", "sum"} and write.step.kwargs.get("alpha", 1) == 1
+        skip, source = (walk_back(trace, each, moves_numbers) for each in (write.skip, write.source))
+        if not plain or skip is not source:
+            return None  # the stream itself is scaled, or this is more than a sum
+        heads, value, inside = trace.values[call.output], write.branch, call.spelling == "multi_head"
         scaling: list[int] = []
         while value is not heads:
             step = trace.maker(value)
             if step is None or value.index <= heads.index:
                 return None
-            moved, scaled = moves_numbers(trace, step, value), scales(trace, step, value)
-            if moved is not None:
-                value = moved
-            elif scaled is not None:
-                scaling.append(step.number)
-                value = scaled
-            elif step.operation in {"add", "cat", "stack"}:
-                parts = [trace.values[index] for index in step.operands]
-                parts = [part for part in parts if part.comes_from(heads)]
-                if len(parts) != 1:
-                    return None
-                value = parts[0]
-            elif not inside and linear_weight(step, self._depends(step)) is not None:
-                linear, mixed = step.number, value_of(trace, step)
-                break  # whether its input is O in another order is seen below
-            else:
+            if not inside and linear_weight(step, self._depends(step)) is not None:
+                # Whether its input is O in another order is seen by the channels.
+                mixed = value_of(trace, step)
+                beside = [trace.values[other.output] for other in calls if other is not call]
+                columns = None if mixed is None else self._columns(call, heads, mixed, beside)
+                return None if columns is None else Projection(step.number, tuple(scaling), columns)
+            source = self._towards(heads, step, value)
+            if source is None:
                 return None
-        if linear is None or inside:
-            return None if linear is None else Projection(linear, tuple(scaling), None)
-        beside = [trace.values[other.output] for other in calls if other is not call]
-        columns = None if mixed is None else self._columns(call, heads, mixed, beside)
-        return None if columns is None else Projection(linear, tuple(scaling), columns)
+            if scales(trace, step, value) is not None and moves_numbers(trace, step, value) is None:
+                scaling.append(step.number)
+            value = source
+        return Projection(call.output_step, tuple(scaling), None) if inside else None
+
+    def _towards(self, heads: Value, step: Step, value: Value) -> Value | None:
+        """What a step that moves, scales, adds or joins values was given of those that come from O."""
+        trace = self._trace
+        source = moves_numbers(trace, step, value) or scales(trace, step, value)
+        if source is not None or step.operation not in {"add", "cat", "stack"}:
+            return source
+        parts = [trace.values[index] for index in step.operands if trace.values[index].comes_from(heads)]
+        return parts[0] if len(parts) == 1 else None
 
     def _columns(self, call: AttentionCall, heads: Value, mixed: Value, beside: list[Value]) -> Tensor | None:
-        """Which input channel of W_O each channel of each head is, (head, channel); other calls' heads may be beside."""
+        """Which input channel of W_O each channel of each head is, (head, channel); other calls may stand beside."""
         moved = replay_from(self._trace, [heads, *beside], mixed)
         if moved is None:
             return None
@@ -576,7 +575,7 @@ class _StageReader:
                 return replace(call, heads_first=bool(row_numbers.max() >= call.rows // trace.batch))
         return call
 
-    def _value_map(self, call: AttentionCall, norm: Norm) -> ValueMap | None:
+    def _value_map(self, call: AttentionCall) -> ValueMap | None:
         """The rows of the linear layer that makes the values of the first norm's output."""
         trace = self._trace
         step = trace.steps[call.output_step]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.operations import (
-    ALIAS,
     CONVOLUTION,
     PRODUCT,
     SUM,
@@ -85,7 +84,7 @@ def find_segments(trace: Trace, attention: Sequence[AttentionCall]) -> list[Segm
     queries = [_query_residual(trace, call, segments) for call in attention if call.spelling != "multi_head"]
     segments = [segment for segment in segments if not any(segment is found for found in queries)]
     for call in attention:
-        owner = _owner(trace, trace.values[call.output], segments)
+        owner = _owner(trace.values[call.output], segments)
         if owner is not None:
             owner.attention.append(call)
     return segments
@@ -144,7 +143,7 @@ def _summed(trace: Trace, step: Step) -> tuple[Value, Value] | None:
     return None
 
 
-def _owner(trace: Trace, output: Value, segments: list[Segment]) -> ResidualWrite | None:
+def _owner(output: Value, segments: list[Segment]) -> ResidualWrite | None:
     """The innermost write in whose branch an attention call's output is."""
     found: ResidualWrite | None = None
     for segment in segments:
@@ -202,7 +201,7 @@ class Stage:
         return [call for write in self.writes for call in write.attention]
 
 
-def find_stages(trace: Trace, segments: list[Segment]) -> list[Stage]:
+def find_stages(segments: list[Segment]) -> list[Stage]:
     """The streams of a run, one for every size of tokens, in the order in which they begin."""
     attending = [segment for segment in segments if any(write.attention for write in segment.writes)]
     chosen = []
@@ -237,23 +236,18 @@ def _holds_attention(write: ResidualWrite, attending: list[Segment]) -> bool:
 
 
 def mixes_tokens(trace: Trace, write: ResidualWrite, tokens: int) -> bool:
-    """Whether a branch lets tokens see each other: by attention, a convolution over neighbours, or a map over tokens."""
-    if write.attention:
+    """Whether a branch lets tokens see each other: by attention, a convolution over neighbours, a map over tokens."""
+    steps = trace.between(write.source, write.branch)
+    return bool(write.attention) or any(_mixes(trace, step, write.source, tokens) for step in steps)
+
+
+def _mixes(trace: Trace, step: Step, source: Value, tokens: int) -> bool:
+    if step.operation in CONVOLUTION:
+        return step.operation == "conv1d" or any(size > 1 for size in step.argument(1, "weight").shape[2:])
+    if step.operation in PRODUCT and len(set(step.operands)) > 1:
         return True
-    for step in trace.between(write.source, write.branch):
-        if step.operation in CONVOLUTION:
-            weight = step.argument(1, "weight")
-            if any(size > 1 for size in weight.shape[2:]):
-                return True
-        if step.operation in PRODUCT and len(set(step.operands)) > 1:
-            return True
-        if "pool" in step.operation or step.operation.startswith("fft") or step.operation in {"roll", "einsum"}:
-            return True
-        if step.operation in {"linear", "matmul"} and step.operands:
-            given = trace.values[step.operands[0]]
-            moved = walk_back(trace, given, moves_numbers)
-            if given.shape[-1] == tokens and given.shape[-1] != write.source.shape[-1] and moved is not given:
-                return True
-        if step.operation == "conv1d" and ALIAS:
-            return True
-    return False
+    if step.operation in {"linear", "matmul"} and step.operands:
+        given = trace.values[step.operands[0]]
+        over_tokens = given.shape[-1] == tokens and given.shape[-1] != source.shape[-1]
+        return over_tokens and walk_back(trace, given, moves_numbers) is not given
+    return "pool" in step.operation or step.operation.startswith("fft") or step.operation in {"roll", "einsum"}

@@ -342,7 +342,7 @@ class AttentionListener:
         values = in_every_head(values, matrix)
         query, key = self._query_and_key(call, matrix)
         factor, head_factor, followed = self._scores_of(layer, call, query, key)
-        unknown = key is None or layer in self.mixed and not self._measured(call)
+        unknown = key is None or (layer in self.mixed and call.score_steps is not None)
         query_scale, key_scale = self._factor(call.query_scales), self._factor(call.key_scales)
         scale = factor * query_scale * key_scale
         # As the model made them: what q and k were scaled by counts with the scores.
@@ -448,62 +448,65 @@ class AttentionListener:
         scores = noted[2]
         return call.arrange_scores(scores.detach(), self._progress.batch) if isinstance(scores, Tensor) else None
 
-    def _measured(self, call: AttentionCall) -> bool:
-        return call.score_steps is None
-
     def _scores_of(
         self, layer: int, call: AttentionCall, query: Tensor | None, key: Tensor | None
     ) -> tuple[float, Tensor | None, bool]:
         """What q kᵀ was multiplied with, as a number or head by head, and whether rules can follow it."""
-        factor, head_factor, added = self._product_factor(call), None, []
-        if call.score_steps is None or not call.plain_weights:
-            if call.score_steps is None and not self._measure(layer, call, query, key):
+        factors = None if call.score_steps is None else self._factors(call)
+        if factors is None:
+            measured = self._measured_factor(call, query, key)
+            if measured is None:
                 self.mixed.add(layer)
-                return 1.0, None, False
-            if call.score_steps is None:
-                return (*self._measurement[layer], False)
+            return (1.0, None, False) if measured is None else (*measured, False)
+        self._note_biases(layer, call)
+        factor, head_factor = factors
+        return factor, head_factor, head_factor is None and call.plain_weights
+
+    def _factors(self, call: AttentionCall) -> tuple[float, Tensor | None] | None:
+        """The constants that scores are multiplied with; ``None`` where one is more than a number for each head."""
+        factor, head_factor = self._product_factor(call), None
+        for each in call.score_steps or ():
+            if each.kind != "scale":
+                continue
+            args, kwargs, _ = self._noted[each.step]
+            number = _factor_of(_other_operand(args, kwargs))
+            if number is None:
+                return None
+            number = 1 / number if operation_of(self._architecture, each.step) == "div" else number
+            if isinstance(number, Tensor):
+                head_factor = number if head_factor is None else head_factor * number
+            else:
+                factor *= number
+        return factor, head_factor
+
+    def _note_biases(self, layer: int, call: AttentionCall) -> None:
+        """Keep what is added to scores, and what hides some of them."""
+        added: list[Tensor | None] = []
         for each in call.score_steps or ():
             args, kwargs, output = self._noted[each.step]
-            if each.kind == "scale":
-                number = _factor_of(_other_operand(args, kwargs))
-                if number is None:
-                    if not self._measure(layer, call, query, key):
-                        self.mixed.add(layer)
-                        return 1.0, None, False
-                    return (*self._measurement[layer], False)
-                divides = operation_of(self._architecture, each.step) == "div"
-                if isinstance(number, Tensor):
-                    number = 1 / number if divides else number
-                    head_factor = number if head_factor is None else head_factor * number
-                else:
-                    factor *= 1 / number if divides else number
-            elif each.kind == "bias":
+            if each.kind == "bias":
                 added.append(torch.as_tensor(_other_operand(args, kwargs)).detach())
             elif each.kind == "mask":
                 added.append(_hidden(args, kwargs, output))
         if added:
             self.biases.setdefault(layer, []).extend(added)
-        plain = not any(each.kind == "scale" for each in call.score_steps or ()) or head_factor is None
-        return factor, head_factor, plain and call.plain_weights
 
     def _product_factor(self, call: AttentionCall) -> float:
         """What the product itself multiplies with, as ``baddbmm`` may."""
         _, kwargs, _ = self._noted[call.score_step]
         return float(kwargs.get("alpha", 1)) if operation_of(self._architecture, call.score_step) == "baddbmm" else 1.0
 
-    @property
-    def _measurement(self) -> dict[int, tuple[float, Tensor | None]]:
-        return self.__dict__.setdefault("_measurements", {})
-
-    def _measure(self, layer: int, call: AttentionCall, query: Tensor | None, key: Tensor | None) -> bool:
-        """Find out what q kᵀ was multiplied with on a way that was not followed; whether that is a number per head.
+    def _measured_factor(
+        self, call: AttentionCall, query: Tensor | None, key: Tensor | None
+    ) -> tuple[float, Tensor | None] | None:
+        """Find out what q kᵀ was multiplied with on a way that was not followed; ``None`` if it is no number per head.
 
         To a softmax it is the same what is added to a whole row (written-out ones take off the largest score), so rows
         are compared without their means.
         """
         entering = self._entering(call)
         if entering is None or query is None or key is None:
-            return False
+            return None
         products, scores = (
             rows - rows.mean(dim=-1, keepdim=True)
             for rows in (exact(query.detach() @ key.detach().transpose(-2, -1)), exact(entering))
@@ -511,11 +514,10 @@ class AttentionListener:
         factor = (products * scores).sum(dim=(0, 2, 3)) / products.square().sum(dim=(0, 2, 3))
         factor = factor.view(-1, 1, 1)
         if not bool((scores - factor * products).abs().amax() < _ROUNDING * scores.abs().amax()):
-            return False
+            return None
         one = float(factor.mean())
         alike = bool((factor - one).abs().amax() < _ROUNDING * abs(one))
-        self._measurement[layer] = (1.0 if abs(one - 1) < _ROUNDING else one, None) if alike else (1.0, factor)
-        return True
+        return (1.0 if abs(one - 1) < _ROUNDING else one, None) if alike else (1.0, factor)
 
     def _scale(self, factor: float, head_factor: Tensor | None, key: Tensor) -> float:
         """The number in front of q kᵀ: what scores were multiplied with, or else what q is likely to have been."""

@@ -87,15 +87,15 @@ def check_hiding(architecture: Architecture, same_twice: Inputs, patches: int, k
         raise
     except FAILURES as error:
         raise UnsupportedModelError(
-            f"{architecture.name} counts on all of its patches ({reason_of(error).rstrip('.')}), so none can be dropped; "
-            "paint them instead (by=paint)"
+            f"{architecture.name} counts on all of its patches ({reason_of(error).rstrip('.')}), so none can be "
+            "dropped; paint them instead (by=paint)"
         ) from error
     editing.check()
     if not _alike(logits):
         raise UnsupportedModelError(
-            f"the tokens of {architecture.name} meet in another way than by attention (a convolution over neighbours or a "
-            "mean over all of them in its blocks, or chance), so that no patch can be dropped; paint them instead "
-            "(by=paint)"
+            f"the tokens of {architecture.name} meet in another way than by attention (a convolution over neighbours "
+            "or a mean over all of them in its blocks, or chance), so that no patch can be dropped; paint them "
+            "instead (by=paint)"
         )
 
 

@@ -57,8 +57,8 @@ class Dropping:
         made = result_at(output, self._point.output)
         if axes.dims != 3 or axes.order is not None:
             raise UnsupportedModelError(
-                f"the stream of {self._architecture.name} is a grid, or other tokens stand behind its patches, so that none "
-                "can be left out; paint them instead (by=paint)"
+                f"the stream of {self._architecture.name} is a grid, or other tokens stand behind its patches, so that "
+                "none can be left out; paint them instead (by=paint)"
             )
         stream = axes.tokens(made)
         self._prefix = stream.shape[1] - self._patches

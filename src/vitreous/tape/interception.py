@@ -1,8 +1,9 @@
 """Intercepting the calls of a model's forward pass without touching the model.
 
 PyTorch's own ``TorchFunctionMode`` sees every call of the thread that entered it: attention, softmax, normalisation,
-activation. Calls that work on what depends on the model's input are numbered as in the run that showed the architecture,
-so that what is to happen in a block is known by the number of the call. No hooks are needed, on the model or elsewhere.
+activation. Calls that work on what depends on the model's input are numbered as in the run that showed the
+architecture, so that what is to happen in a block is known by the number of the call. No hooks are needed, on the model
+or elsewhere.
 """
 
 from __future__ import annotations
@@ -148,9 +149,10 @@ class Interception(TorchFunctionMode):
     def _check(self, number: int, func: Callable[..., Any]) -> None:
         seen = self._architecture.operations
         if number >= len(seen) or seen[number] != _operation(func):
+            before = seen[number] if number < len(seen) else "none"
             raise OtherRunError(
                 f"{self._architecture.name} does not take the same steps in every run (step {number} is "
-                f"{_operation(func)}, and was {seen[number] if number < len(seen) else 'none'}), so that its blocks are not known"
+                f"{_operation(func)}, and was {before}), so that its blocks are not known"
             )
 
 

@@ -36,7 +36,9 @@ class LinearMaps:
                 wanted |= {each.step for each in block.value_maps}
             if layer in needs.linear_norms | needs.unbiased_values:
                 wanted |= {
-                    norm.step for norm in (block.first_norm, block.second_norm) if norm is not None and norm.step is not None
+                    norm.step
+                    for norm in (block.first_norm, block.second_norm)
+                    if norm is not None and norm.step is not None
                 }
         self.steps = frozenset(wanted)
         self._noted: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
@@ -110,7 +112,9 @@ class LinearMaps:
             return LinearNorm(_constant(weight), _constant(bias), 1e-5 if eps is None else eps, centred=True)
         if name == "rms_norm":
             eps = argument(3, "eps")
-            return LinearNorm(_constant(weight), None, torch.finfo(tokens.dtype).eps if eps is None else eps, centred=False)
+            return LinearNorm(
+                _constant(weight), None, torch.finfo(tokens.dtype).eps if eps is None else eps, centred=False
+            )
         return None
 
     def _weight(self, step: int, name: str) -> Tensor | None:
@@ -126,7 +130,9 @@ class LinearMaps:
         """What a step multiplies with."""
         args, kwargs = self._noted[step]
         operands = [*args[:2], *kwargs.values()][:2]
-        streams = [value for value in operands if isinstance(value, Tensor) and value.dim() >= 2 and value.shape[-2] > 1]
+        streams = [
+            value for value in operands if isinstance(value, Tensor) and value.dim() >= 2 and value.shape[-2] > 1
+        ]
         others = [value for value in operands if not streams or value is not streams[0]]
         if len(streams) != 1 or len(others) != 1:
             return None

@@ -88,7 +88,6 @@ class Recorder:
                 keep("end", layer, block.residual_post)
             if layer in self.plan.norms:
                 keep("norm", layer, block.normalised)
-                keep("norm", layer, block.first_norm.output)
         keep("stream", len(blocks), blocks[-1].output)
         # The stream last: what stands in its place is for all who read it behind.
         for kept in points.values():

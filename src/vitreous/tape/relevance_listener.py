@@ -56,7 +56,12 @@ class RelevanceListener:
     """
 
     def __init__(
-        self, architecture: Architecture, plan: Plan, progress: Progress, in_force: InForce, is_gate: Callable[[Any], bool]
+        self,
+        architecture: Architecture,
+        plan: Plan,
+        progress: Progress,
+        in_force: InForce,
+        is_gate: Callable[[Any], bool],
     ) -> None:
         self._axes = architecture.blocks[0].input.axes
         self._progress, self._in_force, self._is_gate = progress, in_force, is_gate

@@ -37,7 +37,10 @@ class ScoreEditing:
         self._architecture, self._factor, self._kept, self._patches = architecture, factor, kept, patches
         blocks = architecture.blocks
         self._calls: dict[int, tuple[int, AttentionCall]] = {}  # by the step at which scores are edited
-        for layer, calls in [*((layer, block.attention) for layer, block in enumerate(blocks)), (len(blocks), architecture.pooling)]:
+        for layer, calls in [
+            *((layer, block.attention) for layer, block in enumerate(blocks)),
+            (len(blocks), architecture.pooling),
+        ]:
             for call in (call for call in calls if call.over_tokens):
                 step = call.entering_step if call.spelling == "written" else call.output_step
                 self._calls[step] = layer, call
@@ -63,8 +66,8 @@ class ScoreEditing:
         unseen = set(range(self._architecture.depth)) - self._edited
         if unseen:
             raise UnsupportedModelError(
-                f"{self._architecture.name}: no attention was seen in block {min(unseen)}, so none can be held back from "
-                "single patches and no patch can be dropped; paint them instead (by=paint)"
+                f"{self._architecture.name}: no attention was seen in block {min(unseen)}, so none can be held back "
+                "from single patches and no patch can be dropped; paint them instead (by=paint)"
             )
 
     def before(self, number: int) -> None:
@@ -99,8 +102,8 @@ class ScoreEditing:
         axes = self._end.axes
         if axes.dims != 3 or axes.order is not None:
             raise UnsupportedModelError(
-                f"the stream of {self._architecture.name} is a grid, or other tokens stand behind its patches, so none can be left out; paint them "
-                "instead (by=paint)"
+                f"the stream of {self._architecture.name} is a grid, or other tokens stand behind its patches, so that "
+                "none can be left out; paint them instead (by=paint)"
             )
         tokens = with_prefix(self._kept, self._count - self._patches)
         taken = torch.take_along_dim(axes.tokens(output), tokens[..., None], dim=1)

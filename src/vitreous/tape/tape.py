@@ -324,8 +324,8 @@ class Tape:
         gradient, *pooling_gradients = self._gradients(signs, sources, allow_unused=True)
         if gradient is None:
             raise UnsupportedModelError(
-                f"no gradient reaches the last block of {self.architecture.name}: its output does not depend on that block, "
-                "or something that has no gradient stands in between"
+                f"no gradient reaches the last block of {self.architecture.name}: its output does not depend on that "
+                "block, or something that has no gradient stands in between"
             )
         gradient = self._recorder.stream_of(self.depth, gradient)
         for (place, _), pooling_gradient in zip(behind, pooling_gradients, strict=True):
@@ -355,7 +355,8 @@ class Tape:
             if "no autograd formula" in str(error) or "is not implemented" in str(error):
                 reason = reason_of(error).rstrip(".")
                 raise UnsupportedModelError(
-                    f"{self.architecture.name} cannot be explained by gradients: it has an operator without one ({reason})"
+                    f"{self.architecture.name} cannot be explained by gradients: it has an operator without one "
+                    f"({reason})"
                 ) from None
             if "modified by an inplace operation" in str(error):
                 raise UnsupportedModelError(
@@ -458,8 +459,8 @@ def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
 
 def _reads_again(architecture: Architecture) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{architecture.name} reads the tokens of several blocks at once (a head on the outputs of the last few, perhaps), "
-        "so that no others can be put in the place of one block's alone, which this method does"
+        f"{architecture.name} reads the tokens of several blocks at once (a head on the outputs of the last few, "
+        "perhaps), so that no others can be put in the place of one block's alone, which this method does"
     )
 
 
