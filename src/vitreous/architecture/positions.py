@@ -100,7 +100,10 @@ class Follower:
         elif name in _REDUCE and shape != first.shape:
             return self._reduced(step, first)
         elif name in {"linear", FUSED, MULTI_HEAD}:
-            query = self._known.get(step.operands[0])
+            # A learned query depends on nothing, and stands nowhere.
+            first_argument = step.argument(0, "input" if name == "linear" else "query")
+            own = self._trace.values[step.operands[0]].tensor is first_argument
+            query = self._known.get(step.operands[0]) if own else None
             noted = None if query is None else self._joined(query, (query.dim() - 1,)).expand(shape)
         elif name in CONVOLUTION or "pool" in name or name in _TRANSPOSED:
             noted = self._resized(first, shape, "pool" not in name and name != "interpolate")
