@@ -201,7 +201,7 @@ def test_what_nobody_foresaw_is_one_methods_failure_and_no_runs(data, tmp_path, 
     results = evaluate(MODEL, data, tmp_path / "out", methods=["gae", "failing"], plugins=(plugin,))
     assert results.measured_methods == ("gae",)
     assert {failure.error for failure in results.failures() if failure.method == "failing"} == {
-        "ZeroDivisionError: by zero"
+        "method failing (failing.py, line 10): ZeroDivisionError: by zero"
     }
     assert results.rows() == evaluate(MODEL, data, tmp_path / "alone", methods="gae").rows()
 
