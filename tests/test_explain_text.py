@@ -332,12 +332,13 @@ class TestLongTexts:
     def test_windows_of_a_very_long_text_are_run_a_few_at_a_time_with_the_same_scores(self, pair, monkeypatch, options):
         given, methods = [self.LONG, SHORT], ["ixg", "gae", "attnlrp"]
         together = vitreous.explain_text(pair, given, methods, windows=True, **options)
+        monkeypatch.setattr("vitreous.text_explaining._TOKENS_AT_ONCE", 2 * (LONGEST - 2))
+        monkeypatch.setattr("vitreous.tape.runner.TOKENS_AT_ONCE", 2 * LONGEST)
+        vitreous.explain_text(pair, given, methods, windows=True, **options)  # its architecture is found once
         sizes = []
         hook = pair[0].register_forward_pre_hook(
             lambda _, __, named: sizes.append(tuple(named["input_ids"].shape)), with_kwargs=True
         )
-        monkeypatch.setattr("vitreous.text_explaining._TOKENS_AT_ONCE", 2 * (LONGEST - 2))
-        monkeypatch.setattr("vitreous.runner.TOKENS_AT_ONCE", 2 * LONGEST)
         try:
             apart = vitreous.explain_text(pair, given, methods, windows=True, **options)
         finally:

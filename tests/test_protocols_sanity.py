@@ -103,11 +103,12 @@ class TestSensitivity:
 
     @pytest.fixture
     def found(self):
-        network, images = small_vit(depth=1), random_images(1)
+        network, images, shown = small_vit(depth=1), random_images(1), []
+        # What the hook calls belongs to the run, so it is there when the architecture is found.
+        hook = network.register_forward_pre_hook(lambda _, given: shown.append(given[0].detach().clone()))
         whole = vitreous.explain(network, images, "gae")
         batch = batch_of(network, images, {"gae": whole.scores["gae"].view(1, 4, 4)})
-        shown = []
-        hook = network.register_forward_pre_hook(lambda _, given: shown.append(given[0].detach().clone()))
+        shown.clear()
         task = Sensitivity(radius=self.RADIUS, draws=self.DRAWS)
         (row,) = task.measure(replace(batch, model=loaded(network)), list(batch.maps))
         hook.remove()

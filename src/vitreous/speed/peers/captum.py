@@ -14,7 +14,7 @@ from vitreous.methods.masks import independent, patch_of_pixel, seeded
 from vitreous.methods.pixel_maps import patch_sums
 from vitreous.speed.peers.peer import Answer, Peer, Scene
 
-# As many images at once as our own methods run, see ``vitreous.runner``.
+# As many images at once as our own methods run, see ``vitreous.tape.runner``.
 _RECORDED_AT_ONCE = 8
 _BARE_AT_ONCE = 16
 
