@@ -210,7 +210,7 @@ def find_attention(trace: Trace) -> list[AttentionCall]:
             call = scores.follow(step)
             if call is not None:
                 found.append(call)
-    return found
+    return [call for call in found if call.queries and call.keys]  # where a model has dropped all tokens there is none
 
 
 def _fused(trace: Trace, step: Step) -> AttentionCall:
@@ -358,9 +358,7 @@ class _Scores:
         query_first = self._query_first(score, score_axes, origin, queries, keys)
         steps = self._score_steps(origin)
         del values
-        if not weights.numel():  # there is no token
-            return None
-        rows = weights.numel() // (queries * keys)
+        rows = weights.numel() // max(queries * keys, 1)
         return AttentionCall(
             "written",
             step.number,

@@ -110,8 +110,14 @@ class Interception(TorchFunctionMode):
             return self._handle(func, args, kwargs)
         number = self._counter.number
         self._listener.before(number)
+        changes = number in self._architecture.in_place and bool(args)
         if number in self._rewritten:
             output = self._out_of_place(func, args, kwargs)
+        elif changes and in_graph(args[0]) and args[0].is_leaf:  # which may not be changed: its copy is, from here on
+            copied = args[0].clone()
+            self._newer[id(args[0])] = args[0], copied
+            args = (copied, *args[1:])
+            output = self._handle(func, args, kwargs)
         elif number in self._listener.own_steps:
             output = func(*args, **kwargs)
         else:
@@ -119,8 +125,13 @@ class Interception(TorchFunctionMode):
         if self._counter.finish(func, args, output):
             self._check(number, func)
             if number in self._listener.steps:
-                output = self._listener.after(number, args, kwargs, output)
-                self._counter.mark(output)
+                assigned = func.__name__ == "__setitem__"
+                made = args[0] if assigned else output
+                kept = self._listener.after(number, args, kwargs, made)
+                self._counter.mark(kept)
+                if changes and number not in self._rewritten and kept is not args[0] and isinstance(kept, Tensor):
+                    self._newer[id(args[0])] = args[0], kept  # a model need not read what an in-place call returns
+                output = None if assigned else kept
         return output
 
     def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
