@@ -98,11 +98,16 @@ class TestExplain:
         model = ("--model", "timm/mixer_s32_224@random")
         page = out / "page.html"
         result = run("explain", photos, *model, "--out", out, "--batch-size", 1, "--json", "--report", page)
-        assert json.loads(result.stdout)["methods"] == ["decompx.skipplus"]
+        report = json.loads(result.stdout)
+        assert report["methods"] == ["decompx.skipplus"]
+        assert report["left_out"] == dict.fromkeys(("tokentm", "gradtoken"), "its blocks do not attend")
+        # Every photo's folder says so, also of the batches that were not asked any more.
+        for saved in (Explanation.load(one["folder"]) for one in report["photos"]):
+            assert saved.left_out == report["left_out"]
         lines = [line for line in result.stderr.splitlines() if line.startswith("warning:")]
         assert len(lines) == 1
         assert (
-            "tokentm is left out: no attention part was found in its blocks by name; gradtoken is left out" in lines[0]
+            "tokentm is left out: its blocks do not attend; gradtoken is left out: its blocks do not attend" in lines[0]
         )
         assert "<dt><code>tokentm" not in page.read_text()
 

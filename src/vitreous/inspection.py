@@ -222,8 +222,9 @@ def _block(block: Block, tokens: int, batch: int) -> InspectedBlock:
 
 
 def _attention(call: AttentionCall, tokens: int, batch: int) -> InspectedAttention:
-    windows = tokens // call.queries if call.queries == call.keys and tokens % max(call.queries, 1) == 0 else 1
-    heads, rest = divmod(call.rows, batch * max(windows, 1))
+    in_windows = call.queries == call.keys and tokens > call.queries and tokens % call.queries == 0
+    windows = tokens // call.queries if in_windows else 1
+    heads, rest = divmod(call.rows, batch * windows)
     known = rest == 0 and heads > 0
     return InspectedAttention(
         spelling=_SPELLINGS[call.spelling],
@@ -231,7 +232,7 @@ def _attention(call: AttentionCall, tokens: int, batch: int) -> InspectedAttenti
         queries=call.queries,
         keys=call.keys,
         heads=heads if known else None,
-        windows=windows if known and windows else 1,
+        windows=windows if known else 1,
     )
 
 

@@ -240,7 +240,7 @@ def find_attention(trace: Trace) -> list[AttentionCall]:
             call = scores.follow(step)
             if call is not None:
                 found.append(call)
-    return found
+    return [call for call in found if call.queries and call.keys]  # where a model has dropped all tokens there is none
 
 
 def _fused(trace: Trace, step: Step) -> AttentionCall:
@@ -433,9 +433,7 @@ class _Scores:
         assert value is not None
         over_tokens = not runs_over_channels(trace, trace.values[value], axes.right.index(contracted) - len(axes.right))
         del values
-        if not weights.numel():  # there is no token
-            return None
-        rows = weights.numel() // (queries * keys)
+        rows = weights.numel() // max(queries * keys, 1)
         return AttentionCall(
             "written",
             step.number,

@@ -177,7 +177,8 @@ class _StageReader:
     @property
     def is_stream(self) -> bool:
         """Whether it has images, tokens and channels."""
-        return self.axes.batch >= 0 and len(self.axes.token_axes) >= 1
+        values = (self.stage.root, *(write.result for write in self._writes))
+        return all(axes.batch >= 0 and axes.token_axes for axes in map(self._axes_of, values))
 
     @property
     def is_plain(self) -> bool:

@@ -69,7 +69,6 @@ class Interception(TorchFunctionMode):
         self._handlers, self._otherwise = handlers, otherwise
         self._counter = StepCounter()
         # What changes the stream in place, x += f(x), makes a new tensor here: the one before is needed.
-        self._rewritten = architecture.in_place
         self._newer: dict[int, tuple[Tensor, Tensor]] = {}
 
     def start(self, inputs: Inputs) -> None:
@@ -110,7 +109,8 @@ class Interception(TorchFunctionMode):
             return self._handle(func, args, kwargs)
         number = self._counter.number
         self._listener.before(number)
-        if number in self._rewritten:
+        rewritten = number in self._architecture.in_place
+        if rewritten:
             args, output = self._out_of_place(func, args, kwargs)
         elif number in self._listener.own_steps:
             output = func(*args, **kwargs)
@@ -119,13 +119,13 @@ class Interception(TorchFunctionMode):
         if self._counter.finish(func, args, output):
             self._check(number, func)
             if number in self._listener.steps:
-                made = args[0] if func is Tensor.__setitem__ else output  # assignment returns nothing
+                assigned = func.__name__ == "__setitem__"  # assignment returns nothing
+                made = args[0] if assigned else output
                 kept = self._listener.after(number, args, kwargs, made)
                 self._counter.mark(kept)
-                if func is not Tensor.__setitem__:
-                    return kept
-                if kept is not made:
-                    self._newer[id(made)] = made, kept
+                if kept is not made and (assigned or rewritten) and isinstance(args[0], Tensor):
+                    self._newer[id(args[0])] = args[0], kept  # a model need not read what an in-place call returns
+                output = None if assigned else kept
         return output
 
     def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
