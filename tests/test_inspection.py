@@ -6,7 +6,6 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import vitreous
@@ -34,7 +33,7 @@ class PoolingMixer(nn.Module):
     def forward(self, images):
         x = self.patches(images)
         for mixing in self.mixing:
-            x = x + mixing(F.group_norm(x, 1))
+            x = x + mixing(nn.functional.group_norm(x, 1))
         return self.head(x.mean((2, 3)))
 
 
@@ -101,7 +100,12 @@ class TestInspect:
     def test_printed_as_a_table_and_as_json(self):
         seen = vitreous.inspect(small_vit(), random_images(), ["gae", "ixg"])
         text = str(seen)
-        for part in ("17 tokens of 24 channels, 4 blocks", "blocks.3 (Block)", "fused 17 x 17, 3 heads", "patch grid: 4 x 4"):
+        for part in (
+            "17 tokens of 24 channels, 4 blocks",
+            "blocks.3 (Block)",
+            "fused 17 x 17, 3 heads",
+            "patch grid: 4 x 4",
+        ):
             assert part in text
         assert json.loads(json.dumps(seen.as_dict()))["stages"][0]["blocks"][1]["norms"] == "pre"
         assert seen.as_dict()["supported"] == {"methods": ["gae", "ixg"], "refused": {}}
@@ -248,7 +252,12 @@ class TestCheck:
     def test_prints_what_was_seen(self):
         result = run("models", "check", "timm/test_vit@random", "--image-size", "48", "--methods", "gae,ixg")
         assert result.exit_code == 0, result.output
-        for part in ("images of 48 x 48", "10 tokens of 64 channels, 6 blocks", "blocks.0 (Block)", "pooling: class token"):
+        for part in (
+            "images of 48 x 48",
+            "10 tokens of 64 channels, 6 blocks",
+            "blocks.0 (Block)",
+            "pooling: class token",
+        ):
             assert part in result.stdout
         assert "methods that work: gae, ixg" in result.stdout
 
@@ -258,7 +267,18 @@ class TestCheck:
             "import timm\n\ndef build():\n    model = timm.create_model('test_vit', img_size=32, num_classes=3)\n"
             "    model.image_size = 32\n    return model\n"
         )
-        arguments = ("models", "check", f"py/{file}:build", "--mean", "0.5", "--std", "0.5", "--method", "gae", "--json")
+        arguments = (
+            "models",
+            "check",
+            f"py/{file}:build",
+            "--mean",
+            "0.5",
+            "--std",
+            "0.5",
+            "--method",
+            "gae",
+            "--json",
+        )
         result = run(*arguments)
         assert result.exit_code == 0, result.output
         seen = json.loads(result.stdout)

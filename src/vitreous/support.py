@@ -104,9 +104,7 @@ def supported_by(
     def run(spellings: list[str]) -> None:
         some = [by_spelling[spelling] for spelling in spellings]
         with _a_few_evaluations():
-            answer_with(
-                network, first, some, lambda logits: find_targets(logits, None, None), black, outputs=outputs
-            )
+            answer_with(network, first, some, lambda logits: find_targets(logits, None, None), black, outputs=outputs)
 
     # One that is stopped would stop those that it runs together with.
     groups = [[name for name, recipe in by_spelling.items() if not recipe.readout.runs_again]]
