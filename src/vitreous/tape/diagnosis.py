@@ -76,7 +76,10 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
     blocks = tape.architecture.blocks
     for layer in needs.linear_norms:
         if blocks[layer].first_norm is None or blocks[layer].second_norm is None:
-            return f"the norm between attention and feed-forward part of block {layer} was not found, or it is neither LayerNorm nor RMSNorm"
+            return (
+                f"the norm between attention and feed-forward part of block {layer} was not found, or it is neither "
+                "LayerNorm nor RMSNorm"
+            )
     for layer in needs.halves:
         if blocks[layer].one_sum:
             return f"block {layer} adds attention and feed-forward part at once, so there is no stream between them"
