@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional
 
 CHANNELS, CLASSES, PIXELS, PATCH = 8, 3, 12, 4
 
@@ -69,10 +69,10 @@ def _by_token(x: Tensor) -> Tensor:
 # What a function makes of tokens (batch, tokens, channels); others fail on what it gives, which is part of it.
 FUNCTIONS = {
     "same": lambda x: x,
-    "relu in place": lambda x: F.relu(x, inplace=True),
+    "relu in place": lambda x: functional.relu(x, inplace=True),
     "multiplied in place": lambda x: x.mul_(2),
     "clone and set": _numbers_set,
-    "gelu": F.gelu,
+    "gelu": functional.gelu,
     "detach": lambda x: x.detach(),
     "data": lambda x: x.data,
     "no_grad": _without_gradient,
@@ -91,7 +91,7 @@ FUNCTIONS = {
     "no token": lambda x: x[:, :0],
     "tokens twice": lambda x: torch.cat([x, x], dim=1),
     "mean kept": lambda x: x.mean(1, keepdim=True).expand_as(x),
-    "pooled": lambda x: F.avg_pool1d(x.mT, 2).mT,
+    "pooled": lambda x: functional.avg_pool1d(x.mT, 2).mT,
     "batch in tokens": lambda x: x.flatten(0, 1)[None],
     "batch away": lambda x: x.mean(0, keepdim=True),
     "batch last": lambda x: x.permute(1, 2, 0),
@@ -103,12 +103,12 @@ FUNCTIONS = {
     "by token": _by_token,
     "if": lambda x: x if bool(x.sum() > 0) else -x,
     "noise": lambda x: x + torch.rand_like(x),
-    "normalised": lambda x: F.normalize(x, dim=-1),
+    "normalised": lambda x: functional.normalize(x, dim=-1),
     "own norm": lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-5).sqrt(),
     "softmax": lambda x: x.softmax(-1),
-    "fused": lambda x: _merged(F.scaled_dot_product_attention(_heads(x), _heads(x), _heads(x))),
-    "fused without heads": lambda x: F.scaled_dot_product_attention(x, x, x),
-    "fused, one query": lambda x: F.scaled_dot_product_attention(x[:, :1], x, x).expand_as(x),
+    "fused": lambda x: _merged(functional.scaled_dot_product_attention(_heads(x), _heads(x), _heads(x))),
+    "fused without heads": lambda x: functional.scaled_dot_product_attention(x, x, x),
+    "fused, one query": lambda x: functional.scaled_dot_product_attention(x[:, :1], x, x).expand_as(x),
     "matmul": lambda x: _merged((_heads(x) @ _heads(x).mT * 0.5).softmax(-1) @ _heads(x)),
     "over queries": lambda x: _merged((_heads(x) @ _heads(x).mT).softmax(-2) @ _heads(x)),
     "of batch": lambda x: (x.transpose(0, 1) @ x.transpose(0, 1).mT).softmax(-1) @ x.transpose(0, 1),
@@ -150,8 +150,8 @@ HEADS = {
     "max": lambda x: x.amax(1),
     "last": lambda x: x[:, -1],
     "flat": lambda x: x.flatten(1)[:, :CHANNELS],
-    "norm": lambda x: F.layer_norm(x, (CHANNELS,)).mean(1),
-    "attention": lambda x: F.scaled_dot_product_attention(x[:, :1], x, x)[:, 0],
+    "norm": lambda x: functional.layer_norm(x, (CHANNELS,)).mean(1),
+    "attention": lambda x: functional.scaled_dot_product_attention(x[:, :1], x, x)[:, 0],
     "softmax": lambda x: (x.sum(-1, keepdim=True).softmax(1) * x).sum(1),
     "constant": lambda x: torch.ones(len(x), CHANNELS),
     "all tokens": lambda x: x,

@@ -6,7 +6,6 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - as everybody writes it
 from typer.testing import CliRunner
 
 import vitreous
@@ -34,7 +33,7 @@ class PoolingMixer(nn.Module):
     def forward(self, images):
         x = self.patches(images)
         for mixing in self.mixing:
-            x = x + mixing(F.group_norm(x, 1))
+            x = x + mixing(nn.functional.group_norm(x, 1))
         return self.head(x.mean((2, 3)))
 
 

@@ -266,8 +266,8 @@ def _table(blocks: Sequence[InspectedBlock]) -> list[str]:
     for number, block in enumerate(blocks):
         module = f"{block.name} ({block.module})" if block.module and block.name else block.module or "-"
         calls = "; ".join(map(str, block.attention)) or "none"
-        known = ["yes" if one else "no" for one in (block.output_projection, block.value_weights)]
+        projection, values = ("yes" if one else "no" for one in (block.output_projection, block.value_weights))
         first, last = block.steps
-        rows.append((str(number), f"{first}-{last}", module, block.norms, calls, *known))
+        rows.append((str(number), f"{first}-{last}", module, block.norms, calls, projection, values))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -38,7 +38,7 @@ _A_FEW = 8
 _LIMIT: ContextVar[int | None] = ContextVar("evaluation_limit", default=None)
 
 
-class EvaluationLimitReached(BaseException):
+class EvaluationLimitReached(BaseException):  # no error, and nothing that handles errors may catch it
     """A method has run the model as often as ``limited_evaluations`` allows."""
 
 
