@@ -97,9 +97,8 @@ class ModelRunner:
     def layout(self) -> Layout:
         """Patch grid, prefix tokens and the tokens that the head reads."""
         if self._layout is None:
-            with record(
-                self._model, self.architecture, self.inputs[:1], Plan(self.architecture.depth, Needs())
-            ) as tape:
+            plan = Plan(self.architecture.depth, Needs())
+            with record(self._model, self.architecture, self.inputs[:1], plan) as tape:
                 self._layout = tape.layout
         return self._layout
 
