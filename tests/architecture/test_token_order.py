@@ -17,9 +17,9 @@ METHODS += ["globenc", "atman:budget=4", "rise:budget=4"]
 class Registers(nn.Module):
     """A ViT whose registers are joined before the patches or behind them; blocks do not mind the order of tokens."""
 
-    def __init__(self, *, behind: bool) -> None:
+    def __init__(self, *, behind: bool, reads_first: bool = False) -> None:
         super().__init__()
-        self.behind = behind
+        self.behind, self.reads_first = behind, reads_first
         self.patch = nn.Conv2d(3, 24, 8, 8)
         self.position = nn.Parameter(torch.randn(1, 16, 24))
         self.registers = nn.Parameter(torch.randn(1, 3, 24))
@@ -31,20 +31,23 @@ class Registers(nn.Module):
         patches = self.patch(images).flatten(2).transpose(1, 2) + self.position
         registers = self.registers.expand(len(patches), -1, -1)
         tokens = self.blocks(torch.cat([patches, registers] if self.behind else [registers, patches], dim=1))
+        if self.reads_first:  # of the registers, which is the class token then
+            return self.head(tokens[:, 16] if self.behind else tokens[:, 0])
         return self.head((tokens[:, :16] if self.behind else tokens[:, 3:]).mean(dim=1))
 
 
-def models() -> tuple[nn.Module, nn.Module]:
+def models(*, reads_first: bool = False) -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
-    in_front = Registers(behind=False).double().eval()
-    behind = Registers(behind=True).double().eval()
+    in_front = Registers(behind=False, reads_first=reads_first).double().eval()
+    behind = Registers(behind=True, reads_first=reads_first).double().eval()
     behind.load_state_dict(in_front.state_dict())
     return in_front, behind
 
 
+@pytest.mark.parametrize("reads_first", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_registers_behind_the_patches(method):
-    in_front, behind = models()
+def test_registers_behind_the_patches(method, reads_first):
+    in_front, behind = models(reads_first=reads_first)
     images = random_images()
     expected, found = (vitreous.explain(model, images, method, 1).scores[method] for model in (in_front, behind))
     # Float64; attention adds up its tokens in another order.

@@ -8,7 +8,6 @@ from checks import CLASSES, DEPTH, RULED_METHODS, Family, FamilyChecks
 from hooked import Pooling
 
 import vitreous
-from vitreous.errors import UnsupportedModelError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -187,7 +186,14 @@ class ReadsTheClassToken(torch.nn.Module):
         return self.head(self.backbone(images).last_hidden_state[:, 0])
 
 
-def test_tokens_for_detection_behind_the_patches_are_refused() -> None:
+def test_tokens_for_detection_behind_the_patches_are_no_patches() -> None:
     config = transformers.YolosConfig(**{**SQUARE, "image_size": [32, 32]}, num_detection_tokens=5)
-    with pytest.raises(UnsupportedModelError, match="the last 16 of 22 tokens do not change with the edges"):
-        vitreous.explain(ReadsTheClassToken(transformers.YolosModel(config)).eval(), torch.randn(1, 3, 32, 32), "ixg")
+    model = ReadsTheClassToken(transformers.YolosModel(config)).double().eval()
+    images, embedded = torch.randn(1, 3, 32, 32, dtype=torch.float64), []
+    found = vitreous.explain(model, images, "ixg", 1)
+    with model.backbone.embeddings.register_forward_hook(lambda *given: embedded.append(given[2])):
+        (gradient,) = torch.autograd.grad(model(images)[:, 1].sum(), embedded)
+    assert found.grid == (4, 4)
+    # Float64: the same products; the class token stands before the patches, five tokens behind them.
+    expected = (embedded[0] * gradient).sum(dim=-1)[:, 1:17]
+    torch.testing.assert_close(found.scores["ixg"], expected.detach(), rtol=1e-9, atol=1e-12)
