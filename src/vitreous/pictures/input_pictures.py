@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,11 +94,13 @@ def input_pictures(pixels: Tensor, preprocessing: Preprocessing | None) -> Input
     The normalisation of the model's preprocessing is undone where it is known and fits the values; otherwise each
     image is stretched from its smallest to its largest value.
     """
-    pixels, known = pixels.detach().float().cpu(), Normalisation.of(preprocessing)
-    if known is not None and pixels.shape[1] == len(known.mean):
-        undone = known.undo(pixels)
-        if _fits(undone):
-            return InputPictures(_pictures(undone), UNDONE)
+    known = Normalisation.of(preprocessing)
+    if (
+        known is not None
+        and pixels.shape[1] == len(known.mean)
+        and all(_fits(known.undo(one)) for one in _each(pixels))
+    ):
+        return InputPictures(_pictures(map(known.undo, _each(pixels))), UNDONE)
     return _as_they_are(pixels)
 
 
@@ -151,22 +153,31 @@ def _given_tensor(image: Tensor, normalisation: Normalisation | None) -> InputPi
     if image.ndim != 3 or 0 in image.shape:
         raise InputError(f"a tensor to draw on has the shape (channels, height, width), not {tuple(image.shape)}")
     if image.dtype == torch.uint8 and normalisation is None:
-        return InputPictures(_pictures(image[None].float().cpu() / 255))
+        return InputPictures(_pictures([image[None].float().cpu() / 255]))
     if not image.is_floating_point() or not bool(image.isfinite().all()):
         raise InputError("a tensor to draw on holds uint8 pixels, or floating point ones that are finite")
-    pixels = image.detach().float().cpu()[None]
-    return _as_they_are(pixels) if normalisation is None else InputPictures(_pictures(normalisation.undo(pixels)))
+    if normalisation is None:
+        return _as_they_are(image[None])
+    return InputPictures(_pictures(map(normalisation.undo, _each(image[None]))))
 
 
 def _as_they_are(pixels: Tensor) -> InputPictures:
     """Draw values in [0, 1] as they are, and others stretched."""
     channels = pixels.shape[1]
     averaged = "" if channels in (1, 3) else _AVERAGED.format(channels)
-    low, high = (found.view(-1, 1, 1, 1) for found in (pixels.amin(dim=(1, 2, 3)), pixels.amax(dim=(1, 2, 3))))
-    if bool((low >= 0).all()) and bool((high <= 1).all()):
-        return InputPictures(_pictures(pixels), averaged.strip() or None)
-    width = (high - low).masked_fill_(high == low, 1)
-    return InputPictures(_pictures((pixels - low) / width), STRETCHED + averaged)
+    ranges = [torch.aminmax(one) for one in _each(pixels)]
+    if all(bool(low >= 0) and bool(high <= 1) for low, high in ranges):
+        return InputPictures(_pictures(_each(pixels)), averaged.strip() or None)
+    stretched = (
+        (one - low) / (1 if high == low else high - low) for one, (low, high) in zip(_each(pixels), ranges, strict=True)
+    )
+    return InputPictures(_pictures(stretched), STRETCHED + averaged)
+
+
+def _each(pixels: Tensor) -> Iterator[Tensor]:
+    """Give the images of a batch one by one, (1, channels, height, width): a large batch is never copied as a whole."""
+    for image in torch.split(pixels.detach(), 1):
+        yield image.float().cpu()
 
 
 def _fits(pixels: Tensor) -> bool:
@@ -174,11 +185,15 @@ def _fits(pixels: Tensor) -> bool:
     return bool(low >= -_OVERSHOOT) and bool(high <= 1 + _OVERSHOOT)
 
 
-def _pictures(pixels: Tensor) -> tuple[Image.Image, ...]:
-    """Give pixels in [0, 1] as pictures; those that have no three channels are grey."""
+def _pictures(images: Iterable[Tensor]) -> tuple[Image.Image, ...]:
+    """Give pixels in [0, 1], (1, channels, height, width), as pictures; those without three channels are grey."""
+    return tuple(map(_picture, images))
+
+
+def _picture(pixels: Tensor) -> Image.Image:
     colours = pixels if pixels.shape[1] == 3 else pixels.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
-    bytes_ = (colours * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-    return tuple(Image.fromarray(one) for one in bytes_)
+    bytes_ = (colours * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+    return Image.fromarray(bytes_[0].numpy())
 
 
 def _numbers(name: str, values: Channels) -> tuple[float, ...]:
