@@ -234,7 +234,7 @@ def test_of_a_group_of_methods_all_refusals_are_told_in_few_runs() -> None:
     assert "gae is left out: its blocks do not attend" in notices
     assert not [notice for notice in notices if "Methods that" in notice]
     assert len(notices) > 5
-    assert len(runs) == 3  # one to see the architecture; all of them, then those that are left
+    assert len(runs) <= 5  # to see the architecture and where patches stay; all of them, then those that are left
 
 
 @pytest.mark.parametrize("method", ASKING)
