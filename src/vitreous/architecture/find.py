@@ -411,9 +411,10 @@ class _StageReader:
         for step in trace.steps[value.step + 1 :]:
             source = value_of(trace, step)
             if step.operation in NORM and source is not None and self._same(source, value):
-                call = self._call_around(step)
-                made = step.outputs[0] if call is None else call.outputs[0]
-                found.append((source, trace.values[made], step.number, None if call is None else call.module))
+                around = self._call_around(step)
+                output = step.outputs[0] if around is None else around.outputs[0]
+                module = None if around is None else around.module
+                found.append((source, trace.values[output], step.number, module))
         for call in trace.calls:
             given = [trace.values[index] for index in call.inputs]
             made = [trace.values[index] for index in call.outputs]
@@ -520,12 +521,12 @@ class _StageReader:
                 beside = [trace.values[other.output] for other in calls if other is not call]
                 columns = None if mixed is None else self._columns(call, heads, mixed, beside)
                 return None if columns is None else Projection(step.number, tuple(scaling), columns)
-            source = self._towards(heads, step, value)
-            if source is None:
+            before = self._towards(heads, step, value)
+            if before is None:
                 return None
             if scales(trace, step, value) is not None and moves_numbers(trace, step, value) is None:
                 scaling.append(step.number)
-            value = source
+            value = before
         return Projection(call.output_step, tuple(scaling), None) if inside else None
 
     def _towards(self, heads: Value, step: Step, value: Value) -> Value | None:

@@ -352,8 +352,6 @@ class Tape:
             # A tensor without a gradient, or a source that the output was not made from.
             if "does not require grad" in str(error) or "not have been used in the graph" in str(error):
                 raise self._cut_off("a block") from None
-            if "modified by an inplace operation" in str(error):
-                raise self._recorder.changes_in_place() from error
             if "no autograd formula" in str(error) or "is not implemented" in str(error):
                 reason = reason_of(error).rstrip(".")
                 raise UnsupportedModelError(
