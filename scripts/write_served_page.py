@@ -48,6 +48,8 @@ def some(models: list[dict[str, Any]]) -> int:
 
 def summary(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
     """The table of packages."""
+    known = {model["name"] for model in now}
+    before = [model for model in before if model["name"] in known]
     lines = [
         "| package | models | served by tokentm, gradtoken, decompx.skipplus, gae and ixg | served by some method |",
         "| --- | --- | --- | --- |",
