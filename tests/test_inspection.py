@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 from typer.testing import CliRunner
 
 import vitreous

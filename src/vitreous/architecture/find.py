@@ -416,11 +416,11 @@ class _StageReader:
                 found.append((source, trace.values[made], step.number, None if call is None else call.module))
         for call in trace.calls:
             given = [trace.values[index] for index in call.inputs]
-            made = [trace.values[index] for index in call.outputs]
-            if len(given) == len(made) == 1 and self._same(given[0], value):
+            results = [trace.values[index] for index in call.outputs]
+            if len(given) == len(results) == 1 and self._same(given[0], value):
                 steps = trace.steps[call.first : call.last]
-                if given[0].shape == made[0].shape and steps and self._looks_like_norm(steps):
-                    found.append((given[0], made[0], None, call.module))
+                if given[0].shape == results[0].shape and steps and self._looks_like_norm(steps):
+                    found.append((given[0], results[0], None, call.module))
         return sorted(found, key=lambda norm: norm[1].index)
 
     def _looks_like_norm(self, steps: list[Step]) -> bool:
@@ -520,12 +520,12 @@ class _StageReader:
                 beside = [trace.values[other.output] for other in calls if other is not call]
                 columns = None if mixed is None else self._columns(call, heads, mixed, beside)
                 return None if columns is None else Projection(step.number, tuple(scaling), columns)
-            source = self._towards(heads, step, value)
-            if source is None:
+            before = self._towards(heads, step, value)
+            if before is None:
                 return None
             if scales(trace, step, value) is not None and moves_numbers(trace, step, value) is None:
                 scaling.append(step.number)
-            value = source
+            value = before
         return Projection(call.output_step, tuple(scaling), None) if inside else None
 
     def _towards(self, heads: Value, step: Step, value: Value) -> Value | None:

@@ -381,11 +381,12 @@ class AttentionListener:
     ) -> Tensor:
         """The product, with A under the rule in force."""
         del call
-        if not (self._rules_differ and weights.requires_grad):
-            return func(*args, **kwargs)
-        ruled = self._under_rule(_identity, weights, "softmax")
-        args = tuple(_replaced(value, weights, ruled) for value in args)
-        return func(*args, **{name: _replaced(value, weights, ruled) for name, value in kwargs.items()})
+        if self._rules_differ and weights.requires_grad:
+            ruled = self._under_rule(_identity, weights, "softmax")
+            args = tuple(_replaced(value, weights, ruled) for value in args)
+            kwargs = {name: _replaced(value, weights, ruled) for name, value in kwargs.items()}
+        product: Tensor = func(*args, **kwargs)
+        return product
 
     def _follow(
         self,

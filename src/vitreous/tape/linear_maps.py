@@ -80,10 +80,9 @@ class LinearMaps:
             args, kwargs = self._noted[value_map.step]
             joint = args[5] if len(args) > 5 else kwargs.get("in_proj_weight")
             alone = kwargs.get("v_proj_weight")
-            found = alone if isinstance(alone, Tensor) else joint
-            if not isinstance(found, Tensor):
-                return None
-            return found.detach() if found is alone else found.detach().chunk(3)[-1]
+            if isinstance(alone, Tensor):
+                return alone.detach()
+            return joint.detach().chunk(3)[-1] if isinstance(joint, Tensor) else None
         weight = self._weight(value_map.step, "weight")
         return None if weight is None else weight[value_map.rows.to(weight.device)]
 
