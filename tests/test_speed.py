@@ -346,6 +346,13 @@ def test_passes_need_blocks_that_are_modules_of_their_own(blocks):
         measure_speed(model, random_images(), "gae", repeats=1)
 
 
+def test_a_model_that_was_explained_before_is_measured_by_its_own_blocks():
+    model, images = small_vit(depth=2), random_images()
+    vitreous.explain(model, images, "ixg")
+    (row,) = measure_speed(model, images, "ixg", repeats=1)
+    assert row.passes == "1 forward, 1 backward"
+
+
 def test_images_are_what_explain_takes():
     photo = Image.new("RGB", (40, 40))
     (row,) = measure_speed(loaded(small_vit(depth=1)), photo, "gae", repeats=1)
