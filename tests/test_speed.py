@@ -43,6 +43,7 @@ def _one_thread():
 @pytest.fixture(scope="module")
 def plain() -> Plain:
     model = small_vit(depth=DEPTH).requires_grad_(requires_grad=False)
+    vitreous.explain(model, random_images(), "ixg")  # what is looked at once is not what a method takes
     return Plain(model, find_architecture(model, random_images()), random_images(), torch.tensor([1, 3]))
 
 
