@@ -43,6 +43,7 @@ def _one_thread():
 @pytest.fixture(scope="module")
 def plain() -> Plain:
     model = small_vit(depth=DEPTH).requires_grad_(requires_grad=False)
+    vitreous.explain(model, random_images(), "ixg")  # what is looked at once is not what a method takes
     return Plain(model, find_architecture(model, random_images()), random_images(), torch.tensor([1, 3]))
 
 
@@ -344,6 +345,13 @@ def test_passes_need_blocks_that_are_modules_of_their_own(blocks):
     assert vitreous.explain(model, random_images(), "gae").scores["gae"].isfinite().all()
     with pytest.raises(UnsupportedModelError, match="cannot be counted, for its blocks are not modules of their own"):
         measure_speed(model, random_images(), "gae", repeats=1)
+
+
+def test_a_model_that_was_explained_before_is_measured_by_its_own_blocks():
+    model, images = small_vit(depth=2), random_images()
+    vitreous.explain(model, images, "ixg")
+    (row,) = measure_speed(model, images, "ixg", repeats=1)
+    assert row.passes == "1 forward, 1 backward"
 
 
 def test_images_are_what_explain_takes():

@@ -278,8 +278,10 @@ def test_a_value_has_no_curves_and_the_report_says_so(file, value_model):
     studio = Studio(Shelf(value_model))
     try:
         visit, wanted = studio.receive(file, "leaf.png", value_model), Wanted(("gae",))
+        do(studio, studio.explain, visit, wanted)
+        runs = studio.runs
         record, found = do(studio, studio.curves, visit, wanted)
-        assert studio.runs == 1 + 6  # six to see the grid of patches, as far as that; none is asked for curves
+        assert studio.runs == runs > 0  # the map is known, and the model is not asked for curves
         place = downloads.save_report(record, visit, wanted, found, file.parent)
     finally:
         studio.close()

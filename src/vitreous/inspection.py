@@ -262,7 +262,7 @@ def _count(blocks: Sequence[InspectedBlock]) -> str:
 
 def _table(blocks: Sequence[InspectedBlock]) -> list[str]:
     """A line for every block, in columns."""
-    rows = [("block", "steps", "module", "norms", "attention", "W_O", "W_V")]
+    rows: list[tuple[str, ...]] = [("block", "steps", "module", "norms", "attention", "W_O", "W_V")]
     for number, block in enumerate(blocks):
         module = f"{block.name} ({block.module})" if block.module and block.name else block.module or "-"
         calls = "; ".join(map(str, block.attention)) or "none"

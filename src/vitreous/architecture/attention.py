@@ -24,7 +24,7 @@ from vitreous.architecture.operations import (
     to_letters,
     way_back,
 )
-from vitreous.architecture.trace import Step, Trace
+from vitreous.architecture.trace import Step, Trace, Value
 
 Spelling = Literal["fused", "multi_head", "written"]
 # What makes weights of scores and leaves them weights: a softmax, masks, dropout, mixing of heads.
@@ -488,15 +488,24 @@ class _Scores:
             and trace.steps[origin.product].kwargs.get("beta", 1) != 0
         ):
             return None
+        between = [step for step in trace.between(start, end) if step.number != origin.product]
+        beside = self._only_for_maxima(start, between)
         found: list[ScoreStep] = []
-        for step in trace.between(start, end):
-            if step.number == origin.product:
-                continue
-            kind = _score_kind(trace, step)
+        for step in between:
+            kind = "same" if step.number in beside else _score_kind(trace, step)
             if kind is None:
                 return None
             found.append(ScoreStep(step.number, kind))
         return tuple(found)
+
+    def _only_for_maxima(self, start: Value, steps: list[Step]) -> set[int]:
+        """The steps that lead to nothing but the largest scores, which are taken off: (2 s) - max(2 s) doubles once."""
+        found: set[int] = set()
+        for step in steps:
+            if step.operation == "sub" and len(set(step.operands)) == 2 and _takes_off_maximum(self._trace, step):
+                kept = {each.number for each in self._trace.between(start, self._trace.values[step.operands[0]])}
+                found |= {each.number for each in steps if each.number < step.number} - kept
+        return found
 
     def _scales(self, score: Step, operand: Tensor) -> tuple[int, ...]:
         """The steps by which an operand of q kᵀ was multiplied with constants."""

@@ -417,11 +417,11 @@ class _StageReader:
                 found.append((source, trace.values[output], step.number, module))
         for call in trace.calls:
             given = [trace.values[index] for index in call.inputs]
-            made = [trace.values[index] for index in call.outputs]
-            if len(given) == len(made) == 1 and self._same(given[0], value):
+            results = [trace.values[index] for index in call.outputs]
+            if len(given) == len(results) == 1 and self._same(given[0], value):
                 steps = trace.steps[call.first : call.last]
-                if given[0].shape == made[0].shape and steps and self._looks_like_norm(steps):
-                    found.append((given[0], made[0], None, call.module))
+                if given[0].shape == results[0].shape and steps and self._looks_like_norm(steps):
+                    found.append((given[0], results[0], None, call.module))
         return sorted(found, key=lambda norm: norm[1].index)
 
     def _looks_like_norm(self, steps: list[Step]) -> bool:

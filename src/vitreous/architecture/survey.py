@@ -64,6 +64,11 @@ def find_architecture(
     return known[key]
 
 
+def architecture_of_copy(model: nn.Module, inputs: Inputs) -> Architecture:
+    """What a run of this very object shows, by its own modules where it is a copy; it is not remembered."""
+    return replace(_described(model, trace_model(model, _two_of(inputs)), None), scale=scale_of(model))
+
+
 def _two_of(inputs: Inputs) -> Inputs:
     """The first two; of texts the shortest and the longest, so that there is padding if any has some."""
     if isinstance(inputs, Tensor) or len(inputs) < 2:

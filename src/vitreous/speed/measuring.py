@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import frozen_copy
+from vitreous.architecture.survey import architecture_of_copy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.explaining import explain, find_recipes, network_of
 from vitreous.method_trials import refusal_reason
@@ -100,7 +100,7 @@ def _noise(model: LoadedModel | nn.Module, batch: int) -> Tensor:
 
 def _plain(network: nn.Module, images: Tensor) -> Plain:
     """The plain passes, which also say what is explained: the class that the model predicts."""
-    architecture = find_architecture(network, images)
+    architecture = architecture_of_copy(network, images)  # hooks on blocks have to be those of this network
     modules = [block.module for block in architecture.blocks]
     if None in modules or len(set(modules)) < len(modules):
         raise UnsupportedModelError(
