@@ -192,7 +192,7 @@ def blanked(made: Tensor) -> Tensor:
     return tokens
 
 
-ELSEWHERE = {
+BEHIND = {
     "a register behind them": ConvolutionPatches(behind=1),
     "registers behind them": ConvolutionPatches(behind=3),
     "a row of registers behind them": ConvolutionPatches(behind=4),
@@ -200,6 +200,8 @@ ELSEWHERE = {
     "registers behind overlapping ones": ConvolutionPatches(convolutional_stem(), behind=2),
     "a row of registers behind overlapping ones": ConvolutionPatches(convolutional_stem(), behind=4),
     "registers behind patches that see everything": ConvolutionPatches(convolutional_stem(nn.GroupNorm), behind=2),
+}
+ELSEWHERE = {
     "column by column": ConvolutionPatches(lay_out=lambda made: made.mT.flatten(2).mT),
     "overlapping ones column by column": ConvolutionPatches(
         convolutional_stem(), lay_out=lambda made: made.mT.flatten(2).mT
@@ -207,6 +209,15 @@ ELSEWHERE = {
     "mirrored": ConvolutionPatches(lay_out=lambda made: made.flip(3).flatten(2).mT),
     "enlarged": ConvolutionPatches(lay_out=lambda made: F.interpolate(made, scale_factor=2).flatten(2).mT),
 }
+
+
+@pytest.mark.parametrize("case", BEHIND)
+def test_registers_behind_the_patches_are_no_patches(case):
+    """That the maps are right, tests/architecture/test_token_order.py shows."""
+    model, images = BEHIND[case], pictures(32, 32)
+    found = vitreous.explain(model, images, "ixg", 1)
+    assert found.grid == (4, 4)
+    assert found.scores["ixg"].isfinite().all()
 
 
 @pytest.mark.parametrize("case", ELSEWHERE)
@@ -303,8 +314,8 @@ def test_the_check_leaves_a_model_in_training_as_it_was(around):
     same = images.clone()
     with around():
         assert vitreous.explain(model, images, "rollout").grid == (4, 4)
-        with pytest.raises(UnsupportedModelError, match="the last 16 of 18 tokens"):
-            vitreous.explain(ConvolutionPatches(behind=1).float().train(), images, "rollout")
+        with pytest.raises(UnsupportedModelError, match="the last 16 of 17 tokens"):
+            vitreous.explain(ELSEWHERE["column by column"].float().train(), images, "rollout")
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
     assert torch.equal(images, same)
