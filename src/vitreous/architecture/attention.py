@@ -409,7 +409,7 @@ class _Scores:
         weights_first: bool,  # noqa: FBT001
     ) -> AttentionCall | None:
         trace = self._trace
-        weights, values = operands if weights_first else operands[::-1]
+        weights = operands[0 if weights_first else 1]
         place = indices[0 if weights_first else 1]
         assert place is not None
         origin = self._origins[place]
@@ -420,7 +420,7 @@ class _Scores:
         contracted = axes.contracted
         if len(looking) != 1 and len(looking) != 2:
             return None
-        query_axis = looking[-1] if len(looking) == 1 else _query_axis(axes, looking, weights)
+        query_axis = looking[-1] if len(looking) == 1 else _query_axis(axes, looking)
         queries, keys = weights.shape[axes.left.index(query_axis)], weights.shape[axes.left.index(contracted)]
         score = trace.steps[origin.product]
         score_operands = product_operands(score.operation, score.args, score.kwargs)
@@ -432,7 +432,6 @@ class _Scores:
         value = indices[1 if weights_first else 0]
         assert value is not None
         over_tokens = not runs_over_channels(trace, trace.values[value], axes.right.index(contracted) - len(axes.right))
-        del values
         rows = weights.numel() // max(queries * keys, 1)
         return AttentionCall(
             "written",
@@ -533,11 +532,9 @@ class _Scores:
         return all(step.operation in ALIAS or (logarithms and step.operation == "exp") for step in between)
 
 
-def _query_axis(axes: Axes, looking: list[str], weights: Tensor) -> str:
+def _query_axis(axes: Axes, looking: list[str]) -> str:
     """Of two axes that only the weights have, heads and queries, the one that stands next to the keys."""
-    order = sorted(looking, key=axes.left.index)
-    del weights
-    return order[-1]
+    return max(looking, key=axes.left.index)
 
 
 def _score_kind(trace: Trace, step: Step) -> Literal["scale", "bias", "mask", "same"] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -661,8 +660,3 @@ def _all_known(parts: list[_Part | None]) -> tuple[_Part, ...]:
 
 def _is_identity(norm: Norm | None) -> bool:
     return norm is None or norm.identity
-
-
-def check_order(architecture: Architecture) -> bool:
-    """Whether blocks follow each other."""
-    return all(first.output == second.input for first, second in pairwise(architecture.blocks))

@@ -419,9 +419,8 @@ class AttentionListener:
         noted = self._noted.get(call.score_step)
         if noted is None:
             return None, None
-        args, kwargs, output = noted
+        args, kwargs, _ = noted
         operands = product_operands(operation_of(self._architecture, call.score_step), args, kwargs)
-        del output
         if operands is None:
             return None, None
         query, key = operands if call.query_first else operands[::-1]
