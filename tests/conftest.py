@@ -4,10 +4,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from nothing_skipped import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # pytest finds them here
 from vitreous.methods.registry import _methods
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    torch.set_num_threads(1)  # models this small only wait for each other's threads
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    """Random numbers are the same whichever tests run before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ wherever a signal can come, and in a few places where none can.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import sys
@@ -189,15 +190,22 @@ class Interrupt:
 
 
 def run_traced(tracer: Any, function: Callable[[], Any]) -> None:
-    """Run a function, and nothing else, with a tracer."""
+    """Run a function, and nothing else, with a tracer.
+
+    Without garbage collection, which comes at any time: its callbacks and finalisers are frames that would be counted.
+    """
     before, hook = sys.gettrace(), sys.unraisablehook
     sys.unraisablehook = lambda _: None  # an interrupt inside a finaliser is swallowed by Python
+    collecting = gc.isenabled()
+    gc.disable()
     sys.settrace(tracer)
     try:
         function()
     finally:
         sys.settrace(before)
         sys.unraisablehook = hook
+        if collecting:
+            gc.enable()
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ def test_a_head_that_counts_on_all_patches_is_refused_in_one_sentence():
 
 def test_a_model_is_asked_once_whether_its_patches_can_be_dropped_and_again_when_it_was_trained():
     model, images = small_vit(), random_images()
-    find_architecture(model, images)  # costs a run of its own, once for all
+    subject_of(model, images).layout  # noqa: B018  # finding the architecture and the patches' places costs runs, once
     runs: list[int] = []
     model.register_forward_hook(lambda *_: runs.append(1))
 

@@ -19,14 +19,6 @@ OTHER_OUTPUTS = (
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small only wait for each other's threads
-    yield
-    torch.set_num_threads(before)
-
-
 def test_names_are_unique():
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES) > 180
 

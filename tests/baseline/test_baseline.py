@@ -21,14 +21,6 @@ ABSOLUTE = 1e-13
 SHIFTED = ("torchvision/convolution_stem",)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small only wait for each other's threads
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("name", baseline_numbers.kept_names())
 def test_numbers_are_those_from_before(name, monkeypatch):
     if name in SHIFTED:

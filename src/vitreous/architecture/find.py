@@ -357,13 +357,21 @@ class _StageReader:
             name="" if module is None else module.name,
             writes=tuple(write.step.number for write in writes),
             one_sum=len(writes) == 1 and len(calls) <= 1 and self._adds_branches(attending),
-            joined=len(attending.attention) == len(calls) and not self._in_series(calls),
+            joined=len(attending.attention) == len(calls)
+            and not self._in_series(calls)
+            and not self._share_values(calls),
         )
 
     def _in_series(self, calls: tuple[AttentionCall, ...]) -> bool:
         """Whether one attention call reads what another has given."""
         outputs = [self._trace.values[call.output] for call in calls]
         return any(one is not other and one.comes_from(other) for one in outputs for other in outputs)
+
+    def _share_values(self, calls: tuple[AttentionCall, ...]) -> bool:
+        """Whether calls weigh the same values, as in differential attention: what counts then is A1 less a part of A2."""
+        own = [call for call in calls if call.spelling != "multi_head"]  # which projects its values itself
+        values = [value.index for call in own if (value := self._values_of(call)) is not None]
+        return len(values) > len(set(values))
 
     def _middle(self, attending: ResidualWrite, writes: list[ResidualWrite], place: NormPlace) -> Value:
         """The stream that the feed-forward branch reads."""
@@ -584,12 +592,7 @@ class _StageReader:
             width = step.argument(0, "query").shape[-1]
             rows = torch.arange(width)
             return ValueMap(step.number, rows)
-        if call.spelling == "fused":
-            tensor = step.argument(2, "value")
-        else:
-            operands = [trace.values[index] for index in step.operands]
-            tensor = operands[1 if call.weights_first else 0].tensor
-        value = next((trace.values[index] for index in step.operands if trace.values[index].tensor is tensor), None)
+        value = self._values_of(call)
         if value is None:
             return None
         # Projections of queries, keys and values may be joined before heads are told apart.
@@ -605,6 +608,16 @@ class _StageReader:
                 return None if heads is None else ValueMap(linear.number, heads[0, :, 0].flatten())
             first = last
         return None
+
+    def _values_of(self, call: AttentionCall) -> Value | None:
+        """What an attention call multiplies its weights with."""
+        trace, step = self._trace, self._trace.steps[call.output_step]
+        operands = [trace.values[index] for index in step.operands]
+        if call.spelling == "fused":
+            tensor = step.argument(2, "value")
+        else:
+            tensor = operands[1 if call.weights_first else 0].tensor
+        return next((value for value in operands if value.tensor is tensor), None)
 
     def _linears_before(self, value: Value) -> list[tuple[Step, Value]] | None:
         """The linear layers whose outputs a value was put together from; ``None`` where other numbers are in it."""
