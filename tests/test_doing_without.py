@@ -10,7 +10,6 @@ from timm.models.vision_transformer import Attention, Block
 from torch import Tensor, nn
 
 from small_models import PATCHES, random_images, small_vit
-from vitreous.architecture import find_architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import doing_without
 from vitreous.tape.runner import ModelRunner

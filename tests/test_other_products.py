@@ -117,7 +117,7 @@ def test_rules_refuse_what_they_cannot_hold_constant(kind: str, reason: str, wid
         with pytest.raises(UnsupportedModelError, match=reason):
             vitreous.explain(model, images, method)
     for method in ("rollout", "gae", "tokentm", "atman"):
-        with pytest.raises(UnsupportedModelError, match="is between channels|no attention was seen"):
+        with pytest.raises(UnsupportedModelError, match=r"is between channels|no attention was seen"):
             vitreous.explain(model, images, method)
 
 

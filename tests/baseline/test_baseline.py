@@ -9,7 +9,6 @@ import baseline_models
 import baseline_numbers
 import numpy as np
 import pytest
-import torch
 
 import vitreous
 

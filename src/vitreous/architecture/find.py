@@ -368,7 +368,7 @@ class _StageReader:
         return any(one is not other and one.comes_from(other) for one in outputs for other in outputs)
 
     def _share_values(self, calls: tuple[AttentionCall, ...]) -> bool:
-        """Whether calls weigh the same values, as in differential attention: what counts then is A1 less a part of A2."""
+        """Whether calls weigh the same values, as in differential attention: what counts is A1 less some A2."""
         own = [call for call in calls if call.spelling != "multi_head"]  # which projects its values itself
         values = [value.index for call in own if (value := self._values_of(call)) is not None]
         return len(values) > len(set(values))
