@@ -4,7 +4,7 @@
 
 Each row explains all images with five methods, at most so many tokens in one run. Time and memory are given over those
 of one run of the whole batch; differences are the largest of all methods, over the largest score of each. The bound
-that ``explain`` uses is ``vitreous.batching.TOKENS_AT_ONCE``.
+that ``explain`` uses is ``vitreous.run_methods.TOKENS_AT_ONCE``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rows import median_ratio, time_in_turn, write_rows
 from torch import Tensor, nn
 
 import vitreous
-from vitreous import batching
+from vitreous import run_methods
 from vitreous.float64 import in_float64
 from vitreous.speed.memory import peak_memory
 from vitreous.speed.timing import Job
@@ -31,11 +31,11 @@ TOKENS = 200  # of one image, about
 
 def explained(model: nn.Module, images: Tensor, bound: int) -> vitreous.Explanation:
     """Explain all images, at most ``bound`` tokens in one run."""
-    before, batching.TOKENS_AT_ONCE = batching.TOKENS_AT_ONCE, bound
+    before, run_methods.TOKENS_AT_ONCE = run_methods.TOKENS_AT_ONCE, bound
     try:
         return vitreous.explain(model, images, METHODS)
     finally:
-        batching.TOKENS_AT_ONCE = before
+        run_methods.TOKENS_AT_ONCE = before
 
 
 def largest_difference(found: vitreous.Explanation, expected: vitreous.Explanation) -> float:

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from vitreous.cost import cost_of
 from vitreous.errors import VitreousError
-from vitreous.explaining import answer_with, find_recipes
+from vitreous.explaining import find_recipes
 from vitreous.inputs.model_input import Texts
 from vitreous.methods import list_methods
+from vitreous.run_methods import run_methods
 from vitreous.targets import find_targets
 
 SIZES = {
@@ -73,7 +74,7 @@ def jobs(model: nn.Module, texts: Texts, methods: Sequence[str]) -> Mapping[str,
         logits.gather(1, logits.argmax(1, keepdim=True)).sum().backward()
 
     def explain(spelling: str) -> Callable[[], object]:
-        return lambda: answer_with(
+        return lambda: run_methods(
             model, texts, find_recipes(spelling), lambda logits: find_targets(logits, None, None)
         )
 

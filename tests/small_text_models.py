@@ -10,8 +10,9 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 
-from vitreous.explaining import Answer, answer_with, find_recipes
+from vitreous.explaining import find_recipes
 from vitreous.inputs.model_input import Texts
+from vitreous.run_methods import RawResult, run_methods
 from vitreous.targets import find_targets
 
 PAD, CLS, SEP, MASK, UNKNOWN = range(5)
@@ -78,9 +79,9 @@ def texts(lengths: Sequence[int], tokens: int | None = None) -> Texts:
     return Texts(parts, torch.tensor(lengths), content, {"pad": PAD, "mask": MASK})
 
 
-def ask(model: nn.Module, given: Texts, methods: str | Sequence[str], target: object) -> Answer:
+def ask(model: nn.Module, given: Texts, methods: str | Sequence[str], target: object) -> RawResult:
     """What methods say of texts that need no tokenizer."""
-    return answer_with(model, given, find_recipes(methods), lambda logits: find_targets(logits, target, None))
+    return run_methods(model, given, find_recipes(methods), lambda logits: find_targets(logits, target, None))
 
 
 def logits_of(model: nn.Module, given: Texts) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 import vitreous
 from operations import count_operations
 from small_models import CLASSES, largest_difference, random_images, small_vit
-from vitreous import batching
-from vitreous.batching import batch_parts
+from vitreous import run_methods
 from vitreous.errors import InputError, TargetError, UnsupportedModelError
 from vitreous.methods import list_methods
+from vitreous.run_methods import batch_parts
 from vitreous.speed.timing import one_thread
 
 TOKENS = 17  # of one image of small_vit
@@ -39,7 +39,7 @@ def model():
 
 @pytest.fixture
 def two_at_once(monkeypatch):
-    monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 2 * TOKENS)
+    monkeypatch.setattr(run_methods, "TOKENS_AT_ONCE", 2 * TOKENS)
 
 
 def runs_of(model, job) -> list[int]:
@@ -69,7 +69,7 @@ def test_a_batch_that_fits_is_one_run(model):
 
 
 def test_an_image_larger_than_the_bound_is_run_alone(model, monkeypatch):
-    monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 3)
+    monkeypatch.setattr(run_methods, "TOKENS_AT_ONCE", 3)
     assert batch_parts(model, random_images(2)) == [slice(0, 1), slice(1, 2)]
 
 
@@ -83,7 +83,7 @@ def test_the_model_is_run_on_bounded_parts(model, monkeypatch):
     images = random_images(IMAGES)
     vitreous.explain(model, images, "gae")  # the first time, the patch grid is checked on other images
     assert runs_of(model, lambda: vitreous.explain(model, images, ["gae", "ixg"], topk=2)) == [IMAGES]
-    monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 2 * TOKENS)
+    monkeypatch.setattr(run_methods, "TOKENS_AT_ONCE", 2 * TOKENS)
     assert runs_of(model, lambda: vitreous.explain(model, images, ["gae", "ixg"], topk=2)) == [1, 2, 2]
 
 
@@ -92,7 +92,7 @@ def test_every_method_gives_the_numbers_of_one_run(model, monkeypatch, name):
     images, spelling = random_images(IMAGES), spelled(name)
     classes = torch.tensor([[number % CLASSES, (2 * number + 1) % CLASSES] for number in range(IMAGES)])
     whole = vitreous.explain(model, images, spelling, classes)
-    monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 2 * TOKENS)
+    monkeypatch.setattr(run_methods, "TOKENS_AT_ONCE", 2 * TOKENS)
     split = vitreous.explain(model, images, spelling, classes)
     assert split.scores[spelling].shape == whole.scores[spelling].shape
     assert largest_difference(split.scores[spelling], whole.scores[spelling]) < EXACT
@@ -107,7 +107,7 @@ def test_every_method_gives_the_numbers_of_one_run(model, monkeypatch, name):
 def test_targets_are_those_of_one_run(model, monkeypatch, asked):
     images = random_images(IMAGES)
     whole = vitreous.explain(model, images, ["gae", "rollout"], **asked)
-    monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 2 * TOKENS)
+    monkeypatch.setattr(run_methods, "TOKENS_AT_ONCE", 2 * TOKENS)
     split = vitreous.explain(model, images, ["gae", "rollout"], **asked)
     assert torch.equal(split.target, whole.target)
     for method in whole.methods:
@@ -119,7 +119,7 @@ def test_wrong_targets_are_refused_as_for_one_run(model, monkeypatch, target):
     images = random_images(IMAGES)
     with pytest.raises(TargetError) as whole:
         vitreous.explain(model, images, "gae", target)
-    monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 2 * TOKENS)
+    monkeypatch.setattr(run_methods, "TOKENS_AT_ONCE", 2 * TOKENS)
     with pytest.raises(TargetError) as split:
         vitreous.explain(model, images, "gae", target)
     assert str(split.value) == str(whole.value)
@@ -133,7 +133,7 @@ def test_memory_is_that_of_a_part(monkeypatch):
         return count_operations(model, images, lambda: vitreous.explain(model, images, "gae")).peak_bytes
 
     whole = peak()
-    monkeypatch.setattr(batching, "TOKENS_AT_ONCE", 2 * TOKENS)
+    monkeypatch.setattr(run_methods, "TOKENS_AT_ONCE", 2 * TOKENS)
     assert peak() < whole / 3  # a sixth, and what does not grow with the images of a run
 
 

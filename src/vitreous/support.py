@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import UnsupportedModelError
-from vitreous.explaining import answer_with, black_pixel, find_recipes, network_of, said_outputs
+from vitreous.explaining import black_pixel, declared_outputs, find_recipes, network_of
 from vitreous.method_trials import try_methods
 from vitreous.methods import list_methods
 from vitreous.models import LoadedModel
 from vitreous.outputs import scale_of
 from vitreous.pixels import Images, Model, find_model, find_pixels
+from vitreous.run_methods import RunSettings, run_methods
 from vitreous.spelling import Recipe
 from vitreous.tape import Needs, Plan, record
 from vitreous.tape.runner import EvaluationLimitReached, limited_evaluations
@@ -99,12 +100,13 @@ def supported_by(
             pass
     except UnsupportedModelError as error:  # of no method in particular: none of them has to be tried
         return Supported((), dict.fromkeys(by_spelling, str(error)))
-    black, outputs = black_pixel(loaded, first), said_outputs(loaded) or scale_of(network) or "logits"
+    outputs = declared_outputs(loaded) or scale_of(network) or "logits"
+    settings = RunSettings(black_pixel(loaded, first), outputs=outputs)
 
     def run(spellings: list[str]) -> None:
         some = [by_spelling[spelling] for spelling in spellings]
         with _a_few_evaluations():
-            answer_with(network, first, some, lambda logits: find_targets(logits, None, None), black, outputs=outputs)
+            run_methods(network, first, some, lambda logits: find_targets(logits, None, None), settings)
 
     # One that is stopped would stop those that it runs together with.
     groups = [[name for name, recipe in by_spelling.items() if not recipe.readout.runs_again]]

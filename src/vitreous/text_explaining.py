@@ -14,11 +14,12 @@ from vitreous.cautions import warn_caller
 from vitreous.class_names import class_indices
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError
-from vitreous.explaining import Answer, answer_in_portions, answer_with, find_recipes, run_allowed
+from vitreous.explaining import find_recipes, run_allowed
 from vitreous.models.hf_models import class_names_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.outputs import OutputActivation, check_outputs, given_outputs
 from vitreous.provenance import collect_provenance
+from vitreous.run_methods import RawResult, RunSettings, run_in_portions, run_methods
 from vitreous.spelling import Recipe
 from vitreous.tape.runner import ModelRunner
 from vitreous.targets import Target, Targets, find_targets, part_of
@@ -124,17 +125,17 @@ def _explain_read(
     family, reader, outputs = "", loaded.reader, loaded.outputs
     for batch in _batches(reader, read):
         wanted = part_of(target, batch.texts, len(read))
-        answer = _answer(
+        raw = _run(
             network,
             reader,
             batch,
             recipes,
-            lambda logits: batch.targets(logits, wanted, topk),  # noqa: B023 - asked at once
+            lambda logits: batch.targets(logits, wanted, topk),  # noqa: B023 - called at once
             outputs,
         )
-        family, outputs = answer.family, answer.scale
+        family, outputs = raw.family, raw.scale
         for place, number in enumerate(batch.texts):
-            results[number] = batch.result(reader, answer, place, read[number])
+            results[number] = batch.result(reader, raw, place, read[number])
     return [result for result in results if result is not None], family, outputs
 
 
@@ -171,11 +172,11 @@ class _Batch:
         chosen = find_targets(self.mean_logits(logits), target, topk)
         return Targets(chosen.classes[torch.tensor(self.owners, device=logits.device)], chosen.several)
 
-    def result(self, reader: Reader, answer: Answer, place: int, text: ReadText) -> Result:
+    def result(self, reader: Reader, raw: RawResult, place: int, text: ReadText) -> Result:
         """What the windows of one text say together."""
         windows = [row for row, owner in enumerate(self.owners) if owner == place]
         scores = {}
-        for spelling, maps in answer.scores.items():
+        for spelling, maps in raw.scores.items():
             total = maps.new_zeros(*maps.shape[1:-1], len(text.pieces))
             count = maps.new_zeros(len(text.pieces))
             for window in windows:
@@ -183,28 +184,28 @@ class _Batch:
                 total[..., inside] += reader.content_of(maps[window], len(self.rows[window]))
                 count[inside] += 1
             scores[spelling] = total / count
-        return Result(self.mean_logits(answer.logits)[place], answer.target[windows[0]], scores)
+        return Result(self.mean_logits(raw.logits)[place], raw.target[windows[0]], scores)
 
 
-def _answer(
+def _run(
     network: nn.Module,
     reader: Reader,
     batch: _Batch,
     recipes: list[Recipe],
     choose: Callable[[Tensor], Targets],
     outputs: OutputActivation | None,
-) -> Answer:
-    """What all methods say of every window of a batch.
+) -> RawResult:
+    """Run all methods on every window of a batch.
 
     The windows of a very long text are run a portion at a time, so that memory does not grow with the text. Which
-    classes to explain depends on all of its windows, so these are asked for their logits first.
+    classes to explain depends on all of its windows, so their logits are computed first.
     """
     portions = batch.portions
     if len(portions) == 1:
-        return answer_with(network, reader.inputs(batch.rows), recipes, choose, outputs=outputs)
+        return run_methods(network, reader.inputs(batch.rows), recipes, choose, RunSettings(outputs=outputs))
     windows = reader.inputs(batch.rows)
     targets = choose(ModelRunner(network, windows).logits(windows))
-    return answer_in_portions(network, windows, recipes, targets, portions, outputs=outputs)
+    return run_in_portions(network, windows, recipes, targets, portions, RunSettings(outputs=outputs))
 
 
 def _batches(reader: Reader, read: Sequence[ReadText]) -> Iterator[_Batch]:

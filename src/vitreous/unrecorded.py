@@ -1,28 +1,57 @@
-"""Methods that read only the runs they make themselves: with the class given, no other run is recorded for them."""
+"""Methods that read only runs of their own (Integrated Gradients, SmoothGrad): with the class given, nothing else runs.
+
+The logits are not needed then. They are computed when they are first read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from vitreous.deferred_logits import DeferredLogits, can_be_deferred
+from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.methods.integrated import InputProcedure
 from vitreous.methods.rerun import Unrecorded
 from vitreous.output_detection import find_outputs
 from vitreous.outputs import OutputActivation, in_unit_interval
+from vitreous.predicted import ExplanationError
 from vitreous.spelling import Recipe
 from vitreous.tape import Layout
 from vitreous.tape.runner import ModelRunner
 from vitreous.targets import Target, Targets, find_targets
+from vitreous.torch_state import leaves_torch_as_it_was
 
 _ANY_CLASSES = 2**31 - 1  # as many as no model has
 
 
+class DeferredLogits:
+    """The model's output for images, computed when it is first read."""
+
+    def __init__(self, network: nn.Module, runner: ModelRunner) -> None:
+        self._network, self._runner = network, runner
+        self._seen = list(_state(network, runner.images))
+
+    @leaves_torch_as_it_was
+    def compute(self) -> Tensor:
+        """Run the model, in evaluation mode, also where it has been switched to training since.
+
+        Raises:
+            ExplanationError: model or images were changed since they were explained.
+        """
+        if list(_state(self._network, self._runner.images)) != self._seen:
+            raise ExplanationError(
+                "the model or the images were changed after they were explained, before the logits were read: with a "
+                "target given these methods need no logits; read explanation.logits before you change the model"
+            )
+        return run_in_evaluation(
+            self._network, lambda network: self._runner.with_model(network).logits(self._runner.images)
+        )
+
+
 class Found(NamedTuple):
-    """What was found, see ``vitreous.explaining.Answer``."""
+    """What was found, see ``vitreous.run_methods.RawResult``."""
 
     logits: Tensor
     targets: Targets
@@ -32,7 +61,7 @@ class Found(NamedTuple):
     deferred: DeferredLogits | None
 
 
-def can_run_alone(network: nn.Module, images: Tensor, recipes: Sequence[Recipe]) -> bool:
+def can_run_unrecorded(network: nn.Module, images: Tensor, recipes: Sequence[Recipe]) -> bool:
     """Whether all methods read only runs that they make themselves, of other pixels, and logits can wait.
 
     Methods of users are given a recorded run, as they may read it and are checked by it.
@@ -46,7 +75,7 @@ def _reads_own_runs(recipe: Recipe) -> bool:
     return isinstance(recipe.readout, InputProcedure) and recipe.readout.at == "pixels"
 
 
-def run_alone(
+def run_unrecorded(
     network: nn.Module,
     images: Tensor,
     recipes: Sequence[Recipe],
@@ -102,3 +131,14 @@ def _scores(recipe: Recipe, seen: Unrecorded) -> tuple[Tensor, Tensor]:
         scores = recipe.readout.map(seen)
     assert seen.output is not None
     return scores.to(seen.output.dtype), seen.output
+
+
+def can_be_deferred(network: nn.Module, images: Tensor) -> bool:
+    """Whether it would show that a model or its images were changed in between."""
+    return not any(tensor.is_inference() for tensor in (*network.parameters(), *network.buffers(), images))
+
+
+def _state(network: nn.Module, images: Tensor) -> Iterator[tuple[int, int, torch.dtype]]:
+    """What changes with the numbers of a model or of images."""
+    for tensor in (*network.parameters(), *network.buffers(), images):
+        yield tensor.data_ptr(), tensor._version, tensor.dtype  # noqa: SLF001 - torch documents it for this purpose

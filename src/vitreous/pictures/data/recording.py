@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vitreous.architecture import find_architecture
-from vitreous.explaining import black_pixel, network_of, said_outputs, stage_of
+from vitreous.explaining import black_pixel, declared_outputs, network_of, stage_of
 from vitreous.methods import View
 from vitreous.models import LoadedModel
 from vitreous.output_detection import find_outputs
@@ -26,7 +26,7 @@ def open_runner(model: nn.Module | LoadedModel, images: Images) -> ModelRunner:
     network = network_of(model)
     pixels, _ = find_pixels(model, network, images)
     black = black_pixel(model, pixels)
-    return ModelRunner(network, pixels, black=black, outputs=said_outputs(model), stage=stage_of(model))
+    return ModelRunner(network, pixels, black=black, outputs=declared_outputs(model), stage=stage_of(model))
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, tar
     architecture = find_architecture(network, pixels, stage_of(model))
     needs = recipe.needs(architecture.depth)
     with record(network, architecture, pixels, Plan(architecture.depth, needs)) as tape:
-        outputs = find_outputs(network, pixels, tape.logits, said_outputs(model) or architecture.scale)
+        outputs = find_outputs(network, pixels, tape.logits, declared_outputs(model) or architecture.scale)
         tape.architecture = with_outputs(tape.architecture, outputs)
         classes = find_targets(tape.logits, target, None).classes[:, 0]
         gradients = {backward: tape.backward(backward, classes, part) for backward, part in needs.gradients.items()}

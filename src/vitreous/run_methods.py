@@ -1,0 +1,311 @@
+"""Running methods on one batch: one recorded forward pass, and one backward pass per rule, for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.architecture import find_architecture
+from vitreous.errors import RefusedMethodsError, TargetError, UnsupportedModelError
+from vitreous.inputs.model_input import Inputs, Rows, Texts
+from vitreous.methods import View, list_methods
+from vitreous.output_detection import find_outputs
+from vitreous.outputs import OutputActivation, with_outputs
+from vitreous.spelling import Recipe, parse
+from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
+from vitreous.tape.diagnosis import missing_part
+from vitreous.tape.relevance_listener import NOT_FOLLOWED
+from vitreous.tape.runner import ModelRunner
+from vitreous.targets import Target, Targets, find_targets
+from vitreous.unrecorded import DeferredLogits, can_run_unrecorded, run_unrecorded
+
+# Tokens of all images of one recorded run: 16 images of 224 x 224 pixels in patches of 16 x 16. Memory grows with the
+# images of a run, time per image no longer falls: see benchmarks/large_batches.py.
+TOKENS_AT_ONCE = 16 * 200
+_SMALL_PATCH = 8 * 8  # pixels; smaller patches are rare
+
+
+class RawResult(NamedTuple):
+    """The scores of all methods for one batch.
+
+    Attributes:
+        logits: the model's output, (batch, classes).
+        targets: the classes that were explained.
+        layout: patch grid and prefix tokens.
+        scores: by spelling, (batch, k, patches), or (batch, patches) for one class per image.
+        family: the model's class.
+        scale: what the outputs are; ``None`` for logits of which nothing more is known.
+        deferred: computes the logits where no method has needed them; ``logits`` then only has their shape.
+    """
+
+    logits: Tensor
+    targets: Targets
+    layout: Layout
+    scores: dict[str, Tensor]
+    family: str
+    scale: OutputActivation | None
+    deferred: DeferredLogits | None = None
+
+    @property
+    def target(self) -> Tensor:
+        """The classes in the shape in which the caller gave them: (batch, k) or (batch,)."""
+        return self.targets.classes if self.targets.several else self.targets.classes[:, 0]
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How a model is run.
+
+    Attributes:
+        black: what the model gets for a black pixel, where that is known.
+        bare: the model in another form (compiled), for evaluations of which nothing is recorded.
+        outputs: what the model's outputs are, where that is known.
+        stage: which stage of the residual stream is read, where there are several.
+    """
+
+    black: Tensor | None = None
+    bare: Callable[..., Any] | None = None
+    outputs: OutputActivation | None = None
+    stage: int | None = None
+
+
+def run_on_images(
+    network: nn.Module,
+    images: Tensor,
+    recipes: list[Recipe],
+    target: Target,
+    topk: int | None,
+    settings: RunSettings,
+) -> RawResult:
+    """Run all methods on images, as many in one recorded run as bounded memory allows.
+
+    No image's scores depend on the others, so the results are those of one run, up to the rounding of matrix products
+    of another size.
+    """
+
+    def run(rows: slice, outputs: OutputActivation | None) -> RawResult:
+        def choose(logits: Tensor) -> Targets:
+            if target is None or topk is not None:
+                return find_targets(logits, target, topk)
+            # Given classes are checked for all images together; only the number of classes is needed for that.
+            classes, several = find_targets(logits[:1].expand(len(images), -1), target, None)
+            return Targets(classes[rows], several)
+
+        return run_methods(network, images[rows], recipes, choose, replace(settings, outputs=outputs))
+
+    parts = batch_parts(network, images)
+    if target is not None and topk is None and can_run_unrecorded(network, images, recipes):
+        # What is refused here is refused by a recorded run as well, with the reason.
+        with suppress(TargetError, UnsupportedModelError):
+            found = run_unrecorded(
+                network,
+                images,
+                recipes,
+                target,
+                settings.black,
+                parts,
+                outputs=settings.outputs,
+                stage=settings.stage,
+            )
+            return RawResult(**found._asdict(), family=type(network).__name__)
+    results = [run(parts[0], settings.outputs)]
+    # All parts are read as the first one's outputs were recognised.
+    results += [run(rows, results[0].scale or "logits") for rows in parts[1:]]
+    return _concatenated(results)
+
+
+def run_methods(
+    network: nn.Module,
+    inputs: Inputs,
+    recipes: list[Recipe],
+    choose: Callable[[Tensor], Targets],
+    settings: RunSettings = RunSettings(),  # noqa: B008 - frozen
+) -> RawResult:
+    """Run all methods on images or texts, in one forward pass and one backward pass per rule.
+
+    Args:
+        network: the model.
+        inputs: its input.
+        recipes: the methods.
+        choose: which classes to explain, given the logits.
+        settings: how the model is run.
+    """
+    architecture = find_architecture(network, inputs, settings.stage)
+    needs = {recipe.spelling: recipe.needs(architecture.depth) for recipe in recipes}
+    with record(network, architecture, inputs, Plan(architecture.depth, unite(needs.values()))) as tape:
+        # Only now: which parts a model has shows in its run, and no method is listed as working that would then fail.
+        _refuse_unserved(tape, recipes, needs)
+        outputs = find_outputs(network, inputs, tape.logits, settings.outputs or architecture.scale)
+        tape.architecture = architecture = with_outputs(tape.architecture, outputs)
+        targets = choose(tape.logits)
+        if tape.layout.alike or len(inputs) == 1:
+            runner = ModelRunner(
+                network,
+                inputs,
+                targets.classes,
+                settings.black,
+                _architecture=tape.architecture,
+                _layout=tape.layout,
+                _bare=settings.bare,
+            )
+            scores = _scores(tape, runner, recipes, needs, targets.classes)
+            shaped = {name: maps if targets.several else maps[:, 0] for name, maps in scores.items()}
+            return RawResult(tape.logits, targets, tape.layout, shaped, architecture.name, architecture.scale)
+    # The head reads other tokens of each image, so that no row of a matrix is every image's.
+    one_by_one = [slice(image, image + 1) for image in range(len(inputs))]
+    return run_in_portions(
+        network, inputs, recipes, targets, one_by_one, replace(settings, outputs=outputs or "logits")
+    )
+
+
+def run_in_portions(
+    network: nn.Module,
+    inputs: Inputs,
+    recipes: list[Recipe],
+    targets: Targets,
+    portions: Sequence[Rows],
+    settings: RunSettings,
+) -> RawResult:
+    """Run all methods on some images or texts after the others, and concatenate the results."""
+    classes, several = targets
+
+    def run(rows: Rows) -> RawResult:
+        some = Targets(classes[rows], several)
+        return run_methods(network, inputs[rows], recipes, lambda _logits: some, settings)
+
+    return _concatenated([run(rows) for rows in portions])
+
+
+def _concatenated(results: Sequence[RawResult]) -> RawResult:
+    first = results[0]
+    if len(results) == 1:
+        return first
+    return first._replace(
+        logits=torch.cat([part.logits for part in results]),
+        targets=first.targets._replace(classes=torch.cat([part.targets.classes for part in results])),
+        scores={name: torch.cat([part.scores[name] for part in results]) for name in first.scores},
+    )
+
+
+def batch_parts(network: nn.Module, images: Tensor) -> list[slice]:
+    """Divide a batch into parts of nearly equal size, each small enough for one recorded run."""
+    count = len(images)
+    if count * images[0, 0].numel() <= TOKENS_AT_ONCE * _SMALL_PATCH:
+        return [slice(0, count)]
+    tokens = max(stage.tokens for stage in find_architecture(network, images).stages)
+    parts = -(-count // max(1, TOKENS_AT_ONCE // tokens))
+    bounds = [count * part // parts for part in range(parts + 1)]
+    return [slice(start, end) for start, end in pairwise(bounds)]
+
+
+def _refuse_unserved(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs]) -> None:
+    """Refuse methods that need a part which the model's blocks do not have, and say which methods do not."""
+    missing = {recipe.spelling: missing_part(tape, needs[recipe.spelling]) for recipe in recipes}
+    reasons = {spelling: reason for spelling, reason in missing.items() if reason is not None}
+    if reasons:
+        refused = next(iter(reasons))
+        found = {info.name: missing_part(tape, parse(info.name).needs(tape.depth)) for info in list_methods()}
+        serving = [name for name, reason in found.items() if reason is None]
+        # Relevance is recorded only where a method needs it: whether these methods work is not known from this run.
+        open_ones = [name for name, reason in found.items() if reason == NOT_FOLLOWED]
+        untried = f"Methods that were not tried: {', '.join(open_ones)}. " if open_ones else ""
+        raise RefusedMethodsError(
+            f"{refused} cannot explain {tape.architecture.name}: {reasons[refused]}. {untried}"
+            f"Methods that work on it: {', '.join(serving) or 'none'}",
+            reasons,
+        )
+
+
+def _scores(
+    tape: Tape, runner: ModelRunner, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor
+) -> dict[str, Tensor]:
+    """Scores (batch, k, patches) of every method, one backward pass per rule, objective and target."""
+    found: dict[str, list[Tensor]] = {recipe.spelling: [] for recipe in recipes}
+    groups = unpadded_groups(tape, runner)
+    for number, target in enumerate(targets.unbind(dim=1)):
+        # A method whose map does not depend on the class runs once.
+        chosen = [recipe for recipe in recipes if number == 0 or recipe.info.class_specific]
+        for spelling, scores in _scores_of_one_target(tape, groups, chosen, needs, target):
+            found[spelling].append(scores)
+    count = targets.shape[1]
+    return {
+        name: torch.stack(maps, dim=1) if len(maps) == count else maps[0][:, None].expand(-1, count, -1).clone()
+        for name, maps in found.items()
+    }
+
+
+def _scores_of_one_target(
+    tape: Tape, groups: list[UnpaddedGroup], recipes: list[Recipe], needs: dict[str, Needs], target: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """Run every method as soon as its backward passes are done, and drop gradients that no other method needs."""
+    waiting = {recipe.spelling: recipe for recipe in recipes}
+    gradients: dict[Pass, Gradients] = {}
+    passes = unite(needs[spelling] for spelling in waiting).gradients
+    for backward in (None, *passes):
+        if backward is not None:
+            gradients[backward] = tape.backward(backward, target, passes[backward])
+        ready = [spelling for spelling in waiting if needs[spelling].gradients.keys() <= gradients.keys()]
+        # A caller's autocast is for the model's run, not for reading it.
+        with torch.autocast(target.device.type, enabled=False):
+            views = [(group, group.view(gradients, target)) for group in groups] if ready else []
+            patches = tape.layout.patches
+            scores = {spelling: scores_of(waiting.pop(spelling), views, len(target), patches) for spelling in ready}
+        yield from scores.items()
+        awaited = {each for spelling in waiting for each in needs[spelling].gradients}
+        gradients = {each: found for each, found in gradients.items() if each in awaited}
+
+
+# Padding --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UnpaddedGroup:
+    """The texts of a batch that have one length, without their padding; or all images.
+
+    No token attends to padding, so the model's numbers do not depend on it; but a mean over tokens, a softmax over them
+    or a rollout would. So every method reads texts as if they had been run without padding.
+
+    Attributes:
+        rows: which rows of the batch; ``None`` for all of them.
+        tape: their run.
+        runner: the model with their input.
+    """
+
+    rows: Tensor | None
+    tape: Tape
+    runner: ModelRunner
+
+    def view(self, gradients: Mapping[Pass, Gradients], target: Tensor) -> View:
+        """What a method sees of them; gradients and target are those of the whole batch."""
+        if self.rows is None:
+            return View(self.tape, gradients, target, self.runner)
+        cut = {backward: found.cut(self.rows, self.tape.layout.tokens) for backward, found in gradients.items()}
+        return View(self.tape, cut, target[self.rows], self.runner)
+
+
+def unpadded_groups(tape: Tape, runner: ModelRunner) -> list[UnpaddedGroup]:
+    """All rows of a batch, in as few groups as have no padding inside."""
+    texts = runner.inputs
+    if not isinstance(texts, Texts) or bool((texts.lengths == texts.tokens).all()):
+        return [UnpaddedGroup(None, tape, runner)]
+    return [UnpaddedGroup(rows, tape.cut(rows, length), runner.cut(rows, length)) for length, rows in texts.by_length()]
+
+
+def scores_of(recipe: Recipe, views: Iterable[tuple[UnpaddedGroup, View]], batch: int, patches: int) -> Tensor:
+    """Scores of a method, (batch, patches), or of all pixels; 0 for padding."""
+    whole: Tensor | None = None
+    for group, view in views:
+        scores = recipe.scores(view)
+        if group.rows is None:
+            return scores
+        if whole is None:
+            whole = scores.new_zeros(batch, patches)
+        whole[group.rows, : scores.shape[1]] = scores
+    assert whole is not None
+    return whole
