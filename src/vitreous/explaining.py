@@ -16,7 +16,7 @@ from vitreous.errors import InputError, MethodError
 from vitreous.explanation import Explanation, with_deferred_logits
 from vitreous.method_trials import try_methods
 from vitreous.models import LoadedModel, Preprocessing
-from vitreous.models.brought import known_class_names
+from vitreous.models.wrap_model import known_class_names
 from vitreous.outputs import OutputActivation, check_outputs, scale_of
 from vitreous.pictures.input_pictures import InputPictures, input_pictures
 from vitreous.pixels import Images, Model, find_model, find_pixels

@@ -16,7 +16,7 @@ from vitreous.error_boundary import errors_as
 from vitreous.errors import InputError, ModelError
 from vitreous.images import read_image
 from vitreous.models import LoadedModel, load_model
-from vitreous.models.brought import Pair, described, paired
+from vitreous.models.wrap_model import Pair, infer_preprocessing, model_with_processor
 from vitreous.plain_tensors import holds_no_numbers, special_kind
 
 Picture = Image.Image | str | Path | NDArray[np.uint8]
@@ -29,10 +29,10 @@ def find_model(model: Model, images: Images | None) -> LoadedModel | nn.Module:
     if isinstance(model, str):
         return load_model(model)
     if isinstance(model, tuple):
-        return paired(model)
+        return model_with_processor(model)
     if isinstance(model, LoadedModel) or isinstance(images, Tensor):  # a tensor was prepared by the caller
         return model
-    return described(model) or model
+    return infer_preprocessing(model) or model
 
 
 def find_pixels(

@@ -39,8 +39,8 @@ from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import ModelError
 from vitreous.inputs.model_input import Inputs
 from vitreous.models import LoadedModel
-from vitreous.models.brought import Pair, described
 from vitreous.models.text_models import LoadedTextModel
+from vitreous.models.wrap_model import Pair, infer_preprocessing
 from vitreous.output_detection import find_outputs
 from vitreous.outputs import OutputActivation, check_outputs, given_outputs, scale_of, settled_outputs
 from vitreous.paths import expanded
@@ -213,7 +213,7 @@ def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
             "model must be a name, an nn.Module, a LoadedModel, a LoadedTextModel, (model, image processor) or "
             f"(model, tokenizer), not {type(model).__name__}"
         )
-    found = described(model)
+    found = infer_preprocessing(model)
     if found is None:
         raise ModelError(
             f"it is not known how photos become the input of {type(model).__name__}: give (model, image processor) or "

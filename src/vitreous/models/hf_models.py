@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vitreous.cautions import warn_caller
 from vitreous.errors import MissingDependencyError, ModelError
 from vitreous.models import hub
-from vitreous.models.checkpoint_folder import check_folder, check_sizes
+from vitreous.models.checkpoints import check_folder, check_sizes
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, as_image_size, check_patches, from_processor
 from vitreous.paths import expanded

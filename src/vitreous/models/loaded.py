@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch import nn
 
+from vitreous.errors import ModelError
 from vitreous.models.fingerprint import kept_fingerprint_of
+from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from vitreous.models.preprocessing import Preprocessing
     from vitreous.outputs import OutputActivation
@@ -48,3 +51,20 @@ class LoadedModel:
     def fingerprint(self) -> str:
         """The sha256 of its parts, their settings and all weights; worked out again when a weight was written to."""
         return kept_fingerprint_of(self.model)
+
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def put_on(device: str | torch.device, network: Network) -> Network:
+    """Move a network to a device.
+
+    Raises:
+        ModelError: torch does not know the device, or this machine does not have it.
+    """
+    try:
+        if torch.device(device).type == "meta":
+            raise ModelError("the device meta cannot be used: it holds shapes and no numbers")
+        return network.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch says it like this where CUDA is not compiled in
+        raise ModelError(f"the device {device!s} cannot be used: {reason_of(error)}") from error

@@ -9,8 +9,7 @@ import torch
 
 from vitreous.error_boundary import errors_as
 from vitreous.errors import ModelError
-from vitreous.models.loaded import LoadedModel
-from vitreous.models.placing import put_on
+from vitreous.models.loaded import LoadedModel, put_on
 from vitreous.models.preprocessing import as_image_size
 
 if TYPE_CHECKING:

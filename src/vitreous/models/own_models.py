@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from vitreous.errors import ModelError, VitreousError
-from vitreous.models.brought import described, own_class_names
 from vitreous.models.checkpoints import load_strictly, read_checkpoint
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, as_image_size
+from vitreous.models.wrap_model import infer_preprocessing, own_class_names
 from vitreous.paths import expanded
 from vitreous.reason import reason_of
 from vitreous.source_code import source_hash
@@ -101,7 +101,7 @@ def _preprocessing(
     size = image_size or getattr(model, "image_size", None)
     mean = getattr(model, "mean", None) if mean is None else mean
     std = getattr(model, "std", None) if std is None else std
-    if brought := described(model):  # timm's configuration, where attributes do not say otherwise
+    if brought := infer_preprocessing(model):  # timm's configuration, where attributes do not say otherwise
         return brought.preprocessing.override(mean=mean, std=std, image_size=size)
     wanted = (("--image-size", "image_size", size), ("--mean", "mean", mean), ("--std", "std", std))
     missing = [(option, attribute) for option, attribute, value in wanted if value is None]

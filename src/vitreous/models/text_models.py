@@ -11,7 +11,7 @@ from vitreous.errors import ModelError
 from vitreous.inputs.model_input import Texts
 from vitreous.models.fingerprint import kept_fingerprint_of
 from vitreous.models.hf_models import architecture_of, class_names_of, load_network, place_of, transformers_library
-from vitreous.models.placing import put_on
+from vitreous.models.loaded import put_on
 from vitreous.reason import reason_of
 from vitreous.texts import Reader, knows_no_words
 

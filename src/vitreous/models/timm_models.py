@@ -14,8 +14,7 @@ from torch import nn
 from vitreous.close_match import close_match
 from vitreous.errors import ModelError
 from vitreous.models import hub
-from vitreous.models.checkpoint_folder import MOST_CLASSES, check_folder
-from vitreous.models.checkpoints import load_strictly, read_checkpoint, without_prefixes
+from vitreous.models.checkpoints import MOST_CLASSES, check_folder, load_strictly, read_checkpoint, without_prefixes
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import check_patches, from_timm
 from vitreous.paths import expanded

@@ -18,7 +18,7 @@ Pair = tuple[nn.Module, Any]
 _TORCHVISION_SETTINGS = ("crop_size", "resize_size", "mean", "std", "interpolation")
 
 
-def described(model: nn.Module | Pair) -> LoadedModel | None:
+def infer_preprocessing(model: nn.Module | Pair) -> LoadedModel | None:
     """Give a network as it is, with its preprocessing, or None where nobody says how photos become its input.
 
     Args:
@@ -31,7 +31,7 @@ def described(model: nn.Module | Pair) -> LoadedModel | None:
         ModelError: What says it is not valid.
     """
     if isinstance(model, tuple):
-        return paired(model)
+        return model_with_processor(model)
     with errors_as(ModelError, f"how photos become the input of {type(model).__name__} cannot be read"):
         return _self_described(model)
 
@@ -58,12 +58,12 @@ def known_class_names(model: LoadedModel | nn.Module) -> tuple[str, ...] | None:
     if isinstance(model, LoadedModel):
         return model.class_names
     names = own_class_names(model)
-    if names is None and (found := described(model)) is not None:
+    if names is None and (found := infer_preprocessing(model)) is not None:
         return found.class_names
     return names
 
 
-def paired(pair: Pair) -> LoadedModel:
+def model_with_processor(pair: Pair) -> LoadedModel:
     """Give the network of a pair as it is, with the preprocessing that the other one says.
 
     Raises:
