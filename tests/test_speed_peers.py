@@ -16,7 +16,7 @@ from torch import nn
 from small_models import random_images, small_vit
 from vitreous.errors import MissingDependencyError
 from vitreous.speed import measure_speed
-from vitreous.speed.peers import PEERS, Answer, Peer, find_peers, usual_spellings
+from vitreous.speed.peers import PEERS, Peer, PeerMethod, find_peers, usual_spellings
 from vitreous.speed.probing import agreement_of
 from vitreous.speed.timing import one_thread
 from vitreous.spelling import parse
@@ -89,11 +89,11 @@ def test_a_peer_with_another_map_is_reported_and_not_timed(model, images, monkey
         pytest.skip(captum.problem)
     runs = []
 
-    def one_block_too_high(scene):
+    def one_block_too_high(given):
         runs.append(1)
-        return captum.answer_to("ixg:layer=1")(scene)
+        return captum.method_for("ixg:layer=1")(given)
 
-    monkeypatch.setitem(PEERS, "captum", replace(captum, answers=(Answer(("ixg",), one_block_too_high),)))
+    monkeypatch.setitem(PEERS, "captum", replace(captum, methods=(PeerMethod(("ixg",), one_block_too_high),)))
     ours, theirs = measure_speed(model, images, "ixg", repeats=3, peers=["captum"])
     assert ours.ratio_forward > 0
     assert not theirs.agreement.agrees
@@ -116,15 +116,15 @@ def broken(_scene):
     raise RuntimeError("no such layer")
 
 
-def wrong_shape(scene):
-    return scene.images.sum(dim=1)
+def wrong_shape(given):
+    return given.images.sum(dim=1)
 
 
 @pytest.mark.parametrize(
     ("explain", "reason"), [(broken, "RuntimeError: no such layer"), (wrong_shape, r"shape \(3, 32, 32\)")]
 )
 def test_a_peer_that_fails_is_reported(model, images, monkeypatch, explain, reason):
-    monkeypatch.setitem(PEERS, "other", Peer("other", object, (Answer(("ixg",), explain),), ()))
+    monkeypatch.setitem(PEERS, "other", Peer("other", object, (PeerMethod(("ixg",), explain),), ()))
     ours, theirs = measure_speed(model, images, "ixg", repeats=1, peers=["other"])
     assert ours.reason is None
     assert re.search(reason, theirs.reason)
@@ -135,7 +135,7 @@ def absent():
 
 
 def test_a_peer_that_is_not_installed(model, images, monkeypatch):
-    monkeypatch.setitem(PEERS, "absent", Peer("absent", absent, (Answer(("ixg",), broken),), (), apart=True))
+    monkeypatch.setitem(PEERS, "absent", Peer("absent", absent, (PeerMethod(("ixg",), broken),), (), apart=True))
     with pytest.raises(MissingDependencyError, match=r"vitreous\[peers\].*--no-deps absent"):
         find_peers(["absent"])
     monkeypatch.setitem(PEERS, "here", Peer("here", object, (), ()))
@@ -163,19 +163,19 @@ def test_peers_are_not_imported_unless_they_are_asked_for():
 
 def test_spellings_with_numbers():
     seen = []
-    answer = Answer(("ixg", "ixg:layer={layer}"), lambda scene, layer=0: seen.append(layer))
+    answer = PeerMethod(("ixg", "ixg:layer={layer}"), lambda given, layer=0: seen.append(layer))
     for spelling in ("ixg", "ixg:layer=3", "ixg:layer=-1"):
-        answer.to(spelling)(None)
+        answer.match(spelling)(None)
     assert seen == [0, 3, -1]
-    assert answer.to("ixg:layer=3,rule=libra") is None
-    assert answer.to("ixg.plus") is None
+    assert answer.match("ixg:layer=3,rule=libra") is None
+    assert answer.match("ixg.plus") is None
 
 
 def test_what_peers_show_can_be_spelled_and_is_theirs():
     for peer in PEERS.values():
         for spelling in peer.usual:
             assert parse(spelling)
-            assert peer.answer_to(spelling) is not None
+            assert peer.method_for(spelling) is not None
     assert len(usual_spellings([*PEERS.values(), *PEERS.values()])) == len(usual_spellings(list(PEERS.values())))
 
 

@@ -17,7 +17,7 @@ from vitreous.explaining import explain, find_recipes, network_of
 from vitreous.method_trials import refusal_reason
 from vitreous.models import LoadedModel
 from vitreous.pixels import Images, Model, find_model, find_pixels
-from vitreous.speed.peers import Peer, Scene, find_peers
+from vitreous.speed.peers import Peer, PeerInput, find_peers
 from vitreous.speed.probing import Probe, Prober, agreement_of
 from vitreous.speed.rows import Agreement, SpeedRow, ratio_of
 from vitreous.speed.timing import Job, one_thread, time_in_turn
@@ -134,14 +134,14 @@ class _Bench:
         runner = ModelRunner(plain.network, plain.images)
         with suppress(UnsupportedModelError):  # a model is asked once whether its patches can be dropped
             runner.logits_of_kept(plain.images[:1], torch.zeros((1, 1), dtype=torch.int64))
-        self._scene = Scene(plain.network, plain.architecture, plain.images, plain.target, runner.layout)
+        self._scene = PeerInput(plain.network, plain.architecture, plain.images, plain.target, runner.layout)
 
     def entries_of(self, recipe: Recipe, peers: Sequence[Peer]) -> list[_Entry]:
         """A method, and the peers that have it."""
         ours = self.own_entry(recipe.spelling, [recipe])
         if ours.probe is None:
             return [ours]
-        having = [peer for peer in peers if peer.answer_to(recipe.spelling)]
+        having = [peer for peer in peers if peer.method_for(recipe.spelling)]
         return [ours, *(self._peer_entry(peer, recipe.spelling, ours) for peer in having)]
 
     def own_entry(self, name: str, recipes: Sequence[Recipe]) -> _Entry:
@@ -165,7 +165,7 @@ class _Bench:
     def _peer_entry(self, peer: Peer, spelling: str, ours: _Entry) -> _Entry:
         """The same by a peer, whose map is compared with ours first."""
         self._notice(f"{spelling} by {peer.name}")
-        answer, row = peer.answer_to(spelling), SpeedRow(spelling, peer=peer.name)
+        answer, row = peer.method_for(spelling), SpeedRow(spelling, peer=peer.name)
         assert answer is not None
         assert ours.probe is not None
         if peer.problem:

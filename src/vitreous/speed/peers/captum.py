@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitreous.methods.masks import independent, patch_of_pixel, seeded
 from vitreous.methods.pixel_maps import patch_sums
-from vitreous.speed.peers.peer import Answer, Peer, Scene
+from vitreous.speed.peers.peer import Peer, PeerInput, PeerMethod
 
 # As many images at once as our own methods run, see ``vitreous.tape.runner``.
 _RECORDED_AT_ONCE = 8
@@ -26,41 +26,41 @@ def load() -> Any:
     return captum.attr
 
 
-def input_x_gradient(scene: Scene, layer: int = 0) -> Tensor:
+def input_x_gradient(given: PeerInput, layer: int = 0) -> Tensor:
     """Token x gradient, summed over channels."""
-    explainer = load().LayerGradientXActivation(scene.model, scene.block(layer))
-    attributions = explainer.attribute(scene.images, target=scene.target, attribute_to_layer_input=True)
-    return scene.patches(attributions.sum(dim=-1))
+    explainer = load().LayerGradientXActivation(given.model, given.block(layer))
+    attributions = explainer.attribute(given.images, target=given.target, attribute_to_layer_input=True)
+    return given.patches(attributions.sum(dim=-1))
 
 
-def integrated_gradients(scene: Scene, steps: int = 50) -> Tensor:
+def integrated_gradients(given: PeerInput, steps: int = 50) -> Tensor:
     """Over pixels, by Gauss-Legendre."""
-    explainer = load().IntegratedGradients(scene.model)
-    return _per_patch(scene, _integrated(explainer, scene, steps))
+    explainer = load().IntegratedGradients(given.model)
+    return _per_patch(given, _integrated(explainer, given, steps))
 
 
-def integrated_gradients_of_tokens(scene: Scene, steps: int = 50) -> Tensor:
+def integrated_gradients_of_tokens(given: PeerInput, steps: int = 50) -> Tensor:
     """Over the first block's tokens."""
-    explainer = load().LayerIntegratedGradients(scene.model, scene.block(0))
-    attributions = _integrated(explainer, scene, steps, attribute_to_layer_input=True)
-    return scene.patches(attributions.sum(dim=-1))
+    explainer = load().LayerIntegratedGradients(given.model, given.block(0))
+    attributions = _integrated(explainer, given, steps, attribute_to_layer_input=True)
+    return given.patches(attributions.sum(dim=-1))
 
 
-def smoothgrad(scene: Scene, samples: int = 50) -> Tensor:
+def smoothgrad(given: PeerInput, samples: int = 50) -> Tensor:
     """The mean gradient over noisy pixels, with the noise that our method draws."""
-    captum, images = load(), scene.images
+    captum, images = load(), given.images
     at_once = max(1, _RECORDED_AT_ONCE // len(images))
     with _our_noise(images, samples, at_once):
-        mean = captum.NoiseTunnel(captum.Saliency(scene.model)).attribute(
+        mean = captum.NoiseTunnel(captum.Saliency(given.model)).attribute(
             images,
             nt_type="smoothgrad",
             nt_samples=samples,
             nt_samples_batch_size=at_once,
             stdevs=1.0,
-            target=scene.target,
+            target=given.target,
             abs=False,
         )
-    return _per_patch(scene, mean.abs())
+    return _per_patch(given, mean.abs())
 
 
 @contextmanager
@@ -86,32 +86,32 @@ def _our_noise(images: Tensor, samples: int, at_once: int) -> Iterator[None]:
         torch.normal = original
 
 
-def occlusion(scene: Scene, window: int = 1, stride: int = 1) -> Tensor:
+def occlusion(given: PeerInput, window: int = 1, stride: int = 1) -> Tensor:
     """What the logit loses when a square of patches is painted with 0."""
-    height, width = (edge // cells for edge, cells in zip(scene.images.shape[2:], scene.layout.grid, strict=True))
+    height, width = (edge // cells for edge, cells in zip(given.images.shape[2:], given.layout.grid, strict=True))
     with torch.no_grad():
         pixels: Tensor = (
             load()
-            .Occlusion(scene.model)
+            .Occlusion(given.model)
             .attribute(
-                scene.images,
+                given.images,
                 sliding_window_shapes=(3, height * window, width * window),
                 strides=(3, height * stride, width * stride),
-                target=scene.target,
-                perturbations_per_eval=max(1, _BARE_AT_ONCE // len(scene.images)),
+                target=given.target,
+                perturbations_per_eval=max(1, _BARE_AT_ONCE // len(given.images)),
             )
         )
     # captum repeats a window's value on its pixels
     return pixels[:, 0, ::height, ::width].flatten(1)
 
 
-def lime(scene: Scene, budget: int = 1000) -> Tensor:
+def lime(given: PeerInput, budget: int = 1000) -> Tensor:
     """A ridge regression on the sets of patches that our method draws; captum explains one image at a time."""
     from captum._utils.models.linear_model import SkLearnRidge  # noqa: PLC0415
 
-    captum, patches = load(), scene.layout.patches
-    kept = independent(budget, patches, seeded(0)).to(scene.images)
-    pixels = patch_of_pixel(scene.layout.grid, _size(scene), scene.layout.geometry).view(_size(scene))
+    captum, patches = load(), given.layout.patches
+    kept = independent(budget, patches, seeded(0)).to(given.images)
+    pixels = patch_of_pixel(given.layout.grid, _size(given), given.layout.geometry).view(_size(given))
 
     def similarity(_: Tensor, __: Tensor, sample: Tensor, **___: Any) -> float:
         distance = 1 - float(sample.mean()) ** 0.5  # the cosine of k patches and all is k / sqrt(k patches)
@@ -120,7 +120,7 @@ def lime(scene: Scene, budget: int = 1000) -> Tensor:
     def explain(image: Tensor, target: int) -> Tensor:
         sets = iter([torch.ones_like(kept[0]), *kept])
         peer = captum.LimeBase(
-            scene.model,
+            given.model,
             interpretable_model=SkLearnRidge(alpha=1.0),
             similarity_func=similarity,
             perturb_func=lambda *_, **__: next(sets)[None],
@@ -134,15 +134,15 @@ def lime(scene: Scene, budget: int = 1000) -> Tensor:
             )
         return found[0]
 
-    return torch.stack([explain(image, int(target)) for image, target in zip(scene.images, scene.target, strict=True)])
+    return torch.stack([explain(image, int(target)) for image, target in zip(given.images, given.target, strict=True)])
 
 
-def kernel_shap(scene: Scene, budget: int = 1000) -> Tensor:
+def kernel_shap(given: PeerInput, budget: int = 1000) -> Tensor:
     """Shapley values from sets that captum draws itself, one image at a time."""
-    explainer = load().KernelShap(scene.model)
-    height, width = (edge // cells for edge, cells in zip(scene.images.shape[2:], scene.layout.grid, strict=True))
-    patches = patch_of_pixel(scene.layout.grid, _size(scene), scene.layout.geometry)
-    numbers = patches.view(1, 1, *_size(scene)).expand(1, 3, -1, -1)
+    explainer = load().KernelShap(given.model)
+    height, width = (edge // cells for edge, cells in zip(given.images.shape[2:], given.layout.grid, strict=True))
+    patches = patch_of_pixel(given.layout.grid, _size(given), given.layout.geometry)
+    numbers = patches.view(1, 1, *_size(given)).expand(1, 3, -1, -1)
 
     def explain(image: Tensor, target: int) -> Tensor:
         with torch.no_grad():
@@ -155,42 +155,42 @@ def kernel_shap(scene: Scene, budget: int = 1000) -> Tensor:
             )
         return found[0, 0, ::height, ::width].flatten()
 
-    return torch.stack([explain(image, int(target)) for image, target in zip(scene.images, scene.target, strict=True)])
+    return torch.stack([explain(image, int(target)) for image, target in zip(given.images, given.target, strict=True)])
 
 
-def _size(scene: Scene) -> tuple[int, int]:
-    return scene.images.shape[2], scene.images.shape[3]
+def _size(given: PeerInput) -> tuple[int, int]:
+    return given.images.shape[2], given.images.shape[3]
 
 
-def _integrated(explainer: Any, scene: Scene, steps: int, **options: bool) -> Any:
+def _integrated(explainer: Any, given: PeerInput, steps: int, **options: bool) -> Any:
     return explainer.attribute(
-        scene.images,
-        target=scene.target,
+        given.images,
+        target=given.target,
         n_steps=steps,
         method="gausslegendre",
-        internal_batch_size=max(_RECORDED_AT_ONCE, len(scene.images)),
+        internal_batch_size=max(_RECORDED_AT_ONCE, len(given.images)),
         **options,
     )
 
 
-def _per_patch(scene: Scene, attributions: Tensor) -> Tensor:
-    return patch_sums(attributions.detach().sum(dim=1), scene.layout.grid, scene.layout.geometry).flatten(1)
+def _per_patch(given: PeerInput, attributions: Tensor) -> Tensor:
+    return patch_sums(attributions.detach().sum(dim=1), given.layout.grid, given.layout.geometry).flatten(1)
 
 
 CAPTUM = Peer(
     "captum",
     load,
     (
-        Answer(("ixg", "ixg:layer={layer}"), input_x_gradient),
-        Answer(("integrated_gradients", "integrated_gradients:steps={steps}"), integrated_gradients),
-        Answer(
+        PeerMethod(("ixg", "ixg:layer={layer}"), input_x_gradient),
+        PeerMethod(("integrated_gradients", "integrated_gradients:steps={steps}"), integrated_gradients),
+        PeerMethod(
             ("integrated_gradients:at=tokens", "integrated_gradients:at=tokens,steps={steps}"),
             integrated_gradients_of_tokens,
         ),
-        Answer(("smoothgrad", "smoothgrad:samples={samples}"), smoothgrad),
-        Answer(("occlusion:of=logit", "occlusion:of=logit,window={window},stride={stride}"), occlusion),
-        Answer(("lime:of=logit", "lime:of=logit,budget={budget}"), lime),
-        Answer(("kernel_shap:of=logit", "kernel_shap:of=logit,budget={budget}"), kernel_shap),
+        PeerMethod(("smoothgrad", "smoothgrad:samples={samples}"), smoothgrad),
+        PeerMethod(("occlusion:of=logit", "occlusion:of=logit,window={window},stride={stride}"), occlusion),
+        PeerMethod(("lime:of=logit", "lime:of=logit,budget={budget}"), lime),
+        PeerMethod(("kernel_shap:of=logit", "kernel_shap:of=logit,budget={budget}"), kernel_shap),
     ),
     usual=(
         *("ixg", "integrated_gradients:steps=10", "integrated_gradients:at=tokens,steps=4", "smoothgrad:samples=4"),

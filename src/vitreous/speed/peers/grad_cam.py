@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.speed.peers.peer import Answer, Peer, Scene
+from vitreous.speed.peers.peer import Peer, PeerInput, PeerMethod
 
 CLASSES = {
     "gradcam": "GradCAM",
@@ -28,24 +28,24 @@ def load() -> Any:
     return pytorch_grad_cam
 
 
-def activation_map(name: str, scene: Scene, layer: int = -1) -> Tensor:
+def activation_map(name: str, given: PeerInput, layer: int = -1) -> Tensor:
     """The package's whole call; of its result what it has before it scales maps to 0..1 and to the picture's size."""
-    return torch.from_numpy(_unscaled(name, scene, layer)).clamp(min=0)
+    return torch.from_numpy(_unscaled(name, given, layer)).clamp(min=0)
 
 
-def principal_activation(scene: Scene, layer: int = -1) -> Tensor:
+def principal_activation(given: PeerInput, layer: int = -1) -> Tensor:
     """Eigen-CAM; an axis has no sign, and here the one with the larger values counts as positive."""
-    found = torch.from_numpy(_unscaled("EigenCAM", scene, layer))
+    found = torch.from_numpy(_unscaled("EigenCAM", given, layer))
     largest = found.gather(1, found.abs().argmax(dim=1, keepdim=True))
     return (found * largest.sign()).clamp(min=0)
 
 
-def _unscaled(name: str, scene: Scene, layer: int) -> np.ndarray[Any, Any]:
+def _unscaled(name: str, given: PeerInput, layer: int) -> np.ndarray[Any, Any]:
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget  # noqa: PLC0415
 
     found: list[np.ndarray[Any, Any]] = []
-    targets = [ClassifierOutputTarget(int(target)) for target in scene.target]
-    with getattr(load(), name)(scene.model, [scene.first_norm(layer)], reshape_transform=scene.as_grid) as cam:
+    targets = [ClassifierOutputTarget(int(target)) for target in given.target]
+    with getattr(load(), name)(given.model, [given.first_norm(layer)], reshape_transform=given.as_grid) as cam:
         original = cam.get_cam_image
 
         def remember(*given: Any, **options: Any) -> np.ndarray[Any, Any]:
@@ -54,8 +54,8 @@ def _unscaled(name: str, scene: Scene, layer: int) -> np.ndarray[Any, Any]:
 
         cam.get_cam_image = remember
         # Its hooks need a graph, which starts at the pixels where no parameter wants a gradient.
-        cam(scene.images.clone().requires_grad_(cam.uses_gradients), targets)
-    return found[0].reshape(len(scene.images), -1)
+        cam(given.images.clone().requires_grad_(cam.uses_gradients), targets)
+    return found[0].reshape(len(given.images), -1)
 
 
 GRAD_CAM = Peer(
@@ -63,11 +63,11 @@ GRAD_CAM = Peer(
     load,
     (
         *(
-            Answer((method, f"{method}:layer={{layer}}"), partial(activation_map, name))
+            PeerMethod((method, f"{method}:layer={{layer}}"), partial(activation_map, name))
             for method, name in CLASSES.items()
         ),
-        Answer(("eigencam", "eigencam:layer={layer}"), principal_activation),
-        Answer(("scorecam",), partial(activation_map, "ScoreCAM")),
+        PeerMethod(("eigencam", "eigencam:layer={layer}"), principal_activation),
+        PeerMethod(("scorecam",), partial(activation_map, "ScoreCAM")),
     ),
     usual=(*CLASSES, "eigencam"),
 )

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from vitreous.speed.peers.peer import Answer, Peer, Scene
+from vitreous.speed.peers.peer import Peer, PeerInput, PeerMethod
 
 _LANGUAGE_MODELS = "lxt.efficient.models"
 _ACTIVATIONS = (nn.GELU, nn.ReLU, nn.SiLU)
@@ -36,7 +36,7 @@ def load() -> Any:
     return sys.modules["lxt.efficient.patches"]
 
 
-def relevance(attention: str, scene: Scene) -> Tensor:
+def relevance(attention: str, given: PeerInput) -> Tensor:
     """Relevance of the first block's tokens; ``attention`` names lxt's wrapper of the attention call."""
     patches, entering = load(), []
 
@@ -44,11 +44,11 @@ def relevance(attention: str, scene: Scene) -> Tensor:
         entering.append(arguments[0].detach().requires_grad_())
         return (entering[0], *arguments[1:])
 
-    with _patched(scene.model, patches, getattr(patches, attention)), scene.block(0).register_forward_pre_hook(catch):
-        logits = scene.model(scene.images)
-        chosen = logits.gather(1, scene.target[:, None]).sum()
+    with _patched(given.model, patches, getattr(patches, attention)), given.block(0).register_forward_pre_hook(catch):
+        logits = given.model(given.images)
+        chosen = logits.gather(1, given.target[:, None]).sum()
         (slope,) = torch.autograd.grad(chosen, entering)
-    return scene.patches((entering[0] * slope).sum(dim=-1).detach())
+    return given.patches((entering[0] * slope).sum(dim=-1).detach())
 
 
 @contextmanager
@@ -82,8 +82,8 @@ LXT = Peer(
     "lxt",
     load,
     (
-        Answer(("attnlrp",), partial(relevance, "wrap_attention_forward")),
-        Answer(("decompx",), partial(relevance, "cp_wrap_attention_forward")),
+        PeerMethod(("attnlrp",), partial(relevance, "wrap_attention_forward")),
+        PeerMethod(("decompx",), partial(relevance, "cp_wrap_attention_forward")),
     ),
     usual=("attnlrp", "decompx"),
     apart=True,

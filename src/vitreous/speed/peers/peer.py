@@ -1,4 +1,4 @@
-"""What a peer is: which spellings it answers, and how it is asked the same on the same model and images."""
+"""A peer: which of our spellings it implements, and how to run it on the same model and images."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vitreous.tape import Layout
 
 
 @dataclass(frozen=True)
-class Scene:
-    """What is explained, for a peer that knows nothing of architectures and tapes.
+class PeerInput:
+    """The model, images and classes that a peer is run on.
 
     Attributes:
         model: the network, whose parameters want no gradient.
@@ -64,8 +64,8 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """One thing that a peer can do.
+class PeerMethod:
+    """One method of a peer.
 
     Attributes:
         spellings: how it is called here; ``{name}`` stands for a number that ``explain`` gets under that name.
@@ -75,8 +75,8 @@ class Answer:
     spellings: tuple[str, ...]
     explain: Callable[..., Tensor]
 
-    def to(self, spelling: str) -> Callable[[Scene], Tensor] | None:
-        """The function that answers a spelling, if this one is meant."""
+    def match(self, spelling: str) -> Callable[[PeerInput], Tensor] | None:
+        """The function for a spelling, or ``None`` if it is another method."""
         for template in self.spellings:
             pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>-?\\d+)", re.escape(template))
             match = re.fullmatch(pattern, spelling)
@@ -84,12 +84,12 @@ class Answer:
                 return self._quietly(**{name: int(number) for name, number in match.groupdict().items()})
         return None
 
-    def _quietly(self, **numbers: int) -> Callable[[Scene], Tensor]:
-        """Without progress bars and warnings, which are not for those who read our output."""
+    def _quietly(self, **numbers: int) -> Callable[[PeerInput], Tensor]:
+        """Suppress the peer's progress bars and warnings."""
 
-        def explain(scene: Scene) -> Tensor:
+        def explain(given: PeerInput) -> Tensor:
             with warnings.catch_warnings(action="ignore"), redirect_stderr(io.StringIO()):
-                return self.explain(scene, **numbers)
+                return self.explain(given, **numbers)
 
         return explain
 
@@ -101,33 +101,33 @@ class Peer:
     Attributes:
         name: as it is known.
         load: imports what is used of it.
-        answers: what it can do.
+        methods: what it can do.
         usual: spellings that show it.
         apart: whether it has to be installed without its dependencies, for it asks for old or unrelated packages.
     """
 
     name: str
     load: Callable[[], Any]
-    answers: tuple[Answer, ...]
+    methods: tuple[PeerMethod, ...]
     usual: tuple[str, ...]
     apart: bool = False
 
     @property
     def installation(self) -> str:
-        """The command that brings it."""
+        """The command that installs it."""
         extra = 'pip install "vitreous[peers]"'
         return f"{extra} and pip install --no-deps {self.name}" if self.apart else extra
 
     @cached_property
     def problem(self) -> str | None:
-        """Why it cannot be asked."""
+        """Why it cannot be used."""
         try:
             self.load()
         except ImportError as error:
             return f"it cannot be imported: {error}"
         return None
 
-    def answer_to(self, spelling: str) -> Callable[[Scene], Tensor] | None:
-        """The function that answers a spelling, None where the peer has no such method."""
-        found = (answer.to(spelling) for answer in self.answers)
+    def method_for(self, spelling: str) -> Callable[[PeerInput], Tensor] | None:
+        """The function for a spelling, ``None`` where the peer has no such method."""
+        found = (method.match(spelling) for method in self.methods)
         return next((function for function in found if function is not None), None)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from vitreous.methods.pixel_maps import patch_sums
-from vitreous.speed.peers.peer import Answer, Peer, Scene
+from vitreous.speed.peers.peer import Peer, PeerInput, PeerMethod
 
 _PARENTS = ("pnpxai", "pnpxai.core", "pnpxai.explainers")
 
@@ -45,34 +45,34 @@ def _open(name: str, root: str) -> None:
     sys.modules[name] = package
 
 
-def input_x_gradient(scene: Scene, layer: int) -> Tensor:
+def input_x_gradient(given: PeerInput, layer: int) -> Tensor:
     """Token x gradient at a block's input, which is the output of the block below."""
-    explainer = load("grad_x_input").GradientXInput(scene.model, layer=scene.giving(layer))
-    return scene.patches(explainer.attribute(scene.images, scene.target).sum(dim=-1))
+    explainer = load("grad_x_input").GradientXInput(given.model, layer=given.giving(layer))
+    return given.patches(explainer.attribute(given.images, given.target).sum(dim=-1))
 
 
-def integrated_gradients(scene: Scene, steps: int) -> Tensor:
+def integrated_gradients(given: PeerInput, steps: int) -> Tensor:
     """Over pixels, all steps at once."""
-    explainer = load("integrated_gradients").IntegratedGradients(scene.model, n_steps=steps)
-    attributions = explainer.attribute(scene.images, scene.target)
-    return patch_sums(attributions.detach().sum(dim=1), scene.layout.grid, scene.layout.geometry).flatten(1)
+    explainer = load("integrated_gradients").IntegratedGradients(given.model, n_steps=steps)
+    attributions = explainer.attribute(given.images, given.target)
+    return patch_sums(attributions.detach().sum(dim=1), given.layout.grid, given.layout.geometry).flatten(1)
 
 
-def rollout(scene: Scene) -> Tensor:
+def rollout(given: PeerInput) -> Tensor:
     """Attention rollout with the mean over heads and nothing discarded."""
     module = load("attention_rollout")
-    explainer = module.AttentionRollout(scene.model, head_fusion_method="mean", discard_ratio=0.0)
-    matrices = explainer.collect_attention_map(scene.images, scene.target)
-    return scene.patches(explainer.rollout(*matrices)[:, 0])
+    explainer = module.AttentionRollout(given.model, head_fusion_method="mean", discard_ratio=0.0)
+    matrices = explainer.collect_attention_map(given.images, given.target)
+    return given.patches(explainer.rollout(*matrices)[:, 0])
 
 
 PNPXAI = Peer(
     "pnpxai",
     load,
     (
-        Answer(("ixg:layer={layer}",), input_x_gradient),
-        Answer(("integrated_gradients:steps={steps}",), integrated_gradients),
-        Answer(("rollout",), rollout),
+        PeerMethod(("ixg:layer={layer}",), input_x_gradient),
+        PeerMethod(("integrated_gradients:steps={steps}",), integrated_gradients),
+        PeerMethod(("rollout",), rollout),
     ),
     usual=("ixg:layer=6", "integrated_gradients:steps=10", "rollout"),
     apart=True,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.methods.pixel_maps import patch_sums
-from vitreous.speed.peers.peer import Answer, Peer, Scene
+from vitreous.speed.peers.peer import Peer, PeerInput, PeerMethod
 
 
 def load() -> Any:
@@ -20,38 +20,38 @@ def load() -> Any:
     return quantus
 
 
-def input_x_gradient(scene: Scene, layer: int) -> Tensor:
+def input_x_gradient(given: PeerInput, layer: int) -> Tensor:
     """Token x gradient at a block's input, which is the output of the block below."""
     attributions = load().explain(
-        scene.model,
-        scene.images,
-        scene.target,
+        given.model,
+        given.images,
+        given.target,
         method="LayerGradientXActivation",
-        xai_lib_kwargs={"layer": scene.giving(layer)},
+        xai_lib_kwargs={"layer": given.giving(layer)},
         reduce_axes=(),
-        device=str(scene.images.device),
+        device=str(given.images.device),
     )
-    return scene.patches(torch.from_numpy(attributions).sum(dim=-1))
+    return given.patches(torch.from_numpy(attributions).sum(dim=-1))
 
 
-def integrated_gradients(scene: Scene) -> Tensor:
+def integrated_gradients(given: PeerInput) -> Tensor:
     """Over pixels, always by the trapezoidal rule with ten steps."""
     attributions = load().explain(
-        scene.model,
-        scene.images,
-        scene.target,
+        given.model,
+        given.images,
+        given.target,
         method="IntegratedGradients",
-        device=str(scene.images.device),
+        device=str(given.images.device),
     )
-    return patch_sums(torch.from_numpy(attributions).sum(dim=1), scene.layout.grid, scene.layout.geometry).flatten(1)
+    return patch_sums(torch.from_numpy(attributions).sum(dim=1), given.layout.grid, given.layout.geometry).flatten(1)
 
 
 QUANTUS = Peer(
     "quantus",
     load,
     (
-        Answer(("ixg:layer={layer}",), input_x_gradient),
-        Answer(("integrated_gradients:steps=10",), integrated_gradients),
+        PeerMethod(("ixg:layer={layer}",), input_x_gradient),
+        PeerMethod(("integrated_gradients:steps=10",), integrated_gradients),
     ),
     usual=("ixg:layer=6", "integrated_gradients:steps=10"),
     apart=True,
