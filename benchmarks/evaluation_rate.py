@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitreous.benchmark.evaluation import evaluate
-from vitreous.benchmark.store import Store
 from vitreous.datasets import DataSet, Sample
+from vitreous.evaluation.evaluate import evaluate
+from vitreous.evaluation.store.store import Store
 
 PROTOCOLS = ("chefer-2021-segmentation", "chefer-2021-perturbation", "skipplus-faithfulness", "tokentm-probability")
 METHODS = "tokentm,gradtoken,decompx.skipplus,gae,rollout"

@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitreous.benchmark.report.curves import F1_CURVE, Curves, curves_of
-from vitreous.benchmark.report.gathering import gather
-from vitreous.benchmark.results import Results
-from vitreous.benchmark.statistics import estimates
-from vitreous.benchmark.store import read_manifest
-from vitreous.benchmark.summary import counted_values, summarise
-from vitreous.benchmark.tables import ResultTable, as_rows
+from vitreous.evaluation.report.curves import F1_CURVE, Curves, curves_of
+from vitreous.evaluation.report.gathering import gather
+from vitreous.evaluation.report.results import Results
+from vitreous.evaluation.report.summary import counted_values, summarise
+from vitreous.evaluation.report.tables import ResultTable, as_rows
+from vitreous.evaluation.statistics import estimates
+from vitreous.evaluation.store.store import read_manifest
 from vitreous.metrics.metric import mean_of
 
 KEPT = Path(__file__).parents[1] / "docs" / "results"

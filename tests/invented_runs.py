@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from evaluations import some_run
-from vitreous.benchmark.results import Results
-from vitreous.benchmark.shard_file import schema_of
-from vitreous.benchmark.store import Store
-from vitreous.benchmark.tasks.task import PhotoTask
+from vitreous.evaluation.protocols import Protocol
+from vitreous.evaluation.report.results import Results
+from vitreous.evaluation.store.shard_file import schema_of
+from vitreous.evaluation.store.store import Store
+from vitreous.evaluation.tasks.task import PhotoTask
 from vitreous.metrics.metric import Metric
-from vitreous.protocols import Protocol
 
 
 @dataclass(frozen=True)

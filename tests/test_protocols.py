@@ -15,17 +15,17 @@ import torch
 from PIL import Image
 from torch import nn
 
-import vitreous.benchmark.photo_material as photo_material
+import vitreous.evaluation.runner.photo_material as photo_material
 from small_data import finite, loaded, samples
 from small_models import small_vit
-from vitreous.benchmark.measuring import columns_of, measure
 from vitreous.datasets.sample import Sample
 from vitreous.errors import MethodError, ProtocolError
+from vitreous.evaluation.protocols import PROTOCOLS, find_protocol, list_protocols
+from vitreous.evaluation.runner.measuring import columns_of, measure
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import MetricError
 from vitreous.models import Preprocessing
 from vitreous.plugin import method
-from vitreous.protocols import PROTOCOLS, find_protocol, list_protocols
 from vitreous.spelling import parse
 
 # The version of a protocol and the sha256 of the settings that it stands for. A run's key depends on the settings, and

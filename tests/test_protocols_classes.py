@@ -10,12 +10,12 @@ import torch
 
 from small_data import as_tensor, finite, loaded, samples
 from small_models import CLASSES, small_vit
-from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture
-from vitreous.benchmark.tasks.task import MissingAnnotationError
-from vitreous.benchmark.tasks.thresholds import ClassSegmentation, ThresholdSearch
+from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.runner.measuring import columns_of, measure
+from vitreous.evaluation.tasks.batch import Batch, Case, Picture
+from vitreous.evaluation.tasks.task import MissingAnnotationError
+from vitreous.evaluation.tasks.thresholds import ClassSegmentation, ThresholdSearch
 from vitreous.metrics.thresholds import half_of
-from vitreous.protocols import find_protocol
 from vitreous.tape.runner import ModelRunner
 
 

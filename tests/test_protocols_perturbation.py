@@ -13,11 +13,11 @@ from torch import nn
 
 from small_data import arrays_in, as_tensor, finite, loaded, samples
 from small_models import CLASSES, golden_model, random_images, small_vit
-from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture
-from vitreous.benchmark.tasks.erasing import erased_logits, find_orders, ranks
-from vitreous.benchmark.tasks.pixel_perturbation import AreaBetweenCurves, ErasingAccuracy, ErasingProbability
-from vitreous.protocols import find_protocol
+from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.runner.measuring import columns_of, measure
+from vitreous.evaluation.tasks.batch import Batch, Case, Picture
+from vitreous.evaluation.tasks.erasing import erased_logits, find_orders, ranks
+from vitreous.evaluation.tasks.pixel_perturbation import AreaBetweenCurves, ErasingAccuracy, ErasingProbability
 from vitreous.tape.runner import ModelRunner
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics_chefer_perturbation.npz"
@@ -155,7 +155,7 @@ class TestNothingTwice:
 
     def test_a_photo_whose_prediction_is_right_has_one_map(self, monkeypatch):
         """Of photos that the model gets right one class is explained, of others two."""
-        import vitreous.benchmark.photo_material as photo_material
+        import vitreous.evaluation.runner.photo_material as photo_material
 
         asked = []
         original = photo_material.explain_again

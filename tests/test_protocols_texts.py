@@ -17,19 +17,19 @@ import vitreous
 from small_data import finite, loaded
 from small_reviews import probabilities, reviews, text_model, write_movies
 from small_text_models import build
-from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.benchmark.run import ModelChoice, RunError
-from vitreous.benchmark.starting import _load
-from vitreous.benchmark.tasks.batch import Case, TextBatch
-from vitreous.benchmark.tasks.rationales import Rationales
-from vitreous.benchmark.tasks.word_perturbation import Erasure, WordErasing
-from vitreous.benchmark.text_material import TextMaterial
-from vitreous.benchmark.workbench import preprocessing_of
 from vitreous.datasets import Review
 from vitreous.errors import UnsupportedModelError
+from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.runner.measuring import columns_of, measure
+from vitreous.evaluation.runner.starting import _load
+from vitreous.evaluation.runner.text_material import TextMaterial
+from vitreous.evaluation.runner.workbench import preprocessing_of
+from vitreous.evaluation.store.run import ModelChoice, RunError
+from vitreous.evaluation.tasks.batch import Case, TextBatch
+from vitreous.evaluation.tasks.rationales import Rationales
+from vitreous.evaluation.tasks.word_perturbation import Erasure, WordErasing
 from vitreous.inputs.model_input import Texts
 from vitreous.metrics.text import token_f1
-from vitreous.protocols import find_protocol
 
 MOVIES, RATIONALES = find_protocol("eraser-movies"), find_protocol("eraser-movies-rationales")
 METHODS = ["gae", "decompx"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.protocols import list_protocols
+from vitreous.evaluation.protocols import list_protocols
 
 # Models in float64: sums in another order differ by 1e-13; a score of another method, class or pixel by far more.
 RELATIVE = 1e-9

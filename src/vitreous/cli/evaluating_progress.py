@@ -17,7 +17,7 @@ from vitreous.cli.progress import steps
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vitreous.benchmark.store import Store
+    from vitreous.evaluation.store.store import Store
 
 _SECONDS_BETWEEN_LINES = 30.0
 

@@ -1,0 +1,105 @@
+"""The engine on this machine: in this process, or in several that share the run's folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from vitreous.evaluation.engines.watching import Watcher
+from vitreous.evaluation.engines.working import begin, work
+from vitreous.evaluation.runner.shards import compute_shard
+from vitreous.evaluation.runner.workbench import Workbench
+from vitreous.evaluation.store.run import Run, RunError
+from vitreous.evaluation.store.store import Store
+from vitreous.reason import reason_of
+
+_PAUSE = 0.3  # seconds between two looks at what the workers have done
+
+
+def run_locally(store: Store, bench: Workbench, watcher: Watcher, *, workers: int = 1) -> None:
+    """Compute a run's missing shards.
+
+    Args:
+        store: the run's folder.
+        bench: the run's model, data set and protocol.
+        watcher: who is told.
+        workers: how many processes do it; more than one open the model and the data set by their names.
+
+    Raises:
+        RunError: a worker cannot be started.
+    """
+    if workers > 1:
+        with _workers(store, workers) as processes:
+            _watch(store, processes, watcher)
+            failed = sum(process.returncode != 0 for process in processes)
+            if failed:
+                watcher.notice(f"{failed} of {workers} workers ended early; this process does what is left")
+    # With workers there is nothing left to do here, unless they died or met an error: then it shows in this process.
+    work(store, lambda shard: compute_shard(store.run, bench, shard), watcher)
+
+
+def threads_for(workers: int) -> int:
+    """How many threads each of so many processes gets, when they share the processor."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, available // workers)
+
+
+@contextmanager
+def _workers(store: Store, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start worker processes, and end them whatever happens here, also while the others are being started.
+
+    Raises:
+        RunError: one cannot be started.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        try:
+            for _ in range(count):
+                processes.append(_start(store))
+                _tell(processes[-1], store.run)
+        except OSError as error:  # a broken pipe among them, which would be taken for one of the program's own output
+            raise RunError(
+                f"the workers cannot be started ({reason_of(error)}): give fewer of them, or one to compute here"
+            ) from error
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()  # killed anywhere, they leave a run that can go on
+            process.wait()
+
+
+def _start(store: Store) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(store.run.threads)}
+    module = "vitreous.evaluation.engines.local_worker"
+    command = [sys.executable, "-m", module, str(store.folder), str(os.getpid())]
+    return subprocess.Popen(  # noqa: S603  # this program itself, with a folder as its argument
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
+
+
+def _tell(process: subprocess.Popen[bytes], run: Run) -> None:
+    """Say to a worker what it computes."""
+    assert process.stdin is not None
+    with process.stdin as told:
+        told.write(json.dumps(run.as_json()).encode())
+
+
+def _watch(store: Store, processes: Sequence[subprocess.Popen[bytes]], watcher: Watcher) -> None:
+    """Tell what the workers do until all have ended."""
+    waiting = begin(store, watcher)
+    while any(process.poll() is None for process in processes):
+        time.sleep(_PAUSE)
+        there = {shard for shard in waiting if store.is_there(shard)}
+        watcher.advance(sum(map(len, there)))
+        # Not asked again: a shard that appeared meanwhile would never be told of.
+        waiting = [shard for shard in waiting if shard not in there]
+
+
+def run_of(text: str) -> Run:
+    """Read a run as a worker receives it."""
+    return Run.from_json(json.loads(text))

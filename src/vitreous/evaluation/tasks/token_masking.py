@@ -1,0 +1,157 @@
+"""What becomes of a model's answer while patches are dropped or put in, in the order of a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from vitreous.evaluation.tasks.batch import Case, PhotoBatch, Picture
+from vitreous.evaluation.tasks.erasing import find_orders
+from vitreous.evaluation.tasks.keeping import Kept, kept_logits
+from vitreous.evaluation.tasks.task import NINE, Explained, PhotoTask, Values, explained_class
+from vitreous.float64 import float64_array
+from vitreous.metrics import perturbation
+from vitreous.metrics.metric import Floats, Metric, row
+from vitreous.outputs import ClassOutputs
+
+
+@dataclass(frozen=True)
+class TokenDropping(PhotoTask):
+    """What all curves over dropped patches have in common.
+
+    Attributes:
+        explained: The class whose map is measured, and whose probability and rank count.
+        percent: How much is dropped or put in at each step.
+        count: Patches at a ratio.
+        dropping: How patches are dropped.
+        prefix_tokens: Whether class, distillation and register tokens stay.
+        ties: Which of equal patches ranks higher.
+        area: How the steps and the unmasked photo become one number, in percent.
+    """
+
+    explained: Explained = "label"
+    percent: tuple[int, ...] = NINE
+    count: Literal["floor(ratio * patches)"] = "floor(ratio * patches)"
+    dropping: Literal["behind the positional embedding"] = "behind the positional embedding"
+    prefix_tokens: Literal["stay"] = "stay"
+    ties: Literal["the upper left one"] = "the upper left one"
+    area: Literal["trapezoid over the ratio, with the unmasked point"] = (
+        "trapezoid over the ratio, with the unmasked point"
+    )
+
+    def targets(self, picture: Picture) -> tuple[int, ...]:
+        return (explained_class(picture, self.explained),)
+
+    def answers(
+        self, batch: PhotoBatch, cases: Sequence[Case], curves: Sequence[Sequence[Kept]]
+    ) -> list[list[_Answers]]:
+        """For every case, what is kept of the answers along each curve."""
+        targets = [explained_class(batch.pictures[case.image], self.explained) for case in cases]
+        orders = find_orders(batch, zip(cases, targets, strict=True))
+        logits = kept_logits(batch, orders, [kept for curve in curves for kept in curve])
+        found = []
+        for case, target, position in zip(cases, targets, orders.positions, strict=True):
+            along = torch.split(logits[position], [len(curve) for curve in curves])
+            whole = batch.logits[case.image]
+            found.append([_answers(whole, part, target, outputs=batch.outputs) for part in along])
+        return found
+
+    def counts(self, batch: PhotoBatch) -> list[int]:
+        """How many patches each step drops or puts in."""
+        return [percent * batch.runner.layout.patches // 100 for percent in self.percent]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The steps as parts of one."""
+        return tuple(percent / 100 for percent in self.percent)
+
+    @property
+    def from_zero(self) -> tuple[float, ...]:
+        """The steps of dropping, which begins at the unmasked photo."""
+        return (0.0, *self.ratios)
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """Along one curve: is the class on top, and by how much has its probability fallen; of the whole photo as well."""
+
+    whole_hit: float
+    hits: Floats
+    drops: Floats
+
+
+def _answers(whole: Tensor, along: Tensor, target: int, *, outputs: ClassOutputs) -> _Answers:
+    before, after = float64_array(whole), float64_array(along)
+    p0, pk = (perturbation.probabilities(logits, outputs=outputs)[..., target] for logits in (before, after))
+    drops = perturbation.drops(p0, pk)
+    return _Answers(float(perturbation.hits(before, target)), perturbation.hits(after, target), drops)
+
+
+@dataclass(frozen=True)
+class InsertionDeletion(TokenDropping):
+    """Accuracy and fall of the probability: insertion keeps the most relevant patches, deletion drops them.
+
+    Attributes:
+        shown: What is turned round, so that higher is better everywhere.
+    """
+
+    kind: ClassVar[str] = "insertion and deletion of patches"
+
+    shown: Literal["deletion accuracy and insertion AOPC as 100 - x"] = (
+        "deletion accuracy and insertion AOPC as 100 - x"
+    )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (
+            perturbation.insertion_accuracy(ratios=self._to_one),
+            perturbation.deletion_accuracy(ratios=self.from_zero),
+            perturbation.insertion_aopc(ratios=self._to_one),
+            perturbation.deletion_aopc(ratios=self.from_zero),
+        )
+
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+        patches = batch.runner.layout.patches
+        insertion = [Kept("top", count) for count in self.counts(batch)]
+        deletion = [Kept("bottom", patches - count) for count in self.counts(batch)]
+        return [self._values(*pair) for pair in self.answers(batch, cases, (insertion, deletion))]
+
+    def _values(self, insertion: _Answers, deletion: _Answers) -> Values:
+        return (
+            row(perturbation.curve_columns("insertion_", "hit", self._to_one), [*insertion.hits, insertion.whole_hit])
+            | row(perturbation.curve_columns("insertion_", "drop", self._to_one), [*insertion.drops, 0.0])
+            | row(perturbation.curve_columns("deletion_", "hit", self.from_zero), [deletion.whole_hit, *deletion.hits])
+            | row(perturbation.curve_columns("deletion_", "drop", self.from_zero), [0.0, *deletion.drops])
+        )
+
+    @property
+    def _to_one(self) -> tuple[float, ...]:
+        """The steps of insertion, which ends at the unmasked photo."""
+        return (*self.ratios, 1.0)
+
+
+@dataclass(frozen=True)
+class InfluenceDeletion(TokenDropping):
+    """How often the model keeps its answer while the most (MIF) or the least (LIF) influential patches are dropped."""
+
+    kind: ClassVar[str] = "deletion of the most and the least influential patches"
+
+    explained: Explained = "predicted"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return perturbation.mif(ratios=self.from_zero), perturbation.lif(ratios=self.from_zero)
+
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+        patches = batch.runner.layout.patches
+        most = [Kept("bottom", patches - count) for count in self.counts(batch)]
+        least = [Kept("top", patches - count) for count in self.counts(batch)]
+        mif, lif = (perturbation.curve_columns(name, "hit", self.from_zero) for name in ("mif_", "lif_"))
+        return [
+            row(mif, [of_most.whole_hit, *of_most.hits]) | row(lif, [of_least.whole_hit, *of_least.hits])
+            for of_most, of_least in self.answers(batch, cases, (most, least))
+        ]
