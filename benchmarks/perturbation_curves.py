@@ -36,9 +36,9 @@ from torch import Tensor, nn
 
 from vitreous.datasets import open_dataset
 from vitreous.evaluation.protocols import find_protocol
-from vitreous.evaluation.runner.measuring import measure
-from vitreous.evaluation.tasks.batch import Batch, Case, Picture
-from vitreous.evaluation.tasks.erasing import erased_logits, find_orders
+from vitreous.evaluation.runner.measure import measure
+from vitreous.evaluation.tasks.pixel_masking import erased_logits, find_orders
+from vitreous.evaluation.tasks.task import Batch, Case, Picture
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.tape.runner import ModelRunner
 

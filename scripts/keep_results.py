@@ -15,10 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitreous.evaluation.report.curves import F1_CURVE, Curves, curves_of
-from vitreous.evaluation.report.gathering import gather
-from vitreous.evaluation.report.results import Results
-from vitreous.evaluation.report.summary import counted_values, summarise
+from vitreous.evaluation.report.charts import F1_CURVE, Curves, curves_of
+from vitreous.evaluation.report.results import Results, counted_values, gather, summarise
 from vitreous.evaluation.report.tables import ResultTable, as_rows
 from vitreous.evaluation.statistics import estimates
 from vitreous.evaluation.store.store import read_manifest

@@ -21,12 +21,12 @@ from typing import Any
 from generated import ending_of, write_or_check
 
 from vitreous.evaluation.protocols import find_protocol
-from vitreous.evaluation.report.published import published_results
 from vitreous.evaluation.report.tables import (
     ResultTable,
     markdown_grid,
     number_parts,
     published_data,
+    published_results,
     published_rows,
     table_heading,
 )

@@ -11,7 +11,7 @@ import pyarrow as pa
 from evaluations import some_run
 from vitreous.evaluation.protocols import Protocol
 from vitreous.evaluation.report.results import Results
-from vitreous.evaluation.store.shard_file import schema_of
+from vitreous.evaluation.store.files import schema_of
 from vitreous.evaluation.store.store import Store
 from vitreous.evaluation.tasks.task import PhotoTask
 from vitreous.metrics.metric import Metric

@@ -21,7 +21,7 @@ from evaluations import MODEL, PROTOCOL, everything, only_run, rewritten, some_r
 from loading_scripts import load_script
 from vitreous.cli import app, evaluating_progress
 from vitreous.cli.evaluating_progress import EvaluationProgress
-from vitreous.evaluation.runner import workbench
+from vitreous.evaluation.runner import context as workbench
 from vitreous.evaluation.store.store import Store
 from vitreous.speed.timing import one_thread
 from vitreous.storage import sealed

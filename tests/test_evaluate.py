@@ -18,15 +18,15 @@ from evaluations import METHODS, MODEL, PROTOCOL, everything, some_run, write_ph
 from small_data import loaded
 from small_models import small_vit
 from vitreous.datasets import Shuffled, open_dataset
-from vitreous.datasets.masked_folder import MaskedFolder
+from vitreous.datasets.folders import MaskedFolder
 from vitreous.errors import ModelError, ProtocolError
-from vitreous.evaluation.engines.watching import Silent
+from vitreous.evaluation.engines.worker import Silent
 from vitreous.evaluation.protocols import find_protocol, list_protocols
-from vitreous.evaluation.runner import photo_material, starting
-from vitreous.evaluation.runner.labels import check_labels
-from vitreous.evaluation.runner.shards import _table
-from vitreous.evaluation.runner.starting import Options, OptionValues, start
-from vitreous.evaluation.runner.workbench import Workbench, open_workbench
+from vitreous.evaluation.runner import adapters as photo_material
+from vitreous.evaluation.runner import prepare_run as starting
+from vitreous.evaluation.runner.context import Workbench, open_workbench
+from vitreous.evaluation.runner.measure import _table
+from vitreous.evaluation.runner.prepare_run import Options, OptionValues, check_labels, start
 from vitreous.evaluation.store.run import ModelChoice, RunError
 from vitreous.models import TwoSided
 

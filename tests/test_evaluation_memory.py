@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from vitreous.datasets import DataSet, Sample
 from vitreous.evaluation.evaluate import evaluate
-from vitreous.evaluation.report.summary import summarise
+from vitreous.evaluation.report.results import summarise
 from vitreous.models import LoadedModel, Preprocessing
 
 IMAGES = 10_000

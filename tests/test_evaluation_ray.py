@@ -11,9 +11,9 @@ import pytest
 from evaluations import METHODS, MODEL, PROTOCOL, command, everything, some_run, write_photos
 from vitreous.datasets import open_dataset
 from vitreous.evaluation.engines.ray import RETRIES, _InFlight, run_on_ray
-from vitreous.evaluation.engines.watching import Silent
+from vitreous.evaluation.engines.worker import Silent
 from vitreous.evaluation.evaluate import evaluate
-from vitreous.evaluation.runner.starting import Options, start
+from vitreous.evaluation.runner.prepare_run import Options, start
 from vitreous.evaluation.store.run import RunError
 from vitreous.evaluation.store.store import Store
 

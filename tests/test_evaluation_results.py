@@ -9,10 +9,8 @@ from evaluations import PROTOCOL
 from invented_runs import invented_results, invented_store
 from vitreous.cli.evaluating import _alone_to_blame
 from vitreous.evaluation.protocols import find_protocol
-from vitreous.evaluation.report.gathering import gather
-from vitreous.evaluation.report.results import Failure, Results
-from vitreous.evaluation.report.summary import title_of
-from vitreous.evaluation.runner.measuring import columns_of
+from vitreous.evaluation.report.results import Failure, Results, gather, title_of
+from vitreous.evaluation.runner.measure import columns_of
 from vitreous.evaluation.store.run import RunError
 from vitreous.metrics.metric import mean_of
 

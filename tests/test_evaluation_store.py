@@ -20,11 +20,10 @@ import pytest
 
 from evaluations import rewritten, some_run, wait_for
 from vitreous.evaluation.engines.local import _watch
-from vitreous.evaluation.engines.watching import Silent
-from vitreous.evaluation.engines.working import work
-from vitreous.evaluation.store import locks
+from vitreous.evaluation.engines.worker import Silent, work
+from vitreous.evaluation.store import files as locks
+from vitreous.evaluation.store.files import content_hash, schema_of
 from vitreous.evaluation.store.run import RunError, Shard
-from vitreous.evaluation.store.shard_file import content_hash, schema_of
 from vitreous.evaluation.store.store import Store
 from vitreous.storage import StorageError
 

@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from vitreous.metrics import MetricError, localisation
 from vitreous.metrics import segmentation as seg
-from vitreous.metrics import thresholds as thr
+from vitreous.metrics import segmentation as thr
 
 SHAPE = (5, 6)
 # A few levels make ties, which is where programs for average precision differ.

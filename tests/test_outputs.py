@@ -24,7 +24,7 @@ from vitreous.cli import app
 from vitreous.cli.options import OutputsName
 from vitreous.errors import InputError
 from vitreous.evaluation.protocols import find_protocol
-from vitreous.evaluation.runner.measuring import measure
+from vitreous.evaluation.runner.measure import measure
 from vitreous.evaluation.store.run import ModelChoice, Run
 from vitreous.explanation import Explanation
 from vitreous.metrics.perturbation import probabilities

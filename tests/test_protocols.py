@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 from torch import nn
 
-import vitreous.evaluation.runner.photo_material as photo_material
+import vitreous.evaluation.runner.adapters as photo_material
 from small_data import finite, loaded, samples
 from small_models import small_vit
-from vitreous.datasets.sample import Sample
+from vitreous.datasets.dataset import Sample
 from vitreous.errors import MethodError, ProtocolError
 from vitreous.evaluation.protocols import PROTOCOLS, find_protocol, list_protocols
-from vitreous.evaluation.runner.measuring import columns_of, measure
+from vitreous.evaluation.runner.measure import columns_of, measure
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import MetricError
 from vitreous.models import Preprocessing

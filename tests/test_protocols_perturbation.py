@@ -14,10 +14,16 @@ from torch import nn
 from small_data import arrays_in, as_tensor, finite, loaded, samples
 from small_models import CLASSES, golden_model, random_images, small_vit
 from vitreous.evaluation.protocols import find_protocol
-from vitreous.evaluation.runner.measuring import columns_of, measure
-from vitreous.evaluation.tasks.batch import Batch, Case, Picture
-from vitreous.evaluation.tasks.erasing import erased_logits, find_orders, ranks
-from vitreous.evaluation.tasks.pixel_perturbation import AreaBetweenCurves, ErasingAccuracy, ErasingProbability
+from vitreous.evaluation.runner.measure import columns_of, measure
+from vitreous.evaluation.tasks.pixel_masking import (
+    AreaBetweenCurves,
+    ErasingAccuracy,
+    ErasingProbability,
+    erased_logits,
+    find_orders,
+    ranks,
+)
+from vitreous.evaluation.tasks.task import Batch, Case, Picture
 from vitreous.tape.runner import ModelRunner
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics_chefer_perturbation.npz"
@@ -155,7 +161,7 @@ class TestNothingTwice:
 
     def test_a_photo_whose_prediction_is_right_has_one_map(self, monkeypatch):
         """Of photos that the model gets right one class is explained, of others two."""
-        import vitreous.evaluation.runner.photo_material as photo_material
+        import vitreous.evaluation.runner.adapters as photo_material
 
         asked = []
         original = photo_material.explain_again

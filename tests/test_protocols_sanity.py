@@ -15,11 +15,18 @@ from small_models import random_images, small_vit
 from test_protocols_perturbation import batch_of
 from vitreous.evaluation.protocols import find_protocol
 from vitreous.evaluation.protocols.protocol import Protocol
-from vitreous.evaluation.runner.measuring import columns_of, measure
-from vitreous.evaluation.tasks.batch import Case, generator_of, seed_of
-from vitreous.evaluation.tasks.randomising import STAGES, randomise, randomised_models
-from vitreous.evaluation.tasks.sanity import Concentration, Faithfulness, Randomisation, Sensitivity
-from vitreous.metrics.correlation import random_subsets
+from vitreous.evaluation.runner.measure import columns_of, measure
+from vitreous.evaluation.tasks.sanity import (
+    STAGES,
+    Concentration,
+    Faithfulness,
+    Randomisation,
+    Sensitivity,
+    randomise,
+    randomised_models,
+)
+from vitreous.evaluation.tasks.task import Case, generator_of, seed_of
+from vitreous.metrics.sanity import random_subsets
 from vitreous.models import fingerprint
 
 

@@ -20,14 +20,13 @@ from small_text_models import build
 from vitreous.datasets import Review
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.protocols import find_protocol
-from vitreous.evaluation.runner.measuring import columns_of, measure
-from vitreous.evaluation.runner.starting import _load
-from vitreous.evaluation.runner.text_material import TextMaterial
-from vitreous.evaluation.runner.workbench import preprocessing_of
+from vitreous.evaluation.runner.adapters import TextMaterial
+from vitreous.evaluation.runner.context import preprocessing_of
+from vitreous.evaluation.runner.measure import columns_of, measure
+from vitreous.evaluation.runner.prepare_run import _load
 from vitreous.evaluation.store.run import ModelChoice, RunError
-from vitreous.evaluation.tasks.batch import Case, TextBatch
-from vitreous.evaluation.tasks.rationales import Rationales
-from vitreous.evaluation.tasks.word_perturbation import Erasure, WordErasing
+from vitreous.evaluation.tasks.task import Case, TextBatch
+from vitreous.evaluation.tasks.word_masking import Erasure, Rationales, WordErasing
 from vitreous.inputs.model_input import Texts
 from vitreous.metrics.text import token_f1
 

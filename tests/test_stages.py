@@ -21,8 +21,8 @@ import vitreous
 from vitreous.architecture import find_architecture
 from vitreous.cli import app
 from vitreous.errors import MethodError, RefusedMethodsError
-from vitreous.evaluation.runner.photo_material import first_run
-from vitreous.evaluation.runner.workbench import load
+from vitreous.evaluation.runner.adapters import first_run
+from vitreous.evaluation.runner.context import load
 from vitreous.evaluation.store.run import ModelChoice
 from vitreous.explaining import explain_again
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record

@@ -10,13 +10,13 @@ from typing import Any
 
 _MOVED = {
     "evaluation": "vitreous.evaluation.evaluate",
-    "measuring": "vitreous.evaluation.runner.measuring",
+    "measuring": "vitreous.evaluation.runner.measure",
     "results": "vitreous.evaluation.report.results",
     "run": "vitreous.evaluation.store.run",
-    "starting": "vitreous.evaluation.runner.starting",
+    "starting": "vitreous.evaluation.runner.prepare_run",
     "statistics": "vitreous.evaluation.statistics",
     "store": "vitreous.evaluation.store.store",
-    "summary": "vitreous.evaluation.report.summary",
+    "summary": "vitreous.evaluation.report.results",
     "tables": "vitreous.evaluation.report.tables",
 }
 

@@ -97,7 +97,7 @@ def evaluate(
     size = height_and_width(image_size, "--image-size")
 
     from vitreous.cli import evaluating, evaluating_report  # noqa: PLC0415
-    from vitreous.evaluation.runner.starting import Options  # noqa: PLC0415
+    from vitreous.evaluation.runner.prepare_run import Options  # noqa: PLC0415
     from vitreous.evaluation.store.run import ModelChoice  # noqa: PLC0415  # imports torch: --help must not wait for it
 
     options = Options(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vitreous.evaluation.report.results import Results
-    from vitreous.evaluation.runner.starting import Options
+    from vitreous.evaluation.runner.prepare_run import Options
     from vitreous.evaluation.store.run import ModelChoice
 
 _SHOWN_FAILURES = 5

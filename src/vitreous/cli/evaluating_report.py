@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous.cli.console import messages, say
 from vitreous.cli.progress import steps
-from vitreous.evaluation.report.summary import summarise
-from vitreous.evaluation.report.terminal_table import as_terminal
+from vitreous.evaluation.report.results import summarise
+from vitreous.evaluation.report.terminal import as_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -49,7 +49,7 @@ def report(
     Runs of the same protocol, model and data set are one table; one that is not finished stands in a table of its own.
     """
     from vitreous.evaluation.report.documents import write_document  # noqa: PLC0415  # imports torch
-    from vitreous.evaluation.report.gathering import gather  # noqa: PLC0415
+    from vitreous.evaluation.report.results import gather  # noqa: PLC0415
     from vitreous.paths import expanded  # noqa: PLC0415
     from vitreous.storage import write_text  # noqa: PLC0415
 

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from vitreous.datasets.dataset import Mask
 from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, stem_of
-from vitreous.datasets.imagenet_classes import imagenet_names
-from vitreous.datasets.label_table import IMAGENET_COLUMN, TABLE, read_labels
-from vitreous.datasets.list_files import ListError, add_label, number_in, read_list
-from vitreous.datasets.mask_files import read_indices
-from vitreous.datasets.sample import Mask
+from vitreous.datasets.imagenet import imagenet_names
+from vitreous.datasets.lists import IMAGENET_COLUMN, TABLE, ListError, add_label, number_in, read_labels, read_list
+from vitreous.datasets.masks import read_indices
 from vitreous.errors import DataError
 from vitreous.metrics.arrays import IGNORED
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vitreous.datasets.dataset import Mask
 from vitreous.datasets.files import FileDataSet, Item
-from vitreous.datasets.list_files import read_list
-from vitreous.datasets.mask_files import read_indices, renumbered
-from vitreous.datasets.sample import Mask
+from vitreous.datasets.lists import read_list
+from vitreous.datasets.masks import read_indices, renumbered
 
 CLASSES = (
     "aeroplane",

@@ -8,12 +8,12 @@ from typing import Unpack
 
 from vitreous.datasets import DataSet
 from vitreous.evaluation.engines.local import run_locally
-from vitreous.evaluation.engines.watching import Silent, Watcher
+from vitreous.evaluation.engines.worker import Silent, Watcher
 from vitreous.evaluation.protocols import Protocol
 from vitreous.evaluation.report.results import Results
+from vitreous.evaluation.runner.context import Workbench
+from vitreous.evaluation.runner.prepare_run import Model, Options, OptionValues, start
 from vitreous.evaluation.runner.selection import WHITE_BOX
-from vitreous.evaluation.runner.starting import Model, Options, OptionValues, start
-from vitreous.evaluation.runner.workbench import Workbench
 from vitreous.evaluation.store.store import Store
 from vitreous.paths import expanded
 from vitreous.torch_state import leaves_torch_as_it_was

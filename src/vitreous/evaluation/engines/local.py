@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from vitreous.evaluation.engines.watching import Watcher
-from vitreous.evaluation.engines.working import begin, work
-from vitreous.evaluation.runner.shards import compute_shard
-from vitreous.evaluation.runner.workbench import Workbench
+from vitreous.evaluation.engines.worker import Watcher, begin, work
+from vitreous.evaluation.runner.context import Workbench
+from vitreous.evaluation.runner.measure import compute_shard
 from vitreous.evaluation.store.run import Run, RunError
 from vitreous.evaluation.store.store import Store
 from vitreous.reason import reason_of
@@ -43,12 +42,6 @@ def run_locally(store: Store, bench: Workbench, watcher: Watcher, *, workers: in
     work(store, lambda shard: compute_shard(store.run, bench, shard), watcher)
 
 
-def threads_for(workers: int) -> int:
-    """How many threads each of so many processes gets, when they share the processor."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, available // workers)
-
-
 @contextmanager
 def _workers(store: Store, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start worker processes, and end them whatever happens here, also while the others are being started.
@@ -75,7 +68,7 @@ def _workers(store: Store, count: int) -> Iterator[list[subprocess.Popen[bytes]]
 
 def _start(store: Store) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": str(store.run.threads)}
-    module = "vitreous.evaluation.engines.local_worker"
+    module = "vitreous.evaluation.engines.worker"
     command = [sys.executable, "-m", module, str(store.folder), str(os.getpid())]
     return subprocess.Popen(  # noqa: S603  # this program itself, with a folder as its argument
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
@@ -98,8 +91,3 @@ def _watch(store: Store, processes: Sequence[subprocess.Popen[bytes]], watcher: 
         watcher.advance(sum(map(len, there)))
         # Not asked again: a shard that appeared meanwhile would never be told of.
         waiting = [shard for shard in waiting if shard not in there]
-
-
-def run_of(text: str) -> Run:
-    """Read a run as a worker receives it."""
-    return Run.from_json(json.loads(text))

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import MissingDependencyError, VitreousError
-from vitreous.evaluation.engines.watching import Watcher
-from vitreous.evaluation.engines.working import begin, work
+from vitreous.evaluation.engines.worker import Watcher, begin, work
 from vitreous.evaluation.store.run import Run, RunError, Shard
 from vitreous.evaluation.store.store import Claim, Store
 from vitreous.reason import reason_of
@@ -65,8 +64,8 @@ def compute_by_name(run: Run, shard: Shard, folder: str) -> pa.Table:
         shard: which images.
         folder: what relative paths of models start from: the driver's working folder.
     """
-    from vitreous.evaluation.runner.shards import compute_shard  # noqa: PLC0415  # torch is imported by workers alone
-    from vitreous.evaluation.runner.workbench import open_workbench  # noqa: PLC0415
+    from vitreous.evaluation.runner.context import open_workbench  # noqa: PLC0415
+    from vitreous.evaluation.runner.measure import compute_shard  # noqa: PLC0415  # torch is imported by workers alone
 
     with suppress(OSError):
         os.chdir(folder)

@@ -1,4 +1,4 @@
-"""Protocols: the evaluations of papers as data, one file per paper."""
+"""Protocols: the evaluations of papers as data."""
 
 from vitreous.evaluation.protocols.protocol import Protocol
 from vitreous.evaluation.protocols.registry import PROTOCOLS, find_protocol, list_protocols

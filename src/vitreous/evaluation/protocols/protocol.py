@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from vitreous.datasets.sample import Things
+from vitreous.datasets.dataset import Things
 from vitreous.evaluation.tasks.task import Task
 from vitreous.metrics.metric import Metric
 from vitreous.spelling import parse, plus_from_every_layer

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vitreous.evaluation.report.page import write_page
-from vitreous.evaluation.report.results import Results
-from vitreous.evaluation.report.summary import summarise
+from vitreous.evaluation.report.results import Results, summarise
 from vitreous.evaluation.report.tables import COLUMNS, ResultTable, as_latex, as_markdown, as_rows, published_as_rows
 
 

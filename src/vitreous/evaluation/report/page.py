@@ -9,12 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vitreous import __version__
-from vitreous.evaluation.report.curves import Curves, curves_of, sweeps_of
-from vitreous.evaluation.report.extremes import Extreme, Extremes, extremes_of
-from vitreous.evaluation.report.results import Failure, Results
-from vitreous.evaluation.report.style import LINES, STYLE
-from vitreous.evaluation.report.summary import summarise
-from vitreous.evaluation.report.svg import curves_chart, radar_chart
+from vitreous.evaluation.report.charts import LINES, STYLE, Curves, curves_chart, curves_of, radar_chart, sweeps_of
+from vitreous.evaluation.report.images import Extreme, Extremes, Thumbnails, extremes_of, thumbnails_of
+from vitreous.evaluation.report.results import Failure, Results, summarise
 from vitreous.evaluation.report.tables import (
     ResultTable,
     difference_parts,
@@ -23,7 +20,6 @@ from vitreous.evaluation.report.tables import (
     published_title,
     table_heading,
 )
-from vitreous.evaluation.report.thumbnails import Thumbnails, thumbnails_of
 from vitreous.evaluation.store.store import read_manifest
 from vitreous.html.page import document, escape
 from vitreous.metrics.metric import Metric

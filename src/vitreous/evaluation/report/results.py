@@ -1,20 +1,25 @@
-"""The numbers of runs, read back column by column, image for image the same for all methods."""
+"""The results of runs: read back column by column, summarised as a table, and found in folders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitreous.evaluation.protocols import Protocol
-from vitreous.evaluation.statistics import Comparison
+from vitreous.errors import VitreousError
+from vitreous.evaluation.protocols import Protocol, find_protocol
+from vitreous.evaluation.report.tables import ResultTable, as_rows, published_results
+from vitreous.evaluation.statistics import Comparison, Estimate, estimates, paired, standings
 from vitreous.evaluation.store.run import Run, RunError, Shard
-from vitreous.evaluation.store.store import Store
-from vitreous.metrics.metric import Floats
+from vitreous.evaluation.store.store import Notice, Store, read_manifest
+from vitreous.metrics.metric import Floats, Metric
+from vitreous.storage import MANIFEST, StorageError
 
 
 @dataclass(frozen=True)
@@ -150,15 +155,10 @@ class Results:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per method and metric: method, metric, mean, low and high of the 95% interval, n images."""
-        from vitreous.evaluation.report.summary import summarise  # noqa: PLC0415  # it is made of results
-        from vitreous.evaluation.report.tables import as_rows  # noqa: PLC0415
-
         return as_rows(summarise(self, ranks=False))
 
     def compare(self, first: str, second: str) -> list[Comparison]:
         """Compare two methods by a paired bootstrap: for every metric first - second, its 95% interval and p."""
-        from vitreous.evaluation.report.summary import compare  # noqa: PLC0415  # it is made of results
-
         return compare(self, first, second)
 
     def image_names(self) -> list[str]:
@@ -183,3 +183,142 @@ class Results:
             for (image, error), failing in found.items()
             for method in ([None] if len(failing) == every else failing)
         ]
+
+
+def summarise(results: Results, *, ranks: bool = True, published: bool = False) -> ResultTable:
+    """Make the table of some results.
+
+    Args:
+        results: what was measured.
+        ranks: whether methods are ranked and compared with the best by paired tests, which takes longer.
+        published: whether numbers that papers print for the protocol go with it, in a table of their own.
+    """
+    metrics = results.protocol.metrics()
+    found: list[Estimate] = []
+    ranked: dict[str, dict[str, int]] = {}
+    against_best: dict[str, dict[str, Comparison]] = {}
+    for columns, alike in groupby(metrics, key=lambda metric: metric.columns):
+        # Columns of one kind after the other, so that no more are in memory; the resamples are the same for all.
+        values = counted_values(results, columns)
+        if not values:
+            break
+        together = list(alike)
+        found += estimates(values, columns, together, seed=results.run.seed)
+        for metric in together:
+            if ranks and metric.direction is not None and len(values) > 1:
+                found_by = standings(values, columns, metric, seed=results.run.seed)
+                ranked[metric.name] = {name: one.rank for name, one in found_by.items()}
+                against_best[metric.name] = {
+                    name: one.against_best for name, one in found_by.items() if one.against_best is not None
+                }
+    return ResultTable(
+        title_of(results),
+        metrics,
+        _by_method(found, results, metrics),
+        ranked,
+        against_best,
+        published_results(results.protocol.name) if published else (),
+    )
+
+
+def compare(results: Results, first: str, second: str) -> list[Comparison]:
+    """Compare two methods by every metric of the protocol, by the paired test that ranks are made of."""
+    for method in (first, second):
+        if method not in results.measured_methods:
+            known = ", ".join(results.measured_methods)
+            raise RunError(f"{method} was not measured here; what was: {known}")
+    found = []
+    for columns, alike in groupby(results.protocol.metrics(), key=lambda metric: metric.columns):
+        values = counted_values(results, columns)
+        found += [paired(values, columns, metric, first, second, seed=results.run.seed) for metric in alike]
+    return found
+
+
+def counted_values(results: Results, columns: Sequence[str]) -> dict[str, Floats]:
+    """Columns of every measured method, (images, columns); NaN for images that do not count, the same for all."""
+    values = results.values(columns)
+    return {method: np.where(results.counted[:, None], values[method], np.nan) for method in results.measured_methods}
+
+
+def title_of(results: Results) -> str:
+    """What was measured on what, in a line."""
+    kind, _, path = results.run.data.partition(":")
+    architecture, at, weights = results.run.model.name.partition("@")
+    model = f"{architecture}{at}{Path(weights).name}"  # where the file is kept says nothing about what was measured
+    broken = f" ({results.uncounted} could not be measured)" if results.uncounted else ""
+    counted = f"{int(results.counted.sum())} {results.run.things}{broken}"
+    left = "" if results.finished else f" (not finished: {len(results.images)} of {results.wanted})"
+    return f"{results.run.protocol}, {model}, {kind}:{Path(path).name}, {counted}{left}"
+
+
+def _by_method(found: Sequence[Estimate], results: Results, metrics: Sequence[Metric]) -> list[Estimate]:
+    places = {method: place for place, method in enumerate(results.methods)}
+    names = [metric.name for metric in metrics]
+    return sorted(found, key=lambda one: (places[one.method], names.index(one.metric)))
+
+
+def gather(folder: Path, notice: Notice) -> list[Results]:
+    """Give the results in ``folder``, which is a run's folder or holds some.
+
+    Runs that have their protocol, model and data set, the number of images they want and the images they have finished
+    in common are one table; a method that several of them have measured is taken from the one that was started last.
+    So finished runs stand together, and one that was killed or still goes on has a table of its own, behind them: it
+    takes no images from a finished run.
+
+    Args:
+        folder: where to look.
+        notice: told about every folder that is left out: it is no run, one of a protocol that is not known here, or
+            one that has not stored anything yet; and about damaged files, whose images count as not finished.
+
+    Raises:
+        StorageError: nothing is left.
+    """
+    if not folder.is_dir():
+        raise StorageError(f"{folder} is not a folder")
+    places = [path.parent for path in (*folder.glob(MANIFEST), *sorted(folder.glob(f"*/{MANIFEST}")))]
+    found, left_out = _opened(places, notice)
+    if not found:
+        reasons = "; ".join(left_out)
+        raise StorageError(f"{folder} holds no results of `vitreous evaluate`{reasons and f' ({reasons})'}")
+    for reason in left_out:
+        notice(f"left out: {reason}")
+    groups: dict[tuple[str, int, bytes], list[Results]] = {}
+    for results in sorted(found, key=_started, reverse=True):
+        groups.setdefault((results.run.context, results.wanted, results.images.tobytes()), []).append(results)
+    tables = [Results(tuple(one.stores[0] for one in alike), alike[0].protocol) for alike in groups.values()]
+    return sorted(tables, key=_place)
+
+
+def _opened(folders: list[Path], notice: Notice) -> tuple[list[Results], list[str]]:
+    """The results of each run alone, and why some folders have none."""
+    found, left_out = [], []
+    for folder in folders:
+        try:
+            found.append(_results_in(folder, notice))
+        except VitreousError as error:
+            left_out.append(f"{folder.resolve().name}: {error}")
+    return found, left_out
+
+
+def _results_in(folder: Path, notice: Notice) -> Results:
+    store = Store.open(folder)
+    protocol = find_protocol(store.run.protocol)
+    needed = {column for metric in protocol.metrics() for column in metric.columns}
+    if store.run.settings != protocol.settings() or not needed <= {*store.run.columns}:
+        raise RunError(f"it was measured by another version of {protocol.name}")
+    results = Results((store.readable(notice),), protocol)
+    if not len(results.images):
+        raise StorageError(
+            "nothing of it can be read" if results.stores[0].damaged else "it has not stored anything yet"
+        )
+    return results
+
+
+def _started(results: Results) -> str:
+    return str(read_manifest(results.stores[0].folder).get("created", ""))
+
+
+def _place(results: Results) -> tuple[str, str, str, bool, int]:
+    """Finished results stand before others of the same kind, and those of more images first."""
+    run = results.run
+    return run.protocol, run.model.name, run.data, not results.finished, -len(results.images)

@@ -11,10 +11,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from vitreous.evaluation.store import locks
-from vitreous.evaluation.store.drafts import DRAFT_ENDING, durable_file, remove_drafts
+from vitreous.evaluation.store import files as locks
+from vitreous.evaluation.store.files import (
+    DRAFT_ENDING,
+    ENDING,
+    PLACE_COLUMNS,
+    durable_file,
+    fault_of,
+    order_of,
+    read_columns,
+    remove_drafts,
+    write_shard,
+)
 from vitreous.evaluation.store.run import Run, RunError, Shard
-from vitreous.evaluation.store.shard_file import ENDING, PLACE_COLUMNS, fault_of, order_of, read_columns, write_shard
 from vitreous.reason import reason_of
 from vitreous.storage import MANIFEST, StorageError, parse_manifest, sealed
 

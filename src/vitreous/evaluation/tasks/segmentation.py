@@ -1,19 +1,38 @@
-"""Segmentation of the foreground by a map, as Chefer et al. and SkipPLUS measure it."""
+"""Agreement of a map with a mask: segmentation by one or several thresholds, average precision and localisation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitreous.evaluation.tasks.batch import Case, PhotoBatch, Picture, enlarged
-from vitreous.evaluation.tasks.task import Explained, MissingAnnotationError, PhotoTask, Values, label_of
+from vitreous.evaluation.tasks.task import (
+    Case,
+    Explained,
+    MissingAnnotationError,
+    PhotoBatch,
+    PhotoTask,
+    Picture,
+    Values,
+    enlarged,
+    label_of,
+)
 from vitreous.float64 import in_float64
+from vitreous.metrics import localisation
 from vitreous.metrics import segmentation as counts
+from vitreous.metrics.arrays import min_max
 from vitreous.metrics.metric import Floats, Metric, row
+from vitreous.metrics.segmentation import (
+    GRADTOKEN_THRESHOLDS,
+    best_threshold,
+    held_out_threshold,
+    in_its_half,
+    threshold_prefix,
+)
 
 Segmented = Explained | Literal["largest object"]
 Upsampling = Literal["bilinear", "nearest"]
@@ -152,3 +171,193 @@ def segmented_class(picture: Picture, explained: Segmented) -> int:
     if not any(areas.values()):
         return label_of(picture)
     return max(areas, key=lambda known: (areas[known], -known))
+
+
+@dataclass(frozen=True)
+class Localisation(PhotoTask):
+    """Where the maximum, the positive relevance and the most relevant pixels of a map lie.
+
+    Attributes:
+        explained: The class whose map is measured.
+        upsampling: How a map of patches gets the size of the mask.
+        tolerance: How many pixels beside an object still count as on it, for the maximum.
+        mask_resize: How the mask gets the size of the model's input.
+        foreground: What of the mask.
+        ignored: Pixels of the mask that do not count.
+    """
+
+    kind: ClassVar[str] = "localisation"
+
+    explained: Segmented = "predicted"
+    upsampling: Upsampling = "bilinear"
+    tolerance: int = 0
+    mask_resize: Literal["nearest"] = "nearest"
+    foreground: Literal["all objects"] = "all objects"
+    ignored: Literal[-1] = -1
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return localisation.pointing_accuracy(), localisation.mean_energy_in_mask(), localisation.mean_rank_accuracy()
+
+    def targets(self, picture: Picture) -> tuple[int, ...]:
+        return (segmented_class(picture, self.explained),)
+
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+        found = []
+        for case, map_ in zip(cases, maps_of_pixels(batch, cases, self.explained, self.upsampling), strict=True):
+            mask = mask_of(batch.pictures[case.image])
+            found.append(
+                {
+                    "pointing_game": localisation.pointing_game(map_, mask, self.tolerance),
+                    "energy_in_mask": localisation.energy_in_mask(map_, mask),
+                    "rank_accuracy": localisation.rank_accuracy(map_, mask),
+                }
+            )
+        return found
+
+
+Search = Literal["highest mIoU"]
+HeldOut = Literal["each half of the photos, by the hash of their names, has the threshold of the other"]
+OF_THE_OTHER_HALF: HeldOut = "each half of the photos, by the hash of their names, has the threshold of the other"
+
+
+@dataclass(frozen=True)
+class ThresholdSearch(PhotoTask):
+    """Foreground and background by one threshold for all maps of a method.
+
+    Attributes:
+        explained: The class whose map is measured.
+        upsampling: How a map of patches gets the size of the mask.
+        scaling: Of the map, before it is thresholded.
+        thresholds: What is searched; foreground is strictly above.
+        chosen_by: Which threshold is best.
+        held_out: How the threshold beside the best one is chosen.
+        mask_resize: How the mask gets the size of the model's input.
+        foreground: What of the mask.
+        ignored: Pixels of the mask that do not count.
+    """
+
+    kind: ClassVar[str] = "segmentation with a searched threshold"
+
+    explained: Segmented = "predicted"
+    upsampling: Upsampling = "bilinear"
+    scaling: Literal["min-max per map"] = "min-max per map"
+    thresholds: tuple[float, ...] = GRADTOKEN_THRESHOLDS
+    chosen_by: Search = "highest mIoU"
+    held_out: HeldOut = OF_THE_OTHER_HALF
+    mask_resize: Literal["nearest"] = "nearest"
+    foreground: Literal["all objects"] = "all objects"
+    ignored: Literal[-1] = -1
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        made = (counts.pixel_accuracy, counts.mean_iou)
+        best = tuple(best_threshold(metric, self.thresholds) for metric in made)
+        return *best, *(held_out_threshold(metric, self.thresholds) for metric in made), counts.two_class_map()
+
+    def targets(self, picture: Picture) -> tuple[int, ...]:
+        return (segmented_class(picture, self.explained),)
+
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+        maps = maps_of_pixels(batch, cases, self.explained, self.upsampling)
+        return [self._count(batch.pictures[case.image], map_) for map_, case in zip(maps, cases, strict=True)]
+
+    def _count(self, picture: Picture, map_: Floats) -> Values:
+        mask = mask_of(picture)
+        values: Values = {}
+        found = counts.count_at_thresholds(map_, mask, self.thresholds)
+        for threshold, each in zip(self.thresholds, found, strict=True):
+            values |= row([f"{threshold_prefix(threshold)}{name}" for name in counts.COUNTS], each)
+        precision = {"two_class_average_precision": counts.two_class_average_precision(map_, mask)}
+        return in_its_half(picture.name, values) | precision
+
+
+@dataclass(frozen=True)
+class ClassSegmentation(PhotoTask):
+    """Every pixel gets the class whose map is highest there, or none.
+
+    Attributes:
+        classes: How many there are, background included.
+        explained: The classes whose maps are made.
+        outputs: Which output of the model stands for a class.
+        upsampling: How maps of patches get the size of the mask.
+        scaling: Of each map, before maps are compared and thresholded.
+        pixel: The class of a pixel; where no map lies strictly above the threshold it is background.
+        thresholds: What is searched.
+        chosen_by: Which threshold is best.
+        held_out: How the threshold beside the best one is chosen.
+        mask_resize: How the mask gets the size of the model's input.
+        ignored: Pixels of the mask that do not count.
+    """
+
+    kind: ClassVar[str] = "segmentation of several classes"
+
+    classes: int = 21
+    explained: Literal["all classes of the mask"] = "all classes of the mask"
+    outputs: Literal["class n is output n; output n + 1 where output 0 is background"] = (
+        "class n is output n; output n + 1 where output 0 is background"
+    )
+    upsampling: Upsampling = "bilinear"
+    scaling: Literal["min-max per map"] = "min-max per map"
+    pixel: Literal["the class of the highest map above the threshold"] = (
+        "the class of the highest map above the threshold"
+    )
+    thresholds: tuple[float, ...] = GRADTOKEN_THRESHOLDS
+    chosen_by: Search = "highest mIoU"
+    held_out: HeldOut = OF_THE_OTHER_HALF
+    mask_resize: Literal["nearest"] = "nearest"
+    ignored: Literal[-1] = -1
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        made = [partial(make, self.classes) for make in (counts.classes_pixel_accuracy, counts.classes_mean_iou)]
+        chosen_by = made[1]
+        best = tuple(best_threshold(metric, self.thresholds, chosen_by=chosen_by) for metric in made)
+        return *best, *(held_out_threshold(metric, self.thresholds, chosen_by=chosen_by) for metric in made)
+
+    def targets(self, picture: Picture) -> tuple[int, ...]:
+        return tuple(known + self._shift(picture) for known in self._present(picture))
+
+    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+        return [self._count(batch, case) for case in cases]
+
+    def _count(self, batch: PhotoBatch, case: Case) -> Values:
+        picture = batch.pictures[case.image]
+        present, shift = self._present(picture), self._shift(picture)
+        maps = [in_float64(batch.map_of(case, known + shift)[None]) for known in present]
+        size, geometry = batch.runner.size, batch.runner.geometry
+        enlarged_maps = (enlarged(map_, size, self.upsampling, geometry).cpu().numpy() for map_ in maps)
+        scaled = np.concatenate([min_max(map_) for map_ in enlarged_maps])
+        highest, best = scaled.max(axis=0), np.array(present)[scaled.argmax(axis=0)] + 1
+        truth = self._truth(picture)
+        values: Values = {}
+        for threshold in self.thresholds:
+            columns = counts.class_columns(self.classes, threshold_prefix(threshold))
+            predicted = np.where(highest > threshold, best, 0)
+            values |= row(columns, counts.count_classes(predicted, truth, self.classes))
+        return in_its_half(picture.name, values)
+
+    def _truth(self, picture: Picture) -> NDArray[np.int64]:
+        """0 for background, class + 1 for objects, -1 for pixels that do not count or whose class is not known."""
+        classes = [0, *(-1 if known is None else known + 1 for known in picture.objects), -1]
+        return np.array(classes)[mask_of(picture)]
+
+    def _present(self, picture: Picture) -> list[int]:
+        """The classes of the mask, in order."""
+        mask = mask_of(picture)
+        objects = enumerate(picture.objects, start=1)
+        present = sorted({known for number, known in objects if known is not None and (mask == number).any()})
+        if not present:
+            raise MissingAnnotationError("the mask has no object whose class is known")
+        if present[-1] >= self.classes - 1:
+            raise MissingAnnotationError(f"the mask has the class {present[-1]}, and there are {self.classes - 1}")
+        return present
+
+    def _shift(self, picture: Picture) -> int:
+        shift = picture.classes - (self.classes - 1)
+        if shift not in (0, 1):
+            raise MissingAnnotationError(
+                f"the model has {picture.classes} outputs; {self.classes - 1} or {self.classes} are needed, one for "
+                "every class, with or without background"
+            )
+        return shift

@@ -6,11 +6,10 @@ from vitreous.close_match import close_match
 from vitreous.datasets.cifar import Cifar10, Cifar100
 from vitreous.datasets.dataset import DataSet
 from vitreous.datasets.eraser_movies import EraserMovies
+from vitreous.datasets.folders import Labelled, MaskedFolder
 from vitreous.datasets.imagenet import ImageNet
 from vitreous.datasets.imagenet_s import ImageNetS
 from vitreous.datasets.imagenet_segmentation import ImageNetSegmentation
-from vitreous.datasets.labelled import Labelled
-from vitreous.datasets.masked_folder import MaskedFolder
 from vitreous.datasets.mura import Mura
 from vitreous.datasets.pets import Pets
 from vitreous.datasets.voc import Voc

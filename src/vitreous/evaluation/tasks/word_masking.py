@@ -1,22 +1,85 @@
-"""What becomes of a model's answer while words of a text are removed or masked, or while few of them are left."""
+"""Tasks on texts: words that are removed or masked in the order of their scores, and agreement with human rationales.
+
+A word is removed with all its pieces, so that the text gets shorter and the cost falls; the tokenizer's special tokens
+stay. Texts of similar length are run together, whatever text, method or curve they belong to; no input is run twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from vitreous.evaluation.tasks.batch import Case, Passage, TextBatch
-from vitreous.evaluation.tasks.task import NINE, Explained, TextTask, Values, explained_class
-from vitreous.evaluation.tasks.wording import Row, Way, logits_of, perturbed, ranked_words
+from vitreous.evaluation.tasks.task import (
+    NINE,
+    Case,
+    Explained,
+    MissingAnnotationError,
+    Passage,
+    TextBatch,
+    TextTask,
+    Values,
+    explained_class,
+    label_of,
+)
 from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation, text
 from vitreous.metrics.metric import Floats, Metric, row
+from vitreous.metrics.text import word_scores
+from vitreous.models.text_models import LoadedTextModel
+from vitreous.tape.runner import TOKENS_AT_ONCE, ModelRunner
 
 ERASER_BINS = (1, 5, 10, 20, 50)
+
+Way = Literal["removed", "masked", "kept alone"]
+Row = tuple[int, ...]
+
+
+def ranked_words(batch: TextBatch, case: Case, target: int) -> NDArray[np.int64]:
+    """The numbers of a text's words, the highest first; of equal ones the earlier is first."""
+    scores = float64_array(batch.map_of(case, target))
+    words = word_scores(scores, batch.pictures[case.image].word_of_piece, clamped=False)
+    return np.argsort(-words, kind="stable")
+
+
+def perturbed(passage: Passage, words: NDArray[np.int64], way: Way, blank: int) -> Row:
+    """The pieces of a text after something was done to some of its words."""
+    touched = np.isin(passage.word_of_piece, words)
+    if way == "masked":
+        return tuple(np.where(touched, blank, passage.read.numbers).tolist())
+    return tuple(np.array(passage.read.numbers)[touched if way == "kept alone" else ~touched].tolist())
+
+
+def logits_of(batch: TextBatch, rows: Sequence[Row]) -> Tensor:
+    """What the model says of texts as rows of pieces, (rows, classes)."""
+    new = [pieces for pieces in dict.fromkeys(rows) if pieces not in batch.memory]
+    if new:
+        batch.memory.update(zip(new, logits_of_rows(batch.model, new), strict=True))
+    return torch.stack([batch.memory[pieces] for pieces in rows])
+
+
+def logits_of_rows(model: LoadedTextModel, rows: Sequence[Row]) -> Tensor:
+    """The same without a memory."""
+    answers: list[Tensor] = [torch.empty(0)] * len(rows)
+    for numbers in _alike([len(pieces) for pieces in rows]):
+        inputs = model.reader.inputs([rows[number] for number in numbers])
+        for number, answer in zip(numbers, ModelRunner(model.model, inputs).logits(inputs), strict=True):
+            answers[number] = answer
+    return torch.stack(answers)
+
+
+def _alike(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Positions of about equal lengths, as many as run at once, so that hardly anything is padding."""
+    order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    while order:
+        together = max(1, TOKENS_AT_ONCE // max(1, lengths[order[0]]))
+        yield order[:together]
+        order = order[together:]
 
 
 @dataclass(frozen=True)
@@ -130,3 +193,49 @@ class Erasure(WordTask):
             }
             for before, (without, alone) in found
         ]
+
+
+@dataclass(frozen=True)
+class Rationales(TextTask):
+    """Token-F1 of the words with the highest scores against a human rationale, in every text, averaged over texts.
+
+    Attributes:
+        explained: The class whose scores are measured.
+        tops: How many words are taken; a text that has fewer is taken whole.
+        older_tops: The same in an earlier program.
+        word: The score of a word, from those of its pieces.
+        ties: Which of equal words ranks higher.
+        rationale: What of it counts.
+    """
+
+    kind: ClassVar[str] = "token-F1 against rationales"
+
+    explained: Literal["label"] = "label"
+    tops: tuple[int, ...] = text.GRADTOKEN_TOP
+    older_tops: tuple[int, ...] = text.OLDER_TOP
+    word: Literal["the highest of its pieces, and not below 0"] = "the highest of its pieces, and not below 0"
+    ties: Literal["the earlier one"] = "the earlier one"
+    rationale: Literal["the words that the model takes"] = "the words that the model takes"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (
+            text.average_token_f1(self.tops),
+            text.average_token_f1(self.older_tops, name="token-F1, older sizes"),
+        )
+
+    def targets(self, picture: Passage) -> tuple[int, ...]:
+        if not picture.rationale.any():
+            raise MissingAnnotationError("no word of a rationale is in the part of the text that the model takes")
+        return (label_of(picture),)
+
+    def measure(self, batch: TextBatch, cases: Sequence[Case]) -> list[Values]:
+        tops = sorted({*self.tops, *self.older_tops})
+        found = []
+        for case in cases:
+            passage = batch.pictures[case.image]
+            pieces = float64_array(batch.map_of(case, label_of(passage)))
+            scores = text.word_scores(pieces, passage.word_of_piece)
+            values = [text.token_f1(scores, passage.rationale, top) for top in tops]
+            found.append(row(text.token_f1_columns(tops), values))
+        return found

@@ -1,30 +1,73 @@
-"""Images and texts with their maps, made again from the data set and the model where these are at hand."""
+"""The best and the worst samples of every method, with their maps."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, chdir, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from vitreous.datasets import Review
 from vitreous.errors import VitreousError
-from vitreous.evaluation.report.extremes import Extremes
-from vitreous.evaluation.report.results import Results
-from vitreous.evaluation.runner.photo_material import resized
-from vitreous.evaluation.runner.text_material import places_of
-from vitreous.evaluation.runner.workbench import Workbench, open_workbench
+from vitreous.evaluation.report.results import Results, counted_values
+from vitreous.evaluation.runner.adapters import places_of, resized
+from vitreous.evaluation.runner.context import Workbench, open_workbench
 from vitreous.evaluation.store.store import Store, read_manifest
 from vitreous.explaining import explain
 from vitreous.html.page import picture
+from vitreous.metrics.metric import Metric
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.pictures import words_html
 from vitreous.text_explaining import explain_text
 
 if TYPE_CHECKING:
     from PIL import Image
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """An image and what a metric is on it alone."""
+
+    index: int
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The images that a method does best and worst on, by one metric."""
+
+    method: str
+    metric: Metric
+    best: tuple[Extreme, ...]
+    worst: tuple[Extreme, ...]
+
+
+def extremes_of(results: Results, metrics: Sequence[Metric], methods: Sequence[str], count: int) -> list[Extremes]:
+    """The ``count`` best and worst images of some methods, by the first metric that tells images apart."""
+    metric = next((metric for metric in metrics if metric.direction is not None), None)
+    if metric is None or not len(results.images):
+        return []
+    names = results.image_names()
+    values = counted_values(results, metric.columns)
+    found = []
+    for method in methods:
+        with np.errstate(all="ignore"):  # a metric of a data set may not exist on one image
+            alone = metric.combine(values[method])
+        order = [int(place) for place in np.argsort(-alone if metric.direction == "higher" else alone, kind="stable")]
+        known = [
+            Extreme(int(results.images[place]), names[place], float(alone[place]))
+            for place in order
+            if np.isfinite(alone[place])
+        ]
+        shown = min(count, len(known) // 2)
+        found.append(Extremes(method, metric, tuple(known[:shown]), tuple(known[len(known) - shown :][::-1])))
+    return found
+
 
 _SIDE = 132
 

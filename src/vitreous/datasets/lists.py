@@ -1,18 +1,83 @@
-"""Reads ``labels.csv``: which file shows which class, under any of the usual column names."""
+"""Reads the lists of data sets: plain lists, tables, and ``labels.csv`` under any of the usual column names."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from vitreous.datasets.imagenet_classes import CLASSES
-from vitreous.datasets.list_files import ListError, add_label, number_in, read_table
+from vitreous.errors import DataError
+
+_MOST_DIGITS = 9  # no list has as many classes; Python reads no number of more than 4,300 digits
+_SEPARATORS = ",;\t"  # spreadsheets write semicolons where people write numbers with a comma
+
+
+class ListError(DataError):
+    """A list is damaged; the message names the file and not yet where the set comes from."""
+
+
+def read_list(file: Path) -> str:
+    """Return the text of a list, without the mark that some programs put in front of it.
+
+    Raises:
+        ListError: It is not text in UTF-8.
+        OSError: It cannot be read.
+    """
+    check_regular(file)
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeError as error:
+        raise ListError(f"{file} is not text in UTF-8") from error
+
+
+def check_regular(file: Path) -> None:
+    """Raise where there is something else than a file or a folder: opening a pipe would wait for ever.
+
+    Raises:
+        ListError: It is a pipe, a socket or a device.
+    """
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise ListError(f"{file} is not a file")
+
+
+def number_in(text: str) -> int | None:
+    """Return the number that a list writes in decimal digits, or None where it is none or far beyond any count."""
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
+def read_table(file: Path) -> list[list[str]]:
+    """Return the rows of a CSV file; its cells are separated by what its first line has most of.
+
+    Raises:
+        ListError: It is not such a table.
+        OSError: It cannot be read.
+    """
+    text = read_list(file)
+    separator = max(_SEPARATORS, key=text.partition("\n")[0].count)
+    try:
+        return list(csv.reader(io.StringIO(text), delimiter=separator))
+    except csv.Error as error:
+        raise ListError(f"{file} is not a table with commas, semicolons or tabs ({error})") from error
+
+
+def add_label(labels: dict[str, int], name: str, label: int, where: str) -> None:
+    """Note the class of a photo.
+
+    Raises:
+        ListError: It has one already: which of two is right is not for a reader to choose.
+    """
+    if name in labels:
+        raise ListError(f"{where}: {name} is listed twice")
+    labels[name] = label
+
 
 TABLE = "labels.csv"
 NAMES = "class_names.json"
 
 IMAGENET_COLUMN = "imagenet_index"
+IMAGENET_CLASSES = 1000
 
 _FILE_COLUMNS = ("file", "filename", "file_name", "image", "image_path", "path", "name", "id", "image_id")
 # Indices before names; the index of the model's output before one of the set's own. A bare "index" comes after
@@ -46,7 +111,7 @@ class LabelTable(NamedTuple):
     def classes(self, class_names: tuple[str, ...] | None) -> int | None:
         """How many classes there are, photos of all of them or not; None where neither column nor names tell."""
         if self.column == IMAGENET_COLUMN:
-            return CLASSES
+            return IMAGENET_CLASSES
         # Names that do not reach as far as the labels are not what those count.
         return None if class_names is None or max(self.labels.values()) >= len(class_names) else len(class_names)
 

@@ -1,8 +1,9 @@
-"""How a run is started: from what was asked for to a run's folder and everything opened that its shards need."""
+"""``prepare_run``: from the arguments of ``evaluate`` to a run's folder and the context that its shards need."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +18,13 @@ from torch import nn
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import evaluation_copy
 from vitreous.datasets import DataSet, Shuffled
-from vitreous.datasets.sample import Things
+from vitreous.datasets.dataset import Things
 from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import ModelError
-from vitreous.evaluation.engines.local import threads_for
-from vitreous.evaluation.engines.watching import Watcher
+from vitreous.evaluation.engines.worker import Watcher
 from vitreous.evaluation.protocols import Protocol, find_protocol
-from vitreous.evaluation.runner.labels import check_labels
-from vitreous.evaluation.runner.measuring import columns_of
-from vitreous.evaluation.runner.selection import WHITE_BOX, choose_methods, empty_picture
-from vitreous.evaluation.runner.workbench import (
+from vitreous.evaluation.runner.adapters import first_run
+from vitreous.evaluation.runner.context import (
     AnyModel,
     Workbench,
     hash_files,
@@ -36,6 +34,8 @@ from vitreous.evaluation.runner.workbench import (
     preprocessing_of,
     weights_of,
 )
+from vitreous.evaluation.runner.measure import columns_of
+from vitreous.evaluation.runner.selection import WHITE_BOX, choose_methods, empty_picture
 from vitreous.evaluation.store.run import ModelChoice, Run, RunError
 from vitreous.evaluation.store.store import Store
 from vitreous.inputs.model_input import Inputs
@@ -49,6 +49,35 @@ from vitreous.plugin import load_plugins
 from vitreous.provenance import software_versions
 from vitreous.tape.runner import ModelRunner
 from vitreous.text_explaining import TextModel, find_text_model
+
+
+def check_labels(bench: Workbench) -> None:
+    """Raise where a protocol takes labels for outputs of the model and there are more or fewer of one than the other.
+
+    Sets that do not say what their labels count are believed, and so are protocols that do not look at labels or that
+    say themselves which output stands for which class.
+
+    Raises:
+        RunError: The labels are not those of the model's outputs.
+    """
+    counted = bench.data.classes
+    if isinstance(bench.model, LoadedTextModel):
+        return  # what its classes are called tells which of them the labels are, see label_outputs
+    if counted is None or not any(task.uses_labels for task in bench.protocol.tasks):
+        return
+    outputs = count_outputs(bench.model)
+    if outputs != counted:
+        raise RunError(
+            f"{bench.protocol.name} takes the labels of {bench.data.kind} for outputs of the model, but they tell "
+            f"{counted} classes apart and the model {outputs}"
+        )
+
+
+def count_outputs(model: LoadedModel) -> int:
+    """How many classes a model tells apart; one output, for yes or no, tells two."""
+    _, logits = first_run(model, empty_picture(model))
+    return max(2, logits.shape[1])
+
 
 Engine = Literal["local", "ray"]
 Model = str | ModelChoice | nn.Module | LoadedModel | TextModel
@@ -276,3 +305,9 @@ def _details(bench: Workbench) -> dict[str, Any]:
         "paper": bench.protocol.paper,
         "software": software_versions(),
     }
+
+
+def threads_for(workers: int) -> int:
+    """How many threads each of so many processes gets, when they share the processor."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, available // workers)

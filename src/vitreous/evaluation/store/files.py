@@ -1,10 +1,19 @@
-"""The Parquet file of one shard: written beside and renamed, and told apart from damaged and foreign ones."""
+"""The files of a run: written atomically, locked between processes, and checked when they are read.
+
+``storage.complete_file`` is for files that one process writes for a person: it follows links and waits for no disk.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +21,99 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from vitreous.evaluation.store.drafts import durable_file
 from vitreous.evaluation.store.run import Run, Shard
 from vitreous.reason import reason_of
 from vitreous.storage import StorageError
+
+DRAFT_ENDING = ".part"
+
+
+@contextmanager
+def durable_file(place: Path, name: str) -> Iterator[BinaryIO]:
+    """Give a draft to write, which is on the disk before it becomes ``place``, if the block ends well.
+
+    Args:
+        place: where the file will be.
+        name: what drafts of it are known by, see ``remove_drafts``.
+    """
+    draft = place.with_name(f"{name}.{secrets.token_hex(8)}{DRAFT_ENDING}")
+    try:
+        with draft.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(place)
+        _sync(place.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def remove_drafts(folder: Path, name: str) -> None:
+    """Remove what killed writers of a file left behind; only for who holds its lock."""
+    for draft in folder.glob(f"{name}.*{DRAFT_ENDING}"):
+        draft.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename survive a loss of power, where the system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+if sys.platform != "win32":  # Windows has no such locks: work may be done twice there, which costs time, nothing else
+    import fcntl
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock file that this process holds.
+
+    Attributes:
+        path: the file.
+        descriptor: the open file that holds it.
+        certain: False where the system or the file system has no locks, so that others may hold it as well.
+    """
+
+    path: Path
+    descriptor: int
+    certain: bool
+
+    def release(self) -> None:
+        """Let others have it."""
+        with suppress(OSError):  # an open file cannot be removed everywhere; then it stays
+            self.path.unlink()
+        os.close(self.descriptor)
+
+
+def take(path: Path) -> Lock | None:
+    """Take a lock without waiting; None where another process has it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        if sys.platform == "win32":
+            return Lock(path, descriptor, certain=False)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError:
+            return Lock(path, descriptor, certain=False)
+        if _is_still(path, descriptor):
+            return Lock(path, descriptor, certain=True)
+        # Its holder removed the file between opening and locking it here: who comes next would lock another file.
+        os.close(descriptor)
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
 
 ENDING = ".parquet"
 PLACE_COLUMNS = ("index", "method")  # they tell which image and method a row is of

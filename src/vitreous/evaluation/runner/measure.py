@@ -1,24 +1,27 @@
-"""``measure``: photos or texts in, one row of numbers out for each of them and every method, under one protocol."""
+"""From samples to rows: ``measure`` for any samples, ``compute_shard`` for a range of a run's data set."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+import pyarrow as pa
 import torch
 
-from vitreous.datasets.sample import Review, Sample
+from vitreous.datasets.dataset import Review, Sample
 from vitreous.errors import VitreousError
 from vitreous.evaluation.protocols.protocol import Protocol
-from vitreous.evaluation.runner.material import Maps, Material
-from vitreous.evaluation.runner.photo_material import PhotoMaterial
-from vitreous.evaluation.runner.text_material import TextMaterial
-from vitreous.evaluation.tasks.batch import EXPLAINED_TOGETHER, Batch, Case, Seen
-from vitreous.evaluation.tasks.task import MissingAnnotationError, Task, Values
+from vitreous.evaluation.runner.adapters import Maps, Material, material_of
+from vitreous.evaluation.runner.context import Workbench
+from vitreous.evaluation.store.files import schema_of
+from vitreous.evaluation.store.run import Run, RunError, Shard
+from vitreous.evaluation.tasks.task import EXPLAINED_TOGETHER, Batch, Case, MissingAnnotationError, Seen, Task, Values
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
+from vitreous.printable import printable
 from vitreous.reason import reason_of
 from vitreous.spelling import parse
 
@@ -31,11 +34,6 @@ _OF_THE_MOMENT = (MemoryError, torch.OutOfMemoryError)  # they say nothing of a 
 def columns_of(protocol: Protocol) -> tuple[str, ...]:
     """The names of all numbers in a row."""
     return tuple(dict.fromkeys(column for task in protocol.tasks for column in task.columns))
-
-
-def material_of(model: LoadedModel | LoadedTextModel, protocol: Protocol) -> Material:
-    """What a protocol reads, for a model."""
-    return TextMaterial(model) if isinstance(model, LoadedTextModel) else PhotoMaterial(model, protocol.resize)
 
 
 def measure(
@@ -227,3 +225,62 @@ def _alike(counts: Sequence[int]) -> Iterator[list[int]]:
     for count in sorted(set(counts) - {0}):
         alike = [position for position, each in enumerate(counts) if each == count]
         yield from (alike[first : first + EXPLAINED_TOGETHER] for first in range(0, len(alike), EXPLAINED_TOGETHER))
+
+
+_SEEDS = 2**63  # as many are different to torch
+
+
+def compute_shard(run: Run, bench: Workbench, shard: Shard) -> pa.Table:
+    """Measure the images of a shard; one that cannot be read has rows with its error and takes no other with it."""
+    rows: dict[tuple[str, str], Row] = {}
+    names = {index: bench.data.name(index) for index in shard}
+
+    def readable() -> Iterator[Sample | Review]:
+        for index in shard:
+            try:
+                yield bench.data.load(index)
+            except (VitreousError, OSError) as error:
+                rows.update({(names[index], method): {"error": _one_line(error)} for method in run.methods})
+
+    with _threads(run.threads), _seeded(run.seed + shard.first):
+        measured = measure(bench.material, readable(), bench.protocol, run.methods)
+    rows |= {(str(row["image"]), str(row["method"])): row for row in measured}
+    return _table(run, [(index, names[index], method) for index in shard for method in run.methods], rows)
+
+
+def _table(run: Run, order: Sequence[tuple[int, str, str]], rows: dict[tuple[str, str], Row]) -> pa.Table:
+    """Put the rows into a table, image by image and method by method, so that readers need not look for them."""
+    if len(order) != len(rows) or {(name, method) for _, name, method in order} != rows.keys():
+        raise RunError("an image of the data set was not measured, or its name is not unique")
+    found = [rows[name, method] for _, name, method in order]
+    columns = {
+        "index": [index for index, _, _ in order],
+        "image": [name for _, name, _ in order],
+        "method": [method for _, _, method in order],
+        "error": [row.get("error") for row in found],
+    }
+    columns |= {column: [row.get(column) for row in found] for column in run.columns}
+    return pa.table(columns, schema=schema_of(run.columns))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(printable(str(error) or type(error).__name__).split())
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let the model use so many threads, for another number may add up numbers in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Make random draws depend on the shard alone, not on what the process did before."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed % _SEEDS)
+        yield

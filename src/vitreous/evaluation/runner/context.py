@@ -1,4 +1,4 @@
-"""What a process needs to compute shards, opened once: the model, the data set and the protocol of a run."""
+"""The model, the data set and the protocol of a run, opened once per process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.datasets import DataSet, Shuffled, open_dataset
-from vitreous.datasets.sample import Things
+from vitreous.datasets.dataset import Things
 from vitreous.errors import MethodError
 from vitreous.evaluation.protocols import Protocol, find_protocol
-from vitreous.evaluation.runner.label_outputs import label_outputs
-from vitreous.evaluation.runner.material import Material
-from vitreous.evaluation.runner.measuring import material_of
+from vitreous.evaluation.runner.adapters import Material, label_outputs, material_of
 from vitreous.evaluation.store.run import ModelChoice, Run, RunError, hash_of
 from vitreous.methods import own_code
 from vitreous.models import LoadedModel, load_model
