@@ -277,7 +277,7 @@ def test_plugins_may_be_given_as_text(data, tmp_path):
 
 def test_the_usual_methods_are_those_of_the_command_line(data, tmp_path):
     results = evaluate(MODEL, data, tmp_path, methods=None, limit=1)
-    store, _ = start(MODEL, data, PROTOCOL, ["white-box"], tmp_path, Options(threads=1), Silent())
+    store, _ = start(MODEL, data, PROTOCOL, ["white-box"], tmp_path, Options(threads=1), Silent().notice)
     assert results.run.methods == store.run.methods
 
 
@@ -292,7 +292,7 @@ def test_several_workers_need_names(data, tmp_path):
 
 
 def test_a_worker_refuses_another_model_or_data_set(data, tmp_path):
-    store, _ = start(MODEL, data, PROTOCOL, METHODS, tmp_path, Options(threads=1), Silent())
+    store, _ = start(MODEL, data, PROTOCOL, METHODS, tmp_path, Options(threads=1), Silent().notice)
     open_workbench(store.run)
     for change in ({"weights": "other"}, {"data_fingerprint": "other"}, {"settings": {}}):
         changed = type(store.run)(**{**vars(store.run), **change})
@@ -302,7 +302,7 @@ def test_a_worker_refuses_another_model_or_data_set(data, tmp_path):
 
 def test_a_protocol_with_rows_of_its_own_says_that_methods_are_not_used(data, tmp_path):
     with pytest.warns(UserWarning, match="rows of its own"):
-        store, _ = start(MODEL, data, "tokentm-ablation", ["gae"], tmp_path, Options(threads=1), Silent())
+        store, _ = start(MODEL, data, "tokentm-ablation", ["gae"], tmp_path, Options(threads=1), Silent().notice)
     assert "gae" not in store.run.methods
     with pytest.raises(ProtocolError):
         evaluate(MODEL, data, tmp_path, protocol="nothing")

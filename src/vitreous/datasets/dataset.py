@@ -18,6 +18,7 @@ from vitreous.errors import DataError
 from vitreous.paths import expanded
 
 Mask = NDArray[np.int16]
+IGNORED = -1  # in a mask: a pixel that does not count
 
 Things = Literal["photos", "texts"]
 

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitreous.datasets.dataset import Mask
+from vitreous.datasets.dataset import IGNORED, Mask
 from vitreous.errors import DataError
 from vitreous.images import Upright, read_upright, turned
-from vitreous.metrics.arrays import IGNORED
 
 _WITHOUT_EXACT_COLOURS = ("JPEG", "MPO")
 

@@ -56,7 +56,7 @@ def evaluate(
     told = watcher or Silent()
     asked = WHITE_BOX if methods is None else methods
     words = [asked] if isinstance(asked, str) else list(asked)
-    store, bench = start(model, data, protocol, words, expanded(out), chosen, told)
+    store, bench = start(model, data, protocol, words, expanded(out), chosen, told.notice)
     compute(store, bench, chosen, told)
     return Results((store,), bench.protocol)
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitreous.datasets.dataset import Review, Sample
+from vitreous.datasets.dataset import IGNORED, Review, Sample
 from vitreous.datasets.eraser_movies import LABELS
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.protocols.protocol import Protocol, Resize
@@ -20,7 +20,6 @@ from vitreous.evaluation.tasks.task import Batch, Case, Passage, PhotoBatch, Pic
 from vitreous.evaluation.tasks.word_masking import logits_of_rows
 from vitreous.explaining import black_pixel, explain_again, find_recipes
 from vitreous.inputs.model_input import FAILURES
-from vitreous.metrics.arrays import IGNORED
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.outputs import OutputActivation, scale_of

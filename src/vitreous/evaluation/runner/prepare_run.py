@@ -21,7 +21,6 @@ from vitreous.datasets import DataSet, Shuffled
 from vitreous.datasets.dataset import Things
 from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import ModelError
-from vitreous.evaluation.engines.worker import Watcher
 from vitreous.evaluation.protocols import Protocol, find_protocol
 from vitreous.evaluation.runner.adapters import first_run
 from vitreous.evaluation.runner.context import (
@@ -37,7 +36,7 @@ from vitreous.evaluation.runner.context import (
 from vitreous.evaluation.runner.measure import columns_of
 from vitreous.evaluation.runner.selection import WHITE_BOX, choose_methods, empty_picture
 from vitreous.evaluation.store.run import ModelChoice, Run, RunError
-from vitreous.evaluation.store.store import Store
+from vitreous.evaluation.store.store import Notice, Store
 from vitreous.inputs.model_input import Inputs
 from vitreous.models import LoadedModel
 from vitreous.models.brought import Pair, described
@@ -135,7 +134,7 @@ def start(
     methods: Sequence[str],
     out: Path,
     options: Options,
-    watcher: Watcher,
+    notice: Notice,
 ) -> tuple[Store, Workbench]:
     """Open everything, find out which methods are meant, and make the run's folder or find it."""
     _check(model, data, protocol, options)
@@ -152,7 +151,7 @@ def start(
     choice, loaded = _with_outputs(choice, loaded, options.outputs)
     bench = Workbench(loaded, opened, asked)
     check_labels(bench)
-    spellings = _spellings(bench, methods, watcher)
+    spellings = _spellings(bench, methods, notice)
     run = Run(
         protocol=asked.name,
         settings=asked.settings(),
@@ -255,7 +254,7 @@ def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
     return found
 
 
-def _spellings(bench: Workbench, methods: Sequence[str], watcher: Watcher) -> tuple[str, ...]:
+def _spellings(bench: Workbench, methods: Sequence[str], notice: Notice) -> tuple[str, ...]:
     stage = bench.model.stage if isinstance(bench.model, LoadedModel) else None
     depth = find_architecture(bench.model.model, bench.model.example_input(), stage).depth
 
@@ -264,9 +263,9 @@ def _spellings(bench: Workbench, methods: Sequence[str], watcher: Watcher) -> tu
 
     if bench.protocol.methods is not None:
         if list(methods) != [WHITE_BOX]:
-            watcher.notice(f"{bench.protocol.name} has rows of its own; the methods that were asked for are not used")
+            notice(f"{bench.protocol.name} has rows of its own; the methods that were asked for are not used")
         return tuple(expand([]))
-    spellings = expand(choose_methods(methods, bench.model, expand, watcher.notice))
+    spellings = expand(choose_methods(methods, bench.model, expand, notice))
     if not spellings:
         raise RunError("no method was asked for")
     return tuple(spellings)
