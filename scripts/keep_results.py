@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.evaluation.report.charts import F1_CURVE, Curves, curves_of
-from vitreous.evaluation.report.results import Results, counted_values, gather, summarise
+from vitreous.evaluation.report.results import Results, counted_values, discover_runs, summarise
 from vitreous.evaluation.report.tables import ResultTable, as_rows
 from vitreous.evaluation.statistics import estimates
 from vitreous.evaluation.store.store import read_manifest
@@ -30,7 +30,7 @@ def main() -> None:
     """Keep every run of a folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path)
-    for results in gather(parser.parse_args().runs, lambda text: print(text, file=sys.stderr)):
+    for results in discover_runs(parser.parse_args().runs, lambda text: print(text, file=sys.stderr)):
         keep(results, KEPT)
 
 

@@ -13,12 +13,12 @@ from vitreous.evaluation.protocols import Protocol
 from vitreous.evaluation.report.results import Results
 from vitreous.evaluation.store.files import schema_of
 from vitreous.evaluation.store.store import Store
-from vitreous.evaluation.tasks.task import PhotoTask
+from vitreous.evaluation.tasks.task import ImageTask
 from vitreous.metrics.metric import Metric
 
 
 @dataclass(frozen=True)
-class Invented(PhotoTask):
+class Invented(ImageTask):
     """A task whose numbers are made up, so that only what is made of them is looked at."""
 
     given: tuple[Metric, ...] = ()

@@ -20,13 +20,13 @@ from small_models import small_vit
 from vitreous.datasets import Shuffled, open_dataset
 from vitreous.datasets.folders import MaskedFolder
 from vitreous.errors import ModelError, ProtocolError
-from vitreous.evaluation.engines.worker import Silent
+from vitreous.evaluation.engines.worker import SilentProgress
 from vitreous.evaluation.protocols import find_protocol, list_protocols
-from vitreous.evaluation.runner import adapters as photo_material
+from vitreous.evaluation.runner import adapters
 from vitreous.evaluation.runner import prepare_run as starting
-from vitreous.evaluation.runner.context import Workbench, open_workbench
+from vitreous.evaluation.runner.context import EvaluationContext, open_context
 from vitreous.evaluation.runner.measure import _table
-from vitreous.evaluation.runner.prepare_run import Options, OptionValues, check_labels, start
+from vitreous.evaluation.runner.prepare_run import Options, OptionValues, check_labels, prepare_run
 from vitreous.evaluation.store.run import ModelChoice, RunError
 from vitreous.models import TwoSided
 
@@ -277,7 +277,7 @@ def test_plugins_may_be_given_as_text(data, tmp_path):
 
 def test_the_usual_methods_are_those_of_the_command_line(data, tmp_path):
     results = evaluate(MODEL, data, tmp_path, methods=None, limit=1)
-    store, _ = start(MODEL, data, PROTOCOL, ["white-box"], tmp_path, Options(threads=1), Silent().notice)
+    store, _ = prepare_run(MODEL, data, PROTOCOL, ["white-box"], tmp_path, Options(threads=1), SilentProgress().notice)
     assert results.run.methods == store.run.methods
 
 
@@ -292,17 +292,19 @@ def test_several_workers_need_names(data, tmp_path):
 
 
 def test_a_worker_refuses_another_model_or_data_set(data, tmp_path):
-    store, _ = start(MODEL, data, PROTOCOL, METHODS, tmp_path, Options(threads=1), Silent().notice)
-    open_workbench(store.run)
+    store, _ = prepare_run(MODEL, data, PROTOCOL, METHODS, tmp_path, Options(threads=1), SilentProgress().notice)
+    open_context(store.run)
     for change in ({"weights": "other"}, {"data_fingerprint": "other"}, {"settings": {}}):
         changed = type(store.run)(**{**vars(store.run), **change})
         with pytest.raises(RunError, match="not what the run was started with"):
-            open_workbench(changed)
+            open_context(changed)
 
 
 def test_a_protocol_with_rows_of_its_own_says_that_methods_are_not_used(data, tmp_path):
     with pytest.warns(UserWarning, match="rows of its own"):
-        store, _ = start(MODEL, data, "tokentm-ablation", ["gae"], tmp_path, Options(threads=1), Silent().notice)
+        store, _ = prepare_run(
+            MODEL, data, "tokentm-ablation", ["gae"], tmp_path, Options(threads=1), SilentProgress().notice
+        )
     assert "gae" not in store.run.methods
     with pytest.raises(ProtocolError):
         evaluate(MODEL, data, tmp_path, protocol="nothing")
@@ -424,7 +426,7 @@ def test_a_model_with_one_output_has_the_labels_yes_and_no(tmp_path):
 
 def test_a_model_with_one_output_is_given_two_once_for_all_shards(data, tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(photo_material, "TwoSided", lambda model: made.append(model) or TwoSided(model))
+    monkeypatch.setattr(adapters, "TwoSided", lambda model: made.append(model) or TwoSided(model))
     several = evaluate(vit_of(1), data, tmp_path, protocol="libra-mif", methods="gae", shard_size=2)
     assert len(several.stores[0].run.shards()) == 3
     assert several.measured_methods
@@ -444,18 +446,32 @@ def test_a_model_with_one_output_is_given_two_once_for_all_shards(data, tmp_path
 )
 def test_a_table_of_labels_is_believed_where_it_does_not_say_what_they_count(tmp_path, names, header, outputs, fits):
     data = open_dataset(write_labelled(tmp_path / "photos", names, header))
-    bench = Workbench(vit_of(outputs), data, find_protocol("skipplus-faithfulness"))
+    context = EvaluationContext(vit_of(outputs), data, find_protocol("skipplus-faithfulness"))
     if fits:
-        check_labels(bench)
+        check_labels(context)
     else:
         with pytest.raises(RunError, match=f"and the model {outputs}$"):
-            check_labels(bench)
+            check_labels(context)
 
 
 def test_a_model_with_background_first_is_refused_where_the_protocol_does_not_know_it(tmp_path):
     data = open_dataset(write_voc(tmp_path / "voc"))
     with pytest.raises(RunError, match="tell 20 classes apart and the model 21"):
-        check_labels(Workbench(vit_of(21), data, find_protocol("skipplus-segmentation")))
-    check_labels(Workbench(vit_of(20), data, find_protocol("skipplus-segmentation")))
+        check_labels(EvaluationContext(vit_of(21), data, find_protocol("skipplus-segmentation")))
+    check_labels(EvaluationContext(vit_of(20), data, find_protocol("skipplus-segmentation")))
     results = evaluate(vit_of(21), data, tmp_path / "out", protocol="gradtoken-voc", methods="gae")
     assert results.measured_methods
+
+
+def test_the_former_name_of_progress_works_and_warns(tmp_path):
+    calls = []
+
+    class Recording(SilentProgress):
+        def advance(self, images):
+            calls.append(images)
+
+    data = write_photos(tmp_path / "data", 2)
+    with pytest.warns(DeprecationWarning, match="progress") as warned:
+        vitreous.evaluate(MODEL, data, PROTOCOL, METHODS, out=tmp_path / "out", threads=1, watcher=Recording())
+    assert sum(calls) == 2
+    assert [each.filename for each in warned if each.category is DeprecationWarning] == [__file__]

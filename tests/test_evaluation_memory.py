@@ -41,7 +41,7 @@ class Noise(DataSet):
 
 
 class Memory:
-    """A watcher that looks at the resident memory after every shard."""
+    """A progress that looks at the resident memory after every shard."""
 
     def __init__(self):
         self.seen = {}
@@ -81,7 +81,7 @@ def test_memory_does_not_grow_with_the_data_set(tmp_path):
         out=tmp_path / "out",
         shard_size=250,
         threads=1,
-        watcher=memory,
+        progress=memory,
     )
     first, last = memory.seen[2000], memory.seen[IMAGES]
     # 8,000 more images: their pixels alone are 6 MB, tapes would be more than 100 MB. The allocator may keep a few.

@@ -11,9 +11,9 @@ import pytest
 from evaluations import METHODS, MODEL, PROTOCOL, command, everything, some_run, write_photos
 from vitreous.datasets import open_dataset
 from vitreous.evaluation.engines.ray import RETRIES, _InFlight, run_on_ray
-from vitreous.evaluation.engines.worker import Silent
+from vitreous.evaluation.engines.worker import SilentProgress
 from vitreous.evaluation.evaluate import evaluate
-from vitreous.evaluation.runner.prepare_run import Options, start
+from vitreous.evaluation.runner.prepare_run import Options, prepare_run
 from vitreous.evaluation.store.run import RunError
 from vitreous.evaluation.store.store import Store
 
@@ -97,10 +97,10 @@ def test_an_error_on_a_worker_is_told_as_it_would_be_here(cluster, tmp_path):
     """The data set is changed behind the back of a run that was planned: its worker notices."""
     folder = tmp_path / "photos"
     data = write_photos(folder, 4)
-    store, _ = start(MODEL, data, PROTOCOL, METHODS, tmp_path / "out", Options(threads=1), Silent())
+    store, _ = prepare_run(MODEL, data, PROTOCOL, METHODS, tmp_path / "out", Options(threads=1), SilentProgress())
     (folder / "images" / "0003.png").write_bytes(b"another size")
     with pytest.raises(RunError, match="data set found here is not what the run was started with"):
-        run_on_ray(store, Silent())
+        run_on_ray(store, SilentProgress())
 
 
 @pytest.mark.parametrize("death", ["WorkerCrashedError", "OutOfMemoryError", "NodeDiedError"])
@@ -115,7 +115,7 @@ def test_a_shard_whose_workers_all_die_is_told_of(death, tmp_path):
         exceptions=ray.exceptions, put=lambda run: run, wait=lambda tasks, **_: (tasks, []), get=give_up
     )
     store = Store.create(tmp_path, some_run(), {})
-    in_flight = _InFlight(silent, store, Silent(), SimpleNamespace(remote=lambda *_: "task"))
+    in_flight = _InFlight(silent, store, SilentProgress(), SimpleNamespace(remote=lambda *_: "task"))
     shard = store.run.shards()[0]
     in_flight.start(shard)
     with pytest.raises(RunError, match=rf"{shard.name} was not computed, .* replaced {RETRIES} times: .*\w"):

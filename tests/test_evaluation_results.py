@@ -9,7 +9,7 @@ from evaluations import PROTOCOL
 from invented_runs import invented_results, invented_store
 from vitreous.cli.evaluating import _alone_to_blame
 from vitreous.evaluation.protocols import find_protocol
-from vitreous.evaluation.report.results import Failure, Results, gather, title_of
+from vitreous.evaluation.report.results import Failure, Results, discover_runs, title_of
 from vitreous.evaluation.runner.measure import columns_of
 from vitreous.evaluation.store.run import RunError
 from vitreous.metrics.metric import mean_of
@@ -43,19 +43,22 @@ class TestTogether:
     @pytest.mark.parametrize("change", OTHERS)
     def test_a_folder_of_such_runs_has_a_table_for_each(self, tmp_path, change):
         self.stores(tmp_path, change)
-        assert sorted(results.methods for results in gather(tmp_path, pytest.fail)) == [("one", "two"), ("three",)]
+        assert sorted(results.methods for results in discover_runs(tmp_path, pytest.fail)) == [
+            ("one", "two"),
+            ("three",),
+        ]
 
     def test_what_another_version_of_a_protocol_measured_is_left_out(self, tmp_path):
         self.stores(tmp_path, {"settings": {**find_protocol(PROTOCOL).settings(), "version": 0}})
         told = []
-        (results,) = gather(tmp_path, told.append)
+        (results,) = discover_runs(tmp_path, told.append)
         assert results.methods == ("one", "two")
         assert f"it was measured by another version of {PROTOCOL}" in " ".join(told)
 
     def test_methods_of_runs_that_compare_are_one_table(self, tmp_path):
         protocol, stores = self.stores(tmp_path, {"shard_size": 2, "data": "masks:/moved"})
         assert Results(stores, protocol).methods == ("one", "two", "three")
-        (together,) = gather(tmp_path, pytest.fail)
+        (together,) = discover_runs(tmp_path, pytest.fail)
         assert sorted(together.methods) == ["one", "three", "two"]
 
 

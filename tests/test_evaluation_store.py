@@ -20,7 +20,7 @@ import pytest
 
 from evaluations import rewritten, some_run, wait_for
 from vitreous.evaluation.engines.local import _watch
-from vitreous.evaluation.engines.worker import Silent, work
+from vitreous.evaluation.engines.worker import SilentProgress, worker_loop
 from vitreous.evaluation.store import files as locks
 from vitreous.evaluation.store.files import content_hash, schema_of
 from vitreous.evaluation.store.run import RunError, Shard
@@ -48,7 +48,7 @@ def create(folder, run=RUN, **options):
 
 
 def fill(store):
-    work(store, table, Silent())
+    worker_loop(store, table, SilentProgress())
 
 
 def without_checksum(folder, **changes):
@@ -72,7 +72,7 @@ class LateStore(Store):
         return there
 
 
-class CountingWatcher(Silent):
+class CountingProgress(SilentProgress):
     """Counts images, and lets a worker end after three looks."""
 
     def __init__(self, worker):
@@ -89,9 +89,9 @@ def test_a_shard_that_appears_between_two_looks_is_counted(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as worker:
-        watcher = CountingWatcher(worker)
-        _watch(LateStore(create(tmp_path).folder, RUN), [worker], watcher)
-    assert watcher.images == RUN.wanted == 10
+        progress = CountingProgress(worker)
+        _watch(LateStore(create(tmp_path).folder, RUN), [worker], progress)
+    assert progress.images == RUN.wanted == 10
 
 
 class TestFiles:
@@ -253,7 +253,7 @@ class TestLimits:
 
         for limit in (6, 9, 6, None):
             store = create(tmp_path, replace(RUN, limit=limit))
-            work(store, compute, Silent())
+            worker_loop(store, compute, SilentProgress())
             assert store.read(store.run.shards(), ["index"])["index"].to_pylist()[::2] == list(range(limit or 10))
         assert computed == [Shard(0, 3), Shard(4, 5), Shard(4, 7), Shard(8, 8), Shard(8, 9)]
         assert Store.open(store.folder).run.limit is None
@@ -412,7 +412,7 @@ class TestLocks:
                 held.release()
             return table(shard)
 
-        work(store, compute, Silent())
+        worker_loop(store, compute, SilentProgress())
         assert computed == [Shard(0, 3), Shard(8, 9), Shard(4, 7)]
 
     def test_a_shard_that_another_process_has_finished_meanwhile_is_not_computed_again(self, tmp_path):
@@ -427,7 +427,7 @@ class TestLocks:
                 os.utime(theirs, ns=(0, 0))
             return table(shard)
 
-        work(store, compute, Silent())
+        worker_loop(store, compute, SilentProgress())
         assert computed == [Shard(0, 3), Shard(8, 9)]
         assert theirs.stat().st_mtime_ns == 0  # it is the file of the other process
         assert store.missing(nothing) == []
@@ -437,7 +437,7 @@ WRITER = textwrap.dedent("""
     import sys, time
     from pathlib import Path
     sys.path[:0] = [{tests!r}]
-    from test_evaluation_store import create, table, RUN, Silent, replace, work
+    from test_evaluation_store import create, table, RUN, SilentProgress, replace, worker_loop
     store = create(Path(sys.argv[1]), replace(RUN, images=3000, shard_size=10))
     left = iter(range({most}))
 
@@ -448,7 +448,7 @@ WRITER = textwrap.dedent("""
 
     print("ready", flush=True)
     input()
-    work(store, compute, Silent())
+    worker_loop(store, compute, SilentProgress())
 """)
 
 

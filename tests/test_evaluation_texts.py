@@ -23,7 +23,7 @@ from vitreous.cli import app
 from vitreous.datasets import DataError, open_dataset
 from vitreous.errors import InputError
 from vitreous.evaluation.engines.ray import compute_by_name
-from vitreous.evaluation.runner.context import open_workbench
+from vitreous.evaluation.runner.context import open_context
 from vitreous.evaluation.store.run import RunError
 from vitreous.models import LoadedTextModel
 from vitreous.speed.timing import one_thread
@@ -114,7 +114,7 @@ def test_another_tokenizer_is_another_run(model, data, unbroken, tmp_path):
     other = replace(run, preprocessing={**run.preprocessing, "pieces": 5})
     assert other.key != run.key
     with pytest.raises(RunError, match="preprocessing"):
-        open_workbench(other)
+        open_context(other)
 
 
 def test_the_report_shows_words(unbroken):

@@ -161,16 +161,16 @@ class TestNothingTwice:
 
     def test_a_photo_whose_prediction_is_right_has_one_map(self, monkeypatch):
         """Of photos that the model gets right one class is explained, of others two."""
-        import vitreous.evaluation.runner.adapters as photo_material
+        import vitreous.evaluation.runner.adapters as adapters
 
         asked = []
-        original = photo_material.explain_again
+        original = adapters.explain_again
 
         def counting(*arguments, target, **options):
             asked.append(tuple(target.shape))
             return original(*arguments, target=target, **options)
 
-        monkeypatch.setattr(photo_material, "explain_again", counting)
+        monkeypatch.setattr(adapters, "explain_again", counting)
         model = loaded()
         photos = samples(4)
         right = measure(model, photos, find_protocol("tokentm-probability"), ["gae"])

@@ -20,7 +20,7 @@ from small_text_models import build
 from vitreous.datasets import Review
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.protocols import find_protocol
-from vitreous.evaluation.runner.adapters import TextMaterial
+from vitreous.evaluation.runner.adapters import TextAdapter
 from vitreous.evaluation.runner.context import preprocessing_of
 from vitreous.evaluation.runner.measure import columns_of, measure
 from vitreous.evaluation.runner.prepare_run import _load
@@ -36,8 +36,8 @@ METHODS = ["gae", "decompx"]
 
 def batch_of(model, texts, scores) -> TextBatch:
     """Texts with made-up scores of their words for both classes: each piece has its word's, the first piece more."""
-    material = TextMaterial(model)
-    batch = material.open(texts, [material.prepare(text) for text in texts])
+    adapter = TextAdapter(model)
+    batch = adapter.open(texts, [adapter.prepare(text) for text in texts])
     maps = {}
     for number, (passage, words) in enumerate(zip(batch.pictures, scores, strict=True)):
         pieces = torch.tensor(words, dtype=torch.float64)[passage.word_of_piece]

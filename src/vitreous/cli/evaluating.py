@@ -37,7 +37,7 @@ def run(
     """
     own_output = stdout_to_stderr() if options.engine == "ray" else nullcontext()
     with own_output, plain_warnings(console), EvaluationProgress(console) as progress:
-        results = evaluate(model, data, protocol, methods, out=out, watcher=progress, **vars(options))
+        results = evaluate(model, data, protocol, methods, out=out, progress=progress, **vars(options))
     _tell_failures(results, console)
     return results
 

@@ -23,7 +23,7 @@ _SECONDS_BETWEEN_LINES = 30.0
 
 
 class EvaluationProgress:
-    """A watcher that shows images or texts done, how many per second and the time left."""
+    """Shows images or texts done, how many per second and the time left."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from vitreous.evaluation.engines.worker import Watcher, begin, work
-from vitreous.evaluation.runner.context import Workbench
+from vitreous.evaluation.engines.worker import ProgressCallback, missing_shards, worker_loop
+from vitreous.evaluation.runner.context import EvaluationContext
 from vitreous.evaluation.runner.measure import compute_shard
 from vitreous.evaluation.store.run import Run, RunError
 from vitreous.evaluation.store.store import Store
@@ -20,13 +20,13 @@ from vitreous.reason import reason_of
 _PAUSE = 0.3  # seconds between two looks at what the workers have done
 
 
-def run_locally(store: Store, bench: Workbench, watcher: Watcher, *, workers: int = 1) -> None:
+def run_locally(store: Store, context: EvaluationContext, progress: ProgressCallback, *, workers: int = 1) -> None:
     """Compute a run's missing shards.
 
     Args:
         store: the run's folder.
-        bench: the run's model, data set and protocol.
-        watcher: who is told.
+        context: the run's model, data set and protocol.
+        progress: who is told.
         workers: how many processes do it; more than one open the model and the data set by their names.
 
     Raises:
@@ -34,12 +34,12 @@ def run_locally(store: Store, bench: Workbench, watcher: Watcher, *, workers: in
     """
     if workers > 1:
         with _workers(store, workers) as processes:
-            _watch(store, processes, watcher)
+            _watch(store, processes, progress)
             failed = sum(process.returncode != 0 for process in processes)
             if failed:
-                watcher.notice(f"{failed} of {workers} workers ended early; this process does what is left")
+                progress.notice(f"{failed} of {workers} workers ended early; this process does what is left")
     # With workers there is nothing left to do here, unless they died or met an error: then it shows in this process.
-    work(store, lambda shard: compute_shard(store.run, bench, shard), watcher)
+    worker_loop(store, lambda shard: compute_shard(store.run, context, shard), progress)
 
 
 @contextmanager
@@ -82,12 +82,12 @@ def _tell(process: subprocess.Popen[bytes], run: Run) -> None:
         told.write(json.dumps(run.as_json()).encode())
 
 
-def _watch(store: Store, processes: Sequence[subprocess.Popen[bytes]], watcher: Watcher) -> None:
+def _watch(store: Store, processes: Sequence[subprocess.Popen[bytes]], progress: ProgressCallback) -> None:
     """Tell what the workers do until all have ended."""
-    waiting = begin(store, watcher)
+    waiting = missing_shards(store, progress)
     while any(process.poll() is None for process in processes):
         time.sleep(_PAUSE)
         there = {shard for shard in waiting if store.is_there(shard)}
-        watcher.advance(sum(map(len, there)))
+        progress.advance(sum(map(len, there)))
         # Not asked again: a shard that appeared meanwhile would never be told of.
         waiting = [shard for shard in waiting if shard not in there]

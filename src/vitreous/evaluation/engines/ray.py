@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import MissingDependencyError, VitreousError
-from vitreous.evaluation.engines.worker import Watcher, begin, work
+from vitreous.evaluation.engines.worker import ProgressCallback, missing_shards, worker_loop
 from vitreous.evaluation.store.run import Run, RunError, Shard
 from vitreous.evaluation.store.store import Claim, Store
 from vitreous.reason import reason_of
@@ -25,12 +25,12 @@ RETRIES = 5  # of a shard whose worker died
 _QUEUED = 2  # shards in flight for each that can run at once, so that no worker waits for the driver
 
 
-def run_on_ray(store: Store, watcher: Watcher, *, tasks: int | None = None) -> None:
+def run_on_ray(store: Store, progress: ProgressCallback, *, tasks: int | None = None) -> None:
     """Compute a run's missing shards on Ray: the cluster that the process is connected to, or that RAY_ADDRESS names.
 
     Args:
         store: the run's folder, on the machine of the driver.
-        watcher: who is told.
+        progress: who is told.
         tasks: how many shards are computed at once; by default as many as the cluster has processors for.
 
     Raises:
@@ -42,9 +42,9 @@ def run_on_ray(store: Store, watcher: Watcher, *, tasks: int | None = None) -> N
         threads = store.run.threads
         _check_that_a_node_has(ray, threads)
         at_once = tasks or max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
-        in_flight = _InFlight(ray, store, watcher, _remote(ray, threads))
+        in_flight = _InFlight(ray, store, progress, _remote(ray, threads))
         try:
-            for shard in begin(store, watcher):
+            for shard in missing_shards(store, progress):
                 while len(in_flight) >= at_once * (1 if tasks else _QUEUED):
                     in_flight.finish_one()
                 in_flight.start(shard)
@@ -53,7 +53,7 @@ def run_on_ray(store: Store, watcher: Watcher, *, tasks: int | None = None) -> N
         finally:
             in_flight.abandon()
     # What other processes held meanwhile is waited for, and computed here if they died.
-    work(store, lambda shard: compute_by_name(store.run, shard, str(Path.cwd())), watcher)
+    worker_loop(store, lambda shard: compute_by_name(store.run, shard, str(Path.cwd())), progress)
 
 
 def compute_by_name(run: Run, shard: Shard, folder: str) -> pa.Table:
@@ -64,19 +64,19 @@ def compute_by_name(run: Run, shard: Shard, folder: str) -> pa.Table:
         shard: which images.
         folder: what relative paths of models start from: the driver's working folder.
     """
-    from vitreous.evaluation.runner.context import open_workbench  # noqa: PLC0415
+    from vitreous.evaluation.runner.context import open_context  # noqa: PLC0415
     from vitreous.evaluation.runner.measure import compute_shard  # noqa: PLC0415  # torch is imported by workers alone
 
     with suppress(OSError):
         os.chdir(folder)
-    return compute_shard(run, open_workbench(run), shard)
+    return compute_shard(run, open_context(run), shard)
 
 
 class _InFlight:
     """The shards that were handed to the cluster, each claimed for this driver until it is written."""
 
-    def __init__(self, ray: Any, store: Store, watcher: Watcher, remote: Any) -> None:
-        self._ray, self._store, self._watcher, self._remote = ray, store, watcher, remote
+    def __init__(self, ray: Any, store: Store, progress: ProgressCallback, remote: Any) -> None:
+        self._ray, self._store, self._progress, self._remote = ray, store, progress, remote
         self._run = ray.put(store.run)
         self._claims: dict[Any, tuple[Shard, Claim]] = {}
 
@@ -90,7 +90,7 @@ class _InFlight:
             return
         if claim.done:
             claim.release()
-            self._watcher.advance(len(shard))
+            self._progress.advance(len(shard))
             return
         try:
             task = self._remote.remote(self._run, shard, str(Path.cwd()))
@@ -107,7 +107,7 @@ class _InFlight:
             self._store.write(shard, self._result(shard, done))
         finally:
             claim.release()
-        self._watcher.advance(len(shard))
+        self._progress.advance(len(shard))
 
     def abandon(self) -> None:
         """Give back what is not finished, where the driver stops early."""

@@ -19,13 +19,13 @@ from typing import Protocol
 import pyarrow as pa
 
 from vitreous.errors import VitreousError
-from vitreous.evaluation.runner.context import open_workbench
+from vitreous.evaluation.runner.context import open_context
 from vitreous.evaluation.runner.measure import compute_shard
 from vitreous.evaluation.store.run import Run, Shard
 from vitreous.evaluation.store.store import Store
 
 
-class Watcher(Protocol):
+class ProgressCallback(Protocol):
     """Somebody who is told how a run goes on."""
 
     def begin(self, store: Store, done: int) -> None:
@@ -38,8 +38,8 @@ class Watcher(Protocol):
         """Something happened that does not stop the run and that people should know."""
 
 
-class Silent:
-    """A watcher for programs: no progress, notices as warnings."""
+class SilentProgress:
+    """A progress for programs: no progress, notices as warnings."""
 
     def begin(self, store: Store, done: int) -> None:
         pass
@@ -54,10 +54,10 @@ class Silent:
 _PAUSE = 0.2  # seconds between two looks at shards that other processes work on
 
 
-def work(
+def worker_loop(
     store: Store,
     compute: Callable[[Shard], pa.Table],
-    watcher: Watcher,
+    progress: ProgressCallback,
     *,
     go_on: Callable[[], bool] = lambda: True,
 ) -> None:
@@ -66,17 +66,17 @@ def work(
     Args:
         store: the run's folder.
         compute: the shard function.
-        watcher: who is told.
+        progress: who is told.
         go_on: asked before every shard.
     """
-    waiting = begin(store, watcher)
+    waiting = missing_shards(store, progress)
     while waiting:
         held = []
         for shard in waiting:
             if not go_on():
                 return
             if _compute_one(store, shard, compute):
-                watcher.advance(len(shard))
+                progress.advance(len(shard))
             else:
                 held.append(shard)
         if len(held) == len(waiting):
@@ -84,11 +84,11 @@ def work(
         waiting = held
 
 
-def begin(store: Store, watcher: Watcher) -> list[Shard]:
+def missing_shards(store: Store, progress: ProgressCallback) -> list[Shard]:
     """Clean up, tell how much is there, and give the shards that are missing."""
     store.clean()
-    waiting = store.missing(watcher.notice)
-    watcher.begin(store, store.run.wanted - sum(map(len, waiting)))
+    waiting = store.missing(progress.notice)
+    progress.begin(store, store.run.wanted - sum(map(len, waiting)))
     return waiting
 
 
@@ -111,11 +111,11 @@ def main() -> None:
     starter = int(sys.argv[2])  # told, not asked for: it may have died while this process was starting
     store = Store(Path(sys.argv[1]), Run.from_json(json.loads(sys.stdin.read())))
     try:
-        bench = open_workbench(store.run)
-        work(
+        context = open_context(store.run)
+        worker_loop(
             store,
-            lambda shard: compute_shard(store.run, bench, shard),
-            Silent(),
+            lambda shard: compute_shard(store.run, context, shard),
+            SilentProgress(),
             go_on=lambda: os.getppid() == starter,
         )
     except VitreousError:

@@ -15,7 +15,7 @@ from vitreous.datasets import Review
 from vitreous.errors import VitreousError
 from vitreous.evaluation.report.results import Results, counted_values
 from vitreous.evaluation.runner.adapters import places_of, resized
-from vitreous.evaluation.runner.context import Workbench, open_workbench
+from vitreous.evaluation.runner.context import EvaluationContext, open_context
 from vitreous.evaluation.store.store import Store, read_manifest
 from vitreous.explaining import explain
 from vitreous.html.page import picture
@@ -92,24 +92,24 @@ def thumbnails_of(results: Results, extremes: Iterable[Extremes]) -> tuple[Thumb
     return pictures, problem
 
 
-def _opened(store: Store) -> Workbench:
+def _opened(store: Store) -> EvaluationContext:
     """What a run is made of; a model whose name is a path lies where the run was started from."""
     folder = Path(read_manifest(store.folder).get("folder", ""))
     with ExitStack() as elsewhere:
         with suppress(OSError):  # it is gone, or somebody else's: then only a path from the root is found
             elsewhere.enter_context(chdir(folder))
-        return open_workbench(store.run)
+        return open_context(store.run)
 
 
-def _draw(bench: Workbench, index: int, methods: list[str]) -> dict[str, str]:
+def _draw(context: EvaluationContext, index: int, methods: list[str]) -> dict[str, str]:
     """Explain the predicted class of an image or text as the protocol lets the model see it."""
-    sample = bench.data.load(index)
-    if isinstance(bench.model, LoadedTextModel):
+    sample = context.data.load(index)
+    if isinstance(context.model, LoadedTextModel):
         assert isinstance(sample, Review)
-        return _written(bench.model, sample, methods)
+        return _written(context.model, sample, methods)
     assert not isinstance(sample, Review)
-    preprocessing = resized(bench.model.preprocessing, bench.protocol.resize)
-    explanation = explain(replace(bench.model, preprocessing=preprocessing), [sample.image], methods)
+    preprocessing = resized(context.model.preprocessing, context.protocol.resize)
+    explanation = explain(replace(context.model, preprocessing=preprocessing), [sample.image], methods)
     return {method: _small(explanation.overlay(method)) for method in methods}
 
 

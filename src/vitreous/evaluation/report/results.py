@@ -257,7 +257,7 @@ def _by_method(found: Sequence[Estimate], results: Results, metrics: Sequence[Me
     return sorted(found, key=lambda one: (places[one.method], names.index(one.metric)))
 
 
-def gather(folder: Path, notice: Notice) -> list[Results]:
+def discover_runs(folder: Path, notice: Notice) -> list[Results]:
     """Give the results in ``folder``, which is a run's folder or holds some.
 
     Runs that have their protocol, model and data set, the number of images they want and the images they have finished

@@ -16,7 +16,7 @@ from vitreous.datasets.dataset import IGNORED, Review, Sample
 from vitreous.datasets.eraser_movies import LABELS
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.protocols.protocol import Protocol, Resize
-from vitreous.evaluation.tasks.task import Batch, Case, Passage, PhotoBatch, Picture, TextBatch
+from vitreous.evaluation.tasks.task import Batch, Case, ImageBatch, Passage, Picture, TextBatch
 from vitreous.evaluation.tasks.word_masking import logits_of_rows
 from vitreous.explaining import black_pixel, explain_again, find_recipes
 from vitreous.inputs.model_input import FAILURES
@@ -81,7 +81,7 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 Maps = dict[Case, dict[int, Tensor]]
 
 
-class Material(ABC):
+class SampleAdapter(ABC):
     """Photos or texts for one model."""
 
     @abstractmethod
@@ -103,7 +103,7 @@ class Material(ABC):
         """Explain some samples of a batch, each for equally many classes, in one run for all methods."""
 
 
-class PhotoMaterial(Material):
+class ImageAdapter(SampleAdapter):
     """Photos, resized as the protocol says."""
 
     def __init__(self, model: LoadedModel, resize: Resize) -> None:
@@ -113,7 +113,7 @@ class PhotoMaterial(Material):
         """The model's input, (1, channel, height, width)."""
         return find_pixels(self._model, self._model.model, [sample.image])[0]
 
-    def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> PhotoBatch:
+    def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> ImageBatch:
         pixels = torch.cat(list(prepared))
         runner, logits = first_run(self._model, pixels)
         # One output for "yes" has two answers that can be right, and be explained; a value is explained as it is.
@@ -122,10 +122,10 @@ class PhotoMaterial(Material):
             self._model = two_sided(self._model, runner.scale)
             runner, logits = first_run(self._model, pixels)
         pictures = tuple(self._picture(sample, row) for sample, row in zip(samples, logits, strict=True))
-        return PhotoBatch(self._model, runner, pictures, logits, {})
+        return ImageBatch(self._model, runner, pictures, logits, {})
 
     def maps(
-        self, batch: PhotoBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
+        self, batch: ImageBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
     ) -> Maps:
         explanation = explain_again(batch.model, batch.images[list(images)], methods, target=torch.tensor(targets))
         batch.runner.geometry = explanation.geometry
@@ -172,7 +172,7 @@ def first_run(model: LoadedModel, pixels: Tensor) -> tuple[ModelRunner, Tensor]:
         raise
 
 
-class TextMaterial(Material):
+class TextAdapter(SampleAdapter):
     """Texts, cut where the model ends."""
 
     def __init__(self, model: LoadedTextModel) -> None:
@@ -222,6 +222,6 @@ def places_of(sample: Review, words: Sequence[Word]) -> NDArray[np.int64]:
     return np.searchsorted(starts, [word.start for word in words], side="right") - 1
 
 
-def material_of(model: LoadedModel | LoadedTextModel, protocol: Protocol) -> Material:
+def adapter_for(model: LoadedModel | LoadedTextModel, protocol: Protocol) -> SampleAdapter:
     """What a protocol reads, for a model."""
-    return TextMaterial(model) if isinstance(model, LoadedTextModel) else PhotoMaterial(model, protocol.resize)
+    return TextAdapter(model) if isinstance(model, LoadedTextModel) else ImageAdapter(model, protocol.resize)

@@ -13,7 +13,7 @@ from vitreous.datasets import DataSet, Shuffled, open_dataset
 from vitreous.datasets.dataset import Things
 from vitreous.errors import MethodError
 from vitreous.evaluation.protocols import Protocol, find_protocol
-from vitreous.evaluation.runner.adapters import Material, label_outputs, material_of
+from vitreous.evaluation.runner.adapters import SampleAdapter, adapter_for, label_outputs
 from vitreous.evaluation.store.run import ModelChoice, Run, RunError, hash_of
 from vitreous.methods import own_code
 from vitreous.models import LoadedModel, load_model
@@ -27,7 +27,7 @@ AnyModel = LoadedModel | LoadedTextModel
 
 
 @dataclass(frozen=True)
-class Workbench:
+class EvaluationContext:
     """A model, a data set and a protocol, opened; all three for photos, or all for texts."""
 
     model: AnyModel
@@ -35,15 +35,15 @@ class Workbench:
     protocol: Protocol
 
     @cached_property
-    def material(self) -> Material:
+    def adapter(self) -> SampleAdapter:
         """What the protocol reads, one for all shards: it keeps what it finds out about the model."""
-        return material_of(self.model, self.protocol)
+        return adapter_for(self.model, self.protocol)
 
 
-_opened: dict[str, Workbench] = {}
+_opened: dict[str, EvaluationContext] = {}
 
 
-def open_workbench(run: Run) -> Workbench:
+def open_context(run: Run) -> EvaluationContext:
     """Open what a run is made of; one who computes several shards of it opens it once.
 
     Raises:
@@ -55,23 +55,23 @@ def open_workbench(run: Run) -> Workbench:
     return _opened[run.key]
 
 
-def _open(run: Run) -> Workbench:
+def _open(run: Run) -> EvaluationContext:
     load_plugins(run.plugins)
     protocol = find_protocol(run.protocol)
     data = open_data(run.data, run.seed if run.shuffled else None)
-    bench = Workbench(settled_outputs(load(run.model, protocol.reads)), data, protocol)
+    context = EvaluationContext(settled_outputs(load(run.model, protocol.reads)), data, protocol)
     found = {
-        "weights of the model": (weights_of(bench.model), run.weights),
-        "preprocessing": (hash_of(preprocessing_of(bench.model)), hash_of(run.preprocessing)),
-        "data set": (bench.data.fingerprint, run.data_fingerprint),
+        "weights of the model": (weights_of(context.model), run.weights),
+        "preprocessing": (hash_of(preprocessing_of(context.model)), hash_of(run.preprocessing)),
+        "data set": (context.data.fingerprint, run.data_fingerprint),
         "plugins": (hash_files(run.plugins), run.plugins),
         "code of its own methods": (own_code_of(run.methods), run.own_methods),
-        "protocol": (bench.protocol.settings(), run.settings),
+        "protocol": (context.protocol.settings(), run.settings),
     }
     for what, (here, expected) in found.items():
         if here != expected:
             raise RunError(f"the {what} found here is not what the run was started with")
-    return bench
+    return context
 
 
 def load(choice: ModelChoice, reads: Things) -> AnyModel:

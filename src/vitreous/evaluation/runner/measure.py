@@ -14,8 +14,8 @@ import torch
 from vitreous.datasets.dataset import Review, Sample
 from vitreous.errors import VitreousError
 from vitreous.evaluation.protocols.protocol import Protocol
-from vitreous.evaluation.runner.adapters import Maps, Material, material_of
-from vitreous.evaluation.runner.context import Workbench
+from vitreous.evaluation.runner.adapters import Maps, SampleAdapter, adapter_for
+from vitreous.evaluation.runner.context import EvaluationContext
 from vitreous.evaluation.store.files import schema_of
 from vitreous.evaluation.store.run import Run, RunError, Shard
 from vitreous.evaluation.tasks.task import EXPLAINED_TOGETHER, Batch, Case, MissingAnnotationError, Seen, Task, Values
@@ -37,7 +37,7 @@ def columns_of(protocol: Protocol) -> tuple[str, ...]:
 
 
 def measure(
-    model: LoadedModel | LoadedTextModel | Material,
+    model: LoadedModel | LoadedTextModel | SampleAdapter,
     samples: Iterable[Sample | Review],
     protocol: Protocol,
     methods: Sequence[str],
@@ -47,7 +47,7 @@ def measure(
     All methods share tapes. What a row says does not depend on the other photos, beyond rounding.
 
     Args:
-        model: What is explained, or the material of it that is kept from one call to the next.
+        model: What is explained, or the adapter of it that is kept from one call to the next.
         samples: The photos, or the texts; a few at a time are in memory.
         protocol: How it is measured.
         methods: Spellings, as ``protocol.spellings`` gives them.
@@ -60,27 +60,27 @@ def measure(
         be measured) and the protocol's columns. Where a protocol has several tasks and a photo lacks what one of them
         has to know (a label, a mask), the columns of that task are None.
     """
-    material = model if isinstance(model, Material) else material_of(model, protocol)
+    adapter = model if isinstance(model, SampleAdapter) else adapter_for(model, protocol)
     methods = list(dict.fromkeys(parse(method).spelling for method in methods))  # blanks around it are not part of it
     rows: list[Row] = []
     left = iter(samples)
     while some := list(islice(left, _MEASURED_TOGETHER)):
-        rows += _rows(material, some, protocol, methods)
+        rows += _rows(adapter, some, protocol, methods)
     return rows
 
 
 def _rows(
-    material: Material, samples: Sequence[Sample | Review], protocol: Protocol, methods: Sequence[str]
+    adapter: SampleAdapter, samples: Sequence[Sample | Review], protocol: Protocol, methods: Sequence[str]
 ) -> list[Row]:
     """Rows of a few photos; one that cannot be prepared does not take part, so that it spoils no other."""
     prepared: dict[int, Any] = {}
     problems: dict[int, str] = {}
     for number, sample in enumerate(samples):
         try:
-            prepared[number] = material.prepare(sample)
+            prepared[number] = adapter.prepare(sample)
         except VitreousError as error:
             problems[number] = str(error)
-    asked = _Asked(material, protocol, methods)
+    asked = _Asked(adapter, protocol, methods)
     usable = [samples[number] for number in prepared]
     found = dict(zip(prepared, _measured(asked, usable, list(prepared.values())), strict=True))
     columns = columns_of(protocol)
@@ -101,7 +101,7 @@ def _row(columns: Sequence[str], image: str, method: str, values: Values, error:
 class _Asked:
     """What is measured on all photos or texts."""
 
-    material: Material
+    adapter: SampleAdapter
     protocol: Protocol
     methods: Sequence[str]
 
@@ -116,7 +116,7 @@ def _measured(asked: _Asked, samples: Sequence[Sample | Review], prepared: Seque
         return []
     measurement = _Measurement(asked)
     try:
-        measurement.measure(asked.material.open(samples, prepared))
+        measurement.measure(asked.adapter.open(samples, prepared))
     except VitreousError as error:
         if len(samples) == 1:
             return [{method: ({}, str(error)) for method in asked.methods}]
@@ -192,7 +192,7 @@ class _Measurement:
     def _explained(
         self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[int]], methods: Sequence[str]
     ) -> Maps:
-        maps = self.asked.material.maps(batch, images, targets, methods)
+        maps = self.asked.adapter.maps(batch, images, targets, methods)
         for case, by_class in maps.items():
             if not all(bool(map_.isfinite().all()) for map_ in by_class.values()):
                 self.errors[case] = f"{case.method} gave a map with NaN or infinite scores"
@@ -230,20 +230,20 @@ def _alike(counts: Sequence[int]) -> Iterator[list[int]]:
 _SEEDS = 2**63  # as many are different to torch
 
 
-def compute_shard(run: Run, bench: Workbench, shard: Shard) -> pa.Table:
+def compute_shard(run: Run, context: EvaluationContext, shard: Shard) -> pa.Table:
     """Measure the images of a shard; one that cannot be read has rows with its error and takes no other with it."""
     rows: dict[tuple[str, str], Row] = {}
-    names = {index: bench.data.name(index) for index in shard}
+    names = {index: context.data.name(index) for index in shard}
 
     def readable() -> Iterator[Sample | Review]:
         for index in shard:
             try:
-                yield bench.data.load(index)
+                yield context.data.load(index)
             except (VitreousError, OSError) as error:
                 rows.update({(names[index], method): {"error": _one_line(error)} for method in run.methods})
 
     with _threads(run.threads), _seeded(run.seed + shard.first):
-        measured = measure(bench.material, readable(), bench.protocol, run.methods)
+        measured = measure(context.adapter, readable(), context.protocol, run.methods)
     rows |= {(str(row["image"]), str(row["method"])): row for row in measured}
     return _table(run, [(index, names[index], method) for index in shard for method in run.methods], rows)
 

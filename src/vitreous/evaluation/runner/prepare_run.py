@@ -25,7 +25,7 @@ from vitreous.evaluation.protocols import Protocol, find_protocol
 from vitreous.evaluation.runner.adapters import first_run
 from vitreous.evaluation.runner.context import (
     AnyModel,
-    Workbench,
+    EvaluationContext,
     hash_files,
     load,
     open_data,
@@ -50,7 +50,7 @@ from vitreous.tape.runner import ModelRunner
 from vitreous.text_explaining import TextModel, find_text_model
 
 
-def check_labels(bench: Workbench) -> None:
+def check_labels(context: EvaluationContext) -> None:
     """Raise where a protocol takes labels for outputs of the model and there are more or fewer of one than the other.
 
     Sets that do not say what their labels count are believed, and so are protocols that do not look at labels or that
@@ -59,15 +59,15 @@ def check_labels(bench: Workbench) -> None:
     Raises:
         RunError: The labels are not those of the model's outputs.
     """
-    counted = bench.data.classes
-    if isinstance(bench.model, LoadedTextModel):
+    counted = context.data.classes
+    if isinstance(context.model, LoadedTextModel):
         return  # what its classes are called tells which of them the labels are, see label_outputs
-    if counted is None or not any(task.uses_labels for task in bench.protocol.tasks):
+    if counted is None or not any(task.uses_labels for task in context.protocol.tasks):
         return
-    outputs = count_outputs(bench.model)
+    outputs = count_outputs(context.model)
     if outputs != counted:
         raise RunError(
-            f"{bench.protocol.name} takes the labels of {bench.data.kind} for outputs of the model, but they tell "
+            f"{context.protocol.name} takes the labels of {context.data.kind} for outputs of the model, but they tell "
             f"{counted} classes apart and the model {outputs}"
         )
 
@@ -127,7 +127,7 @@ class OptionValues(TypedDict, total=False):
     outputs: OutputActivation | None
 
 
-def start(
+def prepare_run(
     model: Model,
     data: str | DataSet,
     protocol: str | Protocol,
@@ -135,7 +135,7 @@ def start(
     out: Path,
     options: Options,
     notice: Notice,
-) -> tuple[Store, Workbench]:
+) -> tuple[Store, EvaluationContext]:
     """Open everything, find out which methods are meant, and make the run's folder or find it."""
     _check(model, data, protocol, options)
     check_outputs(options.outputs)
@@ -149,9 +149,9 @@ def start(
         raise RunError(f"there are no {opened.holds} in {opened.kind}:{opened.path}")
     choice, loaded = _load(model, asked.reads)
     choice, loaded = _with_outputs(choice, loaded, options.outputs)
-    bench = Workbench(loaded, opened, asked)
-    check_labels(bench)
-    spellings = _spellings(bench, methods, notice)
+    context = EvaluationContext(loaded, opened, asked)
+    check_labels(context)
+    spellings = _spellings(context, methods, notice)
     run = Run(
         protocol=asked.name,
         settings=asked.settings(),
@@ -172,7 +172,7 @@ def start(
         limit=options.limit,
         threads=threads_for(options.workers or 1) if options.threads is None else options.threads,
     )
-    return Store.create(out, run, _details(bench), keep_threads=options.threads is None), bench
+    return Store.create(out, run, _details(context), keep_threads=options.threads is None), context
 
 
 def _check(model: Model, data: str | DataSet, protocol: str | Protocol, options: Options) -> None:
@@ -254,18 +254,18 @@ def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
     return found
 
 
-def _spellings(bench: Workbench, methods: Sequence[str], notice: Notice) -> tuple[str, ...]:
-    stage = bench.model.stage if isinstance(bench.model, LoadedModel) else None
-    depth = find_architecture(bench.model.model, bench.model.example_input(), stage).depth
+def _spellings(context: EvaluationContext, methods: Sequence[str], notice: Notice) -> tuple[str, ...]:
+    stage = context.model.stage if isinstance(context.model, LoadedModel) else None
+    depth = find_architecture(context.model.model, context.model.example_input(), stage).depth
 
     def expand(asked: Sequence[str]) -> list[str]:
-        return bench.protocol.spellings(asked, depth)
+        return context.protocol.spellings(asked, depth)
 
-    if bench.protocol.methods is not None:
+    if context.protocol.methods is not None:
         if list(methods) != [WHITE_BOX]:
-            notice(f"{bench.protocol.name} has rows of its own; the methods that were asked for are not used")
+            notice(f"{context.protocol.name} has rows of its own; the methods that were asked for are not used")
         return tuple(expand([]))
-    spellings = expand(choose_methods(methods, bench.model, expand, notice))
+    spellings = expand(choose_methods(methods, context.model, expand, notice))
     if not spellings:
         raise RunError("no method was asked for")
     return tuple(spellings)
@@ -294,14 +294,14 @@ def _absolute(data: str) -> str:
     return f"{kind}:{expanded(path).absolute()}" if colon and path else data
 
 
-def _details(bench: Workbench) -> dict[str, Any]:
+def _details(context: EvaluationContext) -> dict[str, Any]:
     """What a manifest says beside what the numbers depend on."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "folder": str(Path.cwd()),
-        "title": bench.protocol.title,
-        "paper": bench.protocol.paper,
+        "title": context.protocol.title,
+        "paper": context.protocol.paper,
         "software": software_versions(),
     }
 

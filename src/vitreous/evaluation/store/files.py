@@ -25,18 +25,18 @@ from vitreous.evaluation.store.run import Run, Shard
 from vitreous.reason import reason_of
 from vitreous.storage import StorageError
 
-DRAFT_ENDING = ".part"
+PARTIAL_ENDING = ".part"
 
 
 @contextmanager
-def durable_file(place: Path, name: str) -> Iterator[BinaryIO]:
+def atomic_write(place: Path, name: str) -> Iterator[BinaryIO]:
     """Give a draft to write, which is on the disk before it becomes ``place``, if the block ends well.
 
     Args:
         place: where the file will be.
-        name: what drafts of it are known by, see ``remove_drafts``.
+        name: what drafts of it are known by, see ``remove_partial_files``.
     """
-    draft = place.with_name(f"{name}.{secrets.token_hex(8)}{DRAFT_ENDING}")
+    draft = place.with_name(f"{name}.{secrets.token_hex(8)}{PARTIAL_ENDING}")
     try:
         with draft.open("xb") as file:
             yield file
@@ -48,9 +48,9 @@ def durable_file(place: Path, name: str) -> Iterator[BinaryIO]:
         draft.unlink(missing_ok=True)
 
 
-def remove_drafts(folder: Path, name: str) -> None:
+def remove_partial_files(folder: Path, name: str) -> None:
     """Remove what killed writers of a file left behind; only for who holds its lock."""
-    for draft in folder.glob(f"{name}.*{DRAFT_ENDING}"):
+    for draft in folder.glob(f"{name}.*{PARTIAL_ENDING}"):
         draft.unlink(missing_ok=True)
 
 
@@ -131,7 +131,7 @@ def write_shard(folder: Path, run: Run, shard: Shard, table: pa.Table) -> None:
     described = table.replace_schema_metadata(_about(run.key, shard, table))
     place = folder / f"{shard.name}{ENDING}"
     try:
-        with durable_file(place, shard.name) as file:
+        with atomic_write(place, shard.name) as file:
             pq.write_table(described, file, compression="zstd")
     except OSError as error:
         raise StorageError(f"{place} cannot be written: {error.strerror or error}") from error

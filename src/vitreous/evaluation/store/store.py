@@ -13,14 +13,14 @@ import pyarrow as pa
 
 from vitreous.evaluation.store import files as locks
 from vitreous.evaluation.store.files import (
-    DRAFT_ENDING,
     ENDING,
+    PARTIAL_ENDING,
     PLACE_COLUMNS,
-    durable_file,
+    atomic_write,
     fault_of,
     order_of,
     read_columns,
-    remove_drafts,
+    remove_partial_files,
     write_shard,
 )
 from vitreous.evaluation.store.run import Run, RunError, Shard
@@ -135,7 +135,7 @@ class Store:
             return None
         try:
             if lock.certain:
-                remove_drafts(self.folder, shard.name)
+                remove_partial_files(self.folder, shard.name)
             return Claim(lock, done=self.is_done(shard))
         except BaseException:
             # An interrupted notebook lives on, and would wait for itself the next time.
@@ -179,12 +179,12 @@ class Store:
 
     def clean(self) -> None:
         """Remove what killed processes left behind, also of shards that an earlier limit asked for."""
-        left = [file for ending in (DRAFT_ENDING, _LOCK_ENDING) for file in self.folder.glob(f"shard-*{ending}")]
+        left = [file for ending in (PARTIAL_ENDING, _LOCK_ENDING) for file in self.folder.glob(f"shard-*{ending}")]
         for name in {file.name.partition(".")[0] for file in left}:
             lock = locks.take(self.folder / f"{name}{_LOCK_ENDING}")
             if lock is not None:
                 if lock.certain:
-                    remove_drafts(self.folder, name)
+                    remove_partial_files(self.folder, name)
                 lock.release()
 
     def read(self, shards: Sequence[Shard], columns: Sequence[str]) -> pa.Table:
@@ -269,7 +269,7 @@ def _agree(folder: Path, run: Run, details: Mapping[str, Any], *, keep_threads: 
 
 def _write_manifest(folder: Path, run: Run, details: Mapping[str, Any]) -> None:
     contents = {"format": KIND, "schema": SCHEMA, "key": run.key, "run": run.as_json(), **details}
-    with durable_file(folder / MANIFEST, MANIFEST) as file:
+    with atomic_write(folder / MANIFEST, MANIFEST) as file:
         file.write(sealed(contents))
 
 
@@ -280,7 +280,7 @@ def _alone(folder: Path) -> Iterator[None]:
         time.sleep(0.01)
     try:
         if lock.certain:
-            remove_drafts(folder, MANIFEST)
+            remove_partial_files(folder, MANIFEST)
         yield
     finally:
         lock.release()

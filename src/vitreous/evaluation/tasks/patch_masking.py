@@ -18,8 +18,8 @@ from vitreous.evaluation.tasks.task import (
     NINE,
     Case,
     Explained,
-    PhotoBatch,
-    PhotoTask,
+    ImageBatch,
+    ImageTask,
     Picture,
     Values,
     explained_class,
@@ -46,7 +46,7 @@ class _Question(NamedTuple):
     patches: Tensor
 
 
-def kept_logits(batch: PhotoBatch, orders: Orders, kept: Sequence[Kept]) -> Tensor:
+def kept_logits(batch: ImageBatch, orders: Orders, kept: Sequence[Kept]) -> Tensor:
     """What the model says of the kept patches, (orders, kept, classes)."""
     names = [[("kept", order.key, each) for each in kept] for order in orders.different]
     questions: dict[int, dict[Hashable, _Question]] = {}
@@ -65,7 +65,7 @@ def kept_logits(batch: PhotoBatch, orders: Orders, kept: Sequence[Kept]) -> Tens
     return torch.stack(flat).view(shape) if flat else batch.logits.new_empty(shape)
 
 
-def patch_scores(batch: PhotoBatch, map_: Tensor) -> Tensor:
+def patch_scores(batch: ImageBatch, map_: Tensor) -> Tensor:
     """One score per patch, (patches,); of a map of pixels, the means over the patches."""
     layout = batch.runner.layout
     if tuple(map_.shape) == layout.grid:
@@ -73,7 +73,7 @@ def patch_scores(batch: PhotoBatch, map_: Tensor) -> Tensor:
     return layout_means(map_.flatten(), (map_.shape[0], map_.shape[1]), layout)
 
 
-def _ask(batch: PhotoBatch, questions: Sequence[_Question]) -> None:
+def _ask(batch: ImageBatch, questions: Sequence[_Question]) -> None:
     """Ask about equally many patches of each, a batch at a time, so that photos are copied a few at a time."""
     runner = batch.runner
     for first in range(0, len(questions), runner.batch):
@@ -84,7 +84,7 @@ def _ask(batch: PhotoBatch, questions: Sequence[_Question]) -> None:
 
 
 @dataclass(frozen=True)
-class TokenDropping(PhotoTask):
+class TokenDropping(ImageTask):
     """What all curves over dropped patches have in common.
 
     Attributes:
@@ -111,7 +111,7 @@ class TokenDropping(PhotoTask):
         return (explained_class(picture, self.explained),)
 
     def answers(
-        self, batch: PhotoBatch, cases: Sequence[Case], curves: Sequence[Sequence[Kept]]
+        self, batch: ImageBatch, cases: Sequence[Case], curves: Sequence[Sequence[Kept]]
     ) -> list[list[_Answers]]:
         """For every case, what is kept of the answers along each curve."""
         targets = [explained_class(batch.pictures[case.image], self.explained) for case in cases]
@@ -124,7 +124,7 @@ class TokenDropping(PhotoTask):
             found.append([_answers(whole, part, target, outputs=batch.outputs) for part in along])
         return found
 
-    def counts(self, batch: PhotoBatch) -> list[int]:
+    def counts(self, batch: ImageBatch) -> list[int]:
         """How many patches each step drops or puts in."""
         return [percent * batch.runner.layout.patches // 100 for percent in self.percent]
 
@@ -178,7 +178,7 @@ class InsertionDeletion(TokenDropping):
             perturbation.deletion_aopc(ratios=self.from_zero),
         )
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         patches = batch.runner.layout.patches
         insertion = [Kept("top", count) for count in self.counts(batch)]
         deletion = [Kept("bottom", patches - count) for count in self.counts(batch)]
@@ -210,7 +210,7 @@ class InfluenceDeletion(TokenDropping):
     def metrics(self) -> tuple[Metric, ...]:
         return perturbation.mif(ratios=self.from_zero), perturbation.lif(ratios=self.from_zero)
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         patches = batch.runner.layout.patches
         most = [Kept("bottom", patches - count) for count in self.counts(batch)]
         least = [Kept("top", patches - count) for count in self.counts(batch)]

@@ -20,8 +20,8 @@ from vitreous.evaluation.tasks.task import (
     NINE,
     Case,
     Explained,
-    PhotoBatch,
-    PhotoTask,
+    ImageBatch,
+    ImageTask,
     Picture,
     Values,
     enlarged,
@@ -53,7 +53,7 @@ class Orders(NamedTuple):
     positions: list[int]
 
 
-def find_orders(batch: PhotoBatch, asked: Iterable[tuple[Case, int]]) -> Orders:
+def find_orders(batch: ImageBatch, asked: Iterable[tuple[Case, int]]) -> Orders:
     """The maps of cases for classes; equal maps of a photo, by whatever method or for whatever class, are one."""
     different: list[Order] = []
     known: dict[Hashable, int] = {}
@@ -77,7 +77,7 @@ def ranks(map_: Tensor) -> Tensor:
 
 
 def erased_logits(
-    batch: PhotoBatch,
+    batch: ImageBatch,
     orders: Sequence[Order],
     counts: Sequence[int],
     directions: Sequence[Sign],
@@ -185,7 +185,7 @@ class Curves(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PixelErasing(PhotoTask):
+class PixelErasing(ImageTask):
     """What all curves over erased pixels have in common.
 
     Attributes:
@@ -209,7 +209,7 @@ class PixelErasing(PhotoTask):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return tuple(dict.fromkeys(explained_class(picture, explained) for explained in self.explained))
 
-    def curves(self, batch: PhotoBatch, cases: Sequence[Case]) -> Iterator[Curves]:
+    def curves(self, batch: ImageBatch, cases: Sequence[Case]) -> Iterator[Curves]:
         """What the model says of every case, with the unperturbed photo and step by step."""
         targets = [self._explained_classes(batch.pictures[case.image]) for case in cases]
         asked = [(case, target) for case, classes in zip(cases, targets, strict=True) for target in classes]
@@ -276,7 +276,7 @@ class ErasingAccuracy(PixelErasing):
         label_of(picture)
         return super().targets(picture)
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         found = []
         for case, curves in zip(cases, self.curves(batch, cases), strict=True):
             label = label_of(batch.pictures[case.image])
@@ -321,7 +321,7 @@ class ErasingProbability(PixelErasing):
                 found.append(perturbation.mean_log_odds(prefix, f"LOdds{suffix}", most_relevant_first=first))
         return tuple(found)
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         return [self._values(*curves.probabilities()) for curves in self.curves(batch, cases)]
 
     def _values(self, before: Floats, curves: Floats) -> Values:
@@ -356,7 +356,7 @@ class AreaBetweenCurves(PixelErasing):
             perturbation.probability_auc("negative_", self.ratios, direction="higher"),
         )
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         columns = [
             name
             for direction in self.directions

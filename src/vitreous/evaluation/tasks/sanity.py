@@ -21,8 +21,8 @@ from vitreous.evaluation.tasks.task import (
     EXPLAINED_TOGETHER,
     Case,
     Explained,
-    PhotoBatch,
-    PhotoTask,
+    ImageBatch,
+    ImageTask,
     Picture,
     Values,
     explained_class,
@@ -51,7 +51,7 @@ from vitreous.metrics.sanity import (
 STAGES = ("head", "top quarter", "top half", "top three quarters", "all blocks", "everything")
 
 
-def randomised_models(batch: PhotoBatch, stages: Sequence[str], seed: int) -> Iterator[tuple[str, nn.Module]]:
+def randomised_models(batch: ImageBatch, stages: Sequence[str], seed: int) -> Iterator[tuple[str, nn.Module]]:
     """One copy of the model, more random at every stage; it must be used before the next stage is asked for."""
     parts = _parts(batch)
     network = copy.deepcopy(batch.model.model)
@@ -74,7 +74,7 @@ def randomise(parameter: Tensor, generator: torch.Generator) -> None:
         parameter.copy_(values.mean() + spread * noise)
 
 
-def _parts(batch: PhotoBatch) -> dict[str, set[str]]:
+def _parts(batch: ImageBatch) -> dict[str, set[str]]:
     """The names of the parameters that belong to each stage."""
     network, images = batch.model.model, batch.images[:1]
     names = {id(parameter): name for name, parameter in network.named_parameters()}
@@ -106,7 +106,7 @@ def _parts(batch: PhotoBatch) -> dict[str, set[str]]:
 
 
 @dataclass(frozen=True)
-class MapTask(PhotoTask):
+class MapTask(ImageTask):
     """A task about the map of one class.
 
     Attributes:
@@ -118,15 +118,15 @@ class MapTask(PhotoTask):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (explained_class(picture, self.explained),)
 
-    def map_of(self, batch: PhotoBatch, case: Case) -> Floats:
+    def map_of(self, batch: ImageBatch, case: Case) -> Floats:
         """The map of a case, flat."""
         return float64_array(self._raw(batch, case).flatten())
 
-    def _raw(self, batch: PhotoBatch, case: Case) -> Tensor:
+    def _raw(self, batch: ImageBatch, case: Case) -> Tensor:
         return batch.map_of(case, explained_class(batch.pictures[case.image], self.explained))
 
     def other_maps(
-        self, batch: PhotoBatch, cases: Sequence[Case], network: nn.Module, images: Tensor
+        self, batch: ImageBatch, cases: Sequence[Case], network: nn.Module, images: Tensor
     ) -> Iterator[tuple[Case, Floats]]:
         """Maps of the same cases and classes from another network or for other images, one for each photo."""
         methods = list(dict.fromkeys(case.method for case in cases))
@@ -165,7 +165,7 @@ class Randomisation(MapTask):
             mean_randomisation_spearman(_prefix(stage), f"randomisation Spearman, {stage}") for stage in self.stages
         )
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         values: dict[Case, Values] = {case: {} for case in cases}
         for stage, network in randomised_models(batch, self.stages, self.seed):
             for case, other in self.other_maps(batch, cases, network, batch.images):
@@ -195,7 +195,7 @@ class Sensitivity(MapTask):
     def metrics(self) -> tuple[Metric, ...]:
         return (mean_max_sensitivity(),)
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         generators = [generator_of(picture.name, "noise") for picture in batch.pictures]
         disturbed: dict[Case, list[Floats]] = {case: [] for case in cases}
         for _ in range(self.draws):
@@ -223,7 +223,7 @@ class Concentration(MapTask):
     def metrics(self) -> tuple[Metric, ...]:
         return mean_sparseness(), mean_complexity()
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         maps = [self.map_of(batch, case) for case in cases]
         return [{"sparseness": float(sparseness(map_)), "complexity": float(complexity(map_))} for map_ in maps]
 
@@ -250,7 +250,7 @@ class Faithfulness(MapTask):
     def metrics(self) -> tuple[Metric, ...]:
         return (mean_faithfulness_correlation(),)
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         drawn = {image: self._subsets(batch, image) for image in dict.fromkeys(case.image for case in cases)}
         falls = {image: self._falls(batch, image, subsets) for image, subsets in drawn.items()}
         found = []
@@ -260,12 +260,12 @@ class Faithfulness(MapTask):
             found.append({"faithfulness_correlation": float(faithfulness_correlation(sums, falls[case.image]))})
         return found
 
-    def _subsets(self, batch: PhotoBatch, image: int) -> np.typing.NDArray[np.int64]:
+    def _subsets(self, batch: ImageBatch, image: int) -> np.typing.NDArray[np.int64]:
         patches = batch.runner.layout.patches
         size = max(1, patches * self.percent // 100)
         return random_subsets(patches, size, self.subsets, seed_of(batch.pictures[image].name, "subsets"))
 
-    def _falls(self, batch: PhotoBatch, image: int, subsets: np.typing.NDArray[np.int64]) -> Floats:
+    def _falls(self, batch: ImageBatch, image: int, subsets: np.typing.NDArray[np.int64]) -> Floats:
         """By how much the logit of the explained class falls without each set."""
         runner = batch.runner
         target = explained_class(batch.pictures[image], self.explained)

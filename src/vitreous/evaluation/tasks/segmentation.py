@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from vitreous.evaluation.tasks.task import (
     Case,
     Explained,
+    ImageBatch,
+    ImageTask,
     MissingAnnotationError,
-    PhotoBatch,
-    PhotoTask,
     Picture,
     Values,
     enlarged,
@@ -39,7 +39,7 @@ Upsampling = Literal["bilinear", "nearest"]
 
 
 @dataclass(frozen=True)
-class Segmentation(PhotoTask):
+class Segmentation(ImageTask):
     """Foreground and background by one threshold per map.
 
     Attributes:
@@ -69,7 +69,7 @@ class Segmentation(PhotoTask):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (segmented_class(picture, self.explained),)
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         maps = maps_of_pixels(batch, cases, self.explained, self.upsampling)
         return [self.count(map_, mask_of(batch.pictures[case.image])) for map_, case in zip(maps, cases, strict=True)]
 
@@ -80,7 +80,7 @@ class Segmentation(PhotoTask):
 
 
 @dataclass(frozen=True)
-class AveragePrecision(PhotoTask):
+class AveragePrecision(ImageTask):
     """Average precision of every map against its mask.
 
     Attributes:
@@ -111,7 +111,7 @@ class AveragePrecision(PhotoTask):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (segmented_class(picture, self.explained),)
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         maps = maps_of_pixels(batch, cases, self.explained, self.upsampling)
         values = []
         for map_, case in zip(maps, cases, strict=True):
@@ -122,7 +122,7 @@ class AveragePrecision(PhotoTask):
 
 
 def maps_of_pixels(
-    batch: PhotoBatch, cases: Sequence[Case], explained: Segmented, upsampling: Upsampling
+    batch: ImageBatch, cases: Sequence[Case], explained: Segmented, upsampling: Upsampling
 ) -> Iterator[Floats]:
     """The maps of some cases at the size of the model's input, in float64, so that ties are only those of the map."""
     for case in cases:
@@ -174,7 +174,7 @@ def segmented_class(picture: Picture, explained: Segmented) -> int:
 
 
 @dataclass(frozen=True)
-class Localisation(PhotoTask):
+class Localisation(ImageTask):
     """Where the maximum, the positive relevance and the most relevant pixels of a map lie.
 
     Attributes:
@@ -202,7 +202,7 @@ class Localisation(PhotoTask):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (segmented_class(picture, self.explained),)
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         found = []
         for case, map_ in zip(cases, maps_of_pixels(batch, cases, self.explained, self.upsampling), strict=True):
             mask = mask_of(batch.pictures[case.image])
@@ -222,7 +222,7 @@ OF_THE_OTHER_HALF: HeldOut = "each half of the photos, by the hash of their name
 
 
 @dataclass(frozen=True)
-class ThresholdSearch(PhotoTask):
+class ThresholdSearch(ImageTask):
     """Foreground and background by one threshold for all maps of a method.
 
     Attributes:
@@ -258,7 +258,7 @@ class ThresholdSearch(PhotoTask):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (segmented_class(picture, self.explained),)
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         maps = maps_of_pixels(batch, cases, self.explained, self.upsampling)
         return [self._count(batch.pictures[case.image], map_) for map_, case in zip(maps, cases, strict=True)]
 
@@ -273,7 +273,7 @@ class ThresholdSearch(PhotoTask):
 
 
 @dataclass(frozen=True)
-class ClassSegmentation(PhotoTask):
+class ClassSegmentation(ImageTask):
     """Every pixel gets the class whose map is highest there, or none.
 
     Attributes:
@@ -318,10 +318,10 @@ class ClassSegmentation(PhotoTask):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return tuple(known + self._shift(picture) for known in self._present(picture))
 
-    def measure(self, batch: PhotoBatch, cases: Sequence[Case]) -> list[Values]:
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         return [self._count(batch, case) for case in cases]
 
-    def _count(self, batch: PhotoBatch, case: Case) -> Values:
+    def _count(self, batch: ImageBatch, case: Case) -> Values:
         picture = batch.pictures[case.image]
         present, shift = self._present(picture), self._shift(picture)
         maps = [in_float64(batch.map_of(case, known + shift)[None]) for known in present]

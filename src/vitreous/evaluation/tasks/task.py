@@ -131,7 +131,7 @@ class Batch(Generic[ModelT, SeenT]):
         return self.maps[case][target]
 
 
-PhotoBatch = Batch[LoadedModel, Picture]
+ImageBatch = Batch[LoadedModel, Picture]
 TextBatch = Batch[LoadedTextModel, Passage]
 
 
@@ -238,7 +238,7 @@ class Task(ABC, Generic[SeenT, BatchT]):
         return {"task": self.kind, **asdict(self)}
 
 
-class PhotoTask(Task[Picture, PhotoBatch]):
+class ImageTask(Task[Picture, ImageBatch]):
     """A measurement on photos."""
 
     reads: ClassVar[Things] = "photos"

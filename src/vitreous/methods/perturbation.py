@@ -20,7 +20,7 @@ By = Literal["paint", "drop"]
 Ask = Callable[[Tensor, Tensor], Tensor]
 
 
-def responses(view: View, masks: Masks, by: By, quantity: Quantity) -> Tensor:
+def masked_outputs(view: View, masks: Masks, by: By, quantity: Quantity) -> Tensor:
     """What the model says of every target with every mask, (batch, masks, targets).
 
     Painted parts become 0, the mean colour of normalised pictures; dropped patches are really gone (only masks of whole
@@ -28,7 +28,7 @@ def responses(view: View, masks: Masks, by: By, quantity: Quantity) -> Tensor:
     """
     runner = view.runner
     if by == "paint":
-        return ask_pairs(
+        return run_pairs(
             view,
             [torch.arange(len(masks))],
             lambda image, mask: runner.logits(runner.images[image] * masks.pixels(mask).to(runner.images)),
@@ -41,10 +41,10 @@ def responses(view: View, masks: Masks, by: By, quantity: Quantity) -> Tensor:
         patches = masks.kept[mask].nonzero()[:, 1].view(len(mask), -1)
         return runner.logits_of_kept(runner.inputs[image], patches)
 
-    return ask_pairs(view, [torch.where(counts == count)[0] for count in sorted(set(counts.tolist()))], ask, quantity)
+    return run_pairs(view, [torch.where(counts == count)[0] for count in sorted(set(counts.tolist()))], ask, quantity)
 
 
-def ask_pairs(view: View, groups: Iterable[Tensor], ask: Ask, quantity: Quantity) -> Tensor:
+def run_pairs(view: View, groups: Iterable[Tensor], ask: Ask, quantity: Quantity) -> Tensor:
     """(batch, masks, targets) from ``ask(image numbers, mask numbers)``, which gives logits.
 
     The masks of one group may be asked together; the groups have all masks between them.
@@ -61,7 +61,7 @@ def ask_pairs(view: View, groups: Iterable[Tensor], ask: Ask, quantity: Quantity
     return found
 
 
-def unperturbed(view: View, quantity: Quantity) -> Tensor:
+def original_output(view: View, quantity: Quantity) -> Tensor:
     """What the model says of every target for the picture as it is, (batch, targets); this is on the tape."""
     return explained(exact(view.tape.logits), quantity, view.runner.scale).gather(1, all_targets(view))
 
@@ -71,7 +71,7 @@ def all_targets(view: View) -> Tensor:
     return view.target[:, None] if view.runner.targets is None else view.runner.targets
 
 
-class Questioning(Procedure):
+class PerturbationMethod(Procedure):
     """A method that asks the model again, once for all targets."""
 
     _by: By = "paint"
