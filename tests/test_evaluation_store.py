@@ -1,5 +1,6 @@
 """A run's folder: complete files or none, damage noticed, limits that grow, processes that die and meet."""
 
+import fcntl
 import json
 import os
 import random
@@ -21,8 +22,7 @@ import pytest
 from evaluations import rewritten, some_run, wait_for
 from vitreous.evaluation.engines.local import _watch
 from vitreous.evaluation.engines.worker import SilentProgress, worker_loop
-from vitreous.evaluation.store import files as locks
-from vitreous.evaluation.store.files import content_hash, schema_of
+from vitreous.evaluation.store.files import content_hash, schema_of, take_lock
 from vitreous.evaluation.store.run import RunError, Shard
 from vitreous.evaluation.store.store import Store
 from vitreous.storage import StorageError
@@ -366,33 +366,52 @@ class TestManifest:
 
 class TestLocks:
     def test_a_held_lock_is_not_given_again_and_a_released_one_is(self, tmp_path):
-        first = locks.take(tmp_path / "lock")
-        assert locks.take(tmp_path / "lock") is None
+        first = take_lock(tmp_path / "lock")
+        assert take_lock(tmp_path / "lock") is None
         first.release()
         assert not (tmp_path / "lock").exists()
-        second = locks.take(tmp_path / "lock")
+        second = take_lock(tmp_path / "lock")
         assert second.certain
         second.release()
 
     def test_a_lock_whose_file_was_removed_meanwhile_is_not_believed(self, tmp_path, monkeypatch):
         """A process that opened the file just before its holder removed it must not work beside the next one."""
-        real, removed = locks.fcntl.flock, []
+        real, removed = fcntl.flock, []
 
         def flock(descriptor, flags):
             if not removed:
                 removed.append((tmp_path / "lock").unlink())
             real(descriptor, flags)
 
-        monkeypatch.setattr(locks.fcntl, "flock", flock)
-        lock = locks.take(tmp_path / "lock")
-        assert os.path.samestat(os.fstat(lock.descriptor), (tmp_path / "lock").stat())
+        monkeypatch.setattr(fcntl, "flock", flock)
+        assert take_lock(tmp_path / "lock") is None
+        lock = take_lock(tmp_path / "lock")
+        assert lock.certain
+        assert (tmp_path / "lock").exists()
+        assert take_lock(tmp_path / "lock") is None
         lock.release()
+
+    def test_the_next_holder_of_a_removed_file_is_alone(self, tmp_path):
+        """One process has the file open when another releases and removes it, and a third makes a new one."""
+        first = take_lock(tmp_path / "lock")
+        waiting = os.open(tmp_path / "lock", os.O_RDWR)
+        first.release()
+        third = take_lock(tmp_path / "lock")
+        fcntl.flock(waiting, fcntl.LOCK_EX | fcntl.LOCK_NB)  # what is locked has no name any more ...
+        assert os.fstat(waiting).st_nlink == 0  # ... which is what filelock looks at
+        assert third.certain
+        third.release()
+        os.close(waiting)
+
+    def test_a_file_that_cannot_be_opened_is_an_error(self, tmp_path):
+        with pytest.raises(OSError, match="lock"):
+            take_lock(tmp_path / "absent" / "lock")
 
     def test_without_locks_work_is_done_twice_and_nothing_breaks(self, tmp_path, monkeypatch):
         def refuse(descriptor, flags):
             raise OSError(38, "Function not implemented")
 
-        monkeypatch.setattr(locks.fcntl, "flock", refuse)
+        monkeypatch.setattr(fcntl, "flock", refuse)
         store = create(tmp_path)
         claims = [store.claim(Shard(0, 3)) for _ in range(2)]
         for claim in claims:

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from filelock import BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
 
 from vitreous.evaluation.store.run import Run, Shard
@@ -30,32 +31,32 @@ PARTIAL_ENDING = ".part"
 
 @contextmanager
 def atomic_write(place: Path, name: str) -> Iterator[BinaryIO]:
-    """Give a draft to write, which is on the disk before it becomes ``place``, if the block ends well.
+    """Open a partial file that is synced to disk and renamed to ``place`` when the block ends without an error.
 
     Args:
-        place: where the file will be.
-        name: what drafts of it are known by, see ``remove_partial_files``.
+        place: the path of the finished file.
+        name: the beginning of the names of its partial files, see ``remove_partial_files``.
     """
-    draft = place.with_name(f"{name}.{secrets.token_hex(8)}{PARTIAL_ENDING}")
+    partial = place.with_name(f"{name}.{secrets.token_hex(8)}{PARTIAL_ENDING}")
     try:
-        with draft.open("xb") as file:
+        with partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(place)
+        partial.replace(place)
         _sync(place.parent)
     finally:
-        draft.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 def remove_partial_files(folder: Path, name: str) -> None:
-    """Remove what killed writers of a file left behind; only for who holds its lock."""
-    for draft in folder.glob(f"{name}.*{PARTIAL_ENDING}"):
-        draft.unlink(missing_ok=True)
+    """Remove the partial files that killed writers of a file left; the caller must hold its lock."""
+    for partial in folder.glob(f"{name}.*{PARTIAL_ENDING}"):
+        partial.unlink(missing_ok=True)
 
 
 def _sync(folder: Path) -> None:
-    """Make a rename survive a loss of power, where the system can."""
+    """Make a rename survive a power failure, where the system can."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -64,55 +65,54 @@ def _sync(folder: Path) -> None:
             os.close(descriptor)
 
 
-if sys.platform != "win32":  # Windows has no such locks: work may be done twice there, which costs time, nothing else
-    import fcntl
+# What flock answers where a file system has no locks.
+_WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock file that this process holds.
+    """A lock file that this process holds; the kernel frees it when the process dies.
 
     Attributes:
         path: the file.
-        descriptor: the open file that holds it.
-        certain: False where the system or the file system has no locks, so that others may hold it as well.
+        held: the lock; None where the file system has no locks, so that other processes may hold it as well.
     """
 
     path: Path
-    descriptor: int
-    certain: bool
+    held: BaseFileLock | None
+
+    @property
+    def certain(self) -> bool:
+        """Whether no other process holds it."""
+        return self.held is not None
 
     def release(self) -> None:
-        """Let others have it."""
+        """Let other processes have it."""
+        # Removed while it is held: a process that has opened the file sees that it is gone once it has the lock.
         with suppress(OSError):  # an open file cannot be removed everywhere; then it stays
             self.path.unlink()
-        os.close(self.descriptor)
+        if self.held is not None:
+            self.held.release()
 
 
-def take(path: Path) -> Lock | None:
-    """Take a lock without waiting; None where another process has it."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        if sys.platform == "win32":
-            return Lock(path, descriptor, certain=False)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except OSError:
-            return Lock(path, descriptor, certain=False)
-        if _is_still(path, descriptor):
-            return Lock(path, descriptor, certain=True)
-        # Its holder removed the file between opening and locking it here: who comes next would lock another file.
-        os.close(descriptor)
+def take_lock(path: Path) -> Lock | None:
+    """Take a lock without waiting; None where another process holds it or has just removed its file.
 
-
-def _is_still(path: Path, descriptor: int) -> bool:
+    A file system without locks gives a lock that is not ``certain``: work may be done twice there, which costs time and
+    nothing else. filelock's own substitute would outlive a killed process, and the run would wait for it forever.
+    """
+    if not path.parent.is_dir():  # filelock would make it
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+        lock.acquire()
+    except Timeout:
+        return None
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise
+        return Lock(path, None)
+    return Lock(path, lock)
 
 
 ENDING = ".parquet"

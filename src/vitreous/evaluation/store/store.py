@@ -11,16 +11,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from vitreous.evaluation.store import files as locks
 from vitreous.evaluation.store.files import (
     ENDING,
     PARTIAL_ENDING,
     PLACE_COLUMNS,
+    Lock,
     atomic_write,
     fault_of,
     order_of,
     read_columns,
     remove_partial_files,
+    take_lock,
     write_shard,
 )
 from vitreous.evaluation.store.run import Run, RunError, Shard
@@ -45,7 +46,7 @@ class Claim:
         done: whether its file is there already.
     """
 
-    lock: locks.Lock
+    lock: Lock
     done: bool
 
     def release(self) -> None:
@@ -130,7 +131,7 @@ class Store:
 
     def claim(self, shard: Shard) -> Claim | None:
         """Try to have a shard for this process alone; None where another process works on it."""
-        lock = locks.take(self.folder / f"{shard.name}{_LOCK_ENDING}")
+        lock = take_lock(self.folder / f"{shard.name}{_LOCK_ENDING}")
         if lock is None:
             return None
         try:
@@ -181,7 +182,7 @@ class Store:
         """Remove what killed processes left behind, also of shards that an earlier limit asked for."""
         left = [file for ending in (PARTIAL_ENDING, _LOCK_ENDING) for file in self.folder.glob(f"shard-*{ending}")]
         for name in {file.name.partition(".")[0] for file in left}:
-            lock = locks.take(self.folder / f"{name}{_LOCK_ENDING}")
+            lock = take_lock(self.folder / f"{name}{_LOCK_ENDING}")
             if lock is not None:
                 if lock.certain:
                     remove_partial_files(self.folder, name)
@@ -276,7 +277,7 @@ def _write_manifest(folder: Path, run: Run, details: Mapping[str, Any]) -> None:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Let one process at a time look at the manifest and write it; it takes an instant."""
-    while (lock := locks.take(folder / f"{MANIFEST}{_LOCK_ENDING}")) is None:
+    while (lock := take_lock(folder / f"{MANIFEST}{_LOCK_ENDING}")) is None:
         time.sleep(0.01)
     try:
         if lock.certain:
