@@ -183,7 +183,7 @@ def as_latex(table: ResultTable, *, p_values: bool = False) -> str:
         p_values: whether the paired tests against the best method follow in a table of their own.
     """
     label = "tab:" + "-".join(re.findall(r"[a-z0-9]+", table.title.lower()))
-    headings = ["method", *(_latex(_name(metric)) + _LATEX_ARROWS[metric.direction] for metric in table.metrics)]
+    headings = ["method", *(_latex(metric.label) + _LATEX_ARROWS[metric.direction] for metric in table.metrics)]
     rows = [
         [_latex(method), *(_latex_cell(text, best=best) for text, best in _cells(table, method))]
         for method in table.methods
@@ -295,8 +295,7 @@ def cell_of(table: ResultTable, method: str, metric: Metric, *, stacked: bool = 
 
 def number_parts(estimate: Estimate, metric: Metric) -> tuple[str, tuple[str, str] | None]:
     """Write the mean of a finite number, and the bounds of its interval, which a single image has not."""
-    scale, digits = _scale(metric)
-    mean, low, high = (f"{scale * value:.{digits}f}" for value in (estimate.mean, estimate.low, estimate.high))
+    mean, low, high = (metric.format(value) for value in (estimate.mean, estimate.low, estimate.high))
     return mean, (low, high) if math.isfinite(estimate.low) and math.isfinite(estimate.high) else None
 
 
@@ -306,21 +305,9 @@ def difference_parts(comparison: Comparison, metric: Metric) -> tuple[str, tuple
     return number_parts(Estimate(comparison.first, metric.name, *difference, comparison.n), metric)
 
 
-def _scale(metric: Metric) -> tuple[float, int]:
-    """Show shares in percent; numbers that are percent already have two digits, all others three."""
-    if metric.range == (0.0, 1.0):
-        return 100.0, 2
-    low, high = metric.range
-    return 1.0, 2 if 20 <= high - low < math.inf else 3
-
-
-def _name(metric: Metric) -> str:
-    return f"{metric.name} (%)" if metric.range == (0.0, 1.0) else metric.name
-
-
 def table_heading(metric: Metric) -> str:
     """Name a metric with its unit and an arrow to where it is better."""
-    return f"{_name(metric)} {_ARROWS[metric.direction]}".rstrip()
+    return f"{metric.label} {_ARROWS[metric.direction]}".rstrip()
 
 
 def _latex_cell(text: str, *, best: bool) -> str:

@@ -310,16 +310,16 @@ class ErasingProbability(PixelErasing):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        found = []
-        for explained in self.explained:
-            for direction in self.directions:
-                prefix, first = f"{explained}_{direction}_", direction == "positive"
-                suffix = (
-                    "" if (explained, direction) == ("predicted", "positive") else f" {direction}, {explained} class"
-                )
-                found.append(perturbation.mean_aopc(prefix, f"AOPC{suffix}", most_relevant_first=first))
-                found.append(perturbation.mean_log_odds(prefix, f"LOdds{suffix}", most_relevant_first=first))
-        return tuple(found)
+        curves = [(explained, direction) for explained in self.explained for direction in self.directions]
+        return tuple(metric for curve in curves for metric in self._metrics(*curve))
+
+    def _metrics(self, explained: Explained, direction: Sign) -> tuple[Metric, Metric]:
+        prefix, first = f"{explained}_{direction}_", direction == "positive"
+        suffix = "" if (explained, direction) == ("predicted", "positive") else f" {direction}, {explained} class"
+        return (
+            perturbation.mean_aopc(prefix, f"AOPC{suffix}", most_relevant_first=first),
+            perturbation.mean_log_odds(prefix, f"LOdds{suffix}", most_relevant_first=first),
+        )
 
     def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         return [self._values(*curves.probabilities()) for curves in self.curves(batch, cases)]
@@ -328,9 +328,9 @@ class ErasingProbability(PixelErasing):
         values: Values = {}
         for explained, start, of_class in zip(self.explained, before, curves, strict=True):
             for direction, curve in zip(self.directions, of_class, strict=True):
-                prefix = f"{explained}_{direction}_"
-                values[f"{prefix}aopc"] = float(perturbation.aopc(start, curve))
-                values[f"{prefix}log_odds"] = float(perturbation.log_odds(start, curve))
+                aopc, log_odds = self._metrics(explained, direction)
+                values |= aopc.row(float(perturbation.aopc(start, curve)))
+                values |= log_odds.row(float(perturbation.log_odds(start, curve)))
         return values
 
 

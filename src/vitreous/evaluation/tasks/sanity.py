@@ -161,9 +161,11 @@ class Randomisation(MapTask):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        return tuple(
-            mean_randomisation_spearman(_prefix(stage), f"randomisation Spearman, {stage}") for stage in self.stages
-        )
+        return tuple(self._metric(stage) for stage in self.stages)
+
+    def _metric(self, stage: str) -> Metric:
+        prefix = f"{stage.replace(' ', '_')}_"
+        return mean_randomisation_spearman(prefix, f"randomisation Spearman, {stage}")
 
     def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         values: dict[Case, Values] = {case: {} for case in cases}
@@ -171,7 +173,7 @@ class Randomisation(MapTask):
             for case, other in self.other_maps(batch, cases, network, batch.images):
                 finite = bool(np.isfinite(other).all())
                 similarity = spearman(self.map_of(batch, case), other) if finite else float("nan")
-                values[case][f"{_prefix(stage)}spearman"] = similarity
+                values[case] |= self._metric(stage).row(similarity)
         return [values[case] for case in cases]
 
 
@@ -202,7 +204,8 @@ class Sensitivity(MapTask):
             noise = torch.stack([self._noise(batch.images[0], generator) for generator in generators])
             for case, other in self.other_maps(batch, cases, batch.model.model, batch.images + noise):
                 disturbed[case].append(other)
-        return [{"max_sensitivity": self._largest(self.map_of(batch, case), disturbed[case])} for case in cases]
+        (metric,) = self.metrics
+        return [metric.row(self._largest(self.map_of(batch, case), disturbed[case])) for case in cases]
 
     def _noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
         drawn = torch.rand(like.shape, generator=generator, dtype=torch.float64) * 2 - 1
@@ -225,7 +228,10 @@ class Concentration(MapTask):
 
     def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         maps = [self.map_of(batch, case) for case in cases]
-        return [{"sparseness": float(sparseness(map_)), "complexity": float(complexity(map_))} for map_ in maps]
+        of_sparseness, of_complexity = self.metrics
+        return [
+            of_sparseness.row(float(sparseness(map_))) | of_complexity.row(float(complexity(map_))) for map_ in maps
+        ]
 
 
 @dataclass(frozen=True)
@@ -253,11 +259,12 @@ class Faithfulness(MapTask):
     def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
         drawn = {image: self._subsets(batch, image) for image in dict.fromkeys(case.image for case in cases)}
         falls = {image: self._falls(batch, image, subsets) for image, subsets in drawn.items()}
+        (metric,) = self.metrics
         found = []
         for case in cases:
             scores = float64_array(patch_scores(batch, self._raw(batch, case)))
             sums = scores[drawn[case.image]].sum(axis=1)
-            found.append({"faithfulness_correlation": float(faithfulness_correlation(sums, falls[case.image]))})
+            found.append(metric.row(float(faithfulness_correlation(sums, falls[case.image]))))
         return found
 
     def _subsets(self, batch: ImageBatch, image: int) -> np.typing.NDArray[np.int64]:
@@ -280,7 +287,3 @@ class Faithfulness(MapTask):
             falls.append(in_float64(batch.logits[image, target]) - in_float64(runner.logits(pictures)[:, target]))
         found: Floats = torch.cat(falls).cpu().numpy()
         return found
-
-
-def _prefix(stage: str) -> str:
-    return f"{stage.replace(' ', '_')}_"

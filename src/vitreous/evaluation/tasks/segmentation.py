@@ -76,7 +76,7 @@ class Segmentation(ImageTask):
     def count(self, map_: Floats, mask: NDArray[np.int16]) -> Values:
         """The columns of one map that has the size of its mask."""
         values = row(counts.COUNTS, counts.count_pixels(counts.above_mean(map_), mask))
-        return values | {"two_class_average_precision": counts.two_class_average_precision(map_, mask)}
+        return values | counts.two_class_map().row(counts.two_class_average_precision(map_, mask))
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class AveragePrecision(ImageTask):
         for map_, case in zip(maps, cases, strict=True):
             picture = batch.pictures[case.image]
             mask = mask_of_class(picture, segmented_class(picture, self.explained))
-            values.append({"average_precision": counts.mask_average_precision(map_, mask)})
+            values.append(counts.mean_average_precision().row(counts.mask_average_precision(map_, mask)))
         return values
 
 
@@ -206,12 +206,11 @@ class Localisation(ImageTask):
         found = []
         for case, map_ in zip(cases, maps_of_pixels(batch, cases, self.explained, self.upsampling), strict=True):
             mask = mask_of(batch.pictures[case.image])
+            pointing, energy, rank = self.metrics
             found.append(
-                {
-                    "pointing_game": localisation.pointing_game(map_, mask, self.tolerance),
-                    "energy_in_mask": localisation.energy_in_mask(map_, mask),
-                    "rank_accuracy": localisation.rank_accuracy(map_, mask),
-                }
+                pointing.row(localisation.pointing_game(map_, mask, self.tolerance))
+                | energy.row(localisation.energy_in_mask(map_, mask))
+                | rank.row(localisation.rank_accuracy(map_, mask))
             )
         return found
 
@@ -268,7 +267,7 @@ class ThresholdSearch(ImageTask):
         found = counts.count_at_thresholds(map_, mask, self.thresholds)
         for threshold, each in zip(self.thresholds, found, strict=True):
             values |= row([f"{threshold_prefix(threshold)}{name}" for name in counts.COUNTS], each)
-        precision = {"two_class_average_precision": counts.two_class_average_precision(map_, mask)}
+        precision = counts.two_class_map().row(counts.two_class_average_precision(map_, mask))
         return in_its_half(picture.name, values) | precision
 
 

@@ -155,8 +155,11 @@ class WordErasing(WordTask):
             weights = [1 / len(columns)] * len(columns)
             name = f"AOPC, words {way}"
             found.append(perturbation.curve_metric(columns, weights, (-1.0, 1.0), name, "higher", description))
-            found.append(perturbation.mean_log_odds(f"{way}_", f"LOdds, words {way}"))
+            found.append(self._log_odds(way))
         return tuple(found)
+
+    def _log_odds(self, way: str) -> Metric:
+        return perturbation.mean_log_odds(f"{way}_", f"LOdds, words {way}")
 
     def measure(self, batch: TextBatch, cases: Sequence[Case]) -> list[Values]:
         return [self._values(*found) for found in self.probabilities(batch, cases, self.ways)]
@@ -165,7 +168,7 @@ class WordErasing(WordTask):
         values: Values = {}
         for way, curve in zip(self.ways, along, strict=True):
             values |= row(self._drop_columns(way), perturbation.drops(before, curve))
-            values[f"{way}_log_odds"] = float(perturbation.log_odds(before, curve))
+            values |= self._log_odds(way).row(float(perturbation.log_odds(before, curve)))
         return values
 
     def _drop_columns(self, way: str) -> tuple[str, ...]:
@@ -186,11 +189,10 @@ class Erasure(WordTask):
 
     def measure(self, batch: TextBatch, cases: Sequence[Case]) -> list[Values]:
         found = self.probabilities(batch, cases, ("removed", "kept alone"))
+        without_words, words_alone = self.metrics
         return [
-            {
-                "comprehensiveness": float(text.comprehensiveness(before, without)),
-                "sufficiency": float(text.sufficiency(before, alone)),
-            }
+            without_words.row(float(text.comprehensiveness(before, without)))
+            | words_alone.row(float(text.sufficiency(before, alone)))
             for before, (without, alone) in found
         ]
 
