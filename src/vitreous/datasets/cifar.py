@@ -179,6 +179,7 @@ class _Cifar(DataSet):
         except Exception as error:  # damaged bytes fail with any type there is
             raise self._error(f"{file.name} is not an archive with the arrays images and labels") from error
 
+    # Not torchvision's reader: it runs what a pickle names, and wants the training batches beside the test batch.
     def _read_python(self, file: Path) -> tuple[Pixels, Labels]:
         if file.suffix in {".gz", ".tar", ".zip"}:
             raise self._error(f"{file.name} is an archive; unpack it, and give the folder that is in it")

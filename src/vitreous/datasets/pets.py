@@ -55,6 +55,7 @@ class Pets(FileDataSet):
         self._refuse_repeated(stems)
         return self._items_of(dict(zip(stems, table.labels.values(), strict=True)), "trimaps")
 
+    # Not torchvision's reader: it imports torch, wants one folder name, and does not say which line is wrong.
     def _original(self) -> list[Item]:
         self._is_imagenet = False
         self._classes = _BREEDS

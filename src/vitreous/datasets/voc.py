@@ -45,6 +45,7 @@ class Voc(FileDataSet):
     summary = f"PASCAL VOC 2012: VOCdevkit/VOC2012 with JPEGImages/, SegmentationClass/ and {_LIST}"
     origin = "PASCAL VOC 2012 comes from http://host.robots.ox.ac.uk/pascal/VOC/voc2012"
 
+    # Not torchvision's reader: it imports torch, wants one folder name, and takes paths out of the list unchecked.
     def _list(self) -> Sequence[Item]:
         places = [self.path / below for below in (".", "VOC2012", "VOCdevkit/VOC2012")]
         self.root = next((place for place in places if (place / "JPEGImages").is_dir()), self.path)
