@@ -3,6 +3,7 @@
 import errno
 import json
 import pickle
+import warnings
 import weakref
 from pathlib import Path
 from typing import get_type_hints
@@ -14,7 +15,7 @@ import torch
 from PIL import Image
 
 import vitreous
-from evaluations import METHODS, MODEL, PROTOCOL, everything, some_run, write_photos
+from evaluations import METHODS, MODEL, PROTOCOL, everything, rewritten, some_run, write_photos
 from small_data import loaded
 from small_models import small_vit
 from vitreous.datasets import Shuffled, open_dataset
@@ -475,3 +476,23 @@ def test_the_former_name_of_progress_works_and_warns(tmp_path):
         vitreous.evaluate(MODEL, data, PROTOCOL, METHODS, out=tmp_path / "out", threads=1, watcher=Recording())
     assert sum(calls) == 2
     assert [each.filename for each in warned if each.category is DeprecationWarning] == [__file__]
+
+
+def test_a_run_of_another_version_is_left_alone_with_the_reason(tmp_path):
+    data = write_photos(tmp_path / "data", 2)
+    first = vitreous.evaluate(MODEL, data, PROTOCOL, METHODS, out=tmp_path / "out", threads=1)
+    (store,) = first.stores
+    versions = {**store.run.versions, "vitreous": "0.0.1+0123456789ab"}
+    manifest = store.folder / "manifest.json"
+    manifest.write_bytes(rewritten(json.loads(manifest.read_text()), versions=versions))
+    earlier = store.folder.rename(tmp_path / "out" / f"{PROTOCOL}-0123456789ab")
+    stored = {file.name: file.read_bytes() for file in earlier.iterdir()}
+    with pytest.warns(
+        UserWarning, match=rf"{earlier.name} is not resumed, .* \(vitreous 0.0.1\+0123456789ab instead of"
+    ):
+        second = vitreous.evaluate(MODEL, data, PROTOCOL, METHODS, out=tmp_path / "out", threads=1)
+    assert second.stores[0].folder.name == store.folder.name
+    assert {file.name: file.read_bytes() for file in earlier.iterdir()} == stored
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the new run resumes without a word
+        vitreous.evaluate(MODEL, data, PROTOCOL, METHODS, out=tmp_path / "out", threads=1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,8 @@ from evaluations import PROTOCOL
 from invented_runs import invented_results, invented_store
 from vitreous.cli.evaluating import _alone_to_blame
 from vitreous.evaluation.protocols import find_protocol
-from vitreous.evaluation.report.results import Failure, Results, discover_runs, title_of
+from vitreous.evaluation.report.results import Failure, Results, discover_runs, summarise, title_of
+from vitreous.evaluation.report.tables import as_rows
 from vitreous.evaluation.runner.measure import columns_of
 from vitreous.evaluation.store.run import RunError
 from vitreous.metrics.metric import mean_of
@@ -105,3 +109,27 @@ class TestCounted:
         results = invented_results(tmp_path, (PRECISION,), NUMBERS, dict.fromkeys(NUMBERS, range(4)))
         assert not results.counted.any()
         assert results.rows() == []
+
+
+class TestARunOfAnEarlierVersion:
+    """tests/golden/earlier_run was computed and stored by the version before the package evaluation."""
+
+    FOLDER = Path(__file__).parent / "golden" / "earlier_run"
+
+    def test_its_table_is_the_one_that_version_printed(self):
+        (results,) = discover_runs(self.FOLDER, pytest.fail)
+        assert results.finished
+        expected = json.loads((self.FOLDER / "rows.json").read_text())
+        found = as_rows(summarise(results))
+        assert [(row["method"], row["metric"], row["n"]) for row in found] == [
+            (row["method"], row["metric"], row["n"]) for row in expected
+        ]
+        for row, known in zip(found, expected, strict=True):
+            assert row.keys() == known.keys()
+            for name, value in known.items():
+                # The same float64 numbers; another BLAS may add up the resamples in another order.
+                assert row[name] == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value)
+
+    def test_every_shard_is_whole(self):
+        (results,) = discover_runs(self.FOLDER, pytest.fail)
+        assert results.stores[0].missing(pytest.fail) == []

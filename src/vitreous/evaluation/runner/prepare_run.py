@@ -36,7 +36,7 @@ from vitreous.evaluation.runner.context import (
 from vitreous.evaluation.runner.measure import columns_of
 from vitreous.evaluation.runner.selection import WHITE_BOX, choose_methods, empty_picture
 from vitreous.evaluation.store.run import ModelChoice, Run, RunError
-from vitreous.evaluation.store.store import Notice, Store
+from vitreous.evaluation.store.store import Notice, Store, earlier_runs
 from vitreous.inputs.model_input import Inputs
 from vitreous.models import LoadedModel
 from vitreous.models.brought import Pair, described
@@ -172,7 +172,25 @@ def prepare_run(
         limit=options.limit,
         threads=threads_for(options.workers or 1) if options.threads is None else options.threads,
     )
+    _mention_earlier_runs(out, run, notice)
     return Store.create(out, run, _details(context), keep_threads=options.threads is None), context
+
+
+def _mention_earlier_runs(out: Path, run: Run, notice: Notice) -> None:
+    """Say why a run that was started by another version is not resumed."""
+    if (out / run.folder_name).exists():
+        return
+    for folder, other in earlier_runs(out, run).items():
+        names = sorted({*run.versions, *other.versions})
+        changed = [
+            f"{name} {other.versions.get(name, 'missing')} instead of {run.versions.get(name, 'missing')}"
+            for name in names
+            if other.versions.get(name) != run.versions.get(name)
+        ]
+        notice(
+            f"{folder} is not resumed, because another version computed it ({', '.join(changed)}): this run starts in "
+            "a folder of its own, and `vitreous report` shows both"
+        )
 
 
 def _check(model: Model, data: str | DataSet, protocol: str | Protocol, options: Options) -> None:

@@ -217,6 +217,19 @@ def read_run(folder: Path) -> Run:
     return _described(folder, read_manifest(folder))
 
 
+def earlier_runs(out: Path, run: Run) -> dict[Path, Run]:
+    """Find the folders in ``out`` with the same evaluation, but by other versions of the programs."""
+    found = {}
+    for manifest in sorted(out.glob(f"{run.protocol}-*/{MANIFEST}")):
+        try:
+            other = read_run(manifest.parent)
+        except StorageError:
+            continue  # it is reported where it is read
+        if other.versions != run.versions and replace(other, versions=run.versions).key == run.key:
+            found[manifest.parent] = other
+    return found
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of a run's folder, which must be as it was written.
 
