@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitreous.benchmark.evaluation import evaluate
-from vitreous.benchmark.store import Store
 from vitreous.datasets import DataSet, Sample
+from vitreous.evaluation.evaluate import evaluate
+from vitreous.evaluation.store.store import Store
 
 PROTOCOLS = ("chefer-2021-segmentation", "chefer-2021-perturbation", "skipplus-faithfulness", "tokentm-probability")
 METHODS = "tokentm,gradtoken,decompx.skipplus,gae,rollout"
@@ -58,7 +58,7 @@ class Noise(DataSet):
 
 
 class Clock:
-    """A watcher that measures from the end of the first shard to the end of the last."""
+    """A progress that measures from the end of the first shard to the end of the last."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, float, float]] = []
@@ -97,7 +97,7 @@ def main() -> None:
     for protocol in given.protocols.split(","):
         with tempfile.TemporaryDirectory() as folder:
             clock, data = Clock(), Noise(Path(folder), SHARD + given.images)
-            options = {"out": folder, "threads": 1, "shard_size": SHARD, "watcher": clock}
+            options = {"out": folder, "threads": 1, "shard_size": SHARD, "progress": clock}
             evaluate(given.model, data, protocol, methods, **options)
         rate, wall = clock.rates()
         hours = FULL / rate / 3600

@@ -34,12 +34,12 @@ from rows import bare, ratio_in_turn, write_rows
 from token_dropping import PERCENT, Curves
 from torch import Tensor, nn
 
-from vitreous.benchmark.measuring import measure
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture
-from vitreous.benchmark.tasks.erasing import erased_logits, find_orders
 from vitreous.datasets import open_dataset
+from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.runner.measure import measure
+from vitreous.evaluation.tasks.pixel_masking import erased_logits, find_orders
+from vitreous.evaluation.tasks.task import Batch, Case, Picture
 from vitreous.models import LoadedModel, Preprocessing
-from vitreous.protocols import find_protocol
 from vitreous.tape.runner import ModelRunner
 
 Row = dict[str, Any]

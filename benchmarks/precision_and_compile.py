@@ -28,7 +28,7 @@ from vitreous.cost import cost_of
 from vitreous.errors import VitreousError
 from vitreous.images import read_image
 from vitreous.methods import list_methods
-from vitreous.metrics.correlation import pearson
+from vitreous.metrics.sanity import pearson
 from vitreous.models import LoadedModel, load_model
 
 TIMED = ["decompx.skipplus", "ixg", "gae", "gradtoken"]

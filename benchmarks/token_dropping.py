@@ -26,9 +26,9 @@ import torch
 from rows import median_ratio, time_in_turn, write_rows
 from torch import Tensor, nn
 
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture
-from vitreous.benchmark.tasks.erasing import find_orders
-from vitreous.benchmark.tasks.keeping import Kept, kept_logits
+from vitreous.evaluation.tasks.patch_masking import Kept, kept_logits
+from vitreous.evaluation.tasks.pixel_masking import find_orders
+from vitreous.evaluation.tasks.task import Batch, Case, Picture
 from vitreous.tape.runner import ModelRunner
 
 PERCENT = range(0, 100, 10)

@@ -15,13 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitreous.benchmark.report.curves import F1_CURVE, Curves, curves_of
-from vitreous.benchmark.report.gathering import gather
-from vitreous.benchmark.results import Results
-from vitreous.benchmark.statistics import estimates
-from vitreous.benchmark.store import read_manifest
-from vitreous.benchmark.summary import counted_values, summarise
-from vitreous.benchmark.tables import ResultTable, as_rows
+from vitreous.evaluation.report.charts import F1_CURVE, Curves, curves_of
+from vitreous.evaluation.report.results import Results, counted_values, discover_runs, summarise
+from vitreous.evaluation.report.tables import ResultTable, as_rows
+from vitreous.evaluation.statistics import estimates
+from vitreous.evaluation.store.store import read_manifest
 from vitreous.metrics.metric import mean_of
 
 KEPT = Path(__file__).parents[1] / "docs" / "results"
@@ -32,7 +30,7 @@ def main() -> None:
     """Keep every run of a folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path)
-    for results in gather(parser.parse_args().runs, lambda text: print(text, file=sys.stderr)):
+    for results in discover_runs(parser.parse_args().runs, lambda text: print(text, file=sys.stderr)):
         keep(results, KEPT)
 
 

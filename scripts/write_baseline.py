@@ -1,15 +1,18 @@
 """Writes tests/baseline/baseline.npz: the numbers of all methods on small models of every family that is served.
 
     python scripts/write_baseline.py [--only NAME ...]
+    python scripts/write_baseline.py --evaluations
 
 It is for the state before a change that must leave numbers as they are; the test beside the file compares with it. With
-``--only`` nothing is written: the given models are run, and what is served is printed.
+``--only`` nothing is written: the given models are run, and what is served is printed. With ``--evaluations`` it writes
+evaluation.npz instead: the numbers of every protocol.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,14 +22,21 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "baseline")]
 
 import baseline_models  # noqa: E402
 import baseline_numbers  # noqa: E402
+import evaluation_numbers  # noqa: E402
 
 
 def main() -> None:
     """Take the numbers and write them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+")
-    only = parser.parse_args().only
+    parser.add_argument("--evaluations", action="store_true")
+    given = parser.parse_args()
+    only = given.only
     torch.set_num_threads(1)
+    if given.evaluations:
+        with tempfile.TemporaryDirectory() as out:
+            evaluation_numbers.save(Path(out))
+        return
     methods = baseline_numbers.spellings()
     found = {}
     for name in only or [*baseline_models.IMAGE_MODELS, *baseline_models.TEXT_MODELS]:

@@ -48,7 +48,7 @@ float(miou.combine(counts.mean(axis=0)))
 def page() -> str:
     """The whole page."""
     public = [getattr(metrics, name) for name in metrics.__all__]
-    helpers = ("vitreous.metrics.metric", "vitreous.metrics.registry")  # about metrics, and none themselves
+    helpers = ("vitreous.metrics", "vitreous.metrics.metric")  # about metrics, and none themselves
     functions = [each for each in public if inspect.isfunction(each) and each.__module__ not in helpers]
     return "\n".join(
         [

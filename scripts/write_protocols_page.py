@@ -10,8 +10,8 @@ from pathlib import Path
 
 from generated import first_paragraph, metric_rows, write_or_check
 
-from vitreous.benchmark.tasks.task import Task
-from vitreous.protocols import Protocol, list_protocols
+from vitreous.evaluation.protocols import Protocol, list_protocols
+from vitreous.evaluation.tasks.task import Task
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocols.md"
 INTRODUCTION = """# Protocols

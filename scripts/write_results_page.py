@@ -20,18 +20,18 @@ from typing import Any
 
 from generated import ending_of, write_or_check
 
-from vitreous.benchmark.published import published_results
-from vitreous.benchmark.statistics import Estimate
-from vitreous.benchmark.tables import (
+from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.report.tables import (
     ResultTable,
     markdown_grid,
     number_parts,
     published_data,
+    published_results,
     published_rows,
     table_heading,
 )
+from vitreous.evaluation.statistics import Estimate
 from vitreous.metrics.metric import Metric
-from vitreous.protocols import find_protocol
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(r"(<!-- results: (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -17,7 +17,7 @@ from typing import Any
 
 from generated import write_or_check
 
-from vitreous.benchmark.tables import markdown_grid
+from vitreous.evaluation.report.tables import markdown_grid
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(r"(<!-- speed: (\w+)( peers)? -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from vitreous.benchmark.run import ModelChoice, Run
-from vitreous.benchmark.store import Store
+from vitreous.evaluation.store.run import ModelChoice, Run
+from vitreous.evaluation.store.store import Store
 from vitreous.storage import CHECKSUM, sealed
 
 PROTOCOL = "chefer-2021-segmentation"

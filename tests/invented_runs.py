@@ -9,16 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from evaluations import some_run
-from vitreous.benchmark.results import Results
-from vitreous.benchmark.shard_file import schema_of
-from vitreous.benchmark.store import Store
-from vitreous.benchmark.tasks.task import PhotoTask
+from vitreous.evaluation.protocols import Protocol
+from vitreous.evaluation.report.results import Results
+from vitreous.evaluation.store.files import schema_of
+from vitreous.evaluation.store.store import Store
+from vitreous.evaluation.tasks.task import ImageTask
 from vitreous.metrics.metric import Metric
-from vitreous.protocols import Protocol
 
 
 @dataclass(frozen=True)
-class Invented(PhotoTask):
+class Invented(ImageTask):
     """A task whose numbers are made up, so that only what is made of them is looked at."""
 
     given: tuple[Metric, ...] = ()

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 from small_models import CLASSES, SIZE, small_vit
-from vitreous.datasets.sample import Sample
+from vitreous.datasets.dataset import Sample
 from vitreous.models import LoadedModel, Preprocessing
 
 

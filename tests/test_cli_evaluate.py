@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 from evaluations import MODEL, PROTOCOL, everything, only_run, rewritten, some_run, write_photos
 from loading_scripts import load_script
-from vitreous.benchmark import workbench
-from vitreous.benchmark.store import Store
 from vitreous.cli import app, evaluating_progress
 from vitreous.cli.evaluating_progress import EvaluationProgress
+from vitreous.evaluation.runner import context as workbench
+from vitreous.evaluation.store.store import Store
 from vitreous.speed.timing import one_thread
 from vitreous.storage import sealed
 

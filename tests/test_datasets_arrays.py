@@ -14,7 +14,7 @@ import pytest
 
 from time_limit import one_minute
 from vitreous.datasets import DataError, Shuffled, open_dataset, read_movies
-from vitreous.datasets.plain_pickle import read_plain_pickle
+from vitreous.datasets.cifar import read_plain_pickle
 
 HEIGHT, WIDTH = 5, 8
 

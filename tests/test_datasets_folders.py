@@ -10,7 +10,7 @@ from PIL import Image
 
 from time_limit import one_minute
 from vitreous.datasets import DataError, list_datasets, open_dataset
-from vitreous.datasets.imagenet_classes import imagenet_indices, imagenet_names
+from vitreous.datasets.imagenet import imagenet_indices, imagenet_names
 from vitreous.errors import ImageError, VitreousError
 
 # Neither square nor symmetric, so that a transposed or flipped mask is another one.

@@ -18,10 +18,10 @@ from small_models import golden_model
 from vitreous.cli.app import app
 from vitreous.cli.spellings import split_spellings
 from vitreous.errors import MethodError
+from vitreous.evaluation.protocols import find_protocol
 from vitreous.methods import list_methods
 from vitreous.models.demo import PHOTO
 from vitreous.plugin import load_plugin
-from vitreous.protocols import find_protocol
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"

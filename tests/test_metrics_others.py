@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from vitreous.metrics import MetricError, text
-from vitreous.metrics import concentration as com
-from vitreous.metrics import correlation as cor
 from vitreous.metrics import localisation as loc
-from vitreous.metrics import randomisation as ran
-from vitreous.metrics import sensitivity as sen
+from vitreous.metrics import sanity as com
+from vitreous.metrics import sanity as cor
+from vitreous.metrics import sanity as ran
+from vitreous.metrics import sanity as sen
 
 ROUNDING = 1e-12
 SHAPE = (6, 7)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from vitreous.metrics import concentration as com
-from vitreous.metrics import correlation as cor
 from vitreous.metrics import localisation as loc
 from vitreous.metrics import perturbation as per
-from vitreous.metrics import randomisation as ran
-from vitreous.metrics import sensitivity as sen
+from vitreous.metrics import sanity as com
+from vitreous.metrics import sanity as cor
+from vitreous.metrics import sanity as ran
+from vitreous.metrics import sanity as sen
 
 quantus = pytest.importorskip("quantus", reason="quantus comes with vitreous[peers]")
 

@@ -20,16 +20,16 @@ from evaluations import MODEL, PROTOCOL, only_run, write_photos
 from small_data import loaded, samples
 from small_models import CLASSES, largest_difference, random_images, small_vit
 from small_text_models import build, small_tokenizer
-from vitreous.benchmark.measuring import measure
-from vitreous.benchmark.run import ModelChoice, Run
 from vitreous.cli import app
 from vitreous.cli.options import OutputsName
 from vitreous.errors import InputError
+from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.runner.measure import measure
+from vitreous.evaluation.store.run import ModelChoice, Run
 from vitreous.explanation import Explanation
 from vitreous.metrics.perturbation import probabilities
 from vitreous.models.binary import TwoSided
 from vitreous.outputs import OutputActivation, likelihood_slope, likelihoods
-from vitreous.protocols import find_protocol
 
 # Float64, the same arithmetic but for the order of a softmax's gradient and the head's.
 SAME = 1e-12

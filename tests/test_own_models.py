@@ -12,9 +12,9 @@ from torch.optim.swa_utils import AveragedModel
 import vitreous
 from loading_models import error_of
 from small_models import random_images, small_vit
-from vitreous.benchmark.workbench import weights_of
 from vitreous.datasets import open_dataset
 from vitreous.errors import UnsupportedModelError
+from vitreous.evaluation.runner.context import weights_of
 from vitreous.models import TwoSided, list_models, load_model
 
 CIFAR = Path(__file__).parents[1] / "examples" / "cifar_vit.py"

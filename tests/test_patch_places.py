@@ -24,8 +24,8 @@ from test_patch_grid import (
     squares,
 )
 from vitreous.architecture import find_architecture
-from vitreous.benchmark.tasks.batch import enlarged
 from vitreous.errors import InputError, RefusedMethodsError, UnsupportedModelError, VitreousError
+from vitreous.evaluation.tasks.task import enlarged
 from vitreous.explanation import Explanation
 from vitreous.methods.masks import patch_of_pixel
 from vitreous.patch_geometry import PatchGeometry

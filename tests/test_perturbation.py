@@ -16,10 +16,10 @@ from small_models import PATCHES, golden_model, largest_difference, random_image
 from vitreous.architecture import find_architecture
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.methods import View
-from vitreous.methods.asking import Questioning
 from vitreous.methods.hsic import Hsic
 from vitreous.methods.masks import balanced, blocks_of_patches, patch_of_pixel, seeded, windows, windows_within
 from vitreous.methods.occlusion import Occlusion
+from vitreous.methods.perturbation import PerturbationMethod
 from vitreous.methods.rise import Rise
 from vitreous.methods.surrogate import Lime, coalitions
 from vitreous.methods.vitcx import VitCx, clusters, complete_linkage, enlarging_of
@@ -43,7 +43,7 @@ SPELLINGS = (
 )
 
 
-def ask(procedure: Questioning, model: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, ModelRunner]:
+def ask(procedure: PerturbationMethod, model: nn.Module, images: Tensor, targets: Tensor) -> tuple[Tensor, ModelRunner]:
     """The maps of all targets (batch, targets, ...), and the runner that was asked."""
     architecture = find_architecture(model, images)
     runner = ModelRunner(model, images, targets)

@@ -10,7 +10,7 @@ from timm.models.mlp_mixer import MlpMixer
 import vitreous
 from small_models import golden_model, largest_difference, random_images
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
-from vitreous.metrics.correlation import pearson
+from vitreous.metrics.sanity import pearson
 from vitreous.precision import KEEP_THEIR_ORDER, TOLERANCE
 from vitreous.speed.timing import one_thread
 

@@ -15,17 +15,17 @@ import torch
 from PIL import Image
 from torch import nn
 
-import vitreous.benchmark.photo_material as photo_material
+import vitreous.evaluation.runner.adapters as adapters
 from small_data import finite, loaded, samples
 from small_models import small_vit
-from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.datasets.sample import Sample
+from vitreous.datasets.dataset import Sample
 from vitreous.errors import MethodError, ProtocolError
+from vitreous.evaluation.protocols import PROTOCOLS, find_protocol, list_protocols
+from vitreous.evaluation.runner.measure import columns_of, measure
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import MetricError
 from vitreous.models import Preprocessing
 from vitreous.plugin import method
-from vitreous.protocols import PROTOCOLS, find_protocol, list_protocols
 from vitreous.spelling import parse
 
 # The version of a protocol and the sha256 of the settings that it stands for. A run's key depends on the settings, and
@@ -218,14 +218,14 @@ class TestRunsThatGoOn:
         assert set(errors.values()) == {None}
 
     def test_maps_that_are_not_finite_are_errors_of_their_method(self, monkeypatch):
-        original = photo_material.explain_again
+        original = adapters.explain_again
 
         def spoiled(*arguments, **options):
             explanation = original(*arguments, **options)
             explanation.scores["ixg"][1, ..., 0] = torch.nan
             return explanation
 
-        monkeypatch.setattr(photo_material, "explain_again", spoiled)
+        monkeypatch.setattr(adapters, "explain_again", spoiled)
         photos = [replace(photo, label=0) for photo in samples(2)]
         rows = measure(loaded(), photos, find_protocol("skipplus-faithfulness"), ["gae", "ixg"])
         errors = {(row["image"], row["method"]): row["error"] for row in rows}
@@ -244,7 +244,7 @@ class TestRunsThatGoOn:
         monkeypatch.setattr(perturbation, "log_odds", refusing)
         model, photos, protocol = loaded(), samples(4), find_protocol("tokentm-probability")
         with torch.no_grad():
-            squashed = photo_material.resized(model.preprocessing, "squash")([photo.image for photo in photos]).double()
+            squashed = adapters.resized(model.preprocessing, "squash")([photo.image for photo in photos]).double()
             likely = model.model(squashed).softmax(dim=1).amax(dim=1).tolist()
         whole = measure(model, photos, protocol, ["gae"])
         refused = sorted(likely)[2] - 1e-9  # two photos are above
@@ -289,11 +289,11 @@ def test_the_same_photos_give_the_same_rows_bit_for_bit():
 def test_photos_are_squashed_or_cropped_as_the_protocol_says():
     """A bright stripe at the edge is seen where nothing is cropped, and its mask with it."""
     own = Preprocessing((32, 32), (0.5,) * 3, (0.5,) * 3, "nearest", "shorter", (32, 32))
-    squashed = photo_material.resized(own, "squash")
+    squashed = adapters.resized(own, "squash")
     mask = np.zeros((32, 96), np.int16)
     mask[:, :24] = 1
     assert squashed.displayed_mask(mask, outside=-1).mean() == pytest.approx(0.25, abs=0.04)
-    assert (photo_material.resized(own, "model").displayed_mask(mask, outside=-1) == 0).all()
+    assert (adapters.resized(own, "model").displayed_mask(mask, outside=-1) == 0).all()
     assert squashed.displayed_mask(mask, outside=-1).shape == (32, 32)
 
 

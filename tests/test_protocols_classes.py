@@ -10,12 +10,11 @@ import torch
 
 from small_data import as_tensor, finite, loaded, samples
 from small_models import CLASSES, small_vit
-from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture
-from vitreous.benchmark.tasks.task import MissingAnnotationError
-from vitreous.benchmark.tasks.thresholds import ClassSegmentation, ThresholdSearch
-from vitreous.metrics.thresholds import half_of
-from vitreous.protocols import find_protocol
+from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.runner.measure import columns_of, measure
+from vitreous.evaluation.tasks.segmentation import ClassSegmentation, ThresholdSearch
+from vitreous.evaluation.tasks.task import Batch, Case, MissingAnnotationError, Picture
+from vitreous.metrics.segmentation import half_of
 from vitreous.tape.runner import ModelRunner
 
 

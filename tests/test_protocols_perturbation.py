@@ -13,11 +13,17 @@ from torch import nn
 
 from small_data import arrays_in, as_tensor, finite, loaded, samples
 from small_models import CLASSES, golden_model, random_images, small_vit
-from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture
-from vitreous.benchmark.tasks.erasing import erased_logits, find_orders, ranks
-from vitreous.benchmark.tasks.pixel_perturbation import AreaBetweenCurves, ErasingAccuracy, ErasingProbability
-from vitreous.protocols import find_protocol
+from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.runner.measure import columns_of, measure
+from vitreous.evaluation.tasks.pixel_masking import (
+    AreaBetweenCurves,
+    ErasingAccuracy,
+    ErasingProbability,
+    erased_logits,
+    find_orders,
+    ranks,
+)
+from vitreous.evaluation.tasks.task import Batch, Case, Picture
 from vitreous.tape.runner import ModelRunner
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics_chefer_perturbation.npz"
@@ -155,16 +161,16 @@ class TestNothingTwice:
 
     def test_a_photo_whose_prediction_is_right_has_one_map(self, monkeypatch):
         """Of photos that the model gets right one class is explained, of others two."""
-        import vitreous.benchmark.photo_material as photo_material
+        import vitreous.evaluation.runner.adapters as adapters
 
         asked = []
-        original = photo_material.explain_again
+        original = adapters.explain_again
 
         def counting(*arguments, target, **options):
             asked.append(tuple(target.shape))
             return original(*arguments, target=target, **options)
 
-        monkeypatch.setattr(photo_material, "explain_again", counting)
+        monkeypatch.setattr(adapters, "explain_again", counting)
         model = loaded()
         photos = samples(4)
         right = measure(model, photos, find_protocol("tokentm-probability"), ["gae"])

@@ -13,14 +13,21 @@ import vitreous
 from small_data import finite, loaded, samples
 from small_models import random_images, small_vit
 from test_protocols_perturbation import batch_of
-from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.benchmark.tasks.batch import Case, generator_of, seed_of
-from vitreous.benchmark.tasks.randomising import STAGES, randomise, randomised_models
-from vitreous.benchmark.tasks.sanity import Concentration, Faithfulness, Randomisation, Sensitivity
-from vitreous.metrics.correlation import random_subsets
+from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.protocols.protocol import Protocol
+from vitreous.evaluation.runner.measure import columns_of, measure
+from vitreous.evaluation.tasks.sanity import (
+    STAGES,
+    Concentration,
+    Faithfulness,
+    Randomisation,
+    Sensitivity,
+    randomise,
+    randomised_models,
+)
+from vitreous.evaluation.tasks.task import Case, generator_of, seed_of
+from vitreous.metrics.sanity import random_subsets
 from vitreous.models import fingerprint
-from vitreous.protocols import find_protocol
-from vitreous.protocols.protocol import Protocol
 
 
 def only(task) -> Protocol:

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from small_data import arrays_in, as_tensor, finite, loaded, samples
-from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.benchmark.tasks.batch import Batch, Case, Picture, enlarged
-from vitreous.benchmark.tasks.localisation import Localisation
-from vitreous.benchmark.tasks.segmentation import AveragePrecision, Segmentation
-from vitreous.protocols import find_protocol
+from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.runner.measure import columns_of, measure
+from vitreous.evaluation.tasks.segmentation import AveragePrecision, Localisation, Segmentation
+from vitreous.evaluation.tasks.task import Batch, Case, Picture, enlarged
 from vitreous.tape.runner import ModelRunner
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -17,19 +17,18 @@ import vitreous
 from small_data import finite, loaded
 from small_reviews import probabilities, reviews, text_model, write_movies
 from small_text_models import build
-from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.benchmark.run import ModelChoice, RunError
-from vitreous.benchmark.starting import _load
-from vitreous.benchmark.tasks.batch import Case, TextBatch
-from vitreous.benchmark.tasks.rationales import Rationales
-from vitreous.benchmark.tasks.word_perturbation import Erasure, WordErasing
-from vitreous.benchmark.text_material import TextMaterial
-from vitreous.benchmark.workbench import preprocessing_of
 from vitreous.datasets import Review
 from vitreous.errors import UnsupportedModelError
+from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.runner.adapters import TextAdapter
+from vitreous.evaluation.runner.context import preprocessing_of
+from vitreous.evaluation.runner.measure import columns_of, measure
+from vitreous.evaluation.runner.prepare_run import _load
+from vitreous.evaluation.store.run import ModelChoice, RunError
+from vitreous.evaluation.tasks.task import Case, TextBatch
+from vitreous.evaluation.tasks.word_masking import Erasure, Rationales, WordErasing
 from vitreous.inputs.model_input import Texts
 from vitreous.metrics.text import token_f1
-from vitreous.protocols import find_protocol
 
 MOVIES, RATIONALES = find_protocol("eraser-movies"), find_protocol("eraser-movies-rationales")
 METHODS = ["gae", "decompx"]
@@ -37,8 +36,8 @@ METHODS = ["gae", "decompx"]
 
 def batch_of(model, texts, scores) -> TextBatch:
     """Texts with made-up scores of their words for both classes: each piece has its word's, the first piece more."""
-    material = TextMaterial(model)
-    batch = material.open(texts, [material.prepare(text) for text in texts])
+    adapter = TextAdapter(model)
+    batch = adapter.open(texts, [adapter.prepare(text) for text in texts])
     maps = {}
     for number, (passage, words) in enumerate(zip(batch.pictures, scores, strict=True)):
         pieces = torch.tensor(words, dtype=torch.float64)[passage.word_of_piece]

@@ -17,12 +17,12 @@ from areas import trapezoid
 from small_data import arrays_in, as_tensor, finite, loaded, samples
 from small_models import golden_model, random_images, small_vit
 from test_protocols_perturbation import batch_of
-from vitreous.benchmark.measuring import columns_of, measure
-from vitreous.benchmark.tasks.batch import Case
-from vitreous.benchmark.tasks.sanity import Concentration
-from vitreous.benchmark.tasks.token_masking import InfluenceDeletion, InsertionDeletion
+from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.runner.measure import columns_of, measure
+from vitreous.evaluation.tasks.patch_masking import InfluenceDeletion, InsertionDeletion
+from vitreous.evaluation.tasks.sanity import Concentration
+from vitreous.evaluation.tasks.task import Case
 from vitreous.metrics import sparseness
-from vitreous.protocols import find_protocol
 from vitreous.tape.runner import ModelRunner
 
 GOLDEN = Path(__file__).parent / "golden" / "skipplus_true_token_masking.npz"

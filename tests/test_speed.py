@@ -15,9 +15,9 @@ from small_data import loaded
 from small_models import largest_difference, random_images, small_vit
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import frozen_copy
-from vitreous.benchmark.selection import spelled_out
 from vitreous.cost import cost_of
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
+from vitreous.evaluation.runner.selection import spelled_out
 from vitreous.speed import SpeedRow, measure_speed
 from vitreous.speed.counting import Passes, counted_passes, whole_pass
 from vitreous.speed.measuring import SPEED_METHODS

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 import vitreous
 from vitreous.architecture import find_architecture
-from vitreous.benchmark.photo_material import first_run
-from vitreous.benchmark.run import ModelChoice
-from vitreous.benchmark.workbench import load
 from vitreous.cli import app
 from vitreous.errors import MethodError, RefusedMethodsError
+from vitreous.evaluation.runner.adapters import first_run
+from vitreous.evaluation.runner.context import load
+from vitreous.evaluation.store.run import ModelChoice
 from vitreous.explaining import explain_again
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
 from vitreous.tape.first_block import first_block_input

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitreous.benchmark.statistics import Resamples, estimates, paired, standings, two_sided
+from vitreous.evaluation.statistics import Resamples, estimates, paired, standings, two_sided
 from vitreous.metrics import MetricError
 from vitreous.metrics import segmentation as seg
 from vitreous.metrics.metric import mean_of

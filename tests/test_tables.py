@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from vitreous.benchmark import tables
-from vitreous.benchmark.published import PUBLISHED, published_results
-from vitreous.benchmark.report.documents import as_csv
-from vitreous.benchmark.statistics import Comparison, Estimate
-from vitreous.benchmark.terminal_table import as_terminal
+from vitreous.evaluation.report import tables
+from vitreous.evaluation.report.documents import as_csv
+from vitreous.evaluation.report.tables import PUBLISHED, published_results
+from vitreous.evaluation.report.terminal import as_terminal
+from vitreous.evaluation.statistics import Comparison, Estimate
 from vitreous.metrics import list_metrics
 from vitreous.metrics import perturbation as per
 from vitreous.metrics import segmentation as seg

@@ -23,7 +23,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from vitreous import errors, speed
-    from vitreous.benchmark.evaluation import evaluate
+    from vitreous.evaluation.evaluate import evaluate
     from vitreous.explaining import explain
     from vitreous.explanation import Explanation
     from vitreous.inspection import inspect
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "explain": "vitreous.explaining",
-    "evaluate": "vitreous.benchmark.evaluation",
+    "evaluate": "vitreous.evaluation.evaluate",
     "Explanation": "vitreous.explanation",
     "inspect": "vitreous.inspection",
     "supported": "vitreous.support",

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import vitreous
 from small_data import loaded
-from vitreous.benchmark.selection import choose_methods
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
+from vitreous.evaluation.runner.selection import choose_methods
 from vitreous.methods import list_methods
 from vitreous.spelling import parse
 from whole_maps import all_token_scores

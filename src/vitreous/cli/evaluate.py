@@ -96,9 +96,9 @@ def evaluate(
     channel_mean, channel_std = channel_values(mean, "--mean"), channel_values(std, "--std")
     size = height_and_width(image_size, "--image-size")
 
-    from vitreous.benchmark.run import ModelChoice  # noqa: PLC0415  # imports torch: --help must not wait for it
-    from vitreous.benchmark.starting import Options  # noqa: PLC0415
     from vitreous.cli import evaluating, evaluating_report  # noqa: PLC0415
+    from vitreous.evaluation.runner.prepare_run import Options  # noqa: PLC0415
+    from vitreous.evaluation.store.run import ModelChoice  # noqa: PLC0415  # imports torch: --help must not wait for it
 
     options = Options(
         limit=limit,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from vitreous.benchmark.evaluation import evaluate
 from vitreous.cli.console import plain_warnings, say, say_error, say_warning, stdout_to_stderr
 from vitreous.cli.evaluating_progress import EvaluationProgress
+from vitreous.evaluation.evaluate import evaluate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from vitreous.benchmark.results import Results
-    from vitreous.benchmark.run import ModelChoice
-    from vitreous.benchmark.starting import Options
+    from vitreous.evaluation.report.results import Results
+    from vitreous.evaluation.runner.prepare_run import Options
+    from vitreous.evaluation.store.run import ModelChoice
 
 _SHOWN_FAILURES = 5
 
@@ -37,7 +37,7 @@ def run(
     """
     own_output = stdout_to_stderr() if options.engine == "ray" else nullcontext()
     with own_output, plain_warnings(console), EvaluationProgress(console) as progress:
-        results = evaluate(model, data, protocol, methods, out=out, watcher=progress, **vars(options))
+        results = evaluate(model, data, protocol, methods, out=out, progress=progress, **vars(options))
     _tell_failures(results, console)
     return results
 

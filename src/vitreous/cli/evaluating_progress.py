@@ -17,13 +17,13 @@ from vitreous.cli.progress import steps
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vitreous.benchmark.store import Store
+    from vitreous.evaluation.store.store import Store
 
 _SECONDS_BETWEEN_LINES = 30.0
 
 
 class EvaluationProgress:
-    """A watcher that shows images or texts done, how many per second and the time left."""
+    """Shows images or texts done, how many per second and the time left."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vitreous.benchmark.summary import summarise
-from vitreous.benchmark.terminal_table import as_terminal
 from vitreous.cli.console import messages, say
 from vitreous.cli.progress import steps
+from vitreous.evaluation.report.results import summarise
+from vitreous.evaluation.report.terminal import as_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vitreous.benchmark.results import Results
+    from vitreous.evaluation.report.results import Results
 
 
 def as_json(results: Results) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ def protocols(
     _debug: DebugOption = False,
 ) -> None:
     """List the protocols that --protocol takes, with their papers and metrics."""
-    from vitreous.protocols import list_protocols  # noqa: PLC0415  # imports torch: --help must not wait for it
+    from vitreous.evaluation.protocols import list_protocols  # noqa: PLC0415  # imports torch: --help must not wait for it
 
     listed = list_protocols()
     if as_json:

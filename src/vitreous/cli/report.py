@@ -48,15 +48,15 @@ def report(
 
     Runs of the same protocol, model and data set are one table; one that is not finished stands in a table of its own.
     """
-    from vitreous.benchmark.report.documents import write_document  # noqa: PLC0415  # imports torch
-    from vitreous.benchmark.report.gathering import gather  # noqa: PLC0415
+    from vitreous.evaluation.report.documents import write_document  # noqa: PLC0415  # imports torch
+    from vitreous.evaluation.report.results import discover_runs  # noqa: PLC0415
     from vitreous.paths import expanded  # noqa: PLC0415
     from vitreous.storage import write_text  # noqa: PLC0415
 
     folder = expanded(folder)
     console = messages()
     with steps(console, f"reading the runs in {folder}") as step:
-        found = gather(folder, say_warning)
+        found = discover_runs(folder, say_warning)
         step("writing tables and tests")
         text = write_document(found, form.value, pictures=pictures, published=published, p_values=p_values)
     if out is None and form is not Format.HTML:

@@ -1,17 +1,62 @@
-"""What every data set can do: tell how many photos or texts it has and what they are called, and load one at a time."""
+"""What every data set can do: list its images or texts by name, load one at a time, and be shuffled."""
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from vitreous.datasets.sample import Review, Sample, Things
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
 from vitreous.errors import DataError
 from vitreous.paths import expanded
+
+Mask = NDArray[np.int16]
+IGNORED = -1  # in a mask: a pixel that does not count
+
+Things = Literal["photos", "texts"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One photo of a data set and what is known of it.
+
+    Attributes:
+        name: Unique in its data set and the same on every machine.
+        image: The photo, upright RGB, as stored.
+        label: The index of the model's output that is right, where it is known.
+        mask: (height, width) of the image: 0 background, n the n-th object, -1 not counted; None where there is none.
+        objects: The class of object 1, 2, ...; None where a mask says that something is an object, but not which.
+    """
+
+    name: str
+    image: Image.Image
+    label: int | None = None
+    mask: Mask | None = None
+    objects: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Review:
+    """One text of a data set and what is known of it.
+
+    Attributes:
+        name: Unique in its data set and the same on every machine.
+        words: The text as the data set counts its words: what is between white space.
+        label: The index of the data set's class that is right.
+        rationale: For each word whether people marked it as a reason.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    label: int
+    rationale: NDArray[np.bool_]
 
 
 class DataSet(ABC):
@@ -97,3 +142,63 @@ class DataSet(ABC):
 
     def __repr__(self) -> str:
         return f"<{self.kind}:{self.path}, {len(self)} samples>"
+
+
+class Shuffled(DataSet):
+    """The samples of another data set in an order that depends on ``seed`` alone, the same on every machine.
+
+    Many sets list one class after the other: their first 100 photos say little about the rest.
+    """
+
+    def __init__(self, listed: DataSet, seed: int) -> None:
+        self.path = listed.path  # it was opened there, be it a part of an archive that no folder lists
+        self._listed, self._seed = listed, seed
+        self._order = np.random.Generator(np.random.PCG64(seed)).permutation(len(listed))
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """The kind of the set that is shuffled."""
+        return self._listed.kind
+
+    @property
+    def summary(self) -> str:  # type: ignore[override]
+        """What the set that is shuffled expects at its path."""
+        return self._listed.summary
+
+    @property
+    def origin(self) -> str:  # type: ignore[override]
+        """Where the set that is shuffled comes from."""
+        return self._listed.origin
+
+    @property
+    def holds(self) -> Things:  # type: ignore[override]
+        """What the set that is shuffled holds."""
+        return self._listed.holds
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    def name(self, index: int) -> str:
+        return self._listed.name(int(self._order[index]))
+
+    def load(self, index: int) -> Sample | Review:
+        return self._listed.load(int(self._order[index]))
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self._listed.class_names
+
+    @property
+    def classes(self) -> int | None:
+        return self._listed.classes
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Another one than the listed set's, for the first photos are others."""
+        return hashlib.sha256(f"{self._listed.fingerprint} shuffled by {self._seed}".encode()).hexdigest()
+
+    def _records(self) -> Iterator[str]:
+        return iter(())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._listed, self._seed)

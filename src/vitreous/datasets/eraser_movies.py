@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from vitreous.datasets.dataset import DataSet
-from vitreous.datasets.list_files import ListError, check_regular
-from vitreous.datasets.sample import Review, Things
+from vitreous.datasets.dataset import DataSet, Review, Things
+from vitreous.datasets.lists import ListError, check_regular
 from vitreous.errors import DataError
 from vitreous.paths import expanded
 

@@ -1,20 +1,43 @@
-"""Data sets whose photos and masks are files of their own: a list of paths, read one at a time."""
+"""Data sets of image files: listing, reading and telling files with other content apart."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from vitreous.datasets.content import content_hashes
-from vitreous.datasets.dataset import DataSet
-from vitreous.datasets.list_files import ListError
-from vitreous.datasets.mask_files import check_mask, turned_like_photo
-from vitreous.datasets.sample import Mask, Sample
+from vitreous.datasets.dataset import DataSet, Mask, Sample
+from vitreous.datasets.lists import ListError
+from vitreous.datasets.masks import check_mask, turned_like_photo
 from vitreous.images import SUFFIXES, read_photo
 from vitreous.printable import printable
+
+_READERS = 16  # waiting for a disk or a file server takes longer than reading
+_AT_ONCE = 4096
+
+ABSENT = "absent"
+
+
+def content_hash(file: Path) -> str:
+    """Return the sha256 of a file; ``absent`` where it cannot be read."""
+    try:
+        if not file.is_file():  # opening a pipe would wait for ever
+            return ABSENT
+        with file.open("rb", buffering=0) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except (OSError, ValueError):  # ValueError: no file can be called so
+        return ABSENT
+
+
+def content_hashes(files: Sequence[Path]) -> Iterator[str]:
+    """Yield the hash of each file, in order, reading several at once."""
+    with ThreadPoolExecutor(_READERS) as readers:
+        for first in range(0, len(files), _AT_ONCE):
+            yield from readers.map(content_hash, files[first : first + _AT_ONCE])
 
 
 class Item(NamedTuple):

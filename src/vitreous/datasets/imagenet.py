@@ -1,14 +1,207 @@
-"""The kind ``imagenet``: the ImageNet (ILSVRC 2012) validation photos, in folders or flat with a label file."""
+"""The kind ``imagenet``: the ImageNet (ILSVRC 2012) validation images, in folders or flat with a label file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from vitreous.datasets.files import FileDataSet, Item, photo_names
-from vitreous.datasets.imagenet_classes import imagenet_indices, imagenet_names, is_wordnet_number
-from vitreous.datasets.imagenet_labels import FILES, read_validation_labels
+from vitreous.datasets.lists import (
+    IMAGENET_CLASSES,
+    TABLE,
+    ListError,
+    add_label,
+    number_in,
+    read_labels,
+    read_list,
+    read_table,
+)
+from vitreous.errors import MissingDependencyError
+
+
+@cache
+def imagenet_names() -> tuple[str, ...]:
+    """Return the name of every class in index order."""
+    from timm.data.imagenet_info import ImageNetInfo  # noqa: PLC0415  (timm takes a second to import)
+
+    return tuple(ImageNetInfo("imagenet-1k").label_descriptions())
+
+
+@cache
+def imagenet_indices() -> dict[str, int]:
+    """Return the index of every class by its WordNet number, such as n01440764."""
+    from timm.data.imagenet_info import ImageNetInfo  # noqa: PLC0415
+
+    numbers: list[str] = ImageNetInfo("imagenet-1k").label_names()  # type: ignore[no-untyped-call]
+    return {number: index for index, number in enumerate(numbers)}
+
+
+def is_wordnet_number(text: str) -> bool:
+    """Tell whether this looks like n01440764."""
+    return len(text) == 9 and text[0] == "n" and text[1:].isdecimal()
+
+
+KAGGLE = "LOC_val_solution.csv"
+CAFFE = "val.txt"
+DEVKIT = "ILSVRC2012_validation_ground_truth.txt"
+META = "meta.mat"
+CLASS_MAP = "map_clsloc.txt"
+SYNSETS = "imagenet_2012_validation_synset_labels.txt"
+FILES = (KAGGLE, CAFFE, DEVKIT, SYNSETS, TABLE)
+
+_BELOW = (".", "ILSVRC2012_devkit_t12/data", "devkit/data", "data")
+
+
+def read_validation_labels(*places: Path) -> dict[str, int] | None:
+    """Return the class index of every photo by its name without suffix, or None where there is no label file.
+
+    Args:
+        places: Folders to look in; also looked in are the folders above them and a development kit beside them.
+
+    Raises:
+        ListError: The file is damaged, or it numbers the classes in an order that cannot be known from what is there.
+    """
+    readers = (_read_kaggle, _read_caffe, _read_devkit, _read_synsets, _read_labels)
+    for name, read in zip(FILES, readers, strict=True):
+        for folder in _folders(places):
+            if (folder / name).is_file():
+                return read(folder / name)
+    return None
+
+
+def _folders(places: tuple[Path, ...]) -> Iterator[Path]:
+    for place in places:
+        for start in (place, place.parent):
+            yield from (start / below for below in _BELOW)
+
+
+def _read_kaggle(file: Path) -> dict[str, int]:
+    """Read ``ILSVRC2012_val_00048981,n03995372 85 1 499 272``: a WordNet number, then boxes."""
+    known = imagenet_indices()
+    labels: dict[str, int] = {}
+    for number, row in enumerate(read_table(file), start=1):
+        if number == 1 and row and row[0] == "ImageId":
+            continue
+        word = row[1].split()[:1] if len(row) == 2 else []
+        if not word or word[0] not in known:
+            raise ListError(f"{file}, line {number}: this is not a photo's name and a WordNet number")
+        add_label(labels, row[0], known[word[0]], f"{file}, line {number}")
+    return labels
+
+
+def _read_caffe(file: Path) -> dict[str, int]:
+    """Read ``ILSVRC2012_val_00000001.JPEG 65``, an index from 0 in the order of the sorted WordNet numbers.
+
+    Some copies have the WordNet number itself instead, ``ILSVRC2012_val_00000001.JPEG n01751748``.
+    """
+    known = imagenet_indices()
+    labels: dict[str, int] = {}
+    by_index: bool | None = None  # how the first line says it
+    for number, words in _lines(read_list(file)):
+        index = number_in(words[1]) if len(words) == 2 else None
+        is_index = index is not None and index < IMAGENET_CLASSES
+        if not is_index and (len(words) != 2 or words[1] not in known):
+            raise ListError(
+                f"{file}, line {number}: this is not a photo's name and an index below {IMAGENET_CLASSES} or a WordNet "
+                f"number of the {IMAGENET_CLASSES} classes"
+            )
+        by_index = is_index if by_index is None else by_index
+        if is_index != by_index:
+            raise ListError(f"{file}, line {number}: indices and WordNet numbers are mixed")
+        stem = words[0].rpartition("/")[2].partition(".")[0]
+        label = known[words[1]] if index is None or not is_index else index
+        add_label(labels, stem, label, f"{file}, line {number}")
+    return labels
+
+
+def _read_devkit(file: Path) -> dict[str, int]:
+    """Read one number per line for photos 1, 2, ...: ILSVRC numbers from 1 in an order of their own."""
+    indices = _devkit_order(file.parent)
+    labels = {}
+    for number, words in _lines(read_list(file)):
+        label = indices.get(number_in(words[0]) or 0) if len(words) == 1 else None
+        if label is None:
+            raise ListError(f"{file}, line {number}: this is not a class number from 1 to {IMAGENET_CLASSES}")
+        labels[f"ILSVRC2012_val_{number:08d}"] = label
+    return labels
+
+
+def _read_synsets(file: Path) -> dict[str, int]:
+    """Read one WordNet number per line for photos 1, 2, ..."""
+    known = imagenet_indices()
+    labels = {}
+    for number, words in _lines(read_list(file)):
+        if len(words) != 1 or words[0] not in known:
+            raise ListError(f"{file}, line {number}: this is not a WordNet number of the {IMAGENET_CLASSES} classes")
+        labels[f"ILSVRC2012_val_{number:08d}"] = known[words[0]]
+    return labels
+
+
+def _read_labels(file: Path) -> dict[str, int]:
+    """Read a table of files and class indices, or names."""
+    labels: dict[str, int] = {}
+    for name, index in read_labels(file, imagenet_names()).labels.items():
+        if index >= IMAGENET_CLASSES:
+            raise ListError(f"{file}: {name} has class {index}, and there are {IMAGENET_CLASSES} classes")
+        add_label(labels, name.rpartition("/")[2].partition(".")[0], index, str(file))
+    return labels
+
+
+def _devkit_order(folder: Path) -> dict[int, int]:
+    """Return the class index of every ILSVRC number, from the development kit's own description of its classes."""
+    if (folder / CLASS_MAP).is_file():
+        numbers = _read_class_map(folder / CLASS_MAP)
+    elif (folder / META).is_file():
+        numbers = _read_meta(folder / META)
+    else:
+        raise ListError(
+            f"{folder / DEVKIT}: its class numbers are in the development kit's own order, which needs {META} or "
+            f"{CLASS_MAP} beside it"
+        )
+    known = imagenet_indices()
+    if sorted(numbers) != list(range(1, IMAGENET_CLASSES + 1)) or set(numbers.values()) != set(known):
+        raise ListError(f"{folder}: the development kit does not describe the {IMAGENET_CLASSES} classes")
+    return {number: known[word] for number, word in numbers.items()}
+
+
+def _read_class_map(file: Path) -> dict[int, str]:
+    """Read ``n02119789 1 kit_fox``."""
+    numbers = {}
+    # The names behind the numbers may be in any encoding: nobody looks at them.
+    for number, words in _lines(file.read_text(encoding="utf-8", errors="replace")):
+        label = number_in(words[1]) if len(words) > 1 else None
+        if label is None or not is_wordnet_number(words[0]):
+            raise ListError(f"{file}, line {number}: this is not a WordNet number and a class number")
+        numbers[label] = words[0]
+    return numbers
+
+
+def _read_meta(file: Path) -> dict[int, str]:
+    """Read the development kit's table in Matlab's format; its leaves are the classes."""
+    try:
+        matlab: Any = import_module("scipy.io")  # an extra
+    except ImportError as error:
+        raise MissingDependencyError(f'{file} needs scipy to be read: pip install "vitreous[datasets]"') from error
+    try:
+        synsets = matlab.loadmat(file, squeeze_me=True, variable_names=["synsets"])["synsets"]
+        leaves = synsets[synsets["num_children"] == 0]
+        return {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in leaves}
+    except Exception as error:  # damaged files fail with any type there is
+        raise ListError(
+            f"{file}: this is not the table of the ILSVRC 2012 development kit, or a damaged one"
+        ) from error
+
+
+def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the words of each line that has any, with the line's number."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if words := line.split():
+            yield number, words
+
 
 # Where the photos are below the folder asked for: itself, torchvision's, the archive's, Kaggle's.
 _PHOTO_FOLDERS = (".", "val", "validation", "ILSVRC2012_img_val", "ILSVRC/Data/CLS-LOC/val", "Data/CLS-LOC/val")

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from vitreous.datasets.dataset import Mask
 from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names
-from vitreous.datasets.imagenet import wordnet_folders
-from vitreous.datasets.imagenet_classes import imagenet_indices, imagenet_names
-from vitreous.datasets.list_files import read_list
-from vitreous.datasets.mask_files import read_values, renumbered
-from vitreous.datasets.sample import Mask
+from vitreous.datasets.imagenet import imagenet_indices, imagenet_names, wordnet_folders
+from vitreous.datasets.lists import read_list
+from vitreous.datasets.masks import read_values, renumbered
 from vitreous.errors import DataError
 
 _PHOTOS = "validation"

@@ -11,14 +11,12 @@ from typing import Any, NoReturn
 import numpy as np
 from PIL import Image
 
-from vitreous.datasets.dataset import DataSet
-from vitreous.datasets.imagenet_classes import imagenet_indices, imagenet_names
-from vitreous.datasets.mask_files import check_mask
-from vitreous.datasets.sample import Mask, Sample
+from vitreous.datasets.dataset import IGNORED, DataSet, Mask, Sample
+from vitreous.datasets.imagenet import imagenet_indices, imagenet_names
+from vitreous.datasets.masks import check_mask
 from vitreous.error_boundary import errors_as
 from vitreous.errors import DataError, MissingDependencyError
 from vitreous.images import MAX_PIXELS
-from vitreous.metrics.arrays import IGNORED
 from vitreous.reason import reason_of
 
 _FILE = "gtsegs_ijcv.mat"

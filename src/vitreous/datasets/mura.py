@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from vitreous.datasets.files import FileDataSet, Item
-from vitreous.datasets.list_files import read_list
+from vitreous.datasets.lists import read_list
 
 _FOLDER = "MURA-v1.1"
 _LIST = "valid_image_paths.csv"

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from vitreous.datasets.dataset import IGNORED, Mask
 from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, stem_of
-from vitreous.datasets.imagenet_classes import imagenet_names
-from vitreous.datasets.label_table import IMAGENET_COLUMN, TABLE, read_labels
-from vitreous.datasets.list_files import ListError, add_label, number_in, read_list
-from vitreous.datasets.mask_files import read_indices
-from vitreous.datasets.sample import Mask
+from vitreous.datasets.imagenet import imagenet_names
+from vitreous.datasets.lists import IMAGENET_COLUMN, TABLE, ListError, add_label, number_in, read_labels, read_list
+from vitreous.datasets.masks import read_indices
 from vitreous.errors import DataError
-from vitreous.metrics.arrays import IGNORED
 
 # What a trimap stores, by the number that it stores: foreground, background, border.
 _TRIMAP = np.array([IGNORED, 1, 0, IGNORED], dtype=np.int16)
@@ -57,6 +55,7 @@ class Pets(FileDataSet):
         self._refuse_repeated(stems)
         return self._items_of(dict(zip(stems, table.labels.values(), strict=True)), "trimaps")
 
+    # Not torchvision's reader: it imports torch, wants one folder name, and does not say which line is wrong.
     def _original(self) -> list[Item]:
         self._is_imagenet = False
         self._classes = _BREEDS

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vitreous.datasets.dataset import Mask
 from vitreous.datasets.files import FileDataSet, Item
-from vitreous.datasets.list_files import read_list
-from vitreous.datasets.mask_files import read_indices, renumbered
-from vitreous.datasets.sample import Mask
+from vitreous.datasets.lists import read_list
+from vitreous.datasets.masks import read_indices, renumbered
 
 CLASSES = (
     "aeroplane",
@@ -45,6 +45,7 @@ class Voc(FileDataSet):
     summary = f"PASCAL VOC 2012: VOCdevkit/VOC2012 with JPEGImages/, SegmentationClass/ and {_LIST}"
     origin = "PASCAL VOC 2012 comes from http://host.robots.ox.ac.uk/pascal/VOC/voc2012"
 
+    # Not torchvision's reader: it imports torch, wants one folder name, and takes paths out of the list unchecked.
     def _list(self) -> Sequence[Item]:
         places = [self.path / below for below in (".", "VOC2012", "VOCdevkit/VOC2012")]
         self.root = next((place for place in places if (place / "JPEGImages").is_dir()), self.path)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.methods.asking import Questioning, ask_pairs, unperturbed
 from vitreous.methods.masks import windows_within
 from vitreous.methods.occlusion import average_over
 from vitreous.methods.options import MOST_EVALUATIONS
+from vitreous.methods.perturbation import PerturbationMethod, original_output, run_pairs
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
@@ -20,7 +20,7 @@ from vitreous.tape.output import Quantity
 Measure = Literal["loss", "logit", "probability"]
 
 
-class AtMan(Questioning):
+class AtMan(PerturbationMethod):
     """L(target | token i suppressed) - L(target) (AtMan eq. 5), L the cross entropy.
 
     Suppressed means that in all heads and blocks column k of the scores before the softmax is multiplied by 1 - f s_ik,
@@ -57,13 +57,13 @@ class AtMan(Questioning):
         runner, squares = view.runner, windows_within(self._budget, view.layout.grid, 1, 1)
         single = self.factors(view)
         factors = torch.stack([single[:, square].amin(dim=1) for square in squares], dim=1)
-        said = ask_pairs(
+        said = run_pairs(
             view,
             [torch.arange(len(squares))],
             lambda image, square: runner.logits_of_damped(runner.inputs[image], factors[image, square]),
             self._of,
         )
-        return average_over(squares, unperturbed(view, self._of)[..., None] - said.mT)
+        return average_over(squares, original_output(view, self._of)[..., None] - said.mT)
 
     def factors(self, view: View) -> Tensor:
         """What every column is multiplied with when a patch is suppressed, (batch, patches, tokens)."""

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.methods.asking import By, Questioning, responses
 from vitreous.methods.masks import PatchMasks, balanced, seeded
 from vitreous.methods.occlusion import Of, Painting
 from vitreous.methods.options import AtMost
+from vitreous.methods.perturbation import By, PerturbationMethod, masked_outputs
 from vitreous.methods.registry import register
 from vitreous.methods.rise import Seed
 from vitreous.methods.view import View
 
 
-class Hsic(Questioning):
+class Hsic(PerturbationMethod):
     """HSIC(M_i, y) = tr(K_i H L H) / (n-1)² (Novello et al. eqs. 3 and 5), H = I - 11ᵀ/n.
 
     K_i is the kernel of two values, ½ where two masks agree on patch i and -½ where they do not; L is Gaussian in what
@@ -43,7 +43,7 @@ class Hsic(Questioning):
         """The dependence on every patch."""
         patches = view.layout.patches
         kept = balanced(self._budget, patches, seeded(self._seed)) if self._given is None else self._given
-        said = responses(view, PatchMasks(kept, view.layout, view.runner.size), self._by, self._of)
+        said = masked_outputs(view, PatchMasks(kept, view.layout, view.runner.size), self._by, self._of)
         signs = (2 * kept.to(said) - 1) / 2**0.5
         signs = signs - signs.mean(dim=0)
         return torch.stack(

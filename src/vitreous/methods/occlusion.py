@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.methods.asking import By, Questioning, responses, unperturbed
 from vitreous.methods.masks import PatchMasks, windows, windows_within
 from vitreous.methods.options import AtMost
+from vitreous.methods.perturbation import By, PerturbationMethod, masked_outputs, original_output
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 
@@ -31,7 +31,7 @@ def check_windows(window: int, stride: int, budget: int | None) -> None:
     windows((1, 1), window, stride)
 
 
-class Occlusion(Questioning):
+class Occlusion(PerturbationMethod):
     """f(x) - f(x without a window), averaged over the windows that a patch lies in (Zeiler and Fergus, section 4.2).
 
     Args:
@@ -49,11 +49,11 @@ class Occlusion(Questioning):
     def maps(self, view: View) -> Tensor:
         """What hiding each patch costs."""
         hidden = windows_within(self._budget, view.layout.grid, self._window, self._stride)
-        said = responses(view, PatchMasks(~hidden, view.layout, view.runner.size), self._by, self._of)
-        return average_over(hidden, unperturbed(view, self._of)[..., None] - said.mT)
+        said = masked_outputs(view, PatchMasks(~hidden, view.layout, view.runner.size), self._by, self._of)
+        return average_over(hidden, original_output(view, self._of)[..., None] - said.mT)
 
 
-class Pami(Questioning):
+class Pami(PerturbationMethod):
     """f(x with nothing but a window), averaged over the windows that a patch lies in (PAMI section 3).
 
     Args:
@@ -73,7 +73,7 @@ class Pami(Questioning):
         """What each patch achieves with its neighbours alone."""
         grid = view.layout.grid
         shown = windows_within(self._budget, grid, self._window or max(1, round(min(grid) / 4)), self._stride)
-        said = responses(view, PatchMasks(shown, view.layout, view.runner.size), self._by, self._of)
+        said = masked_outputs(view, PatchMasks(shown, view.layout, view.runner.size), self._by, self._of)
         return average_over(shown, said.mT)
 
 

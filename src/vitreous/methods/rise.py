@@ -7,9 +7,9 @@ from typing import Annotated
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.methods.asking import By, Questioning, responses
 from vitreous.methods.masks import CellMasks, Masks, PatchMasks, PixelMasks, blocks_of_patches, seeded
 from vitreous.methods.options import MOST_EVALUATIONS, AtMost
+from vitreous.methods.perturbation import By, PerturbationMethod, masked_outputs
 from vitreous.methods.pixel_maps import Resolution, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
@@ -20,7 +20,7 @@ _LEAST_KEPT = 1e-6
 Seed = Annotated[int, "of the random masks"]
 
 
-class Rise(Questioning):
+class Rise(PerturbationMethod):
     """S_c = Σ_j p_c(x ⊙ M_j) M_j / (N p1) (RISE eq. 6).
 
     Args:
@@ -61,7 +61,7 @@ class Rise(Questioning):
     def maps(self, view: View) -> Tensor:
         """The weighted average of the masks."""
         masks = self._masks(view)
-        said = responses(view, masks, self._by, "probability")
+        said = masked_outputs(view, masks, self._by, "probability")
         maps = masks.weighted_sum(said.mT) / (len(masks) * self._keep)
         soft = self._by == "paint" and self.resolution == "patch"
         return layout_means(maps, view.runner.size, view.layout) if soft else maps

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.float64 import in_float64
-from vitreous.methods.asking import By, Questioning, responses, unperturbed
 from vitreous.methods.masks import PatchMasks, independent, seeded, uniform
 from vitreous.methods.occlusion import Of, Painting
+from vitreous.methods.perturbation import By, PerturbationMethod, masked_outputs, original_output
 from vitreous.methods.registry import register
 from vitreous.methods.rise import Budget, Seed
 from vitreous.methods.view import View
 
 
-class Lime(Questioning):
+class Lime(PerturbationMethod):
     """argmin_w Σ_z π(z) (f(z) - w·z - b)² + ridge |w|² (LIME eq. 1 with the choices of its image explainer).
 
     π(z) = exp(-D²/σ²)^½ with D the cosine distance between z and the whole picture, which is a sample as well.
@@ -54,15 +54,15 @@ class Lime(Questioning):
         """The coefficients w."""
         patches = view.layout.patches
         kept = independent(self._budget, patches, seeded(self._seed)) if self._given is None else self._given
-        said = responses(view, PatchMasks(kept, view.layout, view.runner.size), self._by, self._of)
+        said = masked_outputs(view, PatchMasks(kept, view.layout, view.runner.size), self._by, self._of)
         samples = torch.cat((torch.ones(1, patches, dtype=torch.bool), kept))
-        outcomes = torch.cat((unperturbed(view, self._of)[:, None], said), dim=1)
+        outcomes = torch.cat((original_output(view, self._of)[:, None], said), dim=1)
         # The cosine between a set of k patches and all of them is k / sqrt(k patches).
         distance = 1 - (samples.double().mean(dim=1)).sqrt()
         return fitted(samples, outcomes, (-((distance / self._width) ** 2) / 2).exp(), self._ridge)
 
 
-class KernelShap(Questioning):
+class KernelShap(PerturbationMethod):
     """Shapley values by weighted least squares (Lundberg and Lee, theorem 2).
 
     φ minimises Σ_z π(z) (f(z) - f(∅) - φ·z)² under Σφ = f(x) - f(∅), with π(z) = (M-1) / (C(M,k) k (M-k)) for sets of k
@@ -81,8 +81,8 @@ class KernelShap(Questioning):
         patches = view.layout.patches
         kept, weights = coalitions(patches, self._budget - 1, self._seed)
         asked = torch.cat((torch.zeros(1, patches, dtype=torch.bool), kept))
-        said = responses(view, PatchMasks(asked, view.layout, view.runner.size), self._by, self._of)
-        whole, nothing, outcomes = unperturbed(view, self._of), said[:, 0], said[:, 1:]
+        said = masked_outputs(view, PatchMasks(asked, view.layout, view.runner.size), self._by, self._of)
+        whole, nothing, outcomes = original_output(view, self._of), said[:, 0], said[:, 1:]
         mean = (whole - nothing)[..., None] / patches
         # φ = mean + u with Σu = 0: what u explains is what the number of patches does not.
         size = kept.to(mean).sum(dim=1)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.methods.asking import Questioning, all_targets, unperturbed
 from vitreous.methods.enlarging import Enlarging
 from vitreous.methods.masks import seeded
 from vitreous.methods.options import MOST_EVALUATIONS
+from vitreous.methods.perturbation import PerturbationMethod, all_targets, original_output
 from vitreous.methods.pixel_maps import Resolution, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
@@ -21,7 +21,7 @@ from vitreous.tape.half import exact
 from vitreous.tape.output import explained
 
 
-class VitCx(Questioning):
+class VitCx(PerturbationMethod):
     """Σ_j s_j M_j / Σ_j M_j / N with s_j = p(x M_j + n_j) - p(x + n_j) + p(x) (ViT-CX eqs. 4 to 7).
 
     The M_j are sums of alike channels behind the first norm of the last block, scaled to 0..1; alike are those that
@@ -61,7 +61,7 @@ class VitCx(Questioning):
     def maps(self, view: View) -> Tensor:
         """The weighted mean of the masks; images differ in their number, so each is asked by itself."""
         found = []
-        before = unperturbed(view, "probability")
+        before = original_output(view, "probability")
         enlarging = enlarging_of(view)
         for image, channels in enumerate(self.channels(view)):
             labels = clusters(enlarging.products(channels), self._threshold, self._masks_at_most)

@@ -1,8 +1,7 @@
 """Metrics of explanations: pure functions on arrays, and numbers over a data set with their direction and range."""
 
+from vitreous.metrics import localisation, perturbation, sanity, segmentation, text
 from vitreous.metrics.arrays import min_max
-from vitreous.metrics.concentration import complexity, effective_complexity, sparseness
-from vitreous.metrics.correlation import faithfulness_correlation, pearson
 from vitreous.metrics.localisation import energy_in_mask, pointing_game, rank_accuracy
 from vitreous.metrics.metric import Direction, Metric, MetricError, prefixed, row
 from vitreous.metrics.perturbation import (
@@ -15,8 +14,18 @@ from vitreous.metrics.perturbation import (
     of_class,
     probabilities,
 )
-from vitreous.metrics.randomisation import spearman, structural_similarity
-from vitreous.metrics.registry import list_metrics
+from vitreous.metrics.sanity import (
+    average_sensitivity,
+    complexity,
+    effective_complexity,
+    faithfulness_correlation,
+    max_sensitivity,
+    pearson,
+    relative_changes,
+    sparseness,
+    spearman,
+    structural_similarity,
+)
 from vitreous.metrics.segmentation import (
     above_mean,
     above_threshold,
@@ -27,7 +36,6 @@ from vitreous.metrics.segmentation import (
     mask_average_precision,
     two_class_average_precision,
 )
-from vitreous.metrics.sensitivity import average_sensitivity, max_sensitivity, relative_changes
 from vitreous.metrics.text import comprehensiveness, sufficiency, token_f1, word_scores
 
 __all__ = [
@@ -72,3 +80,10 @@ __all__ = [
     "two_class_average_precision",
     "word_scores",
 ]
+
+_MODULES = (segmentation, localisation, perturbation, sanity, text)
+
+
+def list_metrics() -> dict[str, Metric]:
+    """Return every metric in its usual form, by name: the ``METRICS`` of all modules."""
+    return {metric.name: metric for module in _MODULES for metric in module.METRICS}

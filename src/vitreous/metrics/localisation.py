@@ -103,3 +103,6 @@ def mean_rank_accuracy() -> Metric:
     """Make the mean of ``rank_accuracy``, kept in the column ``rank_accuracy``."""
     description = "Mean share of the most relevant pixels, as many as the object has, that lie on the object."
     return mean_of("rank_accuracy", "rank accuracy", "higher", (0.0, 1.0), description)
+
+
+METRICS = (pointing_accuracy(), mean_energy_in_mask(), mean_rank_accuracy())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -42,6 +43,29 @@ class Metric:
     description: str
     columns: tuple[str, ...]
     combine: Callable[[Floats], Floats]
+
+    def row(self, *values: float) -> dict[str, float]:
+        """Name what was measured on one image: one value for each of the columns."""
+        return row(self.columns, values)
+
+    @property
+    def label(self) -> str:
+        """The name with its unit, as a table shows it: shares of 0..1 are shown in percent."""
+        return f"{self.name} (%)" if self._is_share else self.name
+
+    def format(self, value: float) -> str:
+        """Write a value of the metric, or a difference of two, as a table shows it.
+
+        Shares are written in percent. Numbers of a wide range, such as percent, have two digits, all others three.
+        """
+        low, high = self.range
+        if self._is_share:
+            return f"{100 * value:.2f}"
+        return f"{value:.2f}" if 20 <= high - low < math.inf else f"{value:.3f}"
+
+    @property
+    def _is_share(self) -> bool:
+        return self.range == (0.0, 1.0)
 
 
 @dataclass(frozen=True)

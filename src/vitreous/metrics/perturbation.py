@@ -305,3 +305,22 @@ def mean_log_odds(
     direction: Direction = "higher" if most_relevant_first == inverted else "lower"
     description = f"Mean over images or texts and steps of log({'p0 / pk' if inverted else 'pk / p0'}) of the target."
     return mean_of(f"{prefix}log_odds", name, direction, (-np.inf, np.inf), description)
+
+
+METRICS = (
+    accuracy_auc("positive_", direction="lower"),
+    accuracy_auc("negative_", direction="higher"),
+    accuracy_auc("positive_", NINE, "mean", direction="lower", name="mean of nine positive"),
+    accuracy_auc("negative_", NINE, "mean", direction="higher", name="mean of nine negative"),
+    probability_auc("positive_", direction="lower"),
+    probability_auc("negative_", direction="higher"),
+    area_between_curves(),
+    mean_aopc(),
+    mean_log_odds(),
+    insertion_accuracy(),
+    deletion_accuracy(),
+    insertion_aopc(),
+    deletion_aopc(),
+    mif(),
+    lif(),
+)

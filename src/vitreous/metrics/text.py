@@ -82,3 +82,6 @@ def mean_sufficiency() -> Metric:
     """Make the mean of ``sufficiency``, kept in ``sufficiency``."""
     description = "Mean fall of the target's probability with the rationale alone."
     return mean_of("sufficiency", "sufficiency", "lower", (-1.0, 1.0), description)
+
+
+METRICS = (average_token_f1(), mean_comprehensiveness(), mean_sufficiency())

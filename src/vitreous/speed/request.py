@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from vitreous.benchmark.selection import spelled_out
+from vitreous.evaluation.runner.selection import spelled_out
 from vitreous.models import load_model
 from vitreous.provenance import collect_provenance
 from vitreous.speed.measuring import SPEED_METHODS, measure_speed

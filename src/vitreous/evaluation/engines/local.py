@@ -1,0 +1,93 @@
+"""The engine on this machine: in this process, or in several that share the run's folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from vitreous.evaluation.engines.worker import ProgressCallback, missing_shards, worker_loop
+from vitreous.evaluation.runner.context import EvaluationContext
+from vitreous.evaluation.runner.measure import compute_shard
+from vitreous.evaluation.store.run import Run, RunError
+from vitreous.evaluation.store.store import Store
+from vitreous.reason import reason_of
+
+_PAUSE = 0.3  # seconds between two looks at what the workers have done
+
+
+def run_locally(store: Store, context: EvaluationContext, progress: ProgressCallback, *, workers: int = 1) -> None:
+    """Compute a run's missing shards.
+
+    Args:
+        store: the run's folder.
+        context: the run's model, data set and protocol.
+        progress: who is told.
+        workers: how many processes do it; more than one open the model and the data set by their names.
+
+    Raises:
+        RunError: a worker cannot be started.
+    """
+    if workers > 1:
+        with _workers(store, workers) as processes:
+            _watch(store, processes, progress)
+            failed = sum(process.returncode != 0 for process in processes)
+            if failed:
+                progress.notice(f"{failed} of {workers} workers ended early; this process does what is left")
+    # With workers there is nothing left to do here, unless they died or met an error: then it shows in this process.
+    worker_loop(store, lambda shard: compute_shard(store.run, context, shard), progress)
+
+
+@contextmanager
+def _workers(store: Store, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start worker processes, and end them whatever happens here, also while the others are being started.
+
+    Raises:
+        RunError: one cannot be started.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        try:
+            for _ in range(count):
+                processes.append(_start(store))
+                _tell(processes[-1], store.run)
+        except OSError as error:  # a broken pipe among them, which would be taken for one of the program's own output
+            raise RunError(
+                f"the workers cannot be started ({reason_of(error)}): give fewer of them, or one to compute here"
+            ) from error
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()  # killed anywhere, they leave a run that can go on
+            process.wait()
+
+
+def _start(store: Store) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(store.run.threads)}
+    module = "vitreous.evaluation.engines.worker"
+    command = [sys.executable, "-m", module, str(store.folder), str(os.getpid())]
+    return subprocess.Popen(  # noqa: S603  # this program itself, with a folder as its argument
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
+
+
+def _tell(process: subprocess.Popen[bytes], run: Run) -> None:
+    """Say to a worker what it computes."""
+    assert process.stdin is not None
+    with process.stdin as told:
+        told.write(json.dumps(run.as_json()).encode())
+
+
+def _watch(store: Store, processes: Sequence[subprocess.Popen[bytes]], progress: ProgressCallback) -> None:
+    """Tell what the workers do until all have ended."""
+    waiting = missing_shards(store, progress)
+    while any(process.poll() is None for process in processes):
+        time.sleep(_PAUSE)
+        there = {shard for shard in waiting if store.is_there(shard)}
+        progress.advance(sum(map(len, there)))
+        # Not asked again: a shard that appeared meanwhile would never be told of.
+        waiting = [shard for shard in waiting if shard not in there]

@@ -1,0 +1,77 @@
+"""``evaluate``: measures methods on a data set under a named protocol, in a run that can be stopped and resumed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack
+
+from vitreous.datasets import DataSet
+from vitreous.evaluation.engines.local import run_locally
+from vitreous.evaluation.engines.worker import ProgressCallback, SilentProgress
+from vitreous.evaluation.protocols import Protocol
+from vitreous.evaluation.report.results import Results
+from vitreous.evaluation.runner.context import EvaluationContext
+from vitreous.evaluation.runner.prepare_run import Model, Options, OptionValues, prepare_run
+from vitreous.evaluation.runner.selection import WHITE_BOX
+from vitreous.evaluation.store.store import Store
+from vitreous.paths import expanded
+from vitreous.torch_state import leaves_torch_as_it_was
+
+
+@leaves_torch_as_it_was
+def evaluate(
+    model: Model,
+    data: str | DataSet,
+    protocol: str | Protocol,
+    methods: str | Sequence[str] | None = None,
+    *,
+    out: str | Path = "vitreous-runs",
+    progress: ProgressCallback | None = None,
+    watcher: ProgressCallback | None = None,
+    **options: Unpack[OptionValues],
+) -> Results:
+    """Measure methods on a data set under a protocol.
+
+    The run's folder in ``out`` is named by everything that its numbers depend on: the same call resumes a run that was
+    stopped, and another model, data set, protocol or list of methods has a folder of its own.
+
+    Args:
+        model: a name that ``load_model`` understands, or ``load_text_model`` for a protocol on texts; a ``ModelChoice``
+            to change its preprocessing or device; or a model object, as ``explain`` takes it with image files, or a
+            loaded text model or a pair of model and tokenizer (one process only).
+        data: ``KIND:PATH``, or an open data set (one process only).
+        protocol: a protocol or its name.
+        methods: spellings, families of methods, or ``white-box`` for all methods except perturbation methods, which is
+            also the default.
+        out: the folder that holds the folders of runs.
+        progress: receives progress and notices; by default notices become warnings.
+        watcher: deprecated name of ``progress``.
+        **options: the fields of ``Options``: limit, shuffle, engine, workers, threads, shard_size, seed, plugins,
+            retry_failed, outputs.
+
+    Raises:
+        VitreousError: an argument does not exist, or the arguments do not fit together.
+    """
+    if watcher is not None:
+        warnings.warn("evaluate(watcher=...) is deprecated, use progress=...", DeprecationWarning, stacklevel=3)
+    chosen = Options(**options)
+    callback = progress or watcher or SilentProgress()
+    given = WHITE_BOX if methods is None else methods
+    spellings = [given] if isinstance(given, str) else list(given)
+    store, context = prepare_run(model, data, protocol, spellings, expanded(out), chosen, callback.notice)
+    compute(store, context, chosen, callback)
+    return Results((store,), context.protocol)
+
+
+def compute(store: Store, context: EvaluationContext, options: Options, progress: ProgressCallback) -> None:
+    """Compute the missing shards of a run on the chosen engine."""
+    if options.retry_failed:
+        store.forget_failed(progress.notice)
+    if options.engine == "ray":
+        from vitreous.evaluation.engines.ray import run_on_ray  # noqa: PLC0415  # its package is an extra
+
+        run_on_ray(store, progress, tasks=options.workers)
+    else:
+        run_locally(store, context, progress, workers=options.workers or 1)

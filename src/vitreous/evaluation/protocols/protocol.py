@@ -1,0 +1,105 @@
+"""A protocol: the evaluation of a paper as data, so that a result can say exactly how it was measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from vitreous.datasets.dataset import Things
+from vitreous.evaluation.tasks.task import Task
+from vitreous.metrics.metric import Metric
+from vitreous.spelling import parse, plus_from_every_layer
+
+Resize = Literal["squash", "model"]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Rows that depend on how many blocks a model has.
+
+    Attributes:
+        template: A spelling; ``{number}`` stands for a block or a count of blocks.
+        over: ``blocks``: 0 to depth - 1; ``quarters``: a quarter, half, three quarters and all of the depth, rounded
+            up.
+    """
+
+    template: str
+    over: Literal["blocks", "quarters"]
+
+    def spellings(self, depth: int) -> list[str]:
+        """The rows for a model of ``depth`` blocks."""
+        quarters = [math.ceil(depth * quarter / 4) for quarter in (1, 2, 3, 4)]
+        numbers = range(depth) if self.over == "blocks" else dict.fromkeys(quarters)
+        return [self.template.format(number=number) for number in numbers]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A named evaluation.
+
+    Attributes:
+        name: How it is asked for.
+        title: One line on what it measures.
+        paper: Where it was published.
+        version: Raised whenever a release changes numbers.
+        tasks: What is measured; all of them on photos, or all on texts.
+        resize: ``squash``: a photo is resized to the model's input size and nothing is cropped; ``model``: resized and
+            cropped as the model's own preprocessing does. Size, interpolation, mean and standard deviation are always
+            the model's.
+        methods: The rows, where the protocol fixes them; otherwise they are the caller's.
+        sweeps: Further rows, which depend on the model's depth.
+        start_layers: Every row becomes one row for each layer that PLUS may start at.
+        notes: What was decided where the paper leaves it open, one sentence each.
+    """
+
+    name: str
+    title: str
+    paper: str
+    version: int
+    tasks: tuple[Task[Any, Any], ...]
+    resize: Resize = "squash"
+    methods: tuple[str, ...] | None = None
+    sweeps: tuple[Sweep, ...] = ()
+    start_layers: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> Things:
+        """What it is measured on."""
+        return self.tasks[0].reads
+
+    def spellings(self, asked: Sequence[str], depth: int) -> list[str]:
+        """What is really evaluated on a model of ``depth`` blocks.
+
+        Where the protocol fixes its rows, ``asked`` does not count.
+
+        Raises:
+            MethodError: a spelling is wrong, or a method has no layers to start at.
+        """
+        rows = list(asked if self.methods is None else self.methods)
+        rows += [spelling for sweep in self.sweeps for spelling in sweep.spellings(depth)]
+        if self.start_layers:
+            rows = [started for spelling in rows for started in plus_from_every_layer(spelling, depth)]
+        # By spelling, for blanks around it are not part of it.
+        return list(dict.fromkeys(parse(spelling).spelling for spelling in rows))
+
+    def metrics(self) -> tuple[Metric, ...]:
+        """All numbers that it ends in."""
+        return tuple(dict.fromkeys(metric for task in self.tasks for metric in task.metrics))
+
+    def settings(self) -> dict[str, Any]:
+        """Every choice as JSON values; they are part of a run's key."""
+        chosen = {
+            "protocol": self.name,
+            "version": self.version,
+            **({"resize": self.resize} if self.reads == "photos" else {"reads": "texts", "long texts": "cut"}),
+            "methods": self.methods,
+            "sweeps": [asdict(sweep) for sweep in self.sweeps],
+            "start_layers": self.start_layers,
+            "tasks": [task.settings() for task in self.tasks],
+        }
+        settings: dict[str, Any] = json.loads(json.dumps(chosen))  # tuples become lists, as they would in a file
+        return settings

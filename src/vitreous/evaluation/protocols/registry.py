@@ -1,0 +1,256 @@
+"""All protocols, paper by paper, and ``find_protocol``: a new protocol is one more entry of ``_ALL``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vitreous.close_match import close_match
+from vitreous.errors import ProtocolError
+from vitreous.evaluation.protocols.protocol import Protocol, Sweep
+from vitreous.evaluation.tasks.patch_masking import InfluenceDeletion, InsertionDeletion
+from vitreous.evaluation.tasks.pixel_masking import AreaBetweenCurves, ErasingAccuracy, ErasingProbability
+from vitreous.evaluation.tasks.sanity import Concentration, Faithfulness, Randomisation, Sensitivity
+from vitreous.evaluation.tasks.segmentation import (
+    AveragePrecision,
+    ClassSegmentation,
+    Localisation,
+    Segmentation,
+    ThresholdSearch,
+)
+from vitreous.evaluation.tasks.word_masking import Erasure, Rationales, WordErasing
+
+_ERASER = "DeYoung et al., ERASER, ACL 2020; Cheng et al., GradToken, Neural Networks 2025"
+_CHEFER = "Chefer et al., Transformer Interpretability Beyond Attention Visualization, CVPR 2021"
+_TOKENTM = "Wu et al., Token Transformation Matters, CVPR 2024"
+_GRADTOKEN = "Cheng et al., GradToken, Neural Networks 2025"
+_HALVES = "Halves go by the hash of a photo's name; where a few photos are all in one, there is no held-out number."
+_PROPAGATIONS = ("rollout_elementwise", "rollout_matrix", "average_elementwise", "average_matrix")
+_SKIPPLUS = "SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers, CVPR Workshops 2024"
+_BINARY = "One logit z (MURA) counts as two classes, -z and z with their sigmoids, so the target is the label."
+_RATIONALES = (
+    "A text is cut where the model ends, and its rationale with it: what nobody showed the model cannot be found.",
+    "A text without a word of its rationale in that part does not count for token-F1; n says how many do.",
+    "A word is what stands between white space; words that the tokenizer has no piece for take no part.",
+    "k is a number of words, not a share, so the best possible token-F1 depends on the length of the rationale.",
+    "Scores below 0 are taken as 0, so a method with fewer than k words for the class is filled up from the beginning.",
+)
+
+_ALL = (
+    Protocol(
+        name="chefer-2021-segmentation",
+        title="Foreground segmentation by the map of the predicted class, thresholded at its mean",
+        paper=_CHEFER,
+        version=1,
+        tasks=(Segmentation(),),
+    ),
+    Protocol(
+        name="chefer-2021-perturbation",
+        title="Accuracy while pixels are erased, most or least relevant first, for the predicted and the true class",
+        paper=_CHEFER,
+        version=1,
+        tasks=(ErasingAccuracy(),),
+        notes=(
+            "The program prints accuracies and leaves the area to the reader, so both conventions are given.",
+            "The trapezoid goes over the ratio from 0 to 0.9 with the unperturbed photo, so 90 is the most.",
+        ),
+    ),
+    Protocol(
+        name="tokentm-probability",
+        title="AOPC and LOdds: the fall of the predicted class's probability while the most relevant pixels are erased",
+        paper=_TOKENTM,
+        version=1,
+        tasks=(ErasingProbability(),),
+        notes=(
+            "Steps, filling and order of pixels are those of chefer-2021-perturbation.",
+            "AOPC averages p0 - pk; AttCAT's program averages its absolute value.",
+            "LOdds is log(pk / p0); SkipPLUS' program logs the inverse, the opposite sign.",
+        ),
+    ),
+    Protocol(
+        name="tokentm-ablation",
+        title="TokenTM without its parts, and over a part of the blocks, in segmentation and perturbation",
+        paper=_TOKENTM,
+        version=1,
+        tasks=(Segmentation(), ErasingAccuracy(), ErasingProbability()),
+        methods=(
+            "tokentm:components=baseline",
+            "tokentm:components=af",
+            "tokentm:components=af_l",
+            "tokentm",
+            "tokentm:necc=rescaled",
+        ),
+        sweeps=(Sweep("tokentm.rollout:depth={number}", "quarters"),),
+        notes=(
+            "The paper's rows: baseline, + AF, + AF + L, + AF + L + NECC, and aggregation over the first blocks only.",
+            "The first quarter, half, three quarters and all of the blocks are 3, 6, 9 and 12 of twelve.",
+            "necc=rescaled multiplies NECC by the number of tokens, to show what its order of 1/n costs.",
+            "A photo without a mask has no numbers of segmentation, one without a label no accuracy.",
+        ),
+    ),
+    Protocol(
+        name="gradtoken-segmentation",
+        title="Foreground segmentation at the best of ten thresholds, and at one that was chosen on other photos",
+        paper=_GRADTOKEN,
+        version=1,
+        tasks=(ThresholdSearch(),),
+        notes=(
+            "The paper searches the threshold on the same photos that it reports; the held-out one is what others get.",
+            "One threshold serves all metrics of a method: the one with the highest mIoU.",
+            _HALVES,
+        ),
+    ),
+    Protocol(
+        name="gradtoken-voc",
+        title="Segmentation of several classes: every pixel gets the class whose map is highest there",
+        paper=_GRADTOKEN,
+        version=1,
+        tasks=(ClassSegmentation(),),
+        notes=(
+            "The classes that are explained are those of the photo's mask, so the model is not asked to find them.",
+            "Maps are scaled one by one before they are compared, for scores of classes have no common scale.",
+            "A model with 20 outputs has the classes of VOC in their order; one with 21 has background as output 0.",
+            _HALVES,
+        ),
+    ),
+    Protocol(
+        name="gradtoken-ablation",
+        title="GradToken's ways to propagate, to integrate heads, and how deep it propagates",
+        paper=_GRADTOKEN,
+        version=1,
+        tasks=(Segmentation(), ThresholdSearch(), ErasingAccuracy()),
+        methods=(
+            *(
+                f"gradtoken:propagation={propagation},heads={heads}"
+                for propagation in ("none", *_PROPAGATIONS)
+                for heads in ("average", "relu_average")
+            ),
+        ),
+        sweeps=(Sweep("gradtoken:depth={number}", "blocks"),),
+        notes=(
+            "The rows are the paper's variants 0 to 4, each with i (heads averaged) and ii (ReLU, then averaged).",
+            "gradtoken:depth=n propagates through the n blocks below the last one (Fig. 11).",
+            "A photo without a mask has no numbers of segmentation, one without a label no accuracy.",
+            _HALVES,
+        ),
+    ),
+    Protocol(
+        name="skipplus-faithfulness",
+        title="Insertion and deletion of patches with True Token Masking, for the true class",
+        paper=_SKIPPLUS,
+        version=1,
+        tasks=(InsertionDeletion(),),
+        resize="model",
+        notes=(
+            "The trapezoid goes over ratios from 0 to 0.9 or from 0.1 to 1, so 90 is the most before 100 - x is taken.",
+            _BINARY,
+        ),
+    ),
+    Protocol(
+        name="skipplus-layers",
+        title="The same for every layer that PLUS may start at (Fig. 7)",
+        paper=_SKIPPLUS,
+        version=1,
+        tasks=(InsertionDeletion(),),
+        resize="model",
+        start_layers=True,
+        notes=(
+            "Every method is asked as .plus with start=0 to the last layer, whatever combined its layers before.",
+            _BINARY,
+        ),
+    ),
+    Protocol(
+        name="skipplus-segmentation",
+        title="Average precision of the map of the class with the largest area, averaged over photos",
+        paper=_SKIPPLUS,
+        version=1,
+        tasks=(AveragePrecision(),),
+        resize="model",
+        notes=(
+            "The foreground is all objects of the explained class.",
+            "Where a mask does not name classes, the photo's label is explained and all objects are foreground.",
+            "The mask is resized and cropped as the photo is; what a crop adds outside of it does not count.",
+        ),
+    ),
+    Protocol(
+        name="libra-mif",
+        title="How often the model keeps its answer while the most or the least influential patches are dropped",
+        paper="LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions, CVPR 2025",
+        version=1,
+        tasks=(InfluenceDeletion(),),
+        resize="model",
+        notes=(
+            "Accuracy is against the class that the model predicts of the whole photo, so no label is needed.",
+            "MIF and LIF are areas under that accuracy; for MIF lower is better, for LIF higher.",
+        ),
+    ),
+    Protocol(
+        name="agcam-perturbation",
+        title="Area between the probabilities with the least and with the most relevant pixels erased first (ABPC)",
+        paper="Leem and Seo, Attention Guided CAM, AAAI 2024",
+        version=1,
+        tasks=(AreaBetweenCurves(),),
+        notes=("Erased pixels are 0 after normalisation, and all eleven points from 0% to 100% count equally.",),
+    ),
+    Protocol(
+        name="sanity",
+        title="Model randomisation, max-sensitivity, sparseness, complexity and faithfulness correlation",
+        paper="Adebayo et al. 2018; Yeh et al. 2019; Chalasani et al. 2020; Bhatt et al. 2020",
+        version=1,
+        tasks=(Randomisation(), Sensitivity(), Concentration(), Faithfulness()),
+        resize="model",
+        notes=(
+            "Weights are randomised on a copy of the model, which itself is never changed.",
+            "A stage of the cascade is named by what is random: the head, the upper blocks, all blocks, everything.",
+            "A method whose map hardly changes (rank correlation near 1) does not show what the model has learned.",
+        ),
+    ),
+    Protocol(
+        name="localisation",
+        title="Pointing game, energy in the mask and rank accuracy of the map of the predicted class",
+        paper="Zhang et al. 2016; Wang et al. 2020; Arras et al. 2022",
+        version=1,
+        tasks=(Localisation(),),
+    ),
+    Protocol(
+        name="eraser-movies",
+        title="Token-F1 against human rationales, AOPC and LOdds with words removed and masked, comprehensiveness and "
+        "sufficiency",
+        paper=_ERASER,
+        version=1,
+        tasks=(Rationales(), WordErasing(), Erasure()),
+        notes=(
+            *_RATIONALES,
+            "Token-F1 explains the true class, as GradToken does; all else the predicted one, as ERASER does.",
+            "AOPC averages p0 - pk and LOdds log(pk / p0) over the steps, as for pixels.",
+            "The steps of AOPC and LOdds, 10 to 90% of the words, are those for pixels; GradToken has none for texts.",
+        ),
+    ),
+    Protocol(
+        name="eraser-movies-rationales",
+        title="Token-F1 against human rationales alone, which needs no run of the model beyond the explanation",
+        paper=_ERASER,
+        version=1,
+        tasks=(Rationales(),),
+        notes=(*_RATIONALES, "The class that is explained is the true one, as GradToken does."),
+    ),
+)
+
+PROTOCOLS: Mapping[str, Protocol] = {protocol.name: protocol for protocol in _ALL}
+
+
+def find_protocol(name: str) -> Protocol:
+    """The protocol of that name.
+
+    Raises:
+        ProtocolError: there is none.
+    """
+    if name not in PROTOCOLS:
+        raise ProtocolError(
+            f"there is no protocol {name!r}{close_match(name, PROTOCOLS)}; there are {', '.join(PROTOCOLS)}"
+        )
+    return PROTOCOLS[name]
+
+
+def list_protocols() -> list[Protocol]:
+    """All protocols, paper by paper."""
+    return list(PROTOCOLS.values())

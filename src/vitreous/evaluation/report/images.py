@@ -1,0 +1,127 @@
+"""The best and the worst samples of every method, with their maps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, chdir, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vitreous.datasets import Review
+from vitreous.errors import VitreousError
+from vitreous.evaluation.report.results import Results, counted_values
+from vitreous.evaluation.runner.adapters import places_of, resized
+from vitreous.evaluation.runner.context import EvaluationContext, open_context
+from vitreous.evaluation.store.store import Store, read_manifest
+from vitreous.explaining import explain
+from vitreous.html.page import picture
+from vitreous.metrics.metric import Metric
+from vitreous.models.text_models import LoadedTextModel
+from vitreous.pictures import words_html
+from vitreous.text_explaining import explain_text
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """An image and what a metric is on it alone."""
+
+    index: int
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The images that a method does best and worst on, by one metric."""
+
+    method: str
+    metric: Metric
+    best: tuple[Extreme, ...]
+    worst: tuple[Extreme, ...]
+
+
+def extremes_of(results: Results, metrics: Sequence[Metric], methods: Sequence[str], count: int) -> list[Extremes]:
+    """The ``count`` best and worst images of some methods, by the first metric that tells images apart."""
+    metric = next((metric for metric in metrics if metric.direction is not None), None)
+    if metric is None or not len(results.images):
+        return []
+    names = results.image_names()
+    values = counted_values(results, metric.columns)
+    found = []
+    for method in methods:
+        with np.errstate(all="ignore"):  # a metric of a data set may not exist on one image
+            alone = metric.combine(values[method])
+        order = [int(place) for place in np.argsort(-alone if metric.direction == "higher" else alone, kind="stable")]
+        known = [
+            Extreme(int(results.images[place]), names[place], float(alone[place]))
+            for place in order
+            if np.isfinite(alone[place])
+        ]
+        shown = min(count, len(known) // 2)
+        found.append(Extremes(method, metric, tuple(known[:shown]), tuple(known[len(known) - shown :][::-1])))
+    return found
+
+
+_SIDE = 132
+
+Thumbnails = Mapping[tuple[str, int], str]
+
+
+def thumbnails_of(results: Results, extremes: Iterable[Extremes]) -> tuple[Thumbnails, str | None]:
+    """What is shown, as HTML by method and image, and why some or all of it is missing."""
+    methods: dict[tuple[int, int], list[str]] = {}
+    for each in extremes:
+        for image in (*each.best, *each.worst):
+            methods.setdefault((results.run_of(each.method), image.index), []).append(each.method)
+    pictures: dict[tuple[str, int], str] = {}
+    problem = None
+    for (number, index), asked in sorted(methods.items()):  # run by run: one model is open at a time
+        try:
+            drawn = _draw(_opened(results.stores[number]), index, asked)
+        except VitreousError as error:
+            problem = str(error)
+        else:
+            pictures |= {(method, index): shown for method, shown in drawn.items()}
+    return pictures, problem
+
+
+def _opened(store: Store) -> EvaluationContext:
+    """What a run is made of; a model whose name is a path lies where the run was started from."""
+    folder = Path(read_manifest(store.folder).get("folder", ""))
+    with ExitStack() as elsewhere:
+        with suppress(OSError):  # it is gone, or somebody else's: then only a path from the root is found
+            elsewhere.enter_context(chdir(folder))
+        return open_context(store.run)
+
+
+def _draw(context: EvaluationContext, index: int, methods: list[str]) -> dict[str, str]:
+    """Explain the predicted class of an image or text as the protocol lets the model see it."""
+    sample = context.data.load(index)
+    if isinstance(context.model, LoadedTextModel):
+        assert isinstance(sample, Review)
+        return _written(context.model, sample, methods)
+    assert not isinstance(sample, Review)
+    preprocessing = resized(context.model.preprocessing, context.protocol.resize)
+    explanation = explain(replace(context.model, preprocessing=preprocessing), [sample.image], methods)
+    return {method: _small(explanation.overlay(method)) for method in methods}
+
+
+def _written(model: LoadedTextModel, sample: Review, methods: Sequence[str]) -> dict[str, str]:
+    """The words around the highest one; those that people marked are underlined."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is cut: the protocol says so
+        explanation = explain_text(model, " ".join(sample.words), methods)
+    marked = sample.rationale[places_of(sample, explanation.words[0])].tolist()
+    return {method: words_html.excerpt(explanation, method, marked) for method in methods}
+
+
+def _small(overlay: Image.Image) -> str:
+    overlay.thumbnail((_SIDE, _SIDE))
+    return picture(overlay, "")  # its name stands below

@@ -1,0 +1,368 @@
+"""Results as tables of methods by metrics: Markdown, LaTeX and plain rows; for the terminal see ``report.terminal``.
+
+Tables for readers show shares of 0..1 in percent and mark the best value of every metric; rows hold the numbers as they
+are. A number without an interval, being of a single image, stands alone. Published numbers are a table of their own in
+every form, never rows among own results.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitreous.evaluation.statistics import EQUAL, Comparison, Estimate
+from vitreous.metrics.metric import Metric
+
+_TOKENTM = "Wu et al., Token Transformation Matters (TokenTM), CVPR 2024"
+_GRADTOKEN = "Cheng et al., GradToken, Neural Networks 2025"
+_TRANSATTR = "Chefer et al., Transformer Interpretability Beyond Attention Visualization, CVPR 2021"
+_GAE = "Chefer et al., Generic Attention-model Explainability, ICCV 2021"
+_ROLLOUT = "Abnar and Zuidema, Quantifying Attention Flow in Transformers, ACL 2020"
+_AGCAM = "Leem and Seo, Attention Guided CAM, AAAI 2024"
+_VITCX = "Xie et al., ViT-CX, IJCAI 2023"
+
+
+@dataclass(frozen=True)
+class PublishedResult:
+    """One number of a paper.
+
+    Attributes:
+        protocol: the protocol here that it comes nearest to.
+        paper: the paper that proposes the method; the number may have been printed in a later comparison.
+        model: as far as it is known.
+        data: the data set that it was measured on.
+        method: as the papers call it.
+        metric: as the metric here is called.
+        value: as printed, in percent.
+    """
+
+    protocol: str
+    paper: str
+    model: str | None
+    data: str
+    method: str
+    metric: str
+    value: float
+
+
+_SEGMENTATION = (
+    (_TOKENTM, "DeiT", "TokenTM", (81.79, 86.45, 64.22)),
+    (_TOKENTM, "ViT-B", "TokenTM", (78.22, 85.69, 60.29)),
+    (_AGCAM, None, "AGCAM", (81.15, 87.77, 63.70)),
+    (_TRANSATTR, None, "TransAttr", (79.70, 86.03, 61.95)),
+    (_GAE, "DeiT", "GAE", (79.05, 85.71, 61.56)),
+    (_ROLLOUT, "ViT-B", "Rollout", (73.54, 84.76, 55.42)),
+    (_ROLLOUT, "DeiT", "Rollout", (59.01, 73.76, 39.43)),
+)
+_BEST_THRESHOLD = ((_GRADTOKEN, "ViT-B", "GradToken", (84.51, 86.10, 68.24)),)
+# Of the predicted class.
+_PERTURBATION = (
+    (_TOKENTM, None, "TokenTM", (15.75, 58.12)),
+    (_GRADTOKEN, None, "GradToken", (15.97, 58.37)),
+    (_VITCX, None, "ViT-CX", (14.78, 55.86)),
+    (_GAE, None, "GAE", (15.88, 57.53)),
+    (_TRANSATTR, None, "TransAttr", (17.03, 54.16)),
+    (_ROLLOUT, None, "Rollout", (20.05, 53.10)),
+)
+_TABLES = (
+    ("chefer-2021-segmentation", "ImageNet-Segmentation", ("pixel accuracy", "mAP", "mIoU"), _SEGMENTATION),
+    (
+        "gradtoken-segmentation",
+        "ImageNet-Segmentation",
+        ("pixel accuracy (best threshold)", "mAP", "mIoU (best threshold)"),
+        _BEST_THRESHOLD,
+    ),
+    ("chefer-2021-perturbation", "ImageNet", ("AUC positive", "AUC negative"), _PERTURBATION),
+)
+
+PUBLISHED = tuple(
+    PublishedResult(protocol, paper, model, data, method, metric, value)
+    for protocol, data, metrics, lines in _TABLES
+    for paper, model, method, values in lines
+    for metric, value in zip(metrics, values, strict=True)
+)
+
+
+def published_results(protocol: str) -> tuple[PublishedResult, ...]:
+    """Give what papers print for a protocol; nothing where no number is known."""
+    return tuple(result for result in PUBLISHED if result.protocol == protocol)
+
+
+COLUMNS = (
+    *("method", "metric", "mean", "low", "high", "n", "rank"),
+    *("best", "difference", "difference_low", "difference_high", "p"),
+)
+_ARROWS = {"higher": "↑", "lower": "↓", None: ""}
+_LATEX_ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
+_MISSING = "-"
+_P_VALUES = "p of a paired bootstrap against the method with the best mean, two-sided, not corrected for several tests"
+_LATEX_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Own results of one protocol, model and data set, with what others have published beside them.
+
+    Attributes:
+        title: what was measured, on what.
+        metrics: the columns, in order.
+        estimates: own results, in any order; methods keep the order of their first one.
+        ranks: per metric's name the rank of each method, where they are wanted.
+        against_best: per metric's name how each method compares with the one of the best mean, which is left out.
+        published: others' results.
+    """
+
+    title: str
+    metrics: Sequence[Metric]
+    estimates: Sequence[Estimate]
+    ranks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    against_best: Mapping[str, Mapping[str, Comparison]] = field(default_factory=dict)
+    published: Sequence[PublishedResult] = ()
+
+    @property
+    def methods(self) -> list[str]:
+        """All methods, in the order in which their results came."""
+        return list(dict.fromkeys(estimate.method for estimate in self.estimates))
+
+    def estimate(self, method: str, metric: str) -> Estimate | None:
+        """Find one number, None where there is none."""
+        return next((one for one in self.estimates if (one.method, one.metric) == (method, metric)), None)
+
+    def best(self, metric: Metric) -> float | None:
+        """Give the best mean of a metric, None where no direction is better or nothing was measured."""
+        means = [one.mean for one in self.estimates if one.metric == metric.name and math.isfinite(one.mean)]
+        if metric.direction is None or not means:
+            return None
+        return max(means) if metric.direction == "higher" else min(means)
+
+    def is_best(self, estimate: Estimate, metric: Metric) -> bool:
+        """Say whether a number is the best of its column; equal ones are, whatever order they were summed in."""
+        best = self.best(metric)
+        return best is not None and math.isclose(estimate.mean, best, rel_tol=EQUAL)
+
+
+def as_markdown(table: ResultTable, *, p_values: bool = False) -> str:
+    """Write a table in Markdown, the best value of a metric in bold, with a line that explains the marks.
+
+    Args:
+        table: the results.
+        p_values: whether the paired tests against the best method follow in a table of their own.
+    """
+    headings = ["method", *(table_heading(metric) for metric in table.metrics)]
+    rows = [
+        [f"`{method}`", *(f"**{text}**" if best else text for text, best in _cells(table, method))]
+        for method in table.methods
+    ]
+    parts = [f"**{table.title}**", markdown_grid(headings, rows), explain_marks(table)]
+    if p_values and (tests := _p_value_rows(table)):
+        parts += [f"**{_P_VALUES}**", markdown_grid(*tests)]
+    if table.published:
+        parts += [
+            f"**{published_title(table.published)}**",
+            markdown_grid(*published_rows(table.published), aligned="---"),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def as_latex(table: ResultTable, *, p_values: bool = False) -> str:
+    """Write a table in LaTeX for the package booktabs, the best value of a metric in bold; the caption explains marks.
+
+    Args:
+        table: the results.
+        p_values: whether the paired tests against the best method follow in a table of their own.
+    """
+    label = "tab:" + "-".join(re.findall(r"[a-z0-9]+", table.title.lower()))
+    headings = ["method", *(_latex(metric.label) + _LATEX_ARROWS[metric.direction] for metric in table.metrics)]
+    rows = [
+        [_latex(method), *(_latex_cell(text, best=best) for text, best in _cells(table, method))]
+        for method in table.methods
+    ]
+    caption = f"{table.title}. {explain_marks(table)}".rstrip()
+    parts = [_latex_grid(caption, label, headings, rows, "l" + "r" * len(table.metrics))]
+    if p_values and (tests := _p_value_rows(table)):
+        names, lines = tests
+        escaped = [[_latex(cell) for cell in line] for line in lines]
+        title = f"{table.title}. {_P_VALUES}"
+        aligned = "l" + "r" * (len(names) - 1)
+        parts.append(_latex_grid(title, f"{label}-p", [_latex(name) for name in names], escaped, aligned))
+    if table.published:
+        found, lines = published_rows(table.published)
+        escaped = [[_latex(cell) for cell in line] for line in lines]
+        title = published_title(table.published)
+        names = [_latex(name) for name in found]
+        parts.append(_latex_grid(title, f"{label}-published", names, escaped, "l" * len(found)))
+    return "\n\n".join(parts) + "\n"
+
+
+def explain_marks(table: ResultTable) -> str:
+    """Say what the marks mean that a table has: bold numbers, intervals, ranks, arrows."""
+    shown = [one for one in table.estimates if math.isfinite(one.mean)]
+    marks = []
+    if any(metric.direction is not None for metric in table.metrics):
+        marks.append("Bold: best mean of its column; the arrow tells whether higher or lower is better.")
+    if any(math.isfinite(one.low) and math.isfinite(one.high) for one in shown):
+        marks.append("[low, high]: 95% bootstrap interval.")
+    if any(table.ranks.values()):
+        marks.append("#: rank; methods that a paired test (p < 0.05) does not tell apart share it.")
+    if any(table.estimate(method, metric.name) not in shown for method in table.methods for metric in table.metrics):
+        marks.append(f"{_MISSING}: not measured.")
+    return " ".join(marks)
+
+
+def _p_value_rows(table: ResultTable) -> tuple[list[str], list[list[str]]] | None:
+    """Arrange the paired tests of every method against the best one; None where there are none."""
+    metrics = [metric for metric in table.metrics if table.against_best.get(metric.name)]
+    if not metrics:
+        return None
+
+    def p_value(method: str, metric: Metric) -> str:
+        compared = table.against_best[metric.name].get(method)
+        if compared is not None:
+            return f"{compared.p:.2g}"
+        return "best" if method in table.ranks.get(metric.name, {}) else _MISSING
+
+    rows = [[method, *(p_value(method, metric) for metric in metrics)] for method in table.methods]
+    return ["method", *(metric.name for metric in metrics)], rows
+
+
+def as_rows(table: ResultTable) -> list[dict[str, Any]]:
+    """Give own results as JSON values, one row per method and metric; a number that does not exist is None."""
+    return [_own_row(table, estimate) for method in table.methods for estimate in _of_method(table, method)]
+
+
+def published_as_rows(table: ResultTable) -> list[dict[str, Any]]:
+    """Give others' results as JSON values."""
+    names = ("method", "model", "data", "paper", "metric", "value")
+    return [{name: getattr(result, name) for name in names} for result in table.published]
+
+
+def _of_method(table: ResultTable, method: str) -> list[Estimate]:
+    found = [table.estimate(method, metric.name) for metric in table.metrics]
+    return [estimate for estimate in found if estimate is not None]
+
+
+def _own_row(table: ResultTable, estimate: Estimate) -> dict[str, Any]:
+    numbers = {name: _finite(getattr(estimate, name)) for name in ("mean", "low", "high")}
+    row: dict[str, Any] = {"method": estimate.method, "metric": estimate.metric, **numbers, "n": estimate.n}
+    rank = table.ranks.get(estimate.metric, {}).get(estimate.method)
+    if rank is not None:
+        row["rank"] = rank
+    compared = table.against_best.get(estimate.metric, {}).get(estimate.method)
+    if compared is not None:
+        row |= {"best": compared.second, "difference": _finite(compared.difference)}
+        row |= {"difference_low": _finite(compared.low), "difference_high": _finite(compared.high), "p": compared.p}
+    return row
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _cells(table: ResultTable, method: str) -> list[tuple[str, bool]]:
+    return [cell_of(table, method, metric) for metric in table.metrics]
+
+
+def cell_of(table: ResultTable, method: str, metric: Metric, *, stacked: bool = False) -> tuple[str, bool]:
+    """Write a number of a method, and say whether it is the best of its column.
+
+    Args:
+        table: where it stands.
+        method: its line.
+        metric: its column.
+        stacked: whether its interval stands on a line of its own.
+    """
+    estimate = table.estimate(method, metric.name)
+    if estimate is None or not math.isfinite(estimate.mean):
+        return _MISSING, False
+    mean, bounds = number_parts(estimate, metric)
+    rank = table.ranks.get(metric.name, {}).get(method)
+    shown = "" if rank is None else f" #{rank}"
+    interval = "" if bounds is None else f"[{bounds[0]}, {bounds[1]}]"
+    text = f"{mean}{shown}\n{interval}".rstrip() if stacked else f"{mean} {interval}".rstrip() + shown
+    return text, table.is_best(estimate, metric)
+
+
+def number_parts(estimate: Estimate, metric: Metric) -> tuple[str, tuple[str, str] | None]:
+    """Write the mean of a finite number, and the bounds of its interval, which a single image has not."""
+    mean, low, high = (metric.format(value) for value in (estimate.mean, estimate.low, estimate.high))
+    return mean, (low, high) if math.isfinite(estimate.low) and math.isfinite(estimate.high) else None
+
+
+def difference_parts(comparison: Comparison, metric: Metric) -> tuple[str, tuple[str, str] | None]:
+    """Write the difference of two methods like the numbers that it is of, and the bounds of its interval."""
+    difference = (comparison.difference, comparison.low, comparison.high)
+    return number_parts(Estimate(comparison.first, metric.name, *difference, comparison.n), metric)
+
+
+def table_heading(metric: Metric) -> str:
+    """Name a metric with its unit and an arrow to where it is better."""
+    return f"{metric.label} {_ARROWS[metric.direction]}".rstrip()
+
+
+def _latex_cell(text: str, *, best: bool) -> str:
+    return rf"\textbf{{{_latex(text)}}}" if best else _latex(text)
+
+
+def published_title(results: Sequence[PublishedResult]) -> str:
+    """Say what others' results are, and on which data set: own results may be of another one."""
+    return f"Published by others, not measured here (percent), on {published_data(results)}"
+
+
+def published_data(results: Sequence[PublishedResult]) -> str:
+    """Name the data set that others measured on."""
+    return ", ".join(dict.fromkeys(result.data for result in results))
+
+
+def published_rows(results: Sequence[PublishedResult]) -> tuple[list[str], list[list[str]]]:
+    """Arrange others' results with one line per method, model and paper."""
+    metrics = list(dict.fromkeys(result.metric for result in results))
+    lines: dict[tuple[str, str | None, str], dict[str, str]] = {}
+    for result in results:
+        numbers = lines.setdefault((result.method, result.model, result.paper), {})
+        numbers[result.metric] = f"{result.value:.2f}"
+    rows = [
+        [method, model or _MISSING, *(numbers.get(metric, _MISSING) for metric in metrics), paper]
+        for (method, model, paper), numbers in lines.items()
+    ]
+    return ["method", "model", *metrics, "method's paper"], rows
+
+
+def markdown_grid(headings: Sequence[str], rows: Sequence[Sequence[str]], aligned: str = "---:") -> str:
+    """Write a table in Markdown; ``aligned`` is how all columns but the first keep to a side."""
+    lines = [list(headings), ["---", *([aligned] * (len(headings) - 1))], *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def _latex_grid(title: str, label: str, headings: Sequence[str], rows: Sequence[Sequence[str]], alignment: str) -> str:
+    body = [" & ".join(row) + r" \\" for row in rows]
+    lines = [
+        r"\begin{table}[t]",
+        r"\centering",
+        rf"\caption{{{_latex(title)}}}",
+        rf"\label{{{label}}}",
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        " & ".join(headings) + r" \\",
+        r"\midrule",
+        *body,
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines)
+
+
+def _latex(text: str) -> str:
+    """Escape what LaTeX would read as a command."""
+    return "".join(_LATEX_SPECIAL.get(sign, sign) for sign in text)

@@ -1,0 +1,1 @@
+"""From a model, a data set and a protocol to the rows of numbers of a run."""

@@ -1,0 +1,227 @@
+"""How samples become a model's input and how methods explain them, for images and for texts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitreous.datasets.dataset import IGNORED, Review, Sample
+from vitreous.datasets.eraser_movies import LABELS
+from vitreous.errors import UnsupportedModelError
+from vitreous.evaluation.protocols.protocol import Protocol, Resize
+from vitreous.evaluation.tasks.task import Batch, Case, ImageBatch, Passage, Picture, TextBatch
+from vitreous.evaluation.tasks.word_masking import logits_of_rows
+from vitreous.explaining import black_pixel, explain_again, find_recipes
+from vitreous.inputs.model_input import FAILURES
+from vitreous.models import LoadedModel, Preprocessing, TwoSided
+from vitreous.models.text_models import LoadedTextModel
+from vitreous.outputs import OutputActivation, scale_of
+from vitreous.pixels import find_pixels
+from vitreous.tape.runner import ModelRunner
+from vitreous.text_explaining import explain_read
+from vitreous.texts import ReadText, Word
+
+# How models call what the movie reviews call NEG and POS.
+_CALLED = {"neg": 0, "negative": 0, "pos": 1, "positive": 1}
+
+
+def label_outputs(model: LoadedTextModel, outputs: int | None = None) -> tuple[int, ...]:
+    """The number of the model's output for each of the labels NEG and POS.
+
+    Args:
+        model: a text classifier; it may have further classes, such as neutral, where its names tell which are which.
+        outputs: how many outputs it has, where that was seen; otherwise as many as its names or configuration say.
+
+    Raises:
+        UnsupportedModelError: neither the names nor the number of the outputs tell.
+    """
+    count = outputs or _count(model)
+    if count == 1:
+        raise UnsupportedModelError("the model has one output; a protocol for texts needs one for every class")
+    if (model.outputs or scale_of(model.model)) == "value":
+        raise UnsupportedModelError("the model's outputs are values (regression); a protocol for texts needs classes")
+    names = model.class_names or ()
+    if len(names) != count or all(_is_placeholder(name, number) for number, name in enumerate(names)):
+        if count != len(LABELS):
+            raise UnsupportedModelError(
+                f"the model has {count} classes without names, so it is not known which of them are {_listed(LABELS)}"
+            )
+        return tuple(range(len(LABELS)))
+    meant = [_CALLED.get(name.strip().casefold()) for name in names]
+    if any(meant.count(label) != 1 for label in range(len(LABELS))):
+        raise UnsupportedModelError(
+            f"the model's classes are called {_listed(names)}, which does not tell which of them are {_listed(LABELS)}"
+        )
+    return tuple(meant.index(label) for label in range(len(LABELS)))
+
+
+def _count(model: LoadedTextModel) -> int:
+    """How many outputs a model says to have; where it says nothing, the run will show."""
+    if model.class_names is not None:
+        return len(model.class_names)
+    config: Any = getattr(model.model, "config", None)
+    return int(getattr(config, "num_labels", len(LABELS)))
+
+
+def _is_placeholder(name: str, number: int) -> bool:
+    return name.strip().casefold() in {str(number), f"label_{number}", f"label{number}"}
+
+
+def _listed(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
+Maps = dict[Case, dict[int, Tensor]]
+
+
+class SampleAdapter(ABC):
+    """Photos or texts for one model."""
+
+    @abstractmethod
+    def prepare(self, sample: Any) -> Any:
+        """What the model takes of one sample.
+
+        Raises:
+            VitreousError: it cannot be used.
+        """
+
+    @abstractmethod
+    def open(self, samples: Sequence[Any], prepared: Sequence[Any]) -> Batch[Any, Any]:
+        """Ask the model about samples, and give what is known of them; there are no maps yet."""
+
+    @abstractmethod
+    def maps(
+        self, batch: Batch[Any, Any], images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
+    ) -> Maps:
+        """Explain some samples of a batch, each for equally many classes, in one run for all methods."""
+
+
+class ImageAdapter(SampleAdapter):
+    """Photos, resized as the protocol says."""
+
+    def __init__(self, model: LoadedModel, resize: Resize) -> None:
+        self._model = replace(model, preprocessing=resized(model.preprocessing, resize))
+
+    def prepare(self, sample: Sample) -> Tensor:
+        """The model's input, (1, channel, height, width)."""
+        return find_pixels(self._model, self._model.model, [sample.image])[0]
+
+    def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> ImageBatch:
+        pixels = torch.cat(list(prepared))
+        runner, logits = first_run(self._model, pixels)
+        # One output for "yes" has two answers that can be right, and be explained; a value is explained as it is.
+        if logits.shape[1] == 1 and runner.scale != "value":
+            # Kept for the next photos: of a model that is new, everything would have to be found out again.
+            self._model = two_sided(self._model, runner.scale)
+            runner, logits = first_run(self._model, pixels)
+        pictures = tuple(self._picture(sample, row) for sample, row in zip(samples, logits, strict=True))
+        return ImageBatch(self._model, runner, pictures, logits, {})
+
+    def maps(
+        self, batch: ImageBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
+    ) -> Maps:
+        explanation = explain_again(batch.model, batch.images[list(images)], methods, target=torch.tensor(targets))
+        batch.runner.geometry = explanation.geometry
+        maps: Maps = {}
+        for method, scores in explanation.scores.items():
+            grids = scores.detach().reshape(len(images), -1, *explanation.grid_of(method))
+            for image, grid, classes in zip(images, grids, targets, strict=True):
+                maps[Case(image, method)] = dict(zip(classes, grid, strict=True))
+        return maps
+
+    def _picture(self, sample: Sample, logits: Tensor) -> Picture:
+        mask = sample.mask
+        return Picture(
+            name=sample.name,
+            predicted=int(logits.argmax()),
+            classes=len(logits),
+            label=sample.label,
+            mask=None if mask is None else self._model.preprocessing.displayed_mask(mask, outside=IGNORED),
+            objects=sample.objects,
+        )
+
+
+def two_sided(model: LoadedModel, outputs: OutputActivation | None) -> LoadedModel:
+    """A model with one output for "yes" as one of two classes."""
+    if outputs == "probabilities":
+        return replace(model, model=TwoSided(model.model, probability=True).eval(), outputs="probabilities")
+    return replace(model, model=TwoSided(model.model).eval(), outputs="sigmoid")
+
+
+def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
+    """A model's preprocessing with the protocol's way to resize."""
+    return preprocessing if resize == "model" else replace(preprocessing, resize="squash", resize_size=None)
+
+
+def first_run(model: LoadedModel, pixels: Tensor) -> tuple[ModelRunner, Tensor]:
+    """A model with photos, and what it says of them."""
+    runner = ModelRunner(
+        model.model, pixels, black=black_pixel(model, pixels), outputs=model.outputs, stage=model.stage
+    )
+    try:
+        return runner, runner.logits(pixels)
+    except FAILURES:
+        _ = runner.layout  # a recorded run says what is wrong with the photos, if it is they
+        raise
+
+
+class TextAdapter(SampleAdapter):
+    """Texts, cut where the model ends."""
+
+    def __init__(self, model: LoadedTextModel) -> None:
+        self._model = model
+
+    def prepare(self, sample: Review) -> ReadText:
+        """The pieces of a text, as many as the model takes."""
+        read = self._model.reader.read(" ".join(sample.words), f"the text {sample.name}")
+        capacity = self._model.reader.capacity
+        return read if capacity is None else read.shortened(capacity)
+
+    def open(self, samples: Sequence[Review], prepared: Sequence[ReadText]) -> TextBatch:
+        model = self._model
+        rows = [read.numbers for read in prepared]
+        logits = logits_of_rows(model, rows)
+        outputs = label_outputs(model, logits.shape[1])
+        passages = tuple(_passage(*each, outputs) for each in zip(samples, prepared, logits, strict=True))
+        runner = ModelRunner(model.model, model.reader.inputs(rows), outputs=model.outputs)
+        return TextBatch(model, runner, passages, logits, {})
+
+    def maps(
+        self, batch: TextBatch, images: Sequence[int], targets: Sequence[Sequence[int]], methods: Sequence[str]
+    ) -> Maps:
+        read = [batch.pictures[image].read for image in images]
+        found, *_ = explain_read(batch.model, read, find_recipes(methods), [list(classes) for classes in targets])
+        return {
+            Case(image, method): dict(zip(classes, scores.detach(), strict=True))
+            for image, classes, result in zip(images, targets, found, strict=True)
+            for method, scores in result.scores.items()
+        }
+
+
+def _passage(sample: Review, read: ReadText, logits: Tensor, outputs: Sequence[int]) -> Passage:
+    return Passage(
+        name=sample.name,
+        predicted=int(logits.argmax()),
+        classes=len(logits),
+        label=outputs[sample.label],
+        read=read,
+        rationale=sample.rationale[places_of(sample, read.words)],
+    )
+
+
+def places_of(sample: Review, words: Sequence[Word]) -> NDArray[np.int64]:
+    """Which of a sample's words these are, by where they stand in the text."""
+    starts = np.cumsum([0, *(len(word) + 1 for word in sample.words)])  # words are joined by blanks
+    return np.searchsorted(starts, [word.start for word in words], side="right") - 1
+
+
+def adapter_for(model: LoadedModel | LoadedTextModel, protocol: Protocol) -> SampleAdapter:
+    """What a protocol reads, for a model."""
+    return TextAdapter(model) if isinstance(model, LoadedTextModel) else ImageAdapter(model, protocol.resize)

@@ -1,0 +1,286 @@
+"""From samples to rows: ``measure`` for any samples, ``compute_shard`` for a range of a run's data set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from vitreous.datasets.dataset import Review, Sample
+from vitreous.errors import VitreousError
+from vitreous.evaluation.protocols.protocol import Protocol
+from vitreous.evaluation.runner.adapters import Maps, SampleAdapter, adapter_for
+from vitreous.evaluation.runner.context import EvaluationContext
+from vitreous.evaluation.store.files import schema_of
+from vitreous.evaluation.store.run import Run, RunError, Shard
+from vitreous.evaluation.tasks.task import EXPLAINED_TOGETHER, Batch, Case, MissingAnnotationError, Seen, Task, Values
+from vitreous.models import LoadedModel
+from vitreous.models.text_models import LoadedTextModel
+from vitreous.printable import printable
+from vitreous.reason import reason_of
+from vitreous.spelling import parse
+
+Row = dict[str, str | int | float | None]
+
+_MEASURED_TOGETHER = 16  # photos or texts
+_OF_THE_MOMENT = (MemoryError, torch.OutOfMemoryError)  # they say nothing of a photo, so they are not kept as its error
+
+
+def columns_of(protocol: Protocol) -> tuple[str, ...]:
+    """The names of all numbers in a row."""
+    return tuple(dict.fromkeys(column for task in protocol.tasks for column in task.columns))
+
+
+def measure(
+    model: LoadedModel | LoadedTextModel | SampleAdapter,
+    samples: Iterable[Sample | Review],
+    protocol: Protocol,
+    methods: Sequence[str],
+) -> list[Row]:
+    """Measure the maps of all methods on some photos or texts.
+
+    All methods share tapes. What a row says does not depend on the other photos, beyond rounding.
+
+    Args:
+        model: What is explained, or the adapter of it that is kept from one call to the next.
+        samples: The photos, or the texts; a few at a time are in memory.
+        protocol: How it is measured.
+        methods: Spellings, as ``protocol.spellings`` gives them.
+
+    Raises:
+        MethodError: a spelling is wrong.
+
+    Returns:
+        One row per photo and method, photos in order: ``image``, ``method``, ``error`` (a sentence where it could not
+        be measured) and the protocol's columns. Where a protocol has several tasks and a photo lacks what one of them
+        has to know (a label, a mask), the columns of that task are None.
+    """
+    adapter = model if isinstance(model, SampleAdapter) else adapter_for(model, protocol)
+    methods = list(dict.fromkeys(parse(method).spelling for method in methods))  # blanks around it are not part of it
+    rows: list[Row] = []
+    left = iter(samples)
+    while some := list(islice(left, _MEASURED_TOGETHER)):
+        rows += _rows(adapter, some, protocol, methods)
+    return rows
+
+
+def _rows(
+    adapter: SampleAdapter, samples: Sequence[Sample | Review], protocol: Protocol, methods: Sequence[str]
+) -> list[Row]:
+    """Rows of a few photos; one that cannot be prepared does not take part, so that it spoils no other."""
+    prepared: dict[int, Any] = {}
+    problems: dict[int, str] = {}
+    for number, sample in enumerate(samples):
+        try:
+            prepared[number] = adapter.prepare(sample)
+        except VitreousError as error:
+            problems[number] = str(error)
+    asked = _Asked(adapter, protocol, methods)
+    usable = [samples[number] for number in prepared]
+    found = dict(zip(prepared, _measured(asked, usable, list(prepared.values())), strict=True))
+    columns = columns_of(protocol)
+    return [
+        _row(columns, sample.name, method, *(found[number][method] if number in found else ({}, problems[number])))
+        for number, sample in enumerate(samples)
+        for method in methods
+    ]
+
+
+def _row(columns: Sequence[str], image: str, method: str, values: Values, error: str | None) -> Row:
+    row: Row = {"image": image, "method": method, "error": error}
+    known = {} if error is not None else values
+    return row | {column: known.get(column) for column in columns}
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is measured on all photos or texts."""
+
+    adapter: SampleAdapter
+    protocol: Protocol
+    methods: Sequence[str]
+
+
+# What is known of a photo: for each method its numbers, and why there are none.
+_Found = dict[str, tuple[Values, str | None]]
+
+
+def _measured(asked: _Asked, samples: Sequence[Sample | Review], prepared: Sequence[Any]) -> list[_Found]:
+    """Measure photos together; if the model fails on them, one by one, so that none spoils another."""
+    if not samples:
+        return []
+    measurement = _Measurement(asked)
+    try:
+        measurement.measure(asked.adapter.open(samples, prepared))
+    except VitreousError as error:
+        if len(samples) == 1:
+            return [{method: ({}, str(error)) for method in asked.methods}]
+        return [
+            found
+            for sample, ready in zip(samples, prepared, strict=True)
+            for found in _measured(asked, [sample], [ready])
+        ]
+    return [measurement.found(image) for image in range(len(samples))]
+
+
+@dataclass
+class _Measurement:
+    """A few photos or texts on their way from samples to rows."""
+
+    asked: _Asked
+    values: dict[Case, Values] = field(default_factory=dict)
+    errors: dict[Case, str] = field(default_factory=dict)
+
+    def found(self, image: int) -> _Found:
+        """Give what was measured of a photo."""
+        cases = {method: Case(image, method) for method in self.asked.methods}
+        return {method: (self.values.get(case, {}), self.errors.get(case)) for method, case in cases.items()}
+
+    def measure(self, opened: Batch[Any, Any]) -> None:
+        """Fill ``values`` and ``errors``."""
+        wanted = [self._targets(image, picture) for image, picture in enumerate(opened.pictures)]
+        classes = [sorted(set().union(*targets.values())) for targets in wanted]
+        maps: Maps = {}
+        for images in _alike([len(each) for each in classes]):
+            maps |= self._maps(opened, images, [classes[image] for image in images], self.asked.methods)
+        batch = replace(opened, maps=maps)
+        for task in self.asked.protocol.tasks:
+            cases = [case for case in maps if task in wanted[case.image] and case not in self.errors]
+            self._ask(task, batch, sorted(cases, key=lambda case: (case.image, self.asked.methods.index(case.method))))
+
+    def _targets(self, image: int, picture: Seen) -> dict[Task[Any, Any], frozenset[int]]:
+        """The classes that each task wants to see explained; tasks that lack an annotation are left out."""
+        wanted: dict[Task[Any, Any], frozenset[int]] = {}
+        reasons: list[str] = []
+        for task in self.asked.protocol.tasks:
+            try:
+                wanted[task] = frozenset(task.targets(picture))
+            except MissingAnnotationError as error:
+                reasons.append(str(error))
+        if not wanted:
+            reason = "; ".join(dict.fromkeys(reasons))
+            self.errors |= {Case(image, method): reason for method in self.asked.methods}
+        return wanted
+
+    def _maps(
+        self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[int]], methods: Sequence[str]
+    ) -> Maps:
+        """Maps for a few photos, each for equally many classes; where that fails, method by method, photo by photo."""
+        parts: list[tuple[Sequence[int], list[list[int]], Sequence[str]]]
+        try:
+            return self._explained(batch, images, targets, methods)
+        except _OF_THE_MOMENT:
+            raise
+        except Exception as error:  # noqa: BLE001  a plugin's, or a solver's: one map's failure is no run's
+            if len(methods) > 1:
+                parts = [(images, targets, [method]) for method in methods]
+            elif len(images) > 1:
+                parts = [([image], [classes], methods) for image, classes in zip(images, targets, strict=True)]
+            else:
+                self.errors[Case(images[0], methods[0])] = _sentence(error)
+                parts = []
+        maps: Maps = {}
+        for part in parts:
+            maps |= self._maps(batch, *part)
+        return maps
+
+    def _explained(
+        self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[int]], methods: Sequence[str]
+    ) -> Maps:
+        maps = self.asked.adapter.maps(batch, images, targets, methods)
+        for case, by_class in maps.items():
+            if not all(bool(map_.isfinite().all()) for map_ in by_class.values()):
+                self.errors[case] = f"{case.method} gave a map with NaN or infinite scores"
+        return maps
+
+    def _ask(self, task: Task[Any, Any], batch: Batch[Any, Any], cases: Sequence[Case]) -> None:
+        """Measure cases together; if that fails, one by one, so that none spoils another."""
+        try:
+            found = task.measure(batch, cases) if cases else []
+        except _OF_THE_MOMENT:
+            raise
+        except Exception as error:  # noqa: BLE001  tasks ask methods too
+            if len(cases) == 1:
+                self.errors[cases[0]] = _sentence(error)
+            else:  # find out whose fault it is; what the model said already is remembered
+                for case in cases:
+                    self._ask(task, batch, [case])
+            return
+        for case, values in zip(cases, found, strict=True):
+            self.values.setdefault(case, {}).update(values)
+
+
+def _sentence(error: Exception) -> str:
+    """What is kept of a failure; one that nobody foresaw has its type, for its words may not say much."""
+    return str(error) if isinstance(error, VitreousError) else f"{type(error).__name__}: {reason_of(error)}"
+
+
+def _alike(counts: Sequence[int]) -> Iterator[list[int]]:
+    """Positions with equal counts, a few at a time; those with none are left out."""
+    for count in sorted(set(counts) - {0}):
+        alike = [position for position, each in enumerate(counts) if each == count]
+        yield from (alike[first : first + EXPLAINED_TOGETHER] for first in range(0, len(alike), EXPLAINED_TOGETHER))
+
+
+_SEEDS = 2**63  # as many are different to torch
+
+
+def compute_shard(run: Run, context: EvaluationContext, shard: Shard) -> pa.Table:
+    """Measure the images of a shard; one that cannot be read has rows with its error and takes no other with it."""
+    rows: dict[tuple[str, str], Row] = {}
+    names = {index: context.data.name(index) for index in shard}
+
+    def readable() -> Iterator[Sample | Review]:
+        for index in shard:
+            try:
+                yield context.data.load(index)
+            except (VitreousError, OSError) as error:
+                rows.update({(names[index], method): {"error": _one_line(error)} for method in run.methods})
+
+    with _threads(run.threads), _seeded(run.seed + shard.first):
+        measured = measure(context.adapter, readable(), context.protocol, run.methods)
+    rows |= {(str(row["image"]), str(row["method"])): row for row in measured}
+    return _table(run, [(index, names[index], method) for index in shard for method in run.methods], rows)
+
+
+def _table(run: Run, order: Sequence[tuple[int, str, str]], rows: dict[tuple[str, str], Row]) -> pa.Table:
+    """Put the rows into a table, image by image and method by method, so that readers need not look for them."""
+    if len(order) != len(rows) or {(name, method) for _, name, method in order} != rows.keys():
+        raise RunError("an image of the data set was not measured, or its name is not unique")
+    found = [rows[name, method] for _, name, method in order]
+    columns = {
+        "index": [index for index, _, _ in order],
+        "image": [name for _, name, _ in order],
+        "method": [method for _, _, method in order],
+        "error": [row.get("error") for row in found],
+    }
+    columns |= {column: [row.get(column) for row in found] for column in run.columns}
+    return pa.table(columns, schema=schema_of(run.columns))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(printable(str(error) or type(error).__name__).split())
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let the model use so many threads, for another number may add up numbers in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Make random draws depend on the shard alone, not on what the process did before."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed % _SEEDS)
+        yield

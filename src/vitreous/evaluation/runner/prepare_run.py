@@ -1,0 +1,330 @@
+"""``prepare_run``: from the arguments of ``evaluate`` to a run's folder and the context that its shards need."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypedDict, get_args
+
+import torch
+from torch import nn
+
+from vitreous.architecture import find_architecture
+from vitreous.architecture.evaluation_copy import evaluation_copy
+from vitreous.datasets import DataSet, Shuffled
+from vitreous.datasets.dataset import Things
+from vitreous.defaults import SHARD_SIZE
+from vitreous.errors import ModelError
+from vitreous.evaluation.protocols import Protocol, find_protocol
+from vitreous.evaluation.runner.adapters import first_run
+from vitreous.evaluation.runner.context import (
+    AnyModel,
+    EvaluationContext,
+    hash_files,
+    load,
+    open_data,
+    own_code_of,
+    preprocessing_of,
+    weights_of,
+)
+from vitreous.evaluation.runner.measure import columns_of
+from vitreous.evaluation.runner.selection import WHITE_BOX, choose_methods, empty_picture
+from vitreous.evaluation.store.run import ModelChoice, Run, RunError
+from vitreous.evaluation.store.store import Notice, Store, earlier_runs
+from vitreous.inputs.model_input import Inputs
+from vitreous.models import LoadedModel
+from vitreous.models.text_models import LoadedTextModel
+from vitreous.models.wrap_model import Pair, infer_preprocessing
+from vitreous.output_detection import find_outputs
+from vitreous.outputs import OutputActivation, check_outputs, given_outputs, scale_of, settled_outputs
+from vitreous.paths import expanded
+from vitreous.plugin import load_plugins
+from vitreous.provenance import software_versions
+from vitreous.tape.runner import ModelRunner
+from vitreous.text_explaining import TextModel, find_text_model
+
+
+def check_labels(context: EvaluationContext) -> None:
+    """Raise where a protocol takes labels for outputs of the model and there are more or fewer of one than the other.
+
+    Sets that do not say what their labels count are believed, and so are protocols that do not look at labels or that
+    say themselves which output stands for which class.
+
+    Raises:
+        RunError: The labels are not those of the model's outputs.
+    """
+    counted = context.data.classes
+    if isinstance(context.model, LoadedTextModel):
+        return  # what its classes are called tells which of them the labels are, see label_outputs
+    if counted is None or not any(task.uses_labels for task in context.protocol.tasks):
+        return
+    outputs = count_outputs(context.model)
+    if outputs != counted:
+        raise RunError(
+            f"{context.protocol.name} takes the labels of {context.data.kind} for outputs of the model, but they tell "
+            f"{counted} classes apart and the model {outputs}"
+        )
+
+
+def count_outputs(model: LoadedModel) -> int:
+    """How many classes a model tells apart; one output, for yes or no, tells two."""
+    _, logits = first_run(model, empty_picture(model))
+    return max(2, logits.shape[1])
+
+
+Engine = Literal["local", "ray"]
+Model = str | ModelChoice | nn.Module | LoadedModel | TextModel
+_DECISIVE = ("vitreous", "torch")  # programs whose version is part of a run's key, beside the model's own library
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is computed.
+
+    Attributes:
+        limit: how many images or texts, from the first on; None for all.
+        shuffle: take the images in a random order, which depends on ``seed``.
+        engine: who computes.
+        workers: processes on this machine, or tasks at once on a cluster.
+        threads: threads inside the model, for each worker; by default the processor is divided among the workers.
+        shard_size: images that are computed and stored as one.
+        seed: of everything that is drawn at random.
+        plugins: files that register methods.
+        retry_failed: compute the shards again in which an earlier start could not measure something.
+        outputs: what the model's outputs are, as ``explain`` takes it.
+    """
+
+    limit: int | None = None
+    shuffle: bool = False
+    engine: Engine = "local"
+    workers: int | None = None
+    threads: int | None = None
+    shard_size: int = SHARD_SIZE
+    seed: int = 0
+    plugins: Sequence[str | Path] = ()
+    retry_failed: bool = False
+    outputs: OutputActivation | None = None
+
+
+class OptionValues(TypedDict, total=False):
+    """The fields of ``Options`` as keywords, so that a type checker knows them; a test compares the two."""
+
+    limit: int | None
+    shuffle: bool
+    engine: Engine
+    workers: int | None
+    threads: int | None
+    shard_size: int
+    seed: int
+    plugins: Sequence[str | Path]
+    retry_failed: bool
+    outputs: OutputActivation | None
+
+
+def prepare_run(
+    model: Model,
+    data: str | DataSet,
+    protocol: str | Protocol,
+    methods: Sequence[str],
+    out: Path,
+    options: Options,
+    notice: Notice,
+) -> tuple[Store, EvaluationContext]:
+    """Open everything, find out which methods are meant, and make the run's folder or find it."""
+    _check(model, data, protocol, options)
+    check_outputs(options.outputs)
+    asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
+    plugins = [str(expanded(file).resolve()) for file in options.plugins]
+    load_plugins(plugins)
+    opened = _open(data, options.seed if options.shuffle else None)
+    if opened.holds != asked.reads:
+        raise RunError(f"{asked.name} is measured on {asked.reads}, and {opened.kind} holds {opened.holds}")
+    if not len(opened):
+        raise RunError(f"there are no {opened.holds} in {opened.kind}:{opened.path}")
+    choice, loaded = _load(model, asked.reads)
+    choice, loaded = _with_outputs(choice, loaded, options.outputs)
+    context = EvaluationContext(loaded, opened, asked)
+    check_labels(context)
+    spellings = _spellings(context, methods, notice)
+    run = Run(
+        protocol=asked.name,
+        settings=asked.settings(),
+        model=choice,
+        weights=weights_of(loaded),
+        preprocessing=preprocessing_of(loaded),
+        data=f"{opened.kind}:{opened.path.absolute()}",
+        data_fingerprint=opened.fingerprint,
+        images=len(opened),
+        methods=spellings,
+        own_methods=own_code_of(spellings),
+        columns=columns_of(asked),
+        plugins=hash_files(plugins),
+        shard_size=options.shard_size,
+        seed=options.seed,
+        shuffled=options.shuffle,
+        versions=_versions(loaded.model),
+        limit=options.limit,
+        threads=threads_for(options.workers or 1) if options.threads is None else options.threads,
+    )
+    _mention_earlier_runs(out, run, notice)
+    return Store.create(out, run, _details(context), keep_threads=options.threads is None), context
+
+
+def _mention_earlier_runs(out: Path, run: Run, notice: Notice) -> None:
+    """Say why a run that was started by another version is not resumed."""
+    if (out / run.folder_name).exists():
+        return
+    for folder, other in earlier_runs(out, run).items():
+        names = sorted({*run.versions, *other.versions})
+        changed = [
+            f"{name} {other.versions.get(name, 'missing')} instead of {run.versions.get(name, 'missing')}"
+            for name in names
+            if other.versions.get(name) != run.versions.get(name)
+        ]
+        notice(
+            f"{folder} is not resumed, because another version computed it ({', '.join(changed)}): this run starts in "
+            "a folder of its own, and `vitreous report` shows both"
+        )
+
+
+def _check(model: Model, data: str | DataSet, protocol: str | Protocol, options: Options) -> None:
+    if options.engine not in get_args(Engine):
+        raise RunError(f"the engine is {' or '.join(get_args(Engine))}, not {options.engine!r}")
+    if options.seed < 0:
+        raise RunError(f"a seed is a whole number from 0 on, not {options.seed}")
+    several = options.engine == "ray" or (options.workers or 1) > 1
+    if several and not (isinstance(model, str | ModelChoice) and isinstance(data, str) and isinstance(protocol, str)):
+        raise RunError("several processes open model, data set and protocol by name: give names, or use one worker")
+    if options.workers is not None and options.workers < 1:
+        raise RunError("at least one worker is needed")
+
+
+def _open(data: str | DataSet, shuffled_by: int | None) -> DataSet:
+    if isinstance(data, str):
+        return open_data(_absolute(data), shuffled_by)
+    return data if shuffled_by is None else Shuffled(data, shuffled_by)
+
+
+def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
+    if isinstance(model, str):
+        model = ModelChoice(model)
+    if isinstance(model, ModelChoice):
+        return model, load(model, reads)
+    if reads == "texts" and isinstance(model, tuple | nn.Module):
+        model = find_text_model(model)
+    loaded = model if isinstance(model, LoadedModel | LoadedTextModel) else _with_preprocessing(model)
+    if isinstance(loaded, LoadedTextModel) != (reads == "texts"):
+        other = "photos" if reads == "texts" else "texts"
+        raise RunError(f"this protocol is measured on {reads}, and the model that was given reads {other}")
+    loaded = replace(loaded, model=evaluation_copy(loaded.model))
+    device = next((str(parameter.device) for parameter in loaded.model.parameters()), "cpu")
+    stage = loaded.stage if isinstance(loaded, LoadedModel) else None
+    return ModelChoice(loaded.name or type(loaded.model).__name__, device=device, stage=stage), loaded
+
+
+def _with_outputs(choice: ModelChoice, model: AnyModel, asked: OutputActivation | None) -> tuple[ModelChoice, AnyModel]:
+    """Settle what a model's outputs are: what was asked for, or else what its configuration or the outputs say.
+
+    A run names them only where they are not what every worker would take them as.
+    """
+    said = asked or model.outputs
+    usual = scale_of(model.model)
+    found = said or usual or _recognised(model)
+    named = None if found in {None, usual or "logits"} else found
+    return replace(choice, outputs=named), settled_outputs(given_outputs(model, found))
+
+
+def _recognised(model: AnyModel) -> OutputActivation | None:
+    """What a model's outputs look like for a picture of noise, or for a short text."""
+    if isinstance(model, LoadedTextModel):
+        inputs: Inputs = model.reader.inputs([model.reader.read(text, "a text").numbers for text in ("a", "b c")])
+    else:
+        empty = empty_picture(model)
+        noise = torch.randn(empty.shape, generator=torch.Generator().manual_seed(0))
+        inputs = noise.to(empty)
+    logits = ModelRunner(model.model, inputs).logits(inputs)
+    return find_outputs(model.model, inputs, logits, None)
+
+
+def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
+    """The classifier, with how photos become its input, which has to be known."""
+    if not isinstance(model, nn.Module | tuple):
+        raise RunError(
+            "model must be a name, an nn.Module, a LoadedModel, a LoadedTextModel, (model, image processor) or "
+            f"(model, tokenizer), not {type(model).__name__}"
+        )
+    found = infer_preprocessing(model)
+    if found is None:
+        raise ModelError(
+            f"it is not known how photos become the input of {type(model).__name__}: give (model, image processor) or "
+            "a vitreous.models.LoadedModel with its preprocessing"
+        )
+    if hasattr(found.model, "pretrained_cfg"):
+        from vitreous.models.timm_models import check_classifier  # noqa: PLC0415  (timm takes a second to import)
+
+        check_classifier(found.name, found.model)
+    return found
+
+
+def _spellings(context: EvaluationContext, methods: Sequence[str], notice: Notice) -> tuple[str, ...]:
+    stage = context.model.stage if isinstance(context.model, LoadedModel) else None
+    depth = find_architecture(context.model.model, context.model.example_input(), stage).depth
+
+    def expand(asked: Sequence[str]) -> list[str]:
+        return context.protocol.spellings(asked, depth)
+
+    if context.protocol.methods is not None:
+        if list(methods) != [WHITE_BOX]:
+            notice(f"{context.protocol.name} has rows of its own; the methods that were asked for are not used")
+        return tuple(expand([]))
+    spellings = expand(choose_methods(methods, context.model, expand, notice))
+    if not spellings:
+        raise RunError("no method was asked for")
+    return tuple(spellings)
+
+
+def _versions(model: nn.Module) -> dict[str, str]:
+    """What computes the numbers; vitreous by its code too, for a checkout changes more often than its version."""
+    decisive = {*_DECISIVE, type(model).__module__.partition(".")[0]}
+    versions = {name: version for name, version in software_versions().items() if name in decisive}
+    return versions | {"vitreous": f"{versions['vitreous']}+{_own_code_hash()[:12]}"}
+
+
+@cache
+def _own_code_hash() -> str:
+    """The sha256 over the modules of this package."""
+    package = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _absolute(data: str) -> str:
+    """Make the path absolute, so that a worker elsewhere means the same files."""
+    kind, colon, path = data.partition(":")
+    return f"{kind}:{expanded(path).absolute()}" if colon and path else data
+
+
+def _details(context: EvaluationContext) -> dict[str, Any]:
+    """What a manifest says beside what the numbers depend on."""
+    return {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "folder": str(Path.cwd()),
+        "title": context.protocol.title,
+        "paper": context.protocol.paper,
+        "software": software_versions(),
+    }
+
+
+def threads_for(workers: int) -> int:
+    """How many threads each of so many processes gets, when they share the processor."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, available // workers)

@@ -1,0 +1,1 @@
+"""What a run is, and the folder that holds its results."""

@@ -1,0 +1,221 @@
+"""Curves over dropped patches (True Token Masking): insertion, deletion, MIF and LIF.
+
+Patches are ranked once per map. Inputs that keep the same number of patches are run together, whatever image, map or
+curve they belong to, and no input is run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitreous.evaluation.tasks.pixel_masking import Orders, find_orders
+from vitreous.evaluation.tasks.task import (
+    NINE,
+    Case,
+    Explained,
+    ImageBatch,
+    ImageTask,
+    Picture,
+    Values,
+    explained_class,
+)
+from vitreous.float64 import float64_array
+from vitreous.methods.pixel_maps import layout_means
+from vitreous.metrics import perturbation
+from vitreous.metrics.metric import Floats, Metric, row
+from vitreous.outputs import ClassOutputs
+
+Side = Literal["top", "bottom"]
+
+
+class Kept(NamedTuple):
+    """How many patches are kept, and which: the most or the least relevant."""
+
+    side: Side
+    number: int
+
+
+class _Question(NamedTuple):
+    name: Hashable
+    image: int
+    patches: Tensor
+
+
+def kept_logits(batch: ImageBatch, orders: Orders, kept: Sequence[Kept]) -> Tensor:
+    """What the model says of the kept patches, (orders, kept, classes)."""
+    names = [[("kept", order.key, each) for each in kept] for order in orders.different]
+    questions: dict[int, dict[Hashable, _Question]] = {}
+    for order, own in zip(orders.different, names, strict=True):
+        ranking = patch_scores(batch, order.map).argsort(descending=True, stable=True)
+        for name, (side, count) in zip(own, kept, strict=True):
+            if count == len(ranking):  # the whole photo, of which the answer is known
+                batch.memory[name] = batch.logits[order.image]
+            patches = ranking[:count] if side == "top" else ranking[len(ranking) - count :]
+            if name not in batch.memory:
+                questions.setdefault(count, {})[name] = _Question(name, order.image, patches)
+    for alike in questions.values():
+        _ask(batch, list(alike.values()))
+    flat = [batch.memory[name] for own in names for name in own]
+    shape = (len(names), len(kept), batch.logits.shape[1])
+    return torch.stack(flat).view(shape) if flat else batch.logits.new_empty(shape)
+
+
+def patch_scores(batch: ImageBatch, map_: Tensor) -> Tensor:
+    """One score per patch, (patches,); of a map of pixels, the means over the patches."""
+    layout = batch.runner.layout
+    if tuple(map_.shape) == layout.grid:
+        return map_.flatten()
+    return layout_means(map_.flatten(), (map_.shape[0], map_.shape[1]), layout)
+
+
+def _ask(batch: ImageBatch, questions: Sequence[_Question]) -> None:
+    """Ask about equally many patches of each, a batch at a time, so that photos are copied a few at a time."""
+    runner = batch.runner
+    for first in range(0, len(questions), runner.batch):
+        part = questions[first : first + runner.batch]
+        images = runner.images[[question.image for question in part]]
+        logits = runner.logits_of_kept(images, torch.stack([question.patches for question in part]))
+        batch.memory.update(zip((question.name for question in part), logits, strict=True))
+
+
+@dataclass(frozen=True)
+class TokenDropping(ImageTask):
+    """What all curves over dropped patches have in common.
+
+    Attributes:
+        explained: The class whose map is measured, and whose probability and rank count.
+        percent: How much is dropped or put in at each step.
+        count: Patches at a ratio.
+        dropping: How patches are dropped.
+        prefix_tokens: Whether class, distillation and register tokens stay.
+        ties: Which of equal patches ranks higher.
+        area: How the steps and the unmasked photo become one number, in percent.
+    """
+
+    explained: Explained = "label"
+    percent: tuple[int, ...] = NINE
+    count: Literal["floor(ratio * patches)"] = "floor(ratio * patches)"
+    dropping: Literal["behind the positional embedding"] = "behind the positional embedding"
+    prefix_tokens: Literal["stay"] = "stay"
+    ties: Literal["the upper left one"] = "the upper left one"
+    area: Literal["trapezoid over the ratio, with the unmasked point"] = (
+        "trapezoid over the ratio, with the unmasked point"
+    )
+
+    def targets(self, picture: Picture) -> tuple[int, ...]:
+        return (explained_class(picture, self.explained),)
+
+    def answers(
+        self, batch: ImageBatch, cases: Sequence[Case], curves: Sequence[Sequence[Kept]]
+    ) -> list[list[_Answers]]:
+        """For every case, what is kept of the answers along each curve."""
+        targets = [explained_class(batch.pictures[case.image], self.explained) for case in cases]
+        orders = find_orders(batch, zip(cases, targets, strict=True))
+        logits = kept_logits(batch, orders, [kept for curve in curves for kept in curve])
+        found = []
+        for case, target, position in zip(cases, targets, orders.positions, strict=True):
+            along = torch.split(logits[position], [len(curve) for curve in curves])
+            whole = batch.logits[case.image]
+            found.append([_answers(whole, part, target, outputs=batch.outputs) for part in along])
+        return found
+
+    def counts(self, batch: ImageBatch) -> list[int]:
+        """How many patches each step drops or puts in."""
+        return [percent * batch.runner.layout.patches // 100 for percent in self.percent]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The steps as parts of one."""
+        return tuple(percent / 100 for percent in self.percent)
+
+    @property
+    def from_zero(self) -> tuple[float, ...]:
+        """The steps of dropping, which begins at the unmasked photo."""
+        return (0.0, *self.ratios)
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """Along one curve: is the class on top, and by how much has its probability fallen; of the whole photo as well."""
+
+    whole_hit: float
+    hits: Floats
+    drops: Floats
+
+
+def _answers(whole: Tensor, along: Tensor, target: int, *, outputs: ClassOutputs) -> _Answers:
+    before, after = float64_array(whole), float64_array(along)
+    p0, pk = (perturbation.probabilities(logits, outputs=outputs)[..., target] for logits in (before, after))
+    drops = perturbation.drops(p0, pk)
+    return _Answers(float(perturbation.hits(before, target)), perturbation.hits(after, target), drops)
+
+
+@dataclass(frozen=True)
+class InsertionDeletion(TokenDropping):
+    """Accuracy and fall of the probability: insertion keeps the most relevant patches, deletion drops them.
+
+    Attributes:
+        shown: What is turned round, so that higher is better everywhere.
+    """
+
+    kind: ClassVar[str] = "insertion and deletion of patches"
+
+    shown: Literal["deletion accuracy and insertion AOPC as 100 - x"] = (
+        "deletion accuracy and insertion AOPC as 100 - x"
+    )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (
+            perturbation.insertion_accuracy(ratios=self._to_one),
+            perturbation.deletion_accuracy(ratios=self.from_zero),
+            perturbation.insertion_aopc(ratios=self._to_one),
+            perturbation.deletion_aopc(ratios=self.from_zero),
+        )
+
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
+        patches = batch.runner.layout.patches
+        insertion = [Kept("top", count) for count in self.counts(batch)]
+        deletion = [Kept("bottom", patches - count) for count in self.counts(batch)]
+        return [self._values(*pair) for pair in self.answers(batch, cases, (insertion, deletion))]
+
+    def _values(self, insertion: _Answers, deletion: _Answers) -> Values:
+        return (
+            row(perturbation.curve_columns("insertion_", "hit", self._to_one), [*insertion.hits, insertion.whole_hit])
+            | row(perturbation.curve_columns("insertion_", "drop", self._to_one), [*insertion.drops, 0.0])
+            | row(perturbation.curve_columns("deletion_", "hit", self.from_zero), [deletion.whole_hit, *deletion.hits])
+            | row(perturbation.curve_columns("deletion_", "drop", self.from_zero), [0.0, *deletion.drops])
+        )
+
+    @property
+    def _to_one(self) -> tuple[float, ...]:
+        """The steps of insertion, which ends at the unmasked photo."""
+        return (*self.ratios, 1.0)
+
+
+@dataclass(frozen=True)
+class InfluenceDeletion(TokenDropping):
+    """How often the model keeps its answer while the most (MIF) or the least (LIF) influential patches are dropped."""
+
+    kind: ClassVar[str] = "deletion of the most and the least influential patches"
+
+    explained: Explained = "predicted"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return perturbation.mif(ratios=self.from_zero), perturbation.lif(ratios=self.from_zero)
+
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
+        patches = batch.runner.layout.patches
+        most = [Kept("bottom", patches - count) for count in self.counts(batch)]
+        least = [Kept("top", patches - count) for count in self.counts(batch)]
+        mif, lif = (perturbation.curve_columns(name, "hit", self.from_zero) for name in ("mif_", "lif_"))
+        return [
+            row(mif, [of_most.whole_hit, *of_most.hits]) | row(lif, [of_least.whole_hit, *of_least.hits])
+            for of_most, of_least in self.answers(batch, cases, (most, least))
+        ]

@@ -1,0 +1,365 @@
+"""Curves over erased pixels: the model's outputs while pixels are erased in the order of a map.
+
+Pixels are ranked once per map. All images, maps, directions and steps go through the model in full batches, and no
+input is run twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitreous.errors import ProtocolError
+from vitreous.evaluation.tasks.task import (
+    NINE,
+    Case,
+    Explained,
+    ImageBatch,
+    ImageTask,
+    Picture,
+    Values,
+    enlarged,
+    explained_class,
+    label_of,
+)
+from vitreous.float64 import float64_array
+from vitreous.metrics import perturbation
+from vitreous.metrics.metric import Direction, Floats, Metric, row
+from vitreous.outputs import ClassOutputs
+from vitreous.tape.runner import ModelRunner
+
+Sign = Literal["positive", "negative"]
+Filling = Literal["black before normalisation", "zero after normalisation"]
+
+
+class Order(NamedTuple):
+    """A photo of a batch, by its position, a map (height, width) that ranks its pixels, and a name for the two."""
+
+    image: int
+    map: Tensor
+    key: Hashable
+
+
+class Orders(NamedTuple):
+    """Orders that differ from each other, and which of them each of the asked ones is."""
+
+    different: list[Order]
+    positions: list[int]
+
+
+def find_orders(batch: ImageBatch, asked: Iterable[tuple[Case, int]]) -> Orders:
+    """The maps of cases for classes; equal maps of a photo, by whatever method or for whatever class, are one."""
+    different: list[Order] = []
+    known: dict[Hashable, int] = {}
+    positions = []
+    for case, target in asked:
+        map_ = batch.map_of(case, target)
+        key = (case.image, tuple(map_.shape), map_.cpu().numpy().tobytes())
+        if key not in known:
+            known[key] = len(different)
+            different.append(Order(case.image, map_, key))
+        positions.append(known[key])
+    return Orders(different, positions)
+
+
+def ranks(map_: Tensor) -> Tensor:
+    """The place of every pixel of a map (height, width), 0 for the highest; of equal ones the upper left is first."""
+    order = map_.flatten().argsort(descending=True, stable=True)
+    places = torch.empty_like(order, dtype=torch.int32)
+    places[order] = torch.arange(len(order), dtype=torch.int32, device=order.device)
+    return places.view(map_.shape)
+
+
+def erased_logits(
+    batch: ImageBatch,
+    orders: Sequence[Order],
+    counts: Sequence[int],
+    directions: Sequence[Sign],
+    *,
+    filling: Filling,
+    upsampling: str = "bilinear",
+) -> Tensor:
+    """What the model says of photos with pixels erased.
+
+    Args:
+        batch: The photos.
+        orders: In which order their pixels go; maps smaller than the photo are enlarged first.
+        counts: How many pixels are erased at each step.
+        directions: ``positive`` erases the highest first, ``negative`` the lowest.
+        filling: What erased pixels become.
+        upsampling: How maps are enlarged.
+
+    Returns:
+        Logits (orders, directions, counts, classes).
+    """
+    runner = batch.runner
+    pixels = runner.size[0] * runner.size[1]
+    fill = fill_of(runner, filling)
+
+    def name_of(order: Order, direction: Sign, count: int) -> Hashable:
+        # Nothing erased and everything erased look the same whatever the order.
+        if count in (0, pixels):
+            return ("erased", filling, order.image if count == 0 else "all")
+        return ("erased", filling, upsampling, order.key, direction, count)
+
+    for order in orders:
+        batch.memory[name_of(order, "positive", 0)] = batch.logits[order.image]
+    names = [[[name_of(order, way, count) for count in counts] for way in directions] for order in orders]
+    work = []
+    known = set(batch.memory)
+    for order, rows in zip(orders, names, strict=True):
+        asked = zip(directions, rows, strict=True)
+        steps = {name: (way, count) for way, row in asked for name, count in zip(row, counts, strict=True)}
+        work.append((order, {name: step for name, step in steps.items() if name not in known}))
+        known |= steps.keys()
+    for painted, pictures in _pictures(runner, work, fill, upsampling):
+        batch.memory.update(zip(painted, runner.logits(pictures), strict=True))
+    flat = [batch.memory[name] for rows in names for row in rows for name in row]
+    shape = (len(orders), len(directions), len(counts), batch.logits.shape[1])
+    return torch.stack(flat).view(shape) if flat else batch.logits.new_empty(shape)
+
+
+def _pictures(
+    runner: ModelRunner,
+    work: Sequence[tuple[Order, Mapping[Hashable, tuple[Sign, int]]]],
+    fill: Tensor,
+    upsampling: str,
+) -> Iterator[tuple[list[Hashable], Tensor]]:
+    """Full batches of erased photos and the name of each; all are painted into one buffer."""
+    pixels = runner.size[0] * runner.size[1]
+    buffer = runner.images.new_empty((runner.batch, *runner.images.shape[1:]))
+    names: list[Hashable] = []
+    for order, steps in work:
+        if not steps:
+            continue
+        rank = ranks(enlarged(order.map[None], runner.size, upsampling, runner.geometry)[0])
+        for name, (direction, count) in steps.items():
+            erased = rank < count if direction == "positive" else rank >= pixels - count
+            torch.where(erased, fill, runner.images[order.image], out=buffer[len(names)])
+            names.append(name)
+            if len(names) == len(buffer):
+                yield names, buffer
+                names = []
+    if names:
+        yield names, buffer[: len(names)]
+
+
+def fill_of(runner: ModelRunner, filling: Filling) -> Tensor:
+    """What erased pixels become, (channel, 1, 1)."""
+    if filling == "zero after normalisation":
+        return runner.images.new_zeros((runner.images.shape[1], 1, 1))
+    if runner.black is None:
+        raise ProtocolError("what a black pixel is to this model is not known: its preprocessing is missing")
+    return runner.black[:, None, None]
+
+
+ELEVEN = tuple(range(0, 101, 10))
+
+
+class Curves(NamedTuple):
+    """Logits of one photo.
+
+    Attributes:
+        whole: Of the unperturbed photo, (classes,).
+        erased: With pixels erased, (explained, directions, steps, classes).
+        explained: The class that each of the maps explains, (explained,).
+        outputs: What the model's outputs are, see ``Batch``.
+    """
+
+    whole: Floats
+    erased: Floats
+    explained: NDArray[np.int64]
+    outputs: ClassOutputs
+
+    def probabilities(self) -> tuple[Floats, Floats]:
+        """p0 (explained,) and pk (explained, directions, steps) of the explained classes."""
+        before = perturbation.probabilities(self.whole, outputs=self.outputs)[self.explained]
+        after = perturbation.probabilities(self.erased, outputs=self.outputs)
+        return before, perturbation.of_class(after, self.explained[:, None, None])
+
+
+@dataclass(frozen=True)
+class PixelErasing(ImageTask):
+    """What all curves over erased pixels have in common.
+
+    Attributes:
+        explained: The classes whose maps are measured, each by itself.
+        percent: How much is erased at each step.
+        directions: ``positive``: the highest pixels first; ``negative``: the lowest.
+        filling: What erased pixels become.
+        upsampling: How a map of patches gets the size of the photo.
+        count: Pixels erased at p percent.
+        ties: Which of equal pixels ranks higher.
+    """
+
+    explained: tuple[Explained, ...] = ("predicted",)
+    percent: tuple[int, ...] = NINE
+    directions: tuple[Sign, ...] = ("positive", "negative")
+    filling: Filling = "black before normalisation"
+    upsampling: Literal["bilinear"] = "bilinear"
+    count: Literal["int(pixels * p)"] = "int(pixels * p)"
+    ties: Literal["the upper left one"] = "the upper left one"
+
+    def targets(self, picture: Picture) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(explained_class(picture, explained) for explained in self.explained))
+
+    def curves(self, batch: ImageBatch, cases: Sequence[Case]) -> Iterator[Curves]:
+        """What the model says of every case, with the unperturbed photo and step by step."""
+        targets = [self._explained_classes(batch.pictures[case.image]) for case in cases]
+        asked = [(case, target) for case, classes in zip(cases, targets, strict=True) for target in classes]
+        orders = find_orders(batch, asked)
+        pixels = batch.runner.size[0] * batch.runner.size[1]
+        logits = erased_logits(
+            batch,
+            orders.different,
+            [percent * pixels // 100 for percent in self.percent],
+            self.directions,
+            filling=self.filling,
+            upsampling=self.upsampling,
+        )
+        positions = np.array(orders.positions).reshape(len(cases), len(self.explained))
+        for case, classes, places in zip(cases, targets, positions, strict=True):
+            # One case at a time: in float64, all of them would be larger than the model.
+            whole, erased = float64_array(batch.logits[case.image]), float64_array(logits[places])
+            yield Curves(whole, erased, np.array(classes), batch.outputs)
+
+    def _explained_classes(self, picture: Picture) -> list[int]:
+        return [explained_class(picture, explained) for explained in self.explained]
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The steps as parts of one."""
+        return tuple(percent / 100 for percent in self.percent)
+
+
+@dataclass(frozen=True)
+class ErasingAccuracy(PixelErasing):
+    """Top-1 accuracy against the label while pixels are erased, and the area under that curve in percent.
+
+    Attributes:
+        area: How the points become one number; the point at 0% is the unperturbed photo.
+    """
+
+    kind: ClassVar[str] = "accuracy while pixels are erased"
+
+    explained: tuple[Explained, ...] = ("predicted", "label")
+    area: tuple[Literal["trapezoid from 0%", "mean of the steps"], ...] = ("trapezoid from 0%", "mean of the steps")
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        found = []
+        for explained in self.explained:
+            for direction in self.directions:
+                # Papers mean the predicted class where they do not say which.
+                whose = "" if explained == "predicted" else ", true class"
+                name, prefix = f"AUC {direction}{whose}", f"{explained}_{direction}_"
+                better: Direction = "lower" if direction == "positive" else "higher"
+                if "trapezoid from 0%" in self.area:
+                    found.append(perturbation.accuracy_auc(prefix, (0, *self.ratios), direction=better, name=name))
+                if "mean of the steps" in self.area:
+                    name = f"{name} (mean of {len(self.percent)})"
+                    found.append(perturbation.accuracy_auc(prefix, self.ratios, "mean", direction=better, name=name))
+        return tuple(found)
+
+    @property
+    def uses_labels(self) -> bool:
+        """Accuracy is against the label, whatever is explained."""
+        return True
+
+    def targets(self, picture: Picture) -> tuple[int, ...]:
+        label_of(picture)
+        return super().targets(picture)
+
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
+        found = []
+        for case, curves in zip(cases, self.curves(batch, cases), strict=True):
+            label = label_of(batch.pictures[case.image])
+            before = float(perturbation.hits(curves.whole, label))
+            found.append(self._values(before, perturbation.hits(curves.erased, label)))
+        return found
+
+    def _values(self, before: float, curves: Floats) -> Values:
+        values: Values = {}
+        for explained, of_class in zip(self.explained, curves, strict=True):
+            for direction, curve in zip(self.directions, of_class, strict=True):
+                columns = perturbation.curve_columns(f"{explained}_{direction}_", "hit", (0, *self.ratios))
+                values |= row(columns, [before, *curve])
+        return values
+
+
+@dataclass(frozen=True)
+class ErasingProbability(PixelErasing):
+    """AOPC and LOdds: how the probability of the explained class falls while the highest pixels are erased.
+
+    Attributes:
+        aopc: Over the steps, p being the softmax over the classes, or the sigmoid where several may be right.
+        log_odds: The same of the logarithm.
+    """
+
+    kind: ClassVar[str] = "probability while pixels are erased"
+
+    directions: tuple[Sign, ...] = ("positive",)
+    aopc: Literal["mean of p0 - pk"] = "mean of p0 - pk"
+    log_odds: Literal["mean of log(pk / p0)"] = "mean of log(pk / p0)"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        curves = [(explained, direction) for explained in self.explained for direction in self.directions]
+        return tuple(metric for curve in curves for metric in self._metrics(*curve))
+
+    def _metrics(self, explained: Explained, direction: Sign) -> tuple[Metric, Metric]:
+        prefix, first = f"{explained}_{direction}_", direction == "positive"
+        suffix = "" if (explained, direction) == ("predicted", "positive") else f" {direction}, {explained} class"
+        return (
+            perturbation.mean_aopc(prefix, f"AOPC{suffix}", most_relevant_first=first),
+            perturbation.mean_log_odds(prefix, f"LOdds{suffix}", most_relevant_first=first),
+        )
+
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
+        return [self._values(*curves.probabilities()) for curves in self.curves(batch, cases)]
+
+    def _values(self, before: Floats, curves: Floats) -> Values:
+        values: Values = {}
+        for explained, start, of_class in zip(self.explained, before, curves, strict=True):
+            for direction, curve in zip(self.directions, of_class, strict=True):
+                aopc, log_odds = self._metrics(explained, direction)
+                values |= aopc.row(float(perturbation.aopc(start, curve)))
+                values |= log_odds.row(float(perturbation.log_odds(start, curve)))
+        return values
+
+
+@dataclass(frozen=True)
+class AreaBetweenCurves(PixelErasing):
+    """ABPC: the mean probability with the lowest pixels erased first, minus that with the highest erased first.
+
+    Attributes:
+        area: How the points become one number, in percent.
+    """
+
+    kind: ClassVar[str] = "area between perturbation curves"
+
+    percent: tuple[int, ...] = ELEVEN
+    filling: Filling = "zero after normalisation"
+    area: Literal["mean of the steps"] = "mean of the steps"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (
+            perturbation.area_between_curves("probability", self.ratios),
+            perturbation.probability_auc("positive_", self.ratios, direction="lower"),
+            perturbation.probability_auc("negative_", self.ratios, direction="higher"),
+        )
+
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
+        columns = [
+            name
+            for direction in self.directions
+            for name in perturbation.curve_columns(f"{direction}_", "probability", self.ratios)
+        ]
+        return [row(columns, curves.probabilities()[1].ravel()) for curves in self.curves(batch, cases)]

@@ -1,0 +1,268 @@
+"""What is measured together, and what every task has in common."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from vitreous.datasets.dataset import Things
+from vitreous.errors import UnsupportedModelError, VitreousError
+from vitreous.metrics.metric import Metric
+from vitreous.models import LoadedModel
+from vitreous.models.text_models import LoadedTextModel
+from vitreous.outputs import ClassOutputs
+from vitreous.patch_geometry import PatchGeometry, enlarge
+from vitreous.tape.runner import ModelRunner
+from vitreous.texts import ReadText
+
+# Maps are made from tapes of so many photos: enough to keep a processor busy, few enough that the tapes of all blocks
+# of a large model fit into memory.
+EXPLAINED_TOGETHER = 8
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One photo or text as the model sees it.
+
+    Attributes:
+        name: Of its sample.
+        predicted: The class that the model says.
+        classes: How many classes the model has.
+        label: The class that is right, where known.
+    """
+
+    name: str
+    predicted: int
+    classes: int
+    label: int | None = None
+
+
+@dataclass(frozen=True)
+class Picture(Seen):
+    """One photo.
+
+    Attributes:
+        mask: At the model's resolution: 0 background, n the n-th object, -1 not counted.
+        objects: The classes of object 1, 2, ..., where known.
+    """
+
+    mask: NDArray[np.int16] | None = None
+    objects: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage(Seen):
+    """One text.
+
+    Attributes:
+        read: Its pieces and words, as far as the model takes them.
+        rationale: For each of these words whether people marked it as a reason.
+    """
+
+    read: ReadText
+    rationale: NDArray[np.bool_]
+
+    @property
+    def word_of_piece(self) -> NDArray[np.int64]:
+        """The number of the word that each piece belongs to."""
+        return np.array([piece.word for piece in self.read.pieces], dtype=np.int64)
+
+
+class Case(NamedTuple):
+    """One thing to measure: an image or text of a batch, by its position, and a method."""
+
+    image: int
+    method: str
+
+
+ModelT = TypeVar("ModelT")
+SeenT = TypeVar("SeenT", bound=Seen)
+
+
+@dataclass(frozen=True)
+class Batch(Generic[ModelT, SeenT]):
+    """Photos or texts, and their maps.
+
+    Attributes:
+        model: The model with its name and preprocessing, or its tokenizer.
+        runner: The model with the photos or texts as its input, to be asked again.
+        pictures: One per photo or text.
+        logits: What the model says of them as they are, (photos, classes).
+        maps: For each photo and method, maps by the class they explain: (rows, columns), or (pieces,) of a text.
+        memory: What the model has been asked already and another task would ask again.
+    """
+
+    model: ModelT
+    runner: ModelRunner
+    pictures: tuple[SeenT, ...]
+    logits: Tensor
+    maps: Mapping[Case, Mapping[int, Tensor]]
+    memory: dict[Hashable, Tensor] = field(default_factory=dict)
+
+    @property
+    def images(self) -> Tensor:
+        """The model's input, (photos, channel, height, width)."""
+        return self.runner.images
+
+    @property
+    def outputs(self) -> ClassOutputs:
+        """What the model's outputs are; as many probabilities as classes can be made of them.
+
+        Raises:
+            UnsupportedModelError: its outputs are no classes.
+        """
+        if self.runner.scale == "value":
+            raise UnsupportedModelError(
+                "the model's outputs are values (regression), of which none is right and none has a probability"
+            )
+        return self.runner.scale or "logits"
+
+    def map_of(self, case: Case, target: int) -> Tensor:
+        """The map of a case for one class, (rows, columns) or (pieces,)."""
+        return self.maps[case][target]
+
+
+ImageBatch = Batch[LoadedModel, Picture]
+TextBatch = Batch[LoadedTextModel, Passage]
+
+
+def enlarged(maps: Tensor, size: tuple[int, int], mode: str, geometry: PatchGeometry | None = None) -> Tensor:
+    """Maps (n, rows, columns) at another size, (n, height, width).
+
+    Args:
+        maps: One value for every patch, or for every pixel.
+        size: Height and width of the model's input.
+        mode: ``bilinear`` or ``nearest``.
+        geometry: Where patches are centred; equal cells by default.
+    """
+    if tuple(maps.shape[-2:]) == size:
+        return maps
+    if mode == "nearest" and geometry is not None:
+        return enlarge(maps, size, geometry, smooth=False)
+    if mode == "nearest":
+        return functional.interpolate(maps[:, None], size=size, mode="nearest-exact")[:, 0]
+    for dimension, length in zip((1, 2), size, strict=True):
+        lower, upper, weight = _neighbours(length, maps.shape[dimension], maps, geometry, dimension - 1)
+        shape = (-1, 1) if dimension == 1 else (-1,)
+        maps = torch.lerp(maps.index_select(dimension, lower), maps.index_select(dimension, upper), weight.view(shape))
+    return maps
+
+
+def _neighbours(
+    length: int, cells: int, like: Tensor, geometry: PatchGeometry | None, axis: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Between which two cells each of ``length`` pixels lies, and how far; beyond the outer centres nothing changes.
+
+    The same numbers as torch's bilinear interpolation, up to the last digit: there, pixels between two equal cells
+    differ by rounding, which then decides about their order and about what lies above a threshold. Here they are equal.
+    """
+    middles = torch.arange(length, dtype=torch.float64) + 0.5
+    place = middles * cells / length if geometry is None else geometry.positions(axis, middles / length)
+    place = (place - 0.5).clamp(0, cells - 1)
+    lower = place.floor().long()
+    upper = (lower + 1).clamp(max=cells - 1)
+    return lower.to(like.device), upper.to(like.device), (place - lower).to(like)
+
+
+def seed_of(name: str, purpose: str) -> int:
+    """A seed that depends on nothing but a name, of a photo or of a weight, and what it is for."""
+    return int.from_bytes(hashlib.sha256(f"{purpose}|{name}".encode()).digest()[:8], "big") >> 1
+
+
+def generator_of(name: str, purpose: str) -> torch.Generator:
+    """A random generator on the processor, seeded by ``seed_of``."""
+    return torch.Generator().manual_seed(seed_of(name, purpose))
+
+
+Values = dict[str, float]
+Explained = Literal["predicted", "label"]  # the class whose map is measured
+
+NINE = tuple(range(10, 100, 10))  # percent: the steps of most curves
+
+_OF_THE_DATA = ("label", "largest object")  # classes to explain that a data set tells, not the model
+
+
+class MissingAnnotationError(VitreousError, ValueError):
+    """A photo or text comes without something that a task needs to know of it."""
+
+
+BatchT = TypeVar("BatchT")
+
+
+@dataclass(frozen=True)
+class Task(ABC, Generic[SeenT, BatchT]):
+    """A measurement. Its fields are its settings: plain values, all of which a run's key depends on."""
+
+    kind: ClassVar[str]
+    reads: ClassVar[Things]
+
+    @property
+    @abstractmethod
+    def metrics(self) -> tuple[Metric, ...]:
+        """The numbers that it ends in."""
+
+    @abstractmethod
+    def targets(self, picture: SeenT) -> tuple[int, ...]:
+        """The classes that have to be explained of a photo or text.
+
+        Raises:
+            MissingAnnotationError: it cannot be measured.
+        """
+
+    @abstractmethod
+    def measure(self, batch: BatchT, cases: Sequence[Case]) -> list[Values]:
+        """The columns of every case, in order; all have targets and finite maps."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What is kept of every photo or text and method."""
+        return tuple(dict.fromkeys(column for metric in self.metrics for column in metric.columns))
+
+    @property
+    def uses_labels(self) -> bool:
+        """Whether it takes a class that the data set names by its number for the model's output of that number."""
+        explained = self.settings().get("explained", ())
+        return any(each in _OF_THE_DATA for each in ((explained,) if isinstance(explained, str) else explained))
+
+    def settings(self) -> dict[str, Any]:
+        """All choices, as JSON values."""
+        return {"task": self.kind, **asdict(self)}
+
+
+class ImageTask(Task[Picture, ImageBatch]):
+    """A measurement on photos."""
+
+    reads: ClassVar[Things] = "photos"
+
+
+class TextTask(Task[Passage, TextBatch]):
+    """A measurement on texts."""
+
+    reads: ClassVar[Things] = "texts"
+
+
+def label_of(picture: Seen) -> int:
+    """The class that is right.
+
+    Raises:
+        MissingAnnotationError: it is not known, or the model does not have it.
+    """
+    if picture.label is None:
+        raise MissingAnnotationError("the photo has no label")
+    if not 0 <= picture.label < picture.classes:
+        raise MissingAnnotationError(f"the label {picture.label} is not one of the model's {picture.classes} classes")
+    return picture.label
+
+
+def explained_class(picture: Seen, explained: str) -> int:
+    """The class to explain: the one ``predicted`` or the ``label``."""
+    return picture.predicted if explained == "predicted" else label_of(picture)
