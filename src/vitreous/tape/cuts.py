@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
+from vitreous.architecture.trace import is_factory, tensors_in
 from vitreous.tape.interception import Handler, flat, in_graph
 from vitreous.tape.plan import PIXELS, Needs
 from vitreous.tape.progress import Progress
@@ -21,14 +22,19 @@ from vitreous.tape.progress import Progress
 _CONSTANT = {"__get__", "__set__", "detach", "detach_", "tensor", "as_tensor", "asarray", "scalar_tensor"}
 # What takes only the dtype, the device or the shape of its second operand: a constant is one afterwards, too.
 _AS_ANOTHER = {"to", "type_as", "expand_as", "view_as", "reshape_as"}
+_BELOW = "_vitreous_below_graph"  # the mark of tensors that a graph from the input on would hold, and this one does not
 _NO_KERNEL = "WarnNotImplemented"  # autograd's own mark of an operator that was registered without a way back
 
 
 class Cuts:
-    """Notes the calls at which gradients end, by the block in which that happens."""
+    """Notes the calls at which gradients end, by the block in which that happens.
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    With ``marks_below`` also what was made from the model's input below the start of the graph: it has no gradient, and
+    is no constant.
+    """
+
+    def __init__(self, progress: Progress, *, marks_below: bool = False) -> None:
+        self._progress, self._marks_below = progress, marks_below
         self._names: dict[int, str] = {}
 
     def behind(self, layer: int | None) -> str | None:
@@ -63,6 +69,8 @@ class Cuts:
                 operands = args[:1] if name in _AS_ANOTHER else flat(args, kwargs)
                 if any(map(in_graph, operands)):
                     self._note(name, output)
+                elif self._marks_below and not is_factory(func) and any(map(is_below_graph, operands)):
+                    mark_below_graph(args[0] if name == "__setitem__" else output)
             return output
 
         return watched
@@ -80,6 +88,23 @@ class Cuts:
         """The block that a gradient would have to pass this place from; between blocks, the one before."""
         progress = self._progress
         return progress.next_block if progress.inside_block or progress.behind else progress.next_block - 1
+
+
+def mark_below_graph(value: Any) -> None:
+    """Note that tensors would be in a graph that begins at the model's input."""
+    for tensor in tensors_in(value):
+        if tensor.is_floating_point():  # places, counts and comparisons have no gradient anyway
+            setattr(tensor, _BELOW, True)
+
+
+def is_below_graph(value: Any) -> bool:
+    """Whether a value was made from the model's input in front of where the graph begins."""
+    return isinstance(value, Tensor) and hasattr(value, _BELOW)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value depends neither on the tokens nor, in front of where the graph begins, on the model's input."""
+    return not in_graph(value) and not is_below_graph(value)
 
 
 def _is_cut(value: Any) -> bool:

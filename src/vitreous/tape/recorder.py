@@ -13,7 +13,7 @@ from vitreous.architecture import Architecture, Point
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape.attention_listener import AttentionListener
-from vitreous.tape.cuts import Cuts
+from vitreous.tape.cuts import Cuts, mark_below_graph
 from vitreous.tape.embedding import Embedding, embedding_of
 from vitreous.tape.functions import InForce
 from vitreous.tape.interception import Handler, Interception, result_at, with_result
@@ -49,7 +49,7 @@ class Recorder:
         self.architecture, self.plan, self._reads_text = architecture, plan, reads_text
         self.progress = Progress(architecture, batch)
         self.in_force = InForce(RULES["plain"])
-        self.cuts = Cuts(self.progress)
+        self.cuts = Cuts(self.progress, marks_below=bool(plan.biases) and plan.graph_start != PIXELS)
         self.tokens: dict[int, Tensor] = {}
         self.norms: dict[int, Tensor] = {}
         self.mids: dict[int, Tensor] = {}
@@ -99,6 +99,13 @@ class Recorder:
         handlers = {function: self.cuts.over(handler) for function, handler in self._handlers().items()}
         return Interception(self.architecture, self, handlers, self.cuts.over(self._otherwise))
 
+    def start(self, pixels: Tensor) -> None:
+        """The model is about to be given a picture; the graph may begin there."""
+        if self.plan.graph_start == PIXELS:
+            self.tokens[PIXELS] = self.leaf = pixels.requires_grad_()
+        elif self.plan.biases:
+            mark_below_graph(pixels)
+
     def before(self, number: int) -> None:
         """A step is about to run."""
         self.progress.step = number
@@ -142,6 +149,8 @@ class Recorder:
         starts = layer == self.plan.graph_start and not (0 < layer < depth and stream.requires_grad)
         if starts or input_is_wanted or (layer == depth and not stream.requires_grad):
             stream = self.leaf = _in_graph_from_here(stream)
+        elif layer == 0 and self._reads_text and self.plan.biases:
+            mark_below_graph(stream)
         if input_is_wanted:
             self.tokens[PIXELS] = stream
         if layer in self.plan.tokens or layer == depth:

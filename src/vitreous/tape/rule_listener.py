@@ -12,6 +12,7 @@ from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import interception as heard
 from vitreous.tape.biases import BiasNotes
+from vitreous.tape.cuts import is_constant
 from vitreous.tape.functions import (
     Elementwise,
     InForce,
@@ -95,7 +96,7 @@ class RuleListener:
     def on_added_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``torch.addcmul``: a constant that is added to a scaled stream, as affine layers are written, is a bias."""
         output = func(*args, **kwargs)
-        if not in_graph(args[0]) and sum(map(in_graph, args[1:])) == 1:
+        if is_constant(args[0]) and sum(map(in_graph, args[1:])) == 1:
             self.biases.note(output, args[0].expand(output.shape))
         return output
 
@@ -103,8 +104,8 @@ class RuleListener:
         """Constants that are put beside tokens, as class tokens of a later stage are, count as biases."""
         output = func(*args, **kwargs)
         parts = _argument(args, kwargs, 0, "tensors", ())
-        if self.biases.listens and in_graph(output) and not all(map(in_graph, parts)):
-            constants = [torch.zeros_like(part) if in_graph(part) else part.detach() for part in parts]
+        if self.biases.listens and in_graph(output) and any(map(is_constant, parts)):
+            constants = [part.detach() if is_constant(part) else torch.zeros_like(part) for part in parts]
             self.biases.note(output, func(constants, *args[1:], **kwargs))
         return output
 
@@ -275,7 +276,7 @@ class RuleListener:
     ) -> Any:
         constants = zip(args, factors, strict=False) if self.biases.listens and any(map(in_graph, args)) else ()
         # As they are before the call, which may change its first operand.
-        added = [value * factor for value, factor in constants if not in_graph(value)]
+        added = [value * factor for value, factor in constants if is_constant(value)]
         biases = [value for value in added if isinstance(value, Tensor)]
         operands = [value for value in args[:2] if in_graph(value)]
         output = func(*args, **kwargs)

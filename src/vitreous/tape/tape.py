@@ -432,8 +432,7 @@ def _listen(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: 
     recorder = Recorder(architecture, plan, len(inputs), reads_text=isinstance(inputs, Texts))
     if isinstance(given, Tensor):
         given = given.clone()
-        if plan.graph_start == PIXELS:
-            recorder.tokens[PIXELS] = recorder.leaf = given.requires_grad_()
+        recorder.start(given)
     listening = recorder.listening()
     listening.start(given)
     with listening:
