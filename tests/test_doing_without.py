@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from small_models import PATCHES, random_images, small_vit
 from vitreous.architecture import find_architecture
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape import doing_without
+from vitreous.tape.removal import strategy as doing_without
 from vitreous.tape.runner import ModelRunner
 
 # Float64 and the same operations; sums over another number of tokens are cut into other pieces.
@@ -191,7 +191,9 @@ def test_a_head_that_counts_on_all_patches_is_refused_in_one_sentence():
 
 def test_a_model_is_asked_once_whether_its_patches_can_be_dropped_and_again_when_it_was_trained():
     model, images = small_vit(), random_images()
-    find_architecture(model, images)  # costs a run of its own, once for all
+    # Both cost runs of their own, once for all.
+    find_architecture(model, images)
+    assert subject_of(model, images).layout.patches == 16
     runs: list[int] = []
     model.register_forward_hook(lambda *_: runs.append(1))
 

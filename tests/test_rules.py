@@ -20,11 +20,11 @@ from vitreous.errors import MethodError
 from vitreous.methods import method_info
 from vitreous.speed.peers.lxt import LXT
 from vitreous.speed.timing import one_thread
-from vitreous.tape import interception as heard
 from vitreous.tape.attention import AttentionRecord, attend_fused, plain_gradients
-from vitreous.tape.functions import InForce, Product
-from vitreous.tape.rulebook import RULES
-from vitreous.tape.rules import ElementwiseCall
+from vitreous.tape.recording import torch_functions as heard
+from vitreous.tape.rules import RULES
+from vitreous.tape.rules.autograd import InForce, Product
+from vitreous.tape.rules.gradient_rules import ElementwiseCall
 from whole_maps import all_token_scores
 
 EXACT = 1e-10

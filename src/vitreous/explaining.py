@@ -35,7 +35,7 @@ from vitreous.reason import shown
 from vitreous.spelling import Recipe, parse
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
 from vitreous.tape.diagnosis import missing_part
-from vitreous.tape.relevance_listener import NOT_FOLLOWED
+from vitreous.tape.rules.relevance_handler import NOT_FOLLOWED
 from vitreous.tape.runner import ModelRunner
 from vitreous.targets import Target, Targets, find_targets
 from vitreous.torch_state import leaves_torch_as_it_was

@@ -27,8 +27,8 @@ from vitreous.methods import TokenReadout, View, register
 from vitreous.paths import expanded
 from vitreous.plugin_errors import line_in
 from vitreous.tape import GradientNeeds, Needs, Pass
-from vitreous.tape.plan import Objective
-from vitreous.tape.rulebook import RULES
+from vitreous.tape.recording.plan import Objective
+from vitreous.tape.rules import RULES
 from vitreous.user_file import run_user_file
 
 Read = Callable[[View, int], Tensor]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vitreous.float64 import exact
 from vitreous.tape import AttentionRecord, Gradients, Layout, Pass, Tape
 from vitreous.tape.attention import Rows
-from vitreous.tape.half import exact
-from vitreous.tape.relevance import attention_relevance
+from vitreous.tape.rules.lrp import attention_relevance
 from vitreous.tape.runner import ModelRunner
 
 _FORMER_NAMES = {"subject": "runner", "heads_to_stream": "output_projection"}

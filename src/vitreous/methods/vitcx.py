@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.float64 import exact
 from vitreous.methods.asking import Questioning, all_targets, unperturbed
 from vitreous.methods.enlarging import Enlarging
 from vitreous.methods.masks import seeded
@@ -17,7 +18,6 @@ from vitreous.methods.pixel_maps import Resolution, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
-from vitreous.tape.half import exact
 from vitreous.tape.output import explained
 
 

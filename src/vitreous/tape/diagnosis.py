@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vitreous.tape.half import exact
-from vitreous.tape.linear_maps import through_value_weight
-from vitreous.tape.plan import PIXELS, Needs
-from vitreous.tape.rulebook import RULES
+from vitreous.float64 import exact
+from vitreous.tape.recording.linear_maps import through_value_weight
+from vitreous.tape.recording.plan import PIXELS, Needs
+from vitreous.tape.rules import RULES
 from vitreous.tape.tape import Tape
 
 # What W_V makes of the difference of two tokens is the difference of their values: to rounding, which in half precision

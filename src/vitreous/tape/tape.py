@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.architecture.norms import LinearNorm
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
+from vitreous.float64 import HALF, exact
 from vitreous.inputs.model_input import (
     FAILURES,
     Inputs,
@@ -27,18 +28,16 @@ from vitreous.inputs.model_input import (
 )
 from vitreous.outputs import Scale, likelihood_slope
 from vitreous.reason import reason_of
-from vitreous.tape.attention import AttentionRecord, only_hides
-from vitreous.tape.biases import bias_scores
-from vitreous.tape.dependence import depends
-from vitreous.tape.edges import Edges
-from vitreous.tape.half import HALF, exact
-from vitreous.tape.interception import OtherRunError
-from vitreous.tape.intervention import Intervention
-from vitreous.tape.layout import Layout, find_layout
+from vitreous.tape.attention.record import AttentionRecord, only_hides
 from vitreous.tape.output import class_scores
-from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Objective, Pass, Plan
-from vitreous.tape.recorder import Recorder
-from vitreous.tape.rulebook import RULES
+from vitreous.tape.patches.grid_probe import Edges
+from vitreous.tape.patches.layout import Layout, find_layout
+from vitreous.tape.recording.gradient_breaks import depends
+from vitreous.tape.recording.interception import OtherRunError
+from vitreous.tape.recording.plan import PIXELS, GradientNeeds, Intervention, Needs, Objective, Pass, Plan
+from vitreous.tape.recording.recorder import Recorder
+from vitreous.tape.rules import RULES
+from vitreous.tape.rules.biases import bias_scores
 from vitreous.torch_state import outside_inference_mode
 
 

@@ -14,8 +14,9 @@ from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.operations import product_operands
 from vitreous.architecture.trace import operation
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape import multihead
-from vitreous.tape.attention import (
+from vitreous.float64 import EXACT, exact
+from vitreous.tape.attention import multihead
+from vitreous.tape.attention.record import (
     HIDDEN,
     AttentionRecord,
     attend_fused,
@@ -26,12 +27,10 @@ from vitreous.tape.attention import (
     rows_of,
     score_rows,
 )
-from vitreous.tape.functions import Attend, Elementwise, InForce, Kind
-from vitreous.tape.half import EXACT, exact
-from vitreous.tape.interception import in_graph, of_first
-from vitreous.tape.plan import Plan
-from vitreous.tape.progress import Progress
-from vitreous.tape.rulebook import RULES
+from vitreous.tape.recording.interception import Progress, in_graph, of_first
+from vitreous.tape.recording.plan import Plan
+from vitreous.tape.rules import RULES
+from vitreous.tape.rules.autograd import Attend, Elementwise, InForce, Kind
 
 # mypy: disable-error-code="no-untyped-call"
 

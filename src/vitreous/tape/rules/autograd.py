@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitreous.tape.absolute_relevance import ConstantStatisticsRule
-from vitreous.tape.attention import AttentionRecord
-from vitreous.tape.calls import Call
-from vitreous.tape.rules import ElementwiseCall, NormCall, Rule, statistics
+from vitreous.tape.attention.record import AttentionRecord
+from vitreous.tape.rules.abslrp import ConstantStatisticsRule
+from vitreous.tape.rules.calls import Call
+from vitreous.tape.rules.gradient_rules import ElementwiseCall, NormCall, Rule, statistics
 
 # mypy: disable-error-code="no-untyped-call,override"
 

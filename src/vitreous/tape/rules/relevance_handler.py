@@ -16,13 +16,12 @@ from torch import Tensor
 from vitreous.architecture import Architecture
 from vitreous.architecture.operations import product_operands
 from vitreous.architecture.trace import is_factory, operation
-from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
-from vitreous.tape.functions import Follow, InForce, gradient_between
-from vitreous.tape.half import EXACT
-from vitreous.tape.interception import Handler, flat, in_graph
-from vitreous.tape.plan import PIXELS, Needs, Plan
-from vitreous.tape.progress import Progress
-from vitreous.tape.rulebook import RULES
+from vitreous.float64 import EXACT
+from vitreous.tape.recording.interception import Handler, Progress, flat, in_graph
+from vitreous.tape.recording.plan import PIXELS, Needs, Plan
+from vitreous.tape.rules import RULES
+from vitreous.tape.rules.autograd import Follow, InForce, gradient_between
+from vitreous.tape.rules.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
 
 # mypy: disable-error-code="no-untyped-call"
 

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape import interception as heard
-from vitreous.tape.biases import BiasNotes
-from vitreous.tape.cuts import is_constant
-from vitreous.tape.functions import (
+from vitreous.tape.recording import torch_functions as heard
+from vitreous.tape.recording.gradient_breaks import is_constant
+from vitreous.tape.recording.interception import Handler, Progress, in_graph, of_first
+from vitreous.tape.recording.plan import Plan
+from vitreous.tape.rules import RULES
+from vitreous.tape.rules.autograd import (
     Elementwise,
     InForce,
     Kind,
@@ -23,10 +25,7 @@ from vitreous.tape.functions import (
     kind_of,
     take_for_activation,
 )
-from vitreous.tape.interception import Handler, in_graph, of_first
-from vitreous.tape.plan import Plan
-from vitreous.tape.progress import Progress
-from vitreous.tape.rulebook import RULES
+from vitreous.tape.rules.biases import BiasNotes
 
 # mypy: disable-error-code="no-untyped-call"
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape import interception as heard
-from vitreous.tape import multihead
-from vitreous.tape.attention import attention_arguments, bias_of_heads, heads_of, rows_of
-from vitreous.tape.dropping import with_prefix
-from vitreous.tape.interception import Handler, Interception, result_at, with_result
+from vitreous.tape.attention import multihead
+from vitreous.tape.attention.record import attention_arguments, bias_of_heads, heads_of, rows_of
+from vitreous.tape.recording import torch_functions as heard
+from vitreous.tape.recording.interception import Handler, Interception, result_at, with_result
+from vitreous.tape.removal.dropping import with_prefix
 
 
 class ScoreEditing:

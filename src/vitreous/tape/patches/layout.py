@@ -17,9 +17,9 @@ from vitreous.inputs.model_input import Inputs, Texts, texts_of
 from vitreous.patch_geometry import PatchGeometry
 
 if TYPE_CHECKING:
-    from vitreous.tape.edges import Edges
-    from vitreous.tape.embedding import Embedding
-    from vitreous.tape.recorder import Recorder
+    from vitreous.tape.patches.embedding import Embedding
+    from vitreous.tape.patches.grid_probe import Edges
+    from vitreous.tape.recording.recorder import Recorder
 
 _NOTHING = 1e-6  # a token whose head gradient is below this part of the largest is not read
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape import interception as heard
-from vitreous.tape.interception import Handler, Interception, result_at, with_result
+from vitreous.tape.recording import torch_functions as heard
+from vitreous.tape.recording.interception import Handler, Interception, result_at, with_result
 
 
 class Dropping:

@@ -14,9 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from vitreous.tape.attention import AttentionRecord, plain_gradients, value_gradient
-from vitreous.tape.calls import Call
-from vitreous.tape.half import exact
+from vitreous.float64 import exact
+from vitreous.tape.attention.record import AttentionRecord, plain_gradients, value_gradient
+from vitreous.tape.rules.calls import Call
 
 
 @dataclass

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from vitreous.architecture.trace import is_factory, tensors_in
-from vitreous.tape.interception import Handler, flat, in_graph
-from vitreous.tape.plan import PIXELS, Needs
-from vitreous.tape.progress import Progress
+from vitreous.tape.recording.interception import Handler, Progress, flat, in_graph
+from vitreous.tape.recording.plan import PIXELS, Needs
 
 # What gives numbers without a gradient on purpose; by name, for most exist as a function and as a method.
 _CONSTANT = {"__get__", "__set__", "detach", "detach_", "tensor", "as_tensor", "asarray", "scalar_tensor"}
@@ -115,3 +114,21 @@ def _is_cut(value: Any) -> bool:
         return _NO_KERNEL in value.grad_fn.name()
     rounded = value.is_quantized or value.dtype == torch.int8
     return not value.requires_grad and (value.is_floating_point() or rounded)
+
+
+def depends(output: Tensor, leaf: Tensor, *, apart_from: Tensor | None = None) -> bool:
+    """Whether ``output`` was made from ``leaf``, where the graph begins, in another way than through ``apart_from``."""
+    if leaf is apart_from:
+        return False
+    through = None if apart_from is None else apart_from.grad_fn
+    seen: set[Any] = set()
+    waiting: list[Any] = [output.grad_fn]
+    while waiting:
+        step = waiting.pop()
+        if step is None or step is through or step in seen:
+            continue
+        if getattr(step, "variable", None) is leaf:
+            return True
+        seen.add(step)
+        waiting.extend(earlier for earlier, _ in step.next_functions)
+    return False

@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 from vitreous.architecture import Architecture
 from vitreous.errors import InputError, UnsupportedModelError
+from vitreous.float64 import exact
 from vitreous.inputs.model_input import Inputs
 from vitreous.patch_geometry import PatchGeometry
-from vitreous.tape.block_order import check_block_order
-from vitreous.tape.embedding import Embedding, Size
-from vitreous.tape.first_block import first_block_input
-from vitreous.tape.half import exact
-from vitreous.tape.location import (
+from vitreous.tape.patches.embedding import Embedding, Size
+from vitreous.tape.patches.receptive_fields import (
     PROBES,
     PROBES_BEHIND,
     check_changed_patches,
@@ -33,6 +31,7 @@ from vitreous.tape.location import (
     receptive_fields,
     with_changed_patches,
 )
+from vitreous.tape.patches.stream_probes import check_block_order, first_block_input
 
 _NOISE = 10.0  # so large that the change of an edge is seen in half precision, too
 _ROUNDING = 1e-3  # of what all pixels change of a token: one of its edges changes far more of it, rounding less

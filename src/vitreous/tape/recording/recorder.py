@@ -11,18 +11,17 @@ from torch import Tensor, nn
 
 from vitreous.architecture import Architecture, Point
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape import interception as heard
-from vitreous.tape.attention_listener import AttentionListener
-from vitreous.tape.cuts import Cuts, mark_below_graph
-from vitreous.tape.embedding import Embedding, embedding_of
-from vitreous.tape.functions import InForce
-from vitreous.tape.interception import Handler, Interception, result_at, with_result
-from vitreous.tape.linear_maps import LinearMaps
-from vitreous.tape.plan import PIXELS, Plan
-from vitreous.tape.progress import Progress
-from vitreous.tape.relevance_listener import RelevanceListener
-from vitreous.tape.rule_listener import RuleListener
-from vitreous.tape.rulebook import RULES
+from vitreous.tape.attention.handler import AttentionListener
+from vitreous.tape.patches.embedding import Embedding, embedding_of
+from vitreous.tape.recording import torch_functions as heard
+from vitreous.tape.recording.gradient_breaks import Cuts, mark_below_graph
+from vitreous.tape.recording.interception import Handler, Interception, Progress, result_at, with_result
+from vitreous.tape.recording.linear_maps import LinearMaps
+from vitreous.tape.recording.plan import PIXELS, Plan
+from vitreous.tape.rules import RULES
+from vitreous.tape.rules.autograd import InForce
+from vitreous.tape.rules.handler import RuleListener
+from vitreous.tape.rules.relevance_handler import RelevanceListener
 
 
 class Recorder:

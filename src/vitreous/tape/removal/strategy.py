@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError, VitreousError
+from vitreous.float64 import HALF
 from vitreous.inputs.model_input import FAILURES, Inputs
 from vitreous.reason import reason_of
-from vitreous.tape.dropping import Dropping
-from vitreous.tape.half import HALF
-from vitreous.tape.interception import Interception
-from vitreous.tape.score_editing import ScoreEditing
+from vitreous.tape.recording.interception import Interception
+from vitreous.tape.removal.dropping import Dropping
+from vitreous.tape.removal.score_editing import ScoreEditing
 
 Way = Literal["drop", "hide"]
 _TELLING = 8  # tokens: so many have orders enough

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape.functions import InForce, NoteResidue, origin_of
-from vitreous.tape.half import exact
-from vitreous.tape.layout import Layout
-from vitreous.tape.plan import Plan
-from vitreous.tape.progress import Progress
-from vitreous.tape.rules import ElementwiseCall
+from vitreous.float64 import exact
+from vitreous.tape.patches.layout import Layout
+from vitreous.tape.recording.interception import Progress
+from vitreous.tape.recording.plan import Plan
+from vitreous.tape.rules.autograd import InForce, NoteResidue, origin_of
+from vitreous.tape.rules.gradient_rules import ElementwiseCall
 
 # mypy: disable-error-code="no-untyped-call"
 
