@@ -35,7 +35,7 @@ def missing_part(tape: Tape, needs: Needs) -> str | None:
 
 
 def _starts_below_stage(tape: Tape, needs: Needs) -> bool:
-    """Whether a rule is asked for pixels from which other blocks lead to the stage that is read."""
+    """Whether a rule has to reach the pixels through blocks of earlier stages."""
     if not any(stage.blocks[0].attention for stage in tape.architecture.stages[: tape.architecture.stage]):
         return False
     passes = ((backward.rule, part.tokens) for backward, part in needs.gradients.items())
@@ -93,7 +93,7 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
                 f"the norm between attention and feed-forward part of block {layer} was not found, or it is neither "
                 "LayerNorm nor RMSNorm"
             )
-    for layer in needs.halves:
+    for layer in needs.residual:
         if blocks[layer].one_sum:
             return f"block {layer} adds attention and feed-forward part at once, so there is no stream between them"
     return None

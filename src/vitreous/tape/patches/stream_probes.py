@@ -25,8 +25,8 @@ _SHARE = 1 / 8  # of all patches, at least one
 _ALIKE = 0.6  # cosine between what was added and what is found elsewhere; what blocks mix in is far less like it
 
 
-class SeenEnough(BaseException):  # no error, and nothing in a model may catch it
-    """A listener has seen what it was to see: the rest need not run."""
+class StopRun(BaseException):  # no error, and nothing in a model may catch it
+    """Ends a run that has shown what was needed."""
 
 
 class _FirstBlock:
@@ -45,7 +45,7 @@ class _FirstBlock:
         """x_0 has been made."""
         del number, args, kwargs
         self.stream = self._point.axes.tokens(result_at(output, self._point.output))
-        raise SeenEnough
+        raise StopRun
 
 
 def first_block_input(
@@ -56,13 +56,13 @@ def first_block_input(
     With a ``graph`` it can be differentiated, where the model does not prevent that.
     """
     first, given = _FirstBlock(architecture), inputs if graph else outside_inference(inputs)
-    listening = Interception(architecture, first, {})
-    listening.start(given)
+    interception = Interception(architecture, first, {})
+    interception.start(given)
     with (
-        suppress(SeenEnough, Exception),
+        suppress(StopRun, Exception),
         outside_inference_mode(),
         torch.set_grad_enabled(graph),
-        listening,
+        interception,
     ):
         ask(model, given)
     return first.stream
@@ -143,10 +143,10 @@ def check_block_order(architecture: Architecture, model: nn.Module, inputs: Inpu
         return
     twice = torch.zeros(2, dtype=torch.int64, device=inputs.device)
     given = outside_inference(inputs[twice])
-    listening = Interception(architecture, _Changing(architecture, patches), {})
-    listening.start(given)
+    interception = Interception(architecture, _Changing(architecture, patches), {})
+    interception.start(given)
     try:
-        with suppress(Exception), outside_inference_mode(), torch.no_grad(), listening:
+        with suppress(Exception), outside_inference_mode(), torch.no_grad(), interception:
             ask(model, given)
     except _Moved as moved:
         raise UnsupportedModelError(

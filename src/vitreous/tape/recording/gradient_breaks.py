@@ -1,7 +1,7 @@
-"""Hearing where gradients end: kernels that were written for the forward pass alone, such as those of quantised layers.
+"""Where gradients end: at kernels without a backward pass, such as those of quantised layers.
 
-Behind such a call autograd goes on along what leads past it, the residual stream, and says nothing, so that maps would
-look plausible and be wrong.
+Autograd raises no error there: the gradient goes on along the residual stream, past the call, and maps would look
+plausible and be wrong.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BELOW = "_vitreous_below_graph"  # the mark of tensors that a graph from the in
 _NO_KERNEL = "WarnNotImplemented"  # autograd's own mark of an operator that was registered without a way back
 
 
-class Cuts:
+class GradientBreaks:
     """Notes the calls at which gradients end, by the block in which that happens.
 
     With ``marks_below`` also what was made from the model's input below the start of the graph: it has no gradient, and
@@ -79,14 +79,14 @@ class Cuts:
             return
         parts = output if isinstance(output, list | tuple) else [output]
         # Where one of several has a gradient, the others are without one on purpose: weights to look at, places.
-        if any(map(_is_cut, parts)) and not any(in_graph(part) and not _is_cut(part) for part in parts):
+        if any(map(_is_broken, parts)) and not any(in_graph(part) and not _is_broken(part) for part in parts):
             self._names.setdefault(self._layer, name)
 
     @property
     def _layer(self) -> int:
         """The block that a gradient would have to pass this place from; between blocks, the one before."""
         progress = self._progress
-        return progress.next_block if progress.inside_block or progress.behind else progress.next_block - 1
+        return progress.next_block if progress.inside_block or progress.after_blocks else progress.next_block - 1
 
 
 def mark_below_graph(value: Any) -> None:
@@ -106,7 +106,7 @@ def is_constant(value: Any) -> bool:
     return not in_graph(value) and not is_below_graph(value)
 
 
-def _is_cut(value: Any) -> bool:
+def _is_broken(value: Any) -> bool:
     """Whether numbers that were computed from tokens have no gradient; places, counts and comparisons never have."""
     if not isinstance(value, Tensor):
         return False

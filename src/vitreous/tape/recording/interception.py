@@ -67,7 +67,7 @@ class Progress:
         return self._start < self.step <= self._end
 
     @property
-    def behind(self) -> bool:
+    def after_blocks(self) -> bool:
         """Whether all blocks have run, also those of later stages."""
         return self.step > self._end
 
@@ -77,7 +77,7 @@ class Progress:
         return self.next_block if self.reached_blocks else None
 
     @property
-    def attending(self) -> int | None:
+    def attention_layer(self) -> int | None:
         """The block whose attention is running, from its queries, keys and values to O."""
         layer = self.layer
         if layer is None or layer == self.depth:
@@ -90,12 +90,12 @@ class OtherRunError(UnsupportedModelError):
     """A run took other steps than the one that showed the architecture."""
 
 
-class Listener(Protocol):
-    """What is told about a forward pass.
+class StepHandler(Protocol):
+    """What acts on single steps of a forward pass.
 
     Attributes:
-        steps: the steps behind which ``after`` is called.
-        own_steps: steps that run as they are, whatever handlers there are: from q kᵀ to the weights.
+        steps: the steps after which ``after`` is called.
+        own_steps: steps that run without handlers: those of written-out attention, from q kᵀ to the weights.
     """
 
     steps: frozenset[int]
@@ -105,28 +105,28 @@ class Listener(Protocol):
         """A step is about to run."""
 
     def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """A step has run; what it gave may be replaced."""
+        """A step has run; returns its output, or a replacement."""
 
 
 class Interception(TorchFunctionMode):
-    """A context in which one thread's forward pass is reported to ``listener`` and ``handlers``."""
+    """A context that hands the steps of one thread's forward pass to ``step_handler`` and its calls to ``handlers``."""
 
     def __init__(
         self,
         architecture: Architecture,
-        listener: Listener,
+        step_handler: StepHandler,
         handlers: Mapping[Callable[..., Any], Handler],
         otherwise: Handler | None = None,
     ) -> None:
         super().__init__()
-        self._architecture, self._listener = architecture, listener
+        self._architecture, self._step_handler = architecture, step_handler
         self._handlers, self._otherwise = handlers, otherwise
         self._counter = StepCounter()
         # What changes the stream in place, x += f(x), makes a new tensor here: the one before is needed.
         self._newer: dict[int, tuple[Tensor, Tensor]] = {}
 
     def start(self, inputs: Inputs) -> None:
-        """Say what the model is about to be given."""
+        """Mark the model's input, on which all steps depend."""
         self._counter.mark(inputs.parts["input_ids"] if isinstance(inputs, Texts) else inputs)
 
     def newest(self, value: Any) -> Any:
@@ -142,14 +142,14 @@ class Interception(TorchFunctionMode):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # torch takes a mode from its stack while it tells it of a call; an interrupt may have kept it from coming back.
+        # torch pops a mode from its stack while the mode handles a call; an interrupt may have kept it off.
         if function_modes()[-1:] == [self]:
             super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Treat parameters as constants and hand calls that somebody waits for to their handler."""
+        """Treat parameters as constants and hand calls to their handlers."""
         del types
         kwargs = kwargs or {}
         if self._newer:
@@ -162,20 +162,20 @@ class Interception(TorchFunctionMode):
         if not self._counter.is_step(args, kwargs):
             return self._handle(func, args, kwargs)
         number = self._counter.number
-        self._listener.before(number)
+        self._step_handler.before(number)
         rewritten = number in self._architecture.in_place
         if rewritten:
             args, output = self._out_of_place(func, args, kwargs)
-        elif number in self._listener.own_steps:
+        elif number in self._step_handler.own_steps:
             output = func(*args, **kwargs)
         else:
             output = self._handle(func, args, kwargs)
         if self._counter.finish(func, args, output):
             self._check(number, func)
-            if number in self._listener.steps:
+            if number in self._step_handler.steps:
                 assigned = func.__name__ == "__setitem__"  # assignment returns nothing
                 made = args[0] if assigned else output
-                kept = self._listener.after(number, args, kwargs, made)
+                kept = self._step_handler.after(number, args, kwargs, made)
                 self._counter.mark(kept)
                 if kept is not made and (assigned or rewritten) and isinstance(args[0], Tensor):
                     self._newer[id(args[0])] = args[0], kept  # a model need not read what an in-place call returns

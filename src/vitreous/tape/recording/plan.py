@@ -61,7 +61,7 @@ class Needs:
     Attributes:
         tokens: residual stream x_l at the block's input.
         norms: the output of the block's first norm.
-        halves: the stream between attention and feed-forward part, and with the feed-forward part added.
+        residual: the stream between attention and feed-forward part, and with the feed-forward part added.
         attention: attention matrices, all rows.
         attention_rows: q, k and v, from which a few rows of A are rebuilt.
         projections: W_O, by which the heads reach the stream.
@@ -76,7 +76,7 @@ class Needs:
 
     tokens: Layers = NONE
     norms: Layers = NONE
-    halves: Layers = NONE
+    residual: Layers = NONE
     attention: Layers = NONE
     attention_rows: Layers = NONE
     projections: Layers = NONE
