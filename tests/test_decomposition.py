@@ -203,7 +203,7 @@ def test_several_pieces_give_what_one_gives(monkeypatch):
     """Pieces of rows and of columns, both smaller than the 17 tokens and not dividing them."""
     model, pictures = small_vit(seed=11), random_images(2)
     whole = vitreous.explain(model, pictures, list(LITERALS)).scores
-    monkeypatch.setattr("vitreous.tape.attention._PIECE", 2 * 3 * 17 * 5)
+    monkeypatch.setattr("vitreous.tape.attention.record._PIECE", 2 * 3 * 17 * 5)
     monkeypatch.setattr("vitreous.methods.contributions._CACHED", 5 * 24 * 3)
     pieces = vitreous.explain(model, pictures, list(LITERALS)).scores
     for spelling in LITERALS:

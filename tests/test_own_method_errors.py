@@ -34,9 +34,9 @@ LINE = 10  # of what it returns
 READS = {
     "view.tokens(layer).sum(-1)": ("the tokens", "values", "tokens"),
     "view.norm(layer).sum(-1)": ("the first norm's output", "values", "norms"),
-    "view.attended(layer).sum(-1)": ("the stream inside", "values", "halves"),
-    "view.middle(layer).sum(-1)": ("the stream inside", "values", "halves"),
-    "view.end(layer).sum(-1)": ("the stream inside", "values", "halves"),
+    "view.attended(layer).sum(-1)": ("the stream inside", "values", "residual"),
+    "view.middle(layer).sum(-1)": ("the stream inside", "values", "residual"),
+    "view.end(layer).sum(-1)": ("the stream inside", "values", "residual"),
     "view.attention(layer).rows(rows).mean((1, 2))": ("the attention", "values", "attention"),
     "view.attention(layer)[:, :, 0].mean(1)": ("the attention", "values", "attention"),
     "view.attention_matrix(layer).mean((1, 2))": ("the attention", "values", "attention"),

@@ -29,7 +29,7 @@ from vitreous.evaluation.tasks.task import enlarged
 from vitreous.explanation import Explanation
 from vitreous.methods.masks import patch_of_pixel
 from vitreous.patch_geometry import PatchGeometry
-from vitreous.tape.first_block import first_block_input
+from vitreous.tape.patches.stream_probes import first_block_input
 from vitreous.tape.runner import ModelRunner
 from zoo import ENTRIES
 

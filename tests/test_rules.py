@@ -20,11 +20,11 @@ from vitreous.errors import MethodError
 from vitreous.methods import method_info
 from vitreous.speed.peers.lxt import LXT
 from vitreous.speed.timing import one_thread
-from vitreous.tape import interception as heard
 from vitreous.tape.attention import AttentionRecord, attend_fused, plain_gradients
-from vitreous.tape.functions import InForce, Product
-from vitreous.tape.rulebook import RULES
-from vitreous.tape.rules import ElementwiseCall
+from vitreous.tape.recording import torch_functions as ops
+from vitreous.tape.rules import RULES
+from vitreous.tape.rules.autograd import ActiveRule, Product
+from vitreous.tape.rules.gradient_rules import ElementwiseCall
 from whole_maps import all_token_scores
 
 EXACT = 1e-10
@@ -153,7 +153,7 @@ def test_factors_of_a_product_get_their_share(rule, share):
     left, right = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((2, 3, 4), (3, 1)))
     left, right = left.requires_grad_(), right.requires_grad_()
     slope = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64)
-    found = torch.autograd.grad(Product.apply(left, right, InForce(RULES[rule])), (left, right), slope)
+    found = torch.autograd.grad(Product.apply(left, right, ActiveRule(RULES[rule])), (left, right), slope)
     expected = torch.autograd.grad(left * right, (left, right), slope)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, share * other)
@@ -171,7 +171,7 @@ def test_factors_of_a_product_get_their_share(rule, share):
 def test_an_activation_held_constant_is_its_slope_from_zero(function, expected):
     """Also at 0 and next to it, where f(u)/u of a function that is not 0 at 0 has no bound."""
     values = torch.tensor([-3.0, -0.4, 0.0, 1e-12, 0.7, 5.0], dtype=torch.float64)
-    slope = heard.ACTIVATIONS.get(function, heard.GATES.get(function))
+    slope = ops.ACTIVATIONS.get(function, ops.GATES.get(function))
     call = ElementwiseCall(values, function, slope, float(function(torch.zeros((), dtype=torch.float64))))
     found = RULES["libra"].activation(call, torch.full_like(values, 2.0))
     # The expected value itself is a difference that is rounded at 1e-16, and divided by 1e-12.

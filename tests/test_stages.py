@@ -26,7 +26,7 @@ from vitreous.evaluation.runner.context import load
 from vitreous.evaluation.store.run import ModelChoice
 from vitreous.explaining import explain_again
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
-from vitreous.tape.first_block import first_block_input
+from vitreous.tape.patches.stream_probes import first_block_input
 
 FOUR = {"depths": (1, 1, 1, 2), "embed_dims": (8, 16, 24, 32)}
 TWO = {"embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}

@@ -1,4 +1,4 @@
-"""Float64: numbers that need it are computed on their own device, or on the processor where that has none."""
+"""Number types: half precision read as float32, and float64 on the processor where a device has none."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+HALF = (torch.float16, torch.bfloat16)
+EXACT = (torch.float32, torch.float64)
 _WITHOUT = frozenset({"mps"})  # Apple's GPUs: torch refuses to make such a tensor there
 
 
@@ -24,3 +26,8 @@ def float64_array(values: Tensor) -> NDArray[np.float64]:
     """The values as an array, in float64."""
     found: NDArray[np.float64] = in_float64(values).cpu().numpy()
     return found
+
+
+def exact(values: Tensor) -> Tensor:
+    """Half precision as float32: what a model computed in it is read without rounding again."""
+    return values.float() if values.dtype in HALF else values

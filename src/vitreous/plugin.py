@@ -20,6 +20,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
+from vitreous.cautions import warn_caller
 from vitreous.close_match import close_match
 from vitreous.error_boundary import described_error
 from vitreous.errors import MethodError
@@ -27,14 +28,15 @@ from vitreous.methods import TokenReadout, View, register
 from vitreous.paths import expanded
 from vitreous.plugin_errors import line_in
 from vitreous.tape import GradientNeeds, Needs, Pass
-from vitreous.tape.plan import Objective
-from vitreous.tape.rulebook import RULES
+from vitreous.tape.recording.plan import Objective
+from vitreous.tape.rules import RULES
 from vitreous.user_file import run_user_file
 
 Read = Callable[[View, int], Tensor]
 ENTRY_POINTS = "vitreous.methods"
 
 _VALUES = tuple(part.name for part in fields(Needs) if isinstance(part.default, frozenset))  # those of layers
+_FORMER_VALUES = {"halves": "residual"}
 _SLOPES = tuple(part.name for part in fields(GradientNeeds))
 
 
@@ -58,7 +60,7 @@ def method(
 
     Args:
         name: how it is spelled.
-        values: what is read at the layer, fields of ``vitreous.tape.Needs``: tokens, norms, halves, attention,
+        values: what is read at the layer, fields of ``vitreous.tape.Needs``: tokens, norms, residual, attention,
             attention_rows.
         slopes: of which of these the gradient is read, fields of ``vitreous.tape.GradientNeeds``: tokens, norms,
             attention, biases. With any, the method depends on the class.
@@ -74,7 +76,10 @@ def method(
     Raises:
         MethodError: one of these does not exist.
     """
-    _check(name, "values", values, _VALUES)
+    for former in set(_FORMER_VALUES).intersection(values):
+        warn_caller(f"the method {name!r}: values {former!r} is now called {_FORMER_VALUES[former]!r}")
+    _check(name, "values", values, (*_VALUES, *_FORMER_VALUES))
+    values = tuple(_FORMER_VALUES.get(value, value) for value in values)
     _check(name, "slopes", slopes, _SLOPES)
     _check(name, "rule", (rule,), RULES)
     _check(name, "objective", (objective,), get_args(Objective))

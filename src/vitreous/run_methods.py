@@ -20,7 +20,7 @@ from vitreous.outputs import OutputActivation, with_outputs
 from vitreous.spelling import Recipe, parse
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
 from vitreous.tape.diagnosis import missing_part
-from vitreous.tape.relevance_listener import NOT_FOLLOWED
+from vitreous.tape.rules.relevance_handler import NOT_FOLLOWED
 from vitreous.tape.runner import ModelRunner
 from vitreous.targets import Target, Targets, find_targets
 from vitreous.unrecorded import DeferredLogits, can_run_unrecorded, run_unrecorded

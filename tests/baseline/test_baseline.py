@@ -23,7 +23,7 @@ SHIFTED = ("torchvision/convolution_stem",)
 @pytest.mark.parametrize("name", baseline_numbers.kept_names())
 def test_numbers_are_those_from_before(name, monkeypatch):
     if name in SHIFTED:
-        monkeypatch.setattr("vitreous.tape.location.ReceptiveFields.geometry", lambda _: None)
+        monkeypatch.setattr("vitreous.tape.patches.receptive_fields.ReceptiveFields.geometry", lambda _: None)
     kept = baseline_numbers.load([name])[name]
     found = baseline_numbers.numbers_of(name, list(kept))
     tolerance = baseline_models.ROUNDED.get(name, RELATIVE)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitreous.float64 import exact
 from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, TokenReadout, total
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Pass
 from vitreous.tape.attention import Rows
-from vitreous.tape.half import exact
 
 
 class GradientGuidedBySigmoid(MatrixReadout):

@@ -97,7 +97,7 @@ class CheckedView(View):
         return Plan(self.depth, self.declared)
 
     def _check_half(self, layer: int) -> None:
-        self._check("values", "halves", "the stream inside", layer, self.declared.halves)
+        self._check("values", "residual", "the stream inside", layer, self.declared.residual)
 
     def _check_attention(self, name: str, what: str, layer: int) -> None:
         if not self._pools(layer):

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from vitreous.architecture.norms import LinearNorm
+from vitreous.float64 import exact
 from vitreous.methods.linear_parts import value_without_bias
 from vitreous.methods.view import View
 from vitreous.tape import AttentionRecord
 from vitreous.tape.attention import Rows, pieces_of
-from vitreous.tape.half import exact
 
 # Differences of vectors are worked on in pieces of about this many numbers: they stay in the processor's cache.
 _CACHED = 1 << 19

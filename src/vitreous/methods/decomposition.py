@@ -86,7 +86,7 @@ class StreamLength(LengthMatrix):
 class NormedStreamLength(LengthMatrix):
     """||N(Σ_h A_hij v_hj W_O^h + 1{i=j} x_j)|| with the norm N that reads the sum (Kobayashi et al. 2021, eq. 16)."""
 
-    values = ("tokens", "halves", "attention", "projections", "linear_norms")
+    values = ("tokens", "residual", "attention", "projections", "linear_norms")
 
     def reader(self, view: View, layer: int) -> ReadRows:
         """Lengths with all biases of the values, without the norm's."""
@@ -101,7 +101,7 @@ class EncoderLength(LengthMatrix):
     al. 2022; for pre-norm blocks as the SkipPLUS authors have it).
     """
 
-    values = ("tokens", "norms", "halves", "attention", "projections", "linear_norms", "unbiased_values")
+    values = ("tokens", "norms", "residual", "attention", "projections", "linear_norms", "unbiased_values")
 
     def reader(self, view: View, layer: int) -> ReadRows:
         """GlobEnc's lengths."""

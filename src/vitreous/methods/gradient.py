@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from vitreous.float64 import exact
 from vitreous.methods.options import StreamRuleOption
 from vitreous.methods.readout import Readout, TokenReadout, total
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
-from vitreous.tape.half import exact
 
 Channels = Annotated[Literal["sum", "l2"], "how channels become one score: their sum, or the length of the vector"]
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.float64 import exact
 from vitreous.methods.attention import MeanAttention
 from vitreous.methods.options import RuleOption
 from vitreous.methods.readout import Readout, TokenReadout, mean_over_heads, total
@@ -21,7 +22,6 @@ from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs, Pass
 from vitreous.tape.attention import score_gradient
-from vitreous.tape.half import exact
 
 Propagation = Literal["none", "rollout_elementwise", "rollout_matrix", "average_elementwise", "average_matrix"]
 Heads = Literal["relu_average", "average"]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.float64 import exact
 from vitreous.methods.attention import GradientAttention, MeanAttention
 from vitreous.methods.options import AtMost
 from vitreous.methods.readout import Procedure, Readout, ReadRows, Residual, times, total
@@ -16,7 +17,6 @@ from vitreous.methods.rerun import few_at_once, rerun_scaled, sum_of_variations
 from vitreous.methods.view import Row, View
 from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.attention import row_pieces, value_gradient
-from vitreous.tape.half import exact
 
 PLAIN = Pass("plain", "logit")
 _AUTHORS_STEPS = 20  # of Transition Attention Maps and Beyond Intuition, both ends included

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vitreous.architecture.norms import LinearNorm
 from vitreous.methods.view import View
-from vitreous.tape.linear_maps import through_value_weight
+from vitreous.tape.recording.linear_maps import through_value_weight
 
 
 def norms(view: View, layer: int) -> tuple[LinearNorm, LinearNorm]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.float64 import exact
 from vitreous.methods.options import MOST_EVALUATIONS
 from vitreous.methods.readout import Procedure, Readout
 from vitreous.methods.registry import register
@@ -15,7 +16,6 @@ from vitreous.methods.rerun import few_at_once, rerun
 from vitreous.methods.view import View
 from vitreous.patch_geometry import PatchGeometry, enlarge
 from vitreous.tape import Intervention, Needs
-from vitreous.tape.half import exact
 from vitreous.tape.output import explained
 
 _EPSILON = 1e-8  # pytorch-grad-cam's, against a channel that is the same everywhere

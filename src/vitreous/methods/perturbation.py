@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from vitreous.float64 import exact
 from vitreous.methods.masks import Masks, PatchMasks
 from vitreous.methods.readout import Procedure
 from vitreous.methods.view import View
 from vitreous.tape import Needs
-from vitreous.tape.half import exact
 from vitreous.tape.output import Quantity, explained
 
 By = Literal["paint", "drop"]

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.float64 import exact
 from vitreous.methods.options import RuleName
 from vitreous.methods.pixel_maps import Resolution
 from vitreous.methods.view import Row, View
 from vitreous.tape import AttentionRecord, GradientNeeds, Needs, Pass
 from vitreous.tape.attention import Rows
-from vitreous.tape.half import exact
-from vitreous.tape.plan import Layers
+from vitreous.tape.recording.plan import Layers
 
 Residual = Literal["add", "half", "none"]
 ReadRows = Callable[[Rows], Tensor]

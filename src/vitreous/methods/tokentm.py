@@ -32,7 +32,7 @@ Objective = Literal["probability", "logit"]
 class TokenTransformation(MatrixReadout):
     """I + mean_h[(dp_c/dA)^+ * (A W_h)], then I + W of the FFN, W = diag(L * NECC) (TokenTM eqs. 8-20)."""
 
-    values = ("tokens", "halves", "attention", "projections")
+    values = ("tokens", "residual", "attention", "projections")
     slopes = ("attention",)
     unmoved_by: ClassVar[Mapping[str, str]] = {"residual": "the identity is part of both updates of a block"}
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vitreous.float64 import exact
 from vitreous.tape import AttentionRecord, Gradients, Layout, Pass, Tape
 from vitreous.tape.attention import Rows
-from vitreous.tape.half import exact
-from vitreous.tape.relevance import attention_relevance
+from vitreous.tape.rules.lrp import attention_relevance
 from vitreous.tape.runner import ModelRunner
 
 _FORMER_NAMES = {"subject": "runner", "heads_to_stream": "output_projection"}
@@ -48,7 +48,7 @@ class View:
     ============================================  ====================================  ===========================
     ``tokens(l)``                                 x_l, the block's input                ``values=("tokens",)``
     ``norm(l)``                                   the first norm's output               ``values=("norms",)``
-    ``attended(l)``, ``middle(l)``, ``end(l)``    the stream inside the block           ``values=("halves",)``
+    ``attended(l)``, ``middle(l)``, ``end(l)``    the stream inside the block           ``values=("residual",)``
     ``attention(l)``, ``attention_matrix(l)``     A, all rows                           ``values=("attention",)``
     ``value(l)``, a few rows of A                 v of every head                       ``values=("attention_rows",)``
     ``output_projection(l)``                      W_O of every head                     ``values=("projections",)`` too
@@ -134,15 +134,15 @@ class View:
 
     def attended(self, layer: int) -> Tensor:
         """The stream with the attention part of a block added, before a post-norm block normalises it."""
-        return exact(self.tape.attended(layer))
+        return exact(self.tape.residual_mid(layer))
 
     def middle(self, layer: int) -> Tensor:
         """The stream between the attention and the feed-forward part of a block, (batch, tokens, channels)."""
-        return exact(self.tape.middle(layer))
+        return exact(self.tape.after_attention(layer))
 
     def end(self, layer: int) -> Tensor:
         """The stream with the feed-forward part of a block added, before a post-norm block normalises it."""
-        return exact(self.tape.end(layer))
+        return exact(self.tape.residual_post(layer))
 
     def value(self, layer: int) -> Tensor:
         """The values v of every head, with all biases, (batch, head, tokens, channels)."""

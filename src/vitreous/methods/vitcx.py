@@ -17,7 +17,6 @@ from vitreous.methods.pixel_maps import Resolution, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
-from vitreous.tape.half import exact
 from vitreous.tape.output import explained
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vitreous.tape.half import exact
-from vitreous.tape.linear_maps import through_value_weight
-from vitreous.tape.plan import PIXELS, Needs
-from vitreous.tape.rulebook import RULES
+from vitreous.float64 import exact
+from vitreous.tape.recording.linear_maps import through_value_weight
+from vitreous.tape.recording.plan import PIXELS, Needs
+from vitreous.tape.rules import RULES
 from vitreous.tape.tape import Tape
 
 # What W_V makes of the difference of two tokens is the difference of their values: to rounding, which in half precision
@@ -35,7 +35,7 @@ def missing_part(tape: Tape, needs: Needs) -> str | None:
 
 
 def _starts_below_stage(tape: Tape, needs: Needs) -> bool:
-    """Whether a rule is asked for pixels from which other blocks lead to the stage that is read."""
+    """Whether a rule has to reach the pixels through blocks of earlier stages."""
     if not any(stage.blocks[0].attention for stage in tape.architecture.stages[: tape.architecture.stage]):
         return False
     passes = ((backward.rule, part.tokens) for backward, part in needs.gradients.items())
@@ -93,7 +93,7 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
                 f"the norm between attention and feed-forward part of block {layer} was not found, or it is neither "
                 "LayerNorm nor RMSNorm"
             )
-    for layer in needs.halves:
+    for layer in needs.residual:
         if blocks[layer].one_sum:
             return f"block {layer} adds attention and feed-forward part at once, so there is no stream between them"
     return None

@@ -1,4 +1,4 @@
-"""What a model says: the class scores in whatever it returns, and what is explained of them."""
+"""The class scores in a model's output, and the quantity that is explained."""
 
 from __future__ import annotations
 

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.errors import UnsupportedModelError, VitreousError
+from vitreous.float64 import exact
 from vitreous.inputs.model_input import Inputs, Rows, Texts, ask, failed_inside, outside_inference
 from vitreous.outputs import Scale, scale_of
 from vitreous.patch_geometry import PatchGeometry
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
-from vitreous.tape.doing_without import Listening, find_way
-from vitreous.tape.dropping import Dropping, check_kept, nothing_left
-from vitreous.tape.first_block import first_block_input
-from vitreous.tape.half import exact
 from vitreous.tape.output import class_scores
-from vitreous.tape.score_editing import ScoreEditing
+from vitreous.tape.patches.stream_probes import first_block_input
+from vitreous.tape.removal.dropping import TokenDropping, check_kept, nothing_left
+from vitreous.tape.removal.score_editing import ScoreEditing
+from vitreous.tape.removal.strategy import Interceptor, removal_strategy
 from vitreous.torch_state import outside_inference_mode
 
 # Bare evaluations are run this many pixels at a time. Measured on ViT-Ti: 8 to 32 pictures of 224 x 224 at once cost
@@ -61,8 +61,8 @@ class ModelRunner:
         targets: the classes that are explained of each image, (batch, k), where they are known.
         black: what the model gets for a black pixel, (channel,), where its preprocessing is known.
         outputs: what the model's outputs are, where that is known; ``None`` for what its configuration says.
-        evaluations: how many images the model has been asked about so far, besides the recorded run.
-        memory: what methods have found out already and another target or method would ask again.
+        evaluations: how many images the model has evaluated so far, besides the recorded run.
+        memory: results that methods share between targets and with each other.
         stage: which stage of a hierarchical model is read; ``None`` for the last.
         geometry: where patches are centred, where maps of these images have shown it; ``None`` for equal cells.
     """
@@ -78,11 +78,11 @@ class ModelRunner:
     geometry: PatchGeometry | None = None
     _architecture: Architecture | None = None
     _layout: Layout | None = None
-    _cannot_drop: bool | None = None  # whether patches have to be hidden instead; None until that is known
-    _bare: Callable[..., Any] | None = None  # the model in another form, for evaluations that nobody listens to
+    _cannot_drop: bool | None = None  # whether patches have to be hidden instead; None: not known yet
+    _bare: Callable[..., Any] | None = None  # the model in another form, for evaluations that are not intercepted
 
     def __post_init__(self) -> None:
-        # Methods read a tape outside the caller's autocast; when they ask the model again, it runs as the caller wants.
+        # Methods read a tape outside the caller's autocast; further runs of the model are inside it.
         kind = self.inputs.device.type
         self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
@@ -174,12 +174,12 @@ class ModelRunner:
         return exact(stream) if stream is not None and len(stream) == len(images) else None
 
     def logits(self, images: Inputs) -> Tensor:
-        """What the model says of other images, (images, classes)."""
+        """The logits of other images, (images, classes)."""
         with self._evaluating():
-            return torch.cat([self._ask(images[part]) for part in self._parts(images)])
+            return torch.cat([self._run(images[part]) for part in self._parts(images)])
 
     def logits_of_kept(self, images: Inputs, kept: Tensor) -> Tensor:
-        """What the model says with all patches dropped but ``kept``, (images, k); prefix tokens always stay.
+        """The logits with all patches dropped but ``kept``, (images, k); prefix tokens always stay.
 
         Patches are dropped at the input of the first block, behind the positional embedding (True Token Masking), so
         the cost falls with the tokens kept.
@@ -193,12 +193,12 @@ class ModelRunner:
         if kept.shape[1] == 0 and not self.layout.reads_prefix_only:
             raise nothing_left(self.architecture.name)
         with self._evaluating():
-            return torch.cat([self._ask_kept(images[part], kept[part]) for part in self._parts(images)])
+            return torch.cat([self._run_kept(images[part], kept[part]) for part in self._parts(images)])
 
     def logits_of_damped(self, images: Inputs, factors: Tensor) -> Tensor:
-        """What the model says with the attention scores of token j times ``factors[:, j]``, (images, tokens)."""
+        """The logits with the attention scores of token j times ``factors[:, j]``, (images, tokens)."""
         with self._evaluating():
-            return torch.cat([self._ask_edited(images[part], factor=factors[part]) for part in self._parts(images)])
+            return torch.cat([self._run_edited(images[part], factor=factors[part]) for part in self._parts(images)])
 
     def _parts(self, images: Inputs) -> Iterator[slice]:
         """As many at once as bare evaluations run."""
@@ -219,12 +219,12 @@ class ModelRunner:
             raise EvaluationLimitReached
         self.evaluations += images
 
-    def _ask(self, images: Inputs, listener: Listening | None = None) -> Tensor:
+    def _run(self, images: Inputs, interceptor: Interceptor | None = None) -> Tensor:
         self._count(len(images))
         name = type(self._model).__name__
         try:
-            if listener is not None:
-                return self._listen(images, listener)
+            if interceptor is not None:
+                return self._run_intercepted(images, interceptor)
             output = ask(self._model if self._bare is None else self._bare, images)
         except (VitreousError, MemoryError):
             raise
@@ -232,26 +232,28 @@ class ModelRunner:
             raise failed_inside(name, error) from error
         return class_scores(output, name, len(images))
 
-    def _listen(self, images: Inputs, listener: Listening) -> Tensor:
+    def _run_intercepted(self, images: Inputs, interceptor: Interceptor) -> Tensor:
         given = outside_inference(images)
-        listening = listener.listening()
-        listening.start(given)
-        with listening:
+        interception = interceptor.interception()
+        interception.start(given)
+        with interception:
             output = ask(self._model, given)
-        return class_scores(listening.newest(output), type(self._model).__name__, len(images))
+        return class_scores(interception.newest(output), type(self._model).__name__, len(images))
 
-    def _ask_kept(self, images: Inputs, kept: Tensor) -> Tensor:
+    def _run_kept(self, images: Inputs, kept: Tensor) -> Tensor:
         if self._cannot_drop is None:
-            way = find_way(self._model, self.architecture, images, self.layout.patches, self._listen)
-            self._cannot_drop = way == "hide"
+            strategy = removal_strategy(
+                self._model, self.architecture, images, self.layout.patches, self._run_intercepted
+            )
+            self._cannot_drop = strategy == "hide"
         if not self._cannot_drop:
-            return self._ask(images, Dropping(self.architecture, kept, self.layout.patches))
-        # Patches that nobody may look at and that are dropped behind the last block leave the same numbers, at full
+            return self._run(images, TokenDropping(self.architecture, kept, self.layout.patches))
+        # Patches that are masked in every attention and dropped after the last block give the same numbers, at full
         # cost.
-        return self._ask_edited(images, kept=kept)
+        return self._run_edited(images, kept=kept)
 
-    def _ask_edited(self, images: Inputs, *, factor: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
+    def _run_edited(self, images: Inputs, *, factor: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
         editing = ScoreEditing(self.architecture, factor=factor, kept=kept, patches=self.layout.patches)
-        logits = self._ask(images, editing)
+        logits = self._run(images, editing)
         editing.check()
         return logits

@@ -1,4 +1,4 @@
-"""The tape: one forward pass, recorded, and the backward passes that are asked of it."""
+"""The tape: one forward pass, recorded, and backward passes through it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.architecture.norms import LinearNorm
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
+from vitreous.float64 import HALF, exact
 from vitreous.inputs.model_input import (
     FAILURES,
     Inputs,
@@ -27,18 +28,16 @@ from vitreous.inputs.model_input import (
 )
 from vitreous.outputs import Scale, likelihood_slope
 from vitreous.reason import reason_of
-from vitreous.tape.attention import AttentionRecord, only_hides
-from vitreous.tape.biases import bias_scores
-from vitreous.tape.dependence import depends
-from vitreous.tape.edges import Edges
-from vitreous.tape.half import HALF, exact
-from vitreous.tape.interception import OtherRunError
-from vitreous.tape.intervention import Intervention
-from vitreous.tape.layout import Layout, find_layout
+from vitreous.tape.attention.record import AttentionRecord, only_hides
 from vitreous.tape.output import class_scores
-from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Objective, Pass, Plan
-from vitreous.tape.recorder import Recorder
-from vitreous.tape.rulebook import RULES
+from vitreous.tape.patches.grid_probe import PatchGridProbe
+from vitreous.tape.patches.layout import Layout, find_layout
+from vitreous.tape.recording.gradient_breaks import depends
+from vitreous.tape.recording.interception import OtherRunError
+from vitreous.tape.recording.plan import PIXELS, GradientNeeds, Intervention, Needs, Objective, Pass, Plan
+from vitreous.tape.recording.recorder import Recorder
+from vitreous.tape.rules import RULES
+from vitreous.tape.rules.biases import bias_scores
 from vitreous.torch_state import outside_inference_mode
 
 
@@ -71,8 +70,8 @@ class Gradients:
 class Tape:
     """One recorded forward pass. Made by ``record``; holds the graph until that context ends.
 
-    ``again`` runs the model once more, on some of the images, with an intervention; ``edges`` its patch embedding
-    alone, to see the patch grid.
+    ``again`` runs the model once more, on some of the images, with an intervention; ``grid_probe`` runs its patch
+    embedding alone, to find the patch grid.
     """
 
     def __init__(
@@ -81,14 +80,14 @@ class Tape:
         logits: Tensor,
         inputs: Inputs,
         again: Callable[[Rows, Needs, Intervention], AbstractContextManager[Tape]],
-        edges: Edges,
+        grid_probe: PatchGridProbe,
     ) -> None:
         self._recorder, self._again = recorder, again
         self._logits = logits
         self.architecture = recorder.architecture
         self.logits = logits.detach()
         head_gradient, pooling_gradient = self._head_gradients()
-        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs, edges)
+        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs, grid_probe)
         self.reads_text = isinstance(inputs, Texts)
         self._texts = texts_of(inputs, len(logits))
         self._part: tuple[Rows, int] | None = None
@@ -97,8 +96,7 @@ class Tape:
     def cut(self, rows: Rows, count: int) -> Tape:
         """The same run as if only some texts had been in it, without the padding behind their ``count`` tokens.
 
-        Nobody looks at padding, so the numbers are those of a run without it. Only for looking: backward passes are
-        asked of the whole tape.
+        Padding is masked, so the numbers are those of a run without it. Backward passes need the whole tape.
         """
         part = copy.copy(self)
         part._part, part._attention = (rows, count), {}  # noqa: SLF001 - of this very class
@@ -147,20 +145,20 @@ class Tape:
 
     @property
     def unseen_norms(self) -> frozenset[int]:
-        """The blocks whose first norm was asked for and did not give (batch, tokens, channels)."""
+        """The blocks whose first norm was planned and not recorded."""
         return frozenset(self._recorder.plan.norms) - self._recorder.norms.keys()
 
     def relevance_gap(self, needs: Needs) -> str | None:
         """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
-        listener = self._recorder.relevance
+        handler = self._recorder.relevance
         biases = self._recorder.attention.biases.values()
-        if listener.rules & needs.rules and not all(only_hides(bias) for added in biases for bias in added):
+        if handler.rules & needs.rules and not all(only_hides(bias) for added in biases for bias in added):
             return "it adds relative positions or the like to its attention scores, for which relevance has no rule"
-        return listener.gap_of(needs)
+        return handler.gap_of(needs)
 
     def gradient_gap(self, needs: Needs) -> str | None:
         """Why gradients would be wrong in this run; ``None`` where they are not, or none are needed."""
-        return self._recorder.cuts.gap_of(needs)
+        return self._recorder.gradient_breaks.gap_of(needs)
 
     def tokens(self, layer: int) -> Tensor:
         """x_l: the stream at the input of a block, (batch, tokens, channels); layer ``PIXELS`` is the picture.
@@ -176,17 +174,17 @@ class Tape:
         """The output of a block's first norm, (batch, tokens, channels)."""
         return self._seen(self._recorder.norm_of(layer, self._recorder.norms[layer]))
 
-    def attended(self, layer: int) -> Tensor:
-        """The stream with the attention part of a block added, before a post-norm block normalises it."""
-        return self._seen(self._recorder.mids[layer])
+    def residual_mid(self, layer: int) -> Tensor:
+        """The stream with the attention branch of a block added, before a post-norm block normalises it."""
+        return self._seen(self._recorder.residual_mids[layer])
 
-    def middle(self, layer: int) -> Tensor:
-        """The stream between the attention and the feed-forward part of a block."""
-        return self._seen(self._recorder.middles[layer])
+    def after_attention(self, layer: int) -> Tensor:
+        """The stream that the feed-forward part of a block reads: ``residual_mid``, normalised in a post-norm block."""
+        return self._seen(self._recorder.after_attention[layer])
 
-    def end(self, layer: int) -> Tensor:
-        """The stream with the feed-forward part of a block added, before a post-norm block normalises it."""
-        return self._seen(self._recorder.ends[layer])
+    def residual_post(self, layer: int) -> Tensor:
+        """The stream with the feed-forward branch of a block added, before a post-norm block normalises it."""
+        return self._seen(self._recorder.residual_posts[layer])
 
     def attention(self, layer: int) -> AttentionRecord:
         """The attention call of a block; index L is a pooling attention behind the last block."""
@@ -214,9 +212,9 @@ class Tape:
         """Gradients of the pass's objective, one class per image, under its rule.
 
         Raises:
-            UnsupportedModelError: gradients end in front of what is asked for.
+            UnsupportedModelError: gradients end before they reach what is needed.
         """
-        gap = self._recorder.cuts.behind(needs.lowest)
+        gap = self._recorder.gradient_breaks.behind(needs.lowest)
         if gap is not None:
             raise UnsupportedModelError(f"{self.architecture.name} cannot be explained by gradients: {gap}")
         if backward.objective == "intermediate":
@@ -229,17 +227,17 @@ class Tape:
             *(("outputs", layer, output) for layer in outputs for output in recorder.attention.outputs[layer]),
         ]
         sources = [source for _, _, source in wanted]
-        recorder.in_force.rule = RULES[backward.rule]
-        slope = _slope(self.logits, target, backward.objective, self.architecture.scale)
-        size = slope.abs().amax(dim=1) if any(source.dtype in HALF for source in sources) else None
+        recorder.active_rule.rule = RULES[backward.rule]
+        start = _logit_gradient(self.logits, target, backward.objective, self.architecture.scale)
+        size = start.abs().amax(dim=1) if any(source.dtype in HALF for source in sources) else None
         if size is not None:
             # Half precision rounds the small gradient of a probability near 1 to nothing. Images do not mix and every
             # rule is linear in the gradient, so each image's is carried at size 1 and scaled when it has arrived.
-            slope = slope / size.masked_fill(size == 0, 1)[:, None]
-        recorder.in_force.biases = {layer: [] for layer in needs.biases} or None
-        arrived = self._gradients(slope.to(self._logits.dtype), sources)
-        found = Gradients(biases=self._bias_scores(recorder.in_force.biases or {}, size))
-        recorder.in_force.biases = None
+            start = start / size.masked_fill(size == 0, 1)[:, None]
+        recorder.active_rule.biases = {layer: [] for layer in needs.biases} or None
+        arrived = self._gradients(start.to(self._logits.dtype), sources)
+        found = Gradients(biases=self._bias_scores(recorder.active_rule.biases or {}, size))
+        recorder.active_rule.biases = None
         heads: dict[int, list[Tensor]] = {layer: [] for layer in outputs}
         for (part, layer, _), gradient in zip(wanted, arrived, strict=True):
             if part == "norms":
@@ -256,18 +254,18 @@ class Tape:
 
     def _intermediate_gradients(self, rule: str, target: Tensor, layers: frozenset[int]) -> Gradients:
         """dy_l/dO_l with y_l the logit that the head gives to block l's output; blocks above have no part in it."""
-        slopes = self._head_slopes(rule, target, layers)
+        gradients = self._head_gradients_of_blocks(rule, target, layers)
         recorder = self._recorder
-        recorder.in_force.rule = RULES[rule]
+        recorder.active_rule.rule = RULES[rule]
         found = Gradients()
-        for layer, slope in zip(layers, slopes, strict=True):
+        for layer, gradient in zip(layers, gradients, strict=True):
             stream, outputs = recorder.tokens[layer + 1], recorder.attention.outputs[layer]
             tokens = recorder.stream_of(layer + 1, stream)
-            gradients = self._gradients(slope.to(stream.dtype), outputs, of=tokens)
-            found.outputs[layer] = recorder.attention.arranged(layer, gradients)
+            arrived = self._gradients(gradient.to(stream.dtype), outputs, of=tokens)
+            found.outputs[layer] = recorder.attention.arranged(layer, arrived)
         return found
 
-    def _head_slopes(self, rule: str, target: Tensor, layers: frozenset[int]) -> Tensor:
+    def _head_gradients_of_blocks(self, rule: str, target: Tensor, layers: frozenset[int]) -> Tensor:
         """dy_l/dx_{l+1} with y_l the logit that the head gives to the output of block l, (layer, batch, tokens, ...).
 
         All outputs are read by the head at once, stacked along the batch, in one further run on a single image. A head
@@ -276,7 +274,7 @@ class Tape:
         logit, behind = Pass(rule, "logit"), GradientNeeds(tokens=frozenset({self.depth}))
         streams = torch.stack([self.tokens(layer + 1) for layer in layers])
 
-        def slopes_of(rows: Rows) -> Tensor:
+        def gradients_of(rows: Rows) -> Tensor:
             some = streams[:, rows]
             one = slice(1) if isinstance(rows, slice) else rows[:1]
             with self._again(
@@ -287,8 +285,8 @@ class Tape:
 
         groups = [] if self._texts is None else [rows for _, rows in self._texts.by_length()]
         if len(groups) < 2:
-            return slopes_of(slice(None))
-        return torch.cat([slopes_of(rows) for rows in groups], dim=1)[:, torch.cat(groups).argsort()]
+            return gradients_of(slice(None))
+        return torch.cat([gradients_of(rows) for rows in groups], dim=1)[:, torch.cat(groups).argsort()]
 
     def _bias_scores(self, noted: dict[int, list[Tensor]], size: Tensor | None) -> dict[int, Tensor]:
         """What biases contribute, per token."""
@@ -308,15 +306,15 @@ class Tape:
         Of the attention calls behind the blocks the first that the output depends on is the one that pools them; a
         model may have a pooling head that it does not use for this output.
         """
-        calls = self._recorder.attention.behind
+        calls = self._recorder.attention.after_blocks
         behind = [(place, call[1]) for place, call in enumerate(calls) if call[1].requires_grad]
         stream = self._recorder.tokens[self.depth]
-        gap = self._recorder.cuts.behind(self.depth)
+        gap = self._recorder.gradient_breaks.behind(self.depth)
         if gap is not None:
             raise UnsupportedModelError(f"which tokens the head of {self.architecture.name} reads does not show: {gap}")
         if not self._logits.requires_grad:
             raise self._cut_off("the output")
-        self._recorder.in_force.rule = RULES["plain"]
+        self._recorder.active_rule.rule = RULES["plain"]
         # Alternating signs, so that outputs which always sum to the same value do not cancel.
         signs = torch.ones_like(self._logits)
         signs[:, 1::2] = -1
@@ -330,9 +328,9 @@ class Tape:
         gradient = self._recorder.stream_of(self.depth, gradient)
         for (place, _), pooling_gradient in zip(behind, pooling_gradients, strict=True):
             if pooling_gradient is not None:
-                listener = self._recorder.attention
-                listener.pool_by(place)
-                return gradient, listener.arranged(self.depth, [pooling_gradient])
+                attention = self._recorder.attention
+                attention.pool_by(place)
+                return gradient, attention.arranged(self.depth, [pooling_gradient])
         return gradient, None
 
     def _cut_off(self, what: str) -> UnsupportedModelError:
@@ -342,12 +340,12 @@ class Tape:
         )
 
     def _gradients(
-        self, slope: Tensor, sources: list[Tensor], *, of: Tensor | None = None, allow_unused: bool = False
+        self, start_gradient: Tensor, sources: list[Tensor], *, of: Tensor | None = None, allow_unused: bool = False
     ) -> tuple[Tensor, ...]:
-        """What ``slope`` at the logits, or at another tensor, becomes at the sources."""
+        """The gradients at the sources, given the one at the logits or at another tensor."""
         start = self._logits if of is None else of
         try:
-            return torch.autograd.grad(start, sources, slope, retain_graph=True, allow_unused=allow_unused)
+            return torch.autograd.grad(start, sources, start_gradient, retain_graph=True, allow_unused=allow_unused)
         except RuntimeError as error:
             # A tensor without a gradient, or a source that the output was not made from.
             if "does not require grad" in str(error) or "not have been used in the graph" in str(error):
@@ -390,15 +388,15 @@ def record(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: P
     """
     with outside_inference_mode(), torch.enable_grad():
         try:
-            recorder, output = _listen(model, architecture, inputs, plan)
+            recorder, output = _record_run(model, architecture, inputs, plan)
         except OtherRunError:
             # A model may go another way with these inputs than with the two that were looked at: look at these.
             architecture = find_architecture(model, inputs, architecture.chosen, again=True)
-            recorder, output = _listen(model, architecture, inputs, plan)
+            recorder, output = _record_run(model, architecture, inputs, plan)
         except _OtherBatchError:
             # A head that counts its pictures (to lay out a grid, perhaps) gets as many of them as of other streams.
             assert plan.intervention.stream is not None
-            recorder, output = _listen(model, architecture, _as_many(inputs, len(plan.intervention.stream)), plan)
+            recorder, output = _record_run(model, architecture, _as_many(inputs, len(plan.intervention.stream)), plan)
         try:
             logits = class_scores(output, architecture.name, recorder.progress.batch)
         except InputError:
@@ -406,7 +404,7 @@ def record(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: P
             if stream is None or len(stream) == len(inputs):
                 raise
             # A head may take the number of its pictures from them, without an error.
-            recorder, output = _listen(model, architecture, _as_many(inputs, len(stream)), plan)
+            recorder, output = _record_run(model, architecture, _as_many(inputs, len(stream)), plan)
             logits = class_scores(output, architecture.name, recorder.progress.batch)
         if recorder.embedded is not None and depends(logits, recorder.embedded):
             raise _reads_again(architecture)
@@ -414,7 +412,7 @@ def record(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: P
         def again(rows: Rows, needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
             return record(model, architecture, inputs[rows], Plan(architecture.depth, needs, intervention))
 
-        yield Tape(recorder, logits, inputs, again, Edges(architecture, model, inputs))
+        yield Tape(recorder, logits, inputs, again, PatchGridProbe(architecture, model, inputs))
 
 
 def _as_many(inputs: Inputs, count: int) -> Inputs:
@@ -426,19 +424,18 @@ class _OtherBatchError(UnsupportedModelError):
     """A model failed when other streams were put in the place of its tokens, and not as many as it got pictures."""
 
 
-def _listen(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: Plan) -> tuple[Recorder, Any]:
+def _record_run(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: Plan) -> tuple[Recorder, Any]:
     """Run a model, and give what was kept of the run and its output."""
     given = outside_inference(inputs)
     recorder = Recorder(architecture, plan, len(inputs), reads_text=isinstance(inputs, Texts))
     if isinstance(given, Tensor):
         given = given.clone()
-        if plan.graph_start == PIXELS:
-            recorder.tokens[PIXELS] = recorder.leaf = given.requires_grad_()
-    listening = recorder.listening()
-    listening.start(given)
-    with listening:
+        recorder.start(given)
+    interception = recorder.interception()
+    interception.start(given)
+    with interception:
         output = _run(model, given, recorder)
-    return recorder, listening.newest(output)
+    return recorder, interception.newest(output)
 
 
 def _run(model: nn.Module, inputs: Inputs, recorder: Recorder) -> Any:
@@ -469,11 +466,11 @@ def _times(gradient: Tensor, size: Tensor | None) -> Tensor:
     return gradient if size is None else gradient.float() * size.view(-1, *[1] * (gradient.dim() - 1))
 
 
-def _slope(logits: Tensor, target: Tensor, objective: Objective, scale: Scale | None) -> Tensor:
+def _logit_gradient(logits: Tensor, target: Tensor, objective: Objective, scale: Scale | None) -> Tensor:
     """The explained quantity's gradient at the logits, in float32 at least: bfloat16 takes 0.999 for 1."""
     logits = exact(logits)
     if objective == "probability":
         return likelihood_slope(logits, target, scale)
     chosen = torch.zeros_like(logits).scatter_(1, target[:, None], 1)
-    # A single output has no others; whatever they would be told is nothing.
+    # A single output has no others.
     return chosen if objective == "logit" else (1 - chosen) / max(1, logits.shape[1] - 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from vitreous.tape.intervention import Intervention
+from torch import Tensor
 
 Layers = frozenset[int]
 NONE: Layers = frozenset()
@@ -61,7 +61,7 @@ class Needs:
     Attributes:
         tokens: residual stream x_l at the block's input.
         norms: the output of the block's first norm.
-        halves: the stream between attention and feed-forward part, and with the feed-forward part added.
+        residual: the stream between attention and feed-forward part, and with the feed-forward part added.
         attention: attention matrices, all rows.
         attention_rows: q, k and v, from which a few rows of A are rebuilt.
         projections: W_O, by which the heads reach the stream.
@@ -76,7 +76,7 @@ class Needs:
 
     tokens: Layers = NONE
     norms: Layers = NONE
-    halves: Layers = NONE
+    residual: Layers = NONE
     attention: Layers = NONE
     attention_rows: Layers = NONE
     projections: Layers = NONE
@@ -130,6 +130,27 @@ def unite(needs: Iterable[Needs]) -> Needs:
     for each in needs:
         united |= each
     return united
+
+
+@dataclass(frozen=True)
+class Intervention:
+    """A stream put in the place of another, or attention scaled.
+
+    Attributes:
+        layer: the block whose input x_l is replaced; L stands for the input of what is behind the last block.
+        stream: what replaces it, (batch, tokens, channels). Its batch may be another than that of the images, of which
+            one is then enough: blocks, pooling and head work on any batch size.
+        attention_scale: by block, factors (batch,) on its attention matrix. Such a matrix is a constant: the gradient
+            passes on through the values alone, under every rule.
+    """
+
+    layer: int = 0
+    stream: Tensor | None = None
+    attention_scale: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def replacement(self, layer: int) -> Tensor | None:
+        """What stands in for x_l, if anything does."""
+        return self.stream if layer == self.layer else None
 
 
 @dataclass(frozen=True)

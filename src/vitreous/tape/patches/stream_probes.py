@@ -15,14 +15,57 @@ from torch import Tensor, nn
 
 from vitreous.architecture import Architecture, Point
 from vitreous.errors import UnsupportedModelError
+from vitreous.float64 import exact
 from vitreous.inputs.model_input import Inputs, ask, outside_inference
-from vitreous.tape.half import exact
-from vitreous.tape.interception import Interception, result_at, with_result
+from vitreous.tape.recording.interception import Interception, result_at, with_result
 from vitreous.torch_state import outside_inference_mode
 
 _MOST = 8  # patches are changed in front of a block
 _SHARE = 1 / 8  # of all patches, at least one
 _ALIKE = 0.6  # cosine between what was added and what is found elsewhere; what blocks mix in is far less like it
+
+
+class StopRun(BaseException):  # no error, and nothing in a model may catch it
+    """Ends a run that has shown what was needed."""
+
+
+class _FirstBlock:
+    """Sees what the first block is given, and ends the run."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        self._point = architecture.blocks[0].input
+        self.steps, self.own_steps = frozenset({self._point.step}), frozenset[int]()
+        self.stream: Tensor | None = None
+
+    def before(self, number: int) -> None:
+        """Nothing to do."""
+        del number
+
+    def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """x_0 has been made."""
+        del number, args, kwargs
+        self.stream = self._point.axes.tokens(result_at(output, self._point.output))
+        raise StopRun
+
+
+def first_block_input(
+    architecture: Architecture, model: nn.Module, inputs: Inputs, *, graph: bool = False
+) -> Tensor | None:
+    """The stream in front of the first block, (batch, tokens, channels); ``None`` where the model fails before it.
+
+    With a ``graph`` it can be differentiated, where the model does not prevent that.
+    """
+    first, given = _FirstBlock(architecture), inputs if graph else outside_inference(inputs)
+    interception = Interception(architecture, first, {})
+    interception.start(given)
+    with (
+        suppress(StopRun, Exception),
+        outside_inference_mode(),
+        torch.set_grad_enabled(graph),
+        interception,
+    ):
+        ask(model, given)
+    return first.stream
 
 
 class _Moved(BaseException):  # no error, and nothing in a model may catch it
@@ -100,10 +143,10 @@ def check_block_order(architecture: Architecture, model: nn.Module, inputs: Inpu
         return
     twice = torch.zeros(2, dtype=torch.int64, device=inputs.device)
     given = outside_inference(inputs[twice])
-    listening = Interception(architecture, _Changing(architecture, patches), {})
-    listening.start(given)
+    interception = Interception(architecture, _Changing(architecture, patches), {})
+    interception.start(given)
     try:
-        with suppress(Exception), outside_inference_mode(), torch.no_grad(), listening:
+        with suppress(Exception), outside_inference_mode(), torch.no_grad(), interception:
             ask(model, given)
     except _Moved as moved:
         raise UnsupportedModelError(

@@ -1,7 +1,7 @@
-"""Autograd functions whose backward pass asks the rule in force: attention, normalisation, activation, product.
+"""Autograd functions whose backward pass follows the active rule: attention, normalisation, activation, product.
 
-``InForce`` is handed to each at recording time; the tape sets its rule before every backward pass. No global state, so
-threads do not see each other.
+Each gets the recorder's ``ActiveRule`` when it is recorded; the tape sets the rule before every backward pass. There is
+no global state, so threads do not see each other.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitreous.tape.absolute_relevance import ConstantStatisticsRule
-from vitreous.tape.attention import AttentionRecord
-from vitreous.tape.calls import Call
-from vitreous.tape.rules import ElementwiseCall, NormCall, Rule, statistics
+from vitreous.tape.attention.record import AttentionRecord
+from vitreous.tape.rules.abslrp import ConstantStatisticsRule
+from vitreous.tape.rules.calls import Call
+from vitreous.tape.rules.gradient_rules import ElementwiseCall, NormCall, Rule, statistics
 
 # mypy: disable-error-code="no-untyped-call,override"
 
@@ -28,11 +28,11 @@ _CONSTANT_STEPS = {
     *("MulBackward0", "DivBackward0", "AddBackward0", "SubBackward0", "RsubBackward1", "NegBackward0"),
 }
 Kind = Literal["activation", "softmax", "pooling", "gate", "deviation", "length"]
-NoteResidue = Callable[[ElementwiseCall, Tensor, Tensor], None]  # is told the gradients at output and input
+RemainderHook = Callable[[ElementwiseCall, Tensor, Tensor], None]  # called with the gradients at output and input
 
 
 @dataclass
-class InForce:
+class ActiveRule:
     """The rule that a backward pass through one tape follows, and what it adds up on its way.
 
     Attributes:
@@ -53,15 +53,15 @@ class InForce:
         self.biases[layer].append(contribution)
 
 
-def gradient_between(in_force: InForce, output: Tensor, source: Tensor, gradient: Tensor) -> Tensor | None:
-    """What ``gradient`` at ``output`` becomes at ``source``, asked from inside a backward pass under another rule."""
+def gradient_between(active_rule: ActiveRule, output: Tensor, source: Tensor, gradient: Tensor) -> Tensor | None:
+    """What ``gradient`` at ``output`` becomes at ``source``, called from inside a backward pass under another rule."""
     if not (output.requires_grad and source.requires_grad):
         return None
-    rule, in_force.rule = in_force.rule, ConstantStatisticsRule()
+    rule, active_rule.rule = active_rule.rule, ConstantStatisticsRule()
     try:
         return torch.autograd.grad(output, source, gradient, retain_graph=True, allow_unused=True)[0]
     finally:
-        in_force.rule = rule
+        active_rule.rule = rule
 
 
 class Attend(torch.autograd.Function):
@@ -75,11 +75,11 @@ class Attend(torch.autograd.Function):
         value: Tensor,
         forward_call: Callable[[], Tensor],
         record: AttentionRecord,
-        in_force: InForce,
+        active_rule: ActiveRule,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value)
         # A stays out of save_for_backward: it is not an input or output, and the record may own it already.
-        ctx.scale, ctx.bias, ctx.matrix, ctx.in_force = record.scale, record.bias, record.matrix, in_force
+        ctx.scale, ctx.bias, ctx.matrix, ctx.active_rule = record.scale, record.bias, record.matrix, active_rule
         ctx.fused = record.fused
         return forward_call()
 
@@ -87,7 +87,7 @@ class Attend(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
         record = AttentionRecord(query, key, value, ctx.scale, ctx.bias, ctx.matrix, fused=ctx.fused)
-        return (*ctx.in_force.rule.attention(record, gradient.to(value.dtype)), None, None, None)
+        return (*ctx.active_rule.rule.attention(record, gradient.to(value.dtype)), None, None, None)
 
 
 class Normalise(torch.autograd.Function):
@@ -102,11 +102,11 @@ class Normalise(torch.autograd.Function):
         eps: float,
         centred: bool,  # noqa: FBT001
         function: Callable[[Tensor], Tensor],
-        in_force: InForce,
+        active_rule: ActiveRule,
     ) -> Tensor:
         mean, inverse_deviation = statistics(tokens, shape, eps, centred=centred)
         ctx.save_for_backward(tokens, mean, inverse_deviation, weight)
-        ctx.shape, ctx.eps, ctx.centred, ctx.function, ctx.in_force = shape, eps, centred, function, in_force
+        ctx.shape, ctx.eps, ctx.centred, ctx.function, ctx.active_rule = shape, eps, centred, function, active_rule
         return function(tokens)
 
     @staticmethod
@@ -117,7 +117,7 @@ class Normalise(torch.autograd.Function):
         call = NormCall(
             tokens, inverse_deviation, mean if fused else None, weight, ctx.shape, ctx.eps, ctx.centred, ctx.function
         )
-        return (ctx.in_force.rule.norm(call, gradient).to(tokens.dtype), *[None] * 6)
+        return (ctx.active_rule.rule.norm(call, gradient).to(tokens.dtype), *[None] * 6)
 
 
 class Elementwise(torch.autograd.Function):
@@ -130,23 +130,23 @@ class Elementwise(torch.autograd.Function):
         function: Callable[[Tensor], Tensor],
         slope_at_zero: float,
         kind: Kind,
-        in_force: InForce,
-        note_residue: NoteResidue | None = None,
+        active_rule: ActiveRule,
+        remainder_hook: RemainderHook | None = None,
         value_at_zero: float = 0.0,
     ) -> Tensor:
         # Only the input is kept; a rule that wants the output runs the function again, which is cheaper than memory.
         ctx.save_for_backward(tokens)
-        ctx.function, ctx.slope_at_zero, ctx.kind, ctx.in_force = function, slope_at_zero, kind, in_force
-        ctx.note_residue, ctx.value_at_zero = note_residue, value_at_zero
+        ctx.function, ctx.slope_at_zero, ctx.kind, ctx.active_rule = function, slope_at_zero, kind, active_rule
+        ctx.remainder_hook, ctx.value_at_zero = remainder_hook, value_at_zero
         return function(tokens)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,) = ctx.saved_tensors
         call = ElementwiseCall(tokens, ctx.function, ctx.slope_at_zero, ctx.value_at_zero)
-        result: Tensor | None = getattr(ctx.in_force.rule, ctx.kind)(call, gradient)
-        if ctx.note_residue is not None and result is not None:
-            ctx.note_residue(call, gradient, result)
+        result: Tensor | None = getattr(ctx.active_rule.rule, ctx.kind)(call, gradient)
+        if ctx.remainder_hook is not None and result is not None:
+            ctx.remainder_hook(call, gradient, result)
         return (result, *[None] * 6)
 
 
@@ -156,7 +156,7 @@ def kind_of(tensor: Any) -> Kind | None:
     return kind
 
 
-def take_for_activation(tensor: Any, *, as_made: bool = False) -> None:
+def mark_as_activation(tensor: Any, *, as_made: bool = False) -> None:
     """A sigmoid or tanh whose output is used as it is, and not to weigh something, was an activation.
 
     So was one that constants were multiplied with or added to before, c tanh(u) + b, unless it counts ``as_made`` only.
@@ -192,26 +192,26 @@ class Product(torch.autograd.Function):
     """A product of two streams, such as SwiGLU's; some rules give each factor half of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, in_force: InForce) -> Tensor:
+    def forward(ctx: Any, left: Tensor, right: Tensor, active_rule: ActiveRule) -> Tensor:
         ctx.save_for_backward(left, right)
-        ctx.in_force = in_force
+        ctx.active_rule = active_rule
         return left * right
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         left, right = ctx.saved_tensors
-        return (*ctx.in_force.rule.product(left, right, gradient), None)
+        return (*ctx.active_rule.rule.product(left, right, gradient), None)
 
 
 class Follow(torch.autograd.Function):
     """A linear map, sum, scale, pooling, dropout or patch embedding, for rules that carry relevance through it."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, in_force: InForce, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, call: Call, active_rule: ActiveRule, *inputs: Tensor) -> Tensor:
         ctx.save_for_backward(*inputs)
-        ctx.call, ctx.in_force = call, in_force
+        ctx.call, ctx.active_rule = call, active_rule
         return call.function(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *ctx.in_force.rule.follow(ctx.call, ctx.saved_tensors, gradient))
+        return (None, None, *ctx.active_rule.rule.follow(ctx.call, ctx.saved_tensors, gradient))

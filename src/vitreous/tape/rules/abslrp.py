@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitreous.tape.attention import AttentionRecord
-from vitreous.tape.calls import EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
-from vitreous.tape.relevance import RelevanceRule, Shares
-from vitreous.tape.rules import ElementwiseCall, NormCall, Rule, statistics, vector_jacobian
+from vitreous.tape.attention.record import AttentionRecord
+from vitreous.tape.rules.calls import EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
+from vitreous.tape.rules.gradient_rules import ElementwiseCall, NormCall, Rule, statistics, vector_jacobian
+from vitreous.tape.rules.lrp import RelevanceRule, Shares
 
 _SMALL = 1e-9  # as in the authors' program
 

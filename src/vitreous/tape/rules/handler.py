@@ -10,36 +10,36 @@ from torch import Tensor
 
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape import interception as heard
-from vitreous.tape.biases import BiasNotes
-from vitreous.tape.functions import (
+from vitreous.tape.recording import torch_functions as ops
+from vitreous.tape.recording.gradient_breaks import is_constant
+from vitreous.tape.recording.interception import Handler, Progress, in_graph, of_first
+from vitreous.tape.recording.plan import Plan
+from vitreous.tape.rules import RULES
+from vitreous.tape.rules.autograd import (
+    ActiveRule,
     Elementwise,
-    InForce,
     Kind,
     Normalise,
-    NoteResidue,
     Product,
+    RemainderHook,
     kind_of,
-    take_for_activation,
+    mark_as_activation,
 )
-from vitreous.tape.interception import Handler, in_graph, of_first
-from vitreous.tape.plan import Plan
-from vitreous.tape.progress import Progress
-from vitreous.tape.rulebook import RULES
+from vitreous.tape.rules.biases import BiasRecorder
 
 # mypy: disable-error-code="no-untyped-call"
 
 
-class RuleListener:
+class RuleHandler:
     """Puts the non-linear parts of a forward pass under the rule in force and notes biases where they are wanted.
 
     Attributes:
         biases: what has been noted of them.
     """
 
-    def __init__(self, plan: Plan, progress: Progress, in_force: InForce, architecture: Architecture) -> None:
-        self._progress, self._in_force = progress, in_force
-        self.biases = BiasNotes(plan, progress, in_force, architecture)
+    def __init__(self, plan: Plan, progress: Progress, active_rule: ActiveRule, architecture: Architecture) -> None:
+        self._progress, self._active_rule = progress, active_rule
+        self.biases = BiasRecorder(plan, progress, active_rule, architecture)
         # With the plain rule alone autograd itself does the right thing and nothing is replaced.
         self.rules_differ = bool(plan.rules - {"plain"})
         rules = [RULES[name] for name in plan.rules]
@@ -59,22 +59,22 @@ class RuleListener:
     def on_layer_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Layer normalisation; its bias counts."""
         output = self._normalise(func, args, kwargs, eps=_argument(args, kwargs, 4, "eps", 1e-5), centred=True)
-        self.biases.note(output, _argument(args, kwargs, 3, "bias", None))
+        self.biases.record(output, _argument(args, kwargs, 3, "bias", None))
         return output
 
     def on_batch_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Batch normalisation in evaluation: a constant scale, and a shift, which is a bias."""
-        take_for_activation(args[0])
+        mark_as_activation(args[0])
         output = func(*args, **kwargs)
-        if self.biases.listens and in_graph(output):
-            self.biases.note_along_channels(output, _batch_norm_shift(*args, **kwargs))
+        if self.biases.active and in_graph(output):
+            self.biases.record_channels(output, _batch_norm_shift(*args, **kwargs))
         return output
 
     def on_group_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Group normalisation: groups of channels and all places together; its bias counts."""
         grid, groups = args[0], _argument(args, kwargs, 1, "num_groups", 1)
         weight, bias = (_argument(args, kwargs, place, name, None) for place, name in ((2, "weight"), (3, "bias")))
-        take_for_activation(grid)
+        mark_as_activation(grid)
         if not grid.requires_grad or not self.rules_differ:
             output = func(*args, **kwargs)
         else:
@@ -84,28 +84,28 @@ class RuleListener:
             def normalise(values: Tensor) -> Tensor:
                 return torch.nn.functional.layer_norm(values, shape, eps=eps)
 
-            output = Normalise.apply(flat, None, shape, eps, True, normalise, self._in_force).reshape(grid.shape)  # noqa: FBT003
+            output = Normalise.apply(flat, None, shape, eps, True, normalise, self._active_rule).reshape(grid.shape)  # noqa: FBT003
             channels = (-1, *[1] * (grid.dim() - 2))
             output = output if weight is None else output * weight.view(channels)
             output = output if bias is None else output + bias.view(channels)
         if bias is not None:
-            self.biases.note_along_channels(output, bias)
+            self.biases.record_channels(output, bias)
         return output
 
     def on_added_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``torch.addcmul``: a constant that is added to a scaled stream, as affine layers are written, is a bias."""
         output = func(*args, **kwargs)
-        if not in_graph(args[0]) and sum(map(in_graph, args[1:])) == 1:
-            self.biases.note(output, args[0].expand(output.shape))
+        if is_constant(args[0]) and sum(map(in_graph, args[1:])) == 1:
+            self.biases.record(output, args[0].expand(output.shape))
         return output
 
     def on_join(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Constants that are put beside tokens, as class tokens of a later stage are, count as biases."""
         output = func(*args, **kwargs)
         parts = _argument(args, kwargs, 0, "tensors", ())
-        if self.biases.listens and in_graph(output) and not all(map(in_graph, parts)):
-            constants = [torch.zeros_like(part) if in_graph(part) else part.detach() for part in parts]
-            self.biases.note(output, func(constants, *args[1:], **kwargs))
+        if self.biases.active and in_graph(output) and any(map(is_constant, parts)):
+            constants = [part.detach() if is_constant(part) else torch.zeros_like(part) for part in parts]
+            self.biases.record(output, func(constants, *args[1:], **kwargs))
         return output
 
     def on_rms_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -118,24 +118,24 @@ class RuleListener:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, eps: float, centred: bool
     ) -> Any:
         tokens = args[0]
-        take_for_activation(tokens)
+        mark_as_activation(tokens)
         if not tokens.requires_grad or not self.rules_differ:
             return func(*args, **kwargs)
         shape = tuple(_argument(args, kwargs, 1, "normalized_shape", None))
         weight = _argument(args, kwargs, 2, "weight", None)
-        return Normalise.apply(tokens, weight, shape, eps, centred, of_first(func, args, kwargs), self._in_force)
+        return Normalise.apply(tokens, weight, shape, eps, centred, of_first(func, args, kwargs), self._active_rule)
 
     def on_activation(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An activation function."""
-        return self._weigh(func, args, kwargs, heard.ACTIVATIONS[func], "activation")
+        return self._weigh(func, args, kwargs, ops.ACTIVATIONS[func], "activation")
 
     def on_gate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Inside a block these weigh something (hand-written GELU, gated attention); a head's tanh is an activation."""
-        if self._progress.behind and func in heard.TANH:
+        if self._progress.after_blocks and func in ops.TANH:
             return self._weigh(func, args, kwargs, 1.0, "activation")
         if not self._progress.inside_block:
             return func(*args, **kwargs)
-        gate = self._weigh(func, args, kwargs, heard.GATES[func], "gate")
+        gate = self._weigh(func, args, kwargs, ops.GATES[func], "gate")
         self._gates.append(gate)
         return gate
 
@@ -160,7 +160,7 @@ class RuleListener:
 
     def on_length(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A root or a norm: the deviation of tokens; of the pooled feature behind the blocks, its length."""
-        if self._progress.behind and args[0].dim() == 2:
+        if self._progress.after_blocks and args[0].dim() == 2:
             return self._elementwise(func, args, kwargs, 0.0, "length")
         return self.on_deviation(func, args, kwargs)
 
@@ -195,13 +195,13 @@ class RuleListener:
     def on_multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A product of two streams inside a block, unless one of them is only a gate."""
         if self._halves(args):
-            return Product.apply(args[0], args[1], self._in_force)
+            return Product.apply(args[0], args[1], self._active_rule)
         return self._multiply(func, args, kwargs)
 
     def on_multiply_in_place(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A product that takes the place of its first factor, which the way back needs as it was."""
         if self._halves(args):
-            return args[0].copy_(Product.apply(args[0].clone(), args[1], self._in_force))
+            return args[0].copy_(Product.apply(args[0].clone(), args[1], self._active_rule))
         return self._multiply(func, args, kwargs)
 
     def _halves(self, args: tuple[Any, ...]) -> bool:
@@ -216,7 +216,7 @@ class RuleListener:
         gates, streams = [self.is_gate(value) for value in args[:2]], self._are_streams(args)
         output = func(*args, **kwargs)
         if streams and any(gates) and not all(gates):
-            self.biases.note_gated(output)
+            self.biases.record_gated(output)
         self._pass_on_gate(args, output)
         self._pass_on_deviation(args, output)
         return output
@@ -268,25 +268,25 @@ class RuleListener:
     @staticmethod
     def _enter_product(args: tuple[Any, ...]) -> None:
         if len(args) > 1 and not in_graph(args[1]):
-            take_for_activation(args[0])
+            mark_as_activation(args[0])
 
     def _sum(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], factors: tuple[float, ...]
     ) -> Any:
-        constants = zip(args, factors, strict=False) if self.biases.listens and any(map(in_graph, args)) else ()
+        constants = zip(args, factors, strict=False) if self.biases.active and any(map(in_graph, args)) else ()
         # As they are before the call, which may change its first operand.
-        added = [value * factor for value, factor in constants if not in_graph(value)]
+        added = [value * factor for value, factor in constants if is_constant(value)]
         biases = [value for value in added if isinstance(value, Tensor)]
         operands = [value for value in args[:2] if in_graph(value)]
         output = func(*args, **kwargs)
         if self._pass_on_gate(args, output):
-            self.biases.note_shifted(output, added)
+            self.biases.record_shifted(output, added)
         elif not self._pass_on_deviation(args, output):
             for bias in biases:
-                self.biases.note(output, bias)
+                self.biases.record(output, bias)
             for value in operands:
                 # With a constant alone, it may still be on its way to weigh something: tanh(u) / 2 + 1 / 2.
-                take_for_activation(value, as_made=len(operands) == 1)
+                mark_as_activation(value, as_made=len(operands) == 1)
         return output
 
     def _pass_on_gate(self, args: tuple[Any, ...], output: Any) -> bool:
@@ -299,36 +299,34 @@ class RuleListener:
 
     def on_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A linear layer; its bias counts."""
-        take_for_activation(args[0])
+        mark_as_activation(args[0])
         output = func(*args, **kwargs)
-        self.biases.note(output, _argument(args, kwargs, 2, "bias", None))
+        self.biases.record(output, _argument(args, kwargs, 2, "bias", None))
         return output
 
     def on_convolution(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A convolution in a block or behind: a linear layer whose channels lie along the second axis."""
-        take_for_activation(args[0])
+        mark_as_activation(args[0])
         output = func(*args, **kwargs)
         bias = _argument(args, kwargs, 2, "bias", None)
         if bias is not None:
-            self.biases.note_along_channels(output, bias)
+            self.biases.record_channels(output, bias)
         return output
 
     def on_opened_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A linear layer that is part of an opened-up call, where the batch always comes first."""
-        take_for_activation(args[0])
+        mark_as_activation(args[0])
         output = func(*args, **kwargs)
-        self.biases.note(output, _argument(args, kwargs, 2, "bias", None), tokens_first=False)
+        self.biases.record(output, _argument(args, kwargs, 2, "bias", None), tokens_first=False)
         return output
 
     def _weigh(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slope_at_zero: float, kind: Kind
     ) -> Any:
         """An activation or gate; what a rule's slope leaves unexplained of it counts as a bias."""
-        note = self.biases.residue_note(args[0])
+        note = self.biases.remainder_hook(args[0])
         value = (
-            float(of_first(func, args, kwargs)(torch.zeros((), dtype=torch.float64)))
-            if func in heard.NOT_0_AT_0
-            else 0.0
+            float(of_first(func, args, kwargs)(torch.zeros((), dtype=torch.float64))) if func in ops.NOT_0_AT_0 else 0.0
         )
         return self._elementwise(func, args, kwargs, slope_at_zero, kind, note, value)
 
@@ -339,13 +337,13 @@ class RuleListener:
         kwargs: dict[str, Any],
         slope_at_zero: float,
         kind: Kind,
-        note: NoteResidue | None = None,
+        note: RemainderHook | None = None,
         value_at_zero: float = 0.0,
     ) -> Any:
         if note is None and not (self.rules_differ and in_graph(args[0])):
             return func(*args, **kwargs)
         function = of_first(func, args, kwargs)
-        return Elementwise.apply(args[0], function, slope_at_zero, kind, self._in_force, note, value_at_zero)
+        return Elementwise.apply(args[0], function, slope_at_zero, kind, self._active_rule, note, value_at_zero)
 
 
 def _batch_norm_shift(  # the signature of batch_norm

@@ -12,8 +12,8 @@ from vitreous.architecture.description import Norm, Projection, ValueMap
 from vitreous.architecture.norms import LinearNorm, linear_norm
 from vitreous.architecture.operations import MULTI_HEAD, weight_of_call
 from vitreous.architecture.trace import depends_on_input
-from vitreous.tape.half import exact
-from vitreous.tape.plan import Needs
+from vitreous.float64 import exact
+from vitreous.tape.recording.plan import Needs
 
 if TYPE_CHECKING:
     from vitreous.tape.tape import Tape

@@ -11,9 +11,9 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from vitreous.tape.attention import AttentionRecord
-from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
-from vitreous.tape.rules import ElementwiseCall, NormCall, Rule, vector_jacobian
+from vitreous.tape.attention.record import AttentionRecord
+from vitreous.tape.rules.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
+from vitreous.tape.rules.gradient_rules import ElementwiseCall, NormCall, Rule, vector_jacobian
 
 _SMALL = 1e-9  # as in the authors' program; relevance that explodes ("orig") depends on it
 

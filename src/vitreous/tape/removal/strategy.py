@@ -1,4 +1,4 @@
-"""Whether a model's patches can be dropped at all: the model itself is asked, with patches in two orders.
+"""How patches can be removed from a model: dropped or hidden. It is run with patches in two orders to find out.
 
 Which patches stay is a set. A block that works out positions from how many tokens it has (rotary ones, distances, a
 grid of neighbours) takes the kept ones for the first of a picture and raises no error; but to such a block their order
@@ -17,33 +17,35 @@ from torch import Tensor, nn
 
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError, VitreousError
+from vitreous.float64 import HALF
 from vitreous.inputs.model_input import FAILURES, Inputs
 from vitreous.reason import reason_of
-from vitreous.tape.dropping import Dropping
-from vitreous.tape.half import HALF
-from vitreous.tape.interception import Interception
-from vitreous.tape.score_editing import ScoreEditing
+from vitreous.tape.recording.interception import Interception
+from vitreous.tape.removal.dropping import TokenDropping
+from vitreous.tape.removal.score_editing import ScoreEditing
 
-Way = Literal["drop", "hide"]
-_TELLING = 8  # tokens: so many have orders enough
+RemovalStrategy = Literal["drop", "hide"]
+_FEW_TOKENS = 8  # tokens: so many have orders enough
 _ROUNDING = 1e-3  # of the largest logit: sums in another order differ by far less, other positions by far more
 _ROUNDING_OF_HALF = 1e-2  # if rounding is taken for more, patches are hidden, which costs more and is as right
 
-# How patches are taken from a model: it is asked once, not with every picture, and again when it has been trained.
-_KNOWN: WeakKeyDictionary[nn.Module, dict[object, Way]] = WeakKeyDictionary()
+# Found once for a model and an input size, and again when its parameters have changed.
+_KNOWN: WeakKeyDictionary[nn.Module, dict[object, RemovalStrategy]] = WeakKeyDictionary()
 
 
-class Listening(Protocol):
-    """What a run can be listened to with."""
+class Interceptor(Protocol):
+    """What intercepts a run."""
 
-    def listening(self) -> Interception:
+    def interception(self) -> Interception:
         """The context in which the model has to run."""
 
 
-Ask = Callable[[Inputs, Listening], Tensor]
+Run = Callable[[Inputs, Interceptor], Tensor]
 
 
-def find_way(model: nn.Module, architecture: Architecture, inputs: Inputs, patches: int, ask: Ask) -> Way:
+def removal_strategy(
+    model: nn.Module, architecture: Architecture, inputs: Inputs, patches: int, run: Run
+) -> RemovalStrategy:
     """How some of the ``patches`` can be taken from a model; the first time it costs a part of a picture, or two more.
 
     Raises:
@@ -51,28 +53,28 @@ def find_way(model: nn.Module, architecture: Architecture, inputs: Inputs, patch
     """
     known = _KNOWN.setdefault(model, {})
     # Texts have many lengths, but a short one's order tells less.
-    shape = inputs.shape[1:] if isinstance(inputs, Tensor) else min(patches, _TELLING)
-    question = (shape, sum(map(_version, model.parameters())))
-    if question not in known:
+    shape = inputs.shape[1:] if isinstance(inputs, Tensor) else min(patches, _FEW_TOKENS)
+    key = (shape, sum(map(_version, model.parameters())))
+    if key not in known:
         same_twice = inputs[torch.zeros(2, dtype=torch.int64, device=inputs.device)]
-        known[question] = _asked_way(architecture, same_twice, patches, ask)
-    return known[question]
+        known[key] = _find_strategy(architecture, same_twice, patches, run)
+    return known[key]
 
 
-def _asked_way(architecture: Architecture, same_twice: Inputs, patches: int, ask: Ask) -> Way:
-    few = max(1, min(patches - 1, _TELLING), patches // 8)  # they cost what they are, and their order tells as much
+def _find_strategy(architecture: Architecture, same_twice: Inputs, patches: int, run: Run) -> RemovalStrategy:
+    few = max(1, min(patches - 1, _FEW_TOKENS), patches // 8)  # they cost what they are, and their order tells as much
     some = torch.randperm(patches, generator=torch.Generator().manual_seed(0))[:few]
     if bool((some.diff() > 0).all()):  # of a few it may be the ascending order itself
         some = some.roll(1)
     two_orders = torch.stack((some.sort().values, some)).to(same_twice.device)
     with suppress(UnsupportedModelError, *FAILURES):
-        if few > 1 and _alike(ask(same_twice, Dropping(architecture, two_orders, patches))):
+        if few > 1 and _alike(run(same_twice, TokenDropping(architecture, two_orders, patches))):
             return "drop"
-    check_hiding(architecture, same_twice, patches, two_orders, ask)
+    check_hiding(architecture, same_twice, patches, two_orders, run)
     return "hide"
 
 
-def check_hiding(architecture: Architecture, same_twice: Inputs, patches: int, kept: Tensor, ask: Ask) -> None:
+def check_hiding(architecture: Architecture, same_twice: Inputs, patches: int, kept: Tensor, run: Run) -> None:
     """Refuse a model in which what is hidden is seen: one and the same picture, with other hidden tokens.
 
     ``kept`` may name the same patches in two orders: behind the last block they stand in it, and a head must not mind.
@@ -82,7 +84,7 @@ def check_hiding(architecture: Architecture, same_twice: Inputs, patches: int, k
     """
     editing = _OtherwiseHidden(architecture, factor=None, kept=kept, patches=patches)
     try:
-        logits = ask(same_twice, editing)
+        logits = run(same_twice, editing)
     except (VitreousError, torch.OutOfMemoryError):
         raise
     except FAILURES as error:

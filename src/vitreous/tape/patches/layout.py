@@ -17,9 +17,9 @@ from vitreous.inputs.model_input import Inputs, Texts, texts_of
 from vitreous.patch_geometry import PatchGeometry
 
 if TYPE_CHECKING:
-    from vitreous.tape.edges import Edges
-    from vitreous.tape.embedding import Embedding
-    from vitreous.tape.recorder import Recorder
+    from vitreous.tape.patches.embedding import Embedding
+    from vitreous.tape.patches.grid_probe import PatchGridProbe
+    from vitreous.tape.recording.recorder import Recorder
 
 _NOTHING = 1e-6  # a token whose head gradient is below this part of the largest is not read
 
@@ -76,7 +76,7 @@ def find_layout(
     head_gradient: Tensor,
     pooling_gradient: Tensor | None,
     inputs: Inputs,
-    edges: Edges,
+    grid_probe: PatchGridProbe,
 ) -> Layout:
     """Work out the layout from what was recorded; ``edges`` runs the patch embedding again, if it has to."""
     tokens = head_gradient.shape[1]
@@ -90,10 +90,10 @@ def find_layout(
     elif isinstance(inputs, Texts):
         grid = (1, tokens - 1)
     else:
-        grid, geometry = edges.grid(tokens)
+        grid, geometry = grid_probe.grid(tokens)
     layout = _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid)
     if made is not None:
-        geometry = edges.check(made, tokens)
+        geometry = grid_probe.check(made, tokens)
     return layout if geometry is None else replace(layout, geometry=geometry)
 
 

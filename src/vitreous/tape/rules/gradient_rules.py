@@ -14,9 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from vitreous.tape.attention import AttentionRecord, plain_gradients, value_gradient
-from vitreous.tape.calls import Call
-from vitreous.tape.half import exact
+from vitreous.float64 import exact
+from vitreous.tape.attention.record import AttentionRecord, plain_gradients, value_gradient
+from vitreous.tape.rules.calls import Call
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Rule:
         constant_gates: whether an activation is its input times a constant, f(u)/u, so that nothing of it is a bias.
         carries_relevance: whether relevance goes on instead of a gradient, so linear maps and sums need a rule too.
         scales_modules: whether the relevance of every module is scaled by itself, so that it matters what is one.
-        plain_attention: whether attention is asked for its ordinary gradients.
+        plain_attention: whether the rule reads the ordinary gradients of attention.
         follows_scores: whether attention that a model writes out itself has to be followed from q kᵀ to A v; if not, A
             is a constant there, or an ordinary softmax.
     """

@@ -14,8 +14,9 @@ from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.operations import product_operands
 from vitreous.architecture.trace import operation
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape import multihead
-from vitreous.tape.attention import (
+from vitreous.float64 import EXACT, exact
+from vitreous.tape.attention import multihead
+from vitreous.tape.attention.record import (
     HIDDEN,
     AttentionRecord,
     attend_fused,
@@ -26,12 +27,10 @@ from vitreous.tape.attention import (
     rows_of,
     score_rows,
 )
-from vitreous.tape.functions import Attend, Elementwise, InForce, Kind
-from vitreous.tape.half import EXACT, exact
-from vitreous.tape.interception import in_graph, of_first
-from vitreous.tape.plan import Plan
-from vitreous.tape.progress import Progress
-from vitreous.tape.rulebook import RULES
+from vitreous.tape.recording.interception import Progress, in_graph, of_first
+from vitreous.tape.recording.plan import Plan
+from vitreous.tape.rules import RULES
+from vitreous.tape.rules.autograd import ActiveRule, Attend, Elementwise, Kind
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -39,7 +38,7 @@ _EMPTY = AttentionRecord(None, torch.empty(0), torch.empty(0), 1.0)
 _ROUNDING = 1e-4  # of the largest score: float32 sums a few hundred products; a capped score is off by far more
 
 
-class AttentionListener:
+class AttentionHandler:
     """Keeps the attention calls that a plan asks for and puts them under the rule in force.
 
     Attributes:
@@ -49,15 +48,20 @@ class AttentionListener:
         mixed: the blocks whose scores are not q kᵀ alone or not followed to the softmax, so that k is not known.
         other: by block, why its attention is not one between all tokens of an image.
         unknown: the blocks in which tokens are multiplied with each other, or weighed, in a way that is no attention.
-        behind: the attention calls behind the last block, in order; one of them may be what pools the tokens.
+        after_blocks: the attention calls behind the last block, in order; one of them may be what pools the tokens.
         own_steps: the steps from q kᵀ to the weights.
         score_steps: the steps whose operands are noted.
     """
 
     def __init__(
-        self, architecture: Architecture, plan: Plan, progress: Progress, in_force: InForce, linear: multihead.Linear
+        self,
+        architecture: Architecture,
+        plan: Plan,
+        progress: Progress,
+        active_rule: ActiveRule,
+        linear: multihead.Linear,
     ) -> None:
-        self._architecture, self._plan, self._progress, self._in_force = architecture, plan, progress, in_force
+        self._architecture, self._plan, self._progress, self._active_rule = architecture, plan, progress, active_rule
         self._linear = linear
         self.records: dict[int, AttentionRecord] = {}
         self.outputs: dict[int, list[Tensor]] = {}
@@ -65,7 +69,7 @@ class AttentionListener:
         self.mixed: set[int] = set()
         self.other: dict[int, str] = {}
         self.unknown: set[int] = set()
-        self.behind: list[tuple[AttentionRecord, Tensor, AttentionCall]] = []
+        self.after_blocks: list[tuple[AttentionRecord, Tensor, AttentionCall]] = []
         self._rules_differ = bool(plan.rules - {"plain"})
         self._plain_gradients = self._rules_differ and any(RULES[name].plain_attention for name in plan.rules)
         self._following = sorted(name for name in plan.rules if RULES[name].follows_scores)
@@ -118,7 +122,7 @@ class AttentionListener:
     def pool_by(self, place: int) -> None:
         """Of the calls behind the last block, take this one for what pools the tokens."""
         depth, tokens = self._architecture.depth, self._progress.tokens
-        record, output, self._pooling = self.behind[place]
+        record, output, self._pooling = self.after_blocks[place]
         # A class token of the head's own may stand in front of the stream's tokens (CaiT).
         self.records[depth] = record if record.key.shape[2] <= tokens else record.last_keys(tokens)
         self.outputs[depth] = [output]
@@ -195,7 +199,7 @@ class AttentionListener:
             return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
 
         if followed and (self._rules_differ or record.matrix is not None):
-            output: Tensor = Attend.apply(query, key, value, forward_call, record, self._in_force)
+            output: Tensor = Attend.apply(query, key, value, forward_call, record, self._active_rule)
         else:
             output = forward_call()
         self._keep(layer, call, record, output)
@@ -216,7 +220,7 @@ class AttentionListener:
         """A function of scores, under the rule in force."""
         if not (self._rules_differ and scores.requires_grad):
             return function(scores)
-        weights: Tensor = Elementwise.apply(scores, function, 0.0, kind, self._in_force)
+        weights: Tensor = Elementwise.apply(scores, function, 0.0, kind, self._active_rule)
         return weights
 
     def _attend_scaled(self, layer: int, call: AttentionCall, record: AttentionRecord, value: Tensor) -> Tensor:
@@ -240,7 +244,7 @@ class AttentionListener:
     def _keep(self, layer: int, call: AttentionCall, record: AttentionRecord, output: Tensor) -> None:
         if layer == self._architecture.depth:
             if call.output_step not in self._later:
-                self.behind.append((record, output, call))
+                self.after_blocks.append((record, output, call))
             return
         order = self._order(layer)
         kept = _EMPTY if layer not in self._plan.attention else record if order is None else record.in_order(order)
@@ -281,7 +285,7 @@ class AttentionListener:
     # Written out by hand: q kᵀ, perhaps scaled and masked, softmax, A v ----------------------------------------------
 
     def on_matrix_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A product of matrices: that of A with v, if the architecture says so."""
+        """A product of matrices; at the step that the architecture names, that of A with v."""
         step = self._progress.step
         found = self._calls.get(step)
         if found is not None and found[1].spelling == "written" and not self._sums_over_tokens(found[1]):
@@ -319,7 +323,7 @@ class AttentionListener:
 
         Slots that compete for tokens, (batch, slots, tokens), have a softmax over the same axis, but are fewer.
         """
-        if not self._progress.behind or scores.dim() != 3 or axis not in (1, -2):
+        if not self._progress.after_blocks or scores.dim() != 3 or axis not in (1, -2):
             return False
         tokens = self._progress.tokens
         return len(scores) == self._progress.batch and tokens < 2 * scores.shape[1] <= 2 * tokens
@@ -411,7 +415,7 @@ class AttentionListener:
         arranged = arrangement.arrange(output, batch)
         assert arranged is not None
         record = AttentionRecord(query, key, value, factor, matrix=matrix.detach())
-        ruled = Attend.apply(query, key, value, arranged.clone, record, self._in_force)
+        ruled = Attend.apply(query, key, value, arranged.clone, record, self._active_rule)
         return arrangement.restore(ruled, batch, output.shape)
 
     def _query_and_key(self, call: AttentionCall, matrix: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -11,35 +11,34 @@ from torch import Tensor, nn
 
 from vitreous.architecture import Architecture, Point
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape import interception as heard
-from vitreous.tape.attention_listener import AttentionListener
-from vitreous.tape.cuts import Cuts
-from vitreous.tape.embedding import Embedding, embedding_of
-from vitreous.tape.functions import InForce
-from vitreous.tape.interception import Handler, Interception, result_at, with_result
-from vitreous.tape.linear_maps import LinearMaps
-from vitreous.tape.plan import PIXELS, Plan
-from vitreous.tape.progress import Progress
-from vitreous.tape.relevance_listener import RelevanceListener
-from vitreous.tape.rule_listener import RuleListener
-from vitreous.tape.rulebook import RULES
+from vitreous.tape.attention.handler import AttentionHandler
+from vitreous.tape.patches.embedding import Embedding, embedding_of
+from vitreous.tape.recording import torch_functions as ops
+from vitreous.tape.recording.gradient_breaks import GradientBreaks, mark_below_graph
+from vitreous.tape.recording.interception import Handler, Interception, Progress, result_at, with_result
+from vitreous.tape.recording.linear_maps import LinearMaps
+from vitreous.tape.recording.plan import PIXELS, Plan
+from vitreous.tape.rules import RULES
+from vitreous.tape.rules.autograd import ActiveRule
+from vitreous.tape.rules.handler import RuleHandler
+from vitreous.tape.rules.relevance_handler import RelevanceHandler
 
 
 class Recorder:
-    """Listens to one forward pass and keeps what ``plan`` asks for.
+    """Intercepts one forward pass and keeps what ``plan`` names.
 
     Attributes:
         progress: how far the pass has come.
-        in_force: the rule that backward passes follow.
+        active_rule: the rule that backward passes follow.
         tokens: block inputs x_l as they stand in the graph; index L holds the last block's output.
         norms: the outputs of the blocks' first norms, as they stand in the graph.
-        mids: the stream with the attention branch of a block added.
-        middles: the stream between the two parts of a block: in a post-norm block, normalised.
-        ends: the stream with the feed-forward branch of a block added.
+        residual_mids: the stream with the attention branch of a block added.
+        after_attention: the stream between the two parts of a block: in a post-norm block, normalised.
+        residual_posts: the stream with the feed-forward branch of a block added.
         attention: the attention calls.
         linear_maps: the weights of norms and projections, as the run had them.
         relevance: what rules that carry relevance could follow.
-        cuts: the calls at which gradients end.
+        gradient_breaks: the calls at which gradients end.
         embeddings: the convolutions and poolings before the first block, among them the patch embedding.
         embedded: in a run that puts other tokens in the place of a block's, those that the model itself made.
         leaf: where the graph begins, if that is in front of a block or behind the last.
@@ -48,25 +47,27 @@ class Recorder:
     def __init__(self, architecture: Architecture, plan: Plan, batch: int, *, reads_text: bool = False) -> None:
         self.architecture, self.plan, self._reads_text = architecture, plan, reads_text
         self.progress = Progress(architecture, batch)
-        self.in_force = InForce(RULES["plain"])
-        self.cuts = Cuts(self.progress)
+        self.active_rule = ActiveRule(RULES["plain"])
+        self.gradient_breaks = GradientBreaks(
+            self.progress, marks_below=bool(plan.biases) and plan.graph_start != PIXELS
+        )
         self.tokens: dict[int, Tensor] = {}
         self.norms: dict[int, Tensor] = {}
-        self.mids: dict[int, Tensor] = {}
-        self.middles: dict[int, Tensor] = {}
-        self.ends: dict[int, Tensor] = {}
+        self.residual_mids: dict[int, Tensor] = {}
+        self.after_attention: dict[int, Tensor] = {}
+        self.residual_posts: dict[int, Tensor] = {}
         self.embeddings: list[Embedding] = []
         self.embedded: Tensor | None = None
         self.leaf: Tensor | None = None
-        self._rules = RuleListener(plan, self.progress, self.in_force, architecture)
-        self.relevance = RelevanceListener(architecture, plan, self.progress, self.in_force, self._rules.is_gate)
+        self._rules = RuleHandler(plan, self.progress, self.active_rule, architecture)
+        self.relevance = RelevanceHandler(architecture, plan, self.progress, self.active_rule, self._rules.is_gate)
         on_linear = self.relevance.over(self._rules.on_opened_linear, self.relevance.on_linear)
 
         def linear(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             result: Tensor = on_linear(F.linear, (tokens, weight, bias), {})
             return result
 
-        self.attention = AttentionListener(architecture, plan, self.progress, self.in_force, linear)
+        self.attention = AttentionHandler(architecture, plan, self.progress, self.active_rule, linear)
         self.linear_maps = LinearMaps(architecture, plan.needs)
         self._points = self._wanted_points()
         self.own_steps = self.attention.own_steps
@@ -82,7 +83,7 @@ class Recorder:
         blocks, needs = self.architecture.blocks, self.plan.needs
         for layer, block in enumerate(blocks):
             keep("stream", layer, block.input)
-            if layer in needs.halves | needs.linear_norms:
+            if layer in needs.residual | needs.linear_norms:
                 keep("mid", layer, block.residual_mid)
                 keep("middle", layer, block.middle)
                 keep("end", layer, block.residual_post)
@@ -94,10 +95,17 @@ class Recorder:
             kept.sort(key=lambda each: each[0] == "stream")
         return points
 
-    def listening(self) -> Interception:
+    def interception(self) -> Interception:
         """The context in which the model has to run."""
-        handlers = {function: self.cuts.over(handler) for function, handler in self._handlers().items()}
-        return Interception(self.architecture, self, handlers, self.cuts.over(self._otherwise))
+        handlers = {function: self.gradient_breaks.over(handler) for function, handler in self._handlers().items()}
+        return Interception(self.architecture, self, handlers, self.gradient_breaks.over(self._otherwise))
+
+    def start(self, pixels: Tensor) -> None:
+        """The model is about to be given a picture; the graph may begin there."""
+        if self.plan.graph_start == PIXELS:
+            self.tokens[PIXELS] = self.leaf = pixels.requires_grad_()
+        elif self.plan.biases:
+            mark_below_graph(pixels)
 
     def before(self, number: int) -> None:
         """A step is about to run."""
@@ -112,11 +120,11 @@ class Recorder:
             if kind == "stream":
                 output = with_result(output, point.output, self._on_stream(layer, point, value))
             elif kind == "mid":
-                self.mids[layer] = point.axes.tokens(value)
+                self.residual_mids[layer] = point.axes.tokens(value)
             elif kind == "middle":
-                self.middles[layer] = point.axes.tokens(value)
+                self.after_attention[layer] = point.axes.tokens(value)
             elif kind == "end":
-                self.ends[layer] = point.axes.tokens(value)
+                self.residual_posts[layer] = point.axes.tokens(value)
             else:
                 self.norms[layer] = value
         return output
@@ -142,6 +150,8 @@ class Recorder:
         starts = layer == self.plan.graph_start and not (0 < layer < depth and stream.requires_grad)
         if starts or input_is_wanted or (layer == depth and not stream.requires_grad):
             stream = self.leaf = _in_graph_from_here(stream)
+        elif layer == 0 and self._reads_text and self.plan.biases:
+            mark_below_graph(stream)
         if input_is_wanted:
             self.tokens[PIXELS] = stream
         if layer in self.plan.tokens or layer == depth:
@@ -173,49 +183,49 @@ class Recorder:
         def hear(functions: tuple[Callable[..., Any], ...], handler: Handler) -> None:
             handlers.update(dict.fromkeys(functions, handler))
 
-        hear(heard.CONVOLUTION, relevance.over(self._on_convolution, relevance.on_embedding))
-        hear(heard.CONVOLUTION_OF_ROW, relevance.noting(self._on_convolution_of_row))
-        hear(heard.GRID_POOLING, self._on_pooling)
+        hear(ops.CONVOLUTION, relevance.over(self._on_convolution, relevance.on_embedding))
+        hear(ops.CONVOLUTION_OF_ROW, relevance.noting(self._on_convolution_of_row))
+        hear(ops.GRID_POOLING, self._on_pooling)
         in_blocks = lambda: self.progress.layer is not None  # noqa: E731
-        hear(heard.ATTENTION, relevance.noting(attention.on_fused, unless=in_blocks))
-        hear(heard.MULTI_HEAD_ATTENTION, attention.on_multi_head)
-        hear(heard.SOFTMAX, relevance.noting(attention.on_softmax, unless=in_blocks))
+        hear(ops.ATTENTION, relevance.noting(attention.on_fused, unless=in_blocks))
+        hear(ops.MULTI_HEAD_ATTENTION, attention.on_multi_head)
+        hear(ops.SOFTMAX, relevance.noting(attention.on_softmax, unless=in_blocks))
         product = relevance.over(attention.on_matrix_product, relevance.on_matrix_product)
-        hear(heard.MATRIX_PRODUCT, rules.before_product(product) if rules.rules_differ else product)
-        hear(heard.SAME_VALUES, relevance.over(_as_it_is, relevance.on_same_values))
+        hear(ops.MATRIX_PRODUCT, rules.before_product(product) if rules.rules_differ else product)
+        hear(ops.SAME_VALUES, relevance.over(_as_it_is, relevance.on_same_values))
         if rules.rules_differ:
-            hear(heard.RMS_NORM, rules.on_rms_norm)
-            hear(heard.NORMALIZE, relevance.noting(rules.on_normalize))
-            divided = (*heard.DIVISION, *heard.DIVISION_IN_PLACE, *heard.MASKED_FILL)
+            hear(ops.RMS_NORM, rules.on_rms_norm)
+            hear(ops.NORMALIZE, relevance.noting(rules.on_normalize))
+            divided = (*ops.DIVISION, *ops.DIVISION_IN_PLACE, *ops.MASKED_FILL)
             hear(divided, rules.over_division(relevance.on_divide))
         if rules.rules_differ or self.plan.biases:
-            hear(heard.LAYER_NORM, rules.on_layer_norm)
-            hear(heard.BATCH_NORM, relevance.noting(rules.on_batch_norm))
-            hear(heard.GROUP_NORM, relevance.noting(rules.on_group_norm))
-            hear(heard.ADDED_PRODUCT, relevance.noting(rules.on_added_product))
-            hear(heard.JOINING, relevance.noting(rules.on_join))
-            hear(heard.INVERSE_ROOT, rules.on_deviation)
-            hear(heard.DEVIATION, relevance.noting(rules.on_deviation))
-            hear(heard.DEVIATION_AND_MEAN, relevance.noting(rules.on_deviation_and_mean))
-            hear(heard.DEVIATION_STEPS, relevance.noting(rules.on_deviation_step))
-            hear(heard.ROOT, rules.on_length)
-            hear(heard.SQUARE, relevance.noting(rules.on_square))
-            hear(heard.POWER, rules.on_power)
-            hear(heard.LENGTHS, relevance.noting(rules.on_length))
-            hear(tuple(heard.ACTIVATIONS), rules.on_activation)
-            hear(tuple(heard.GATES), relevance.noting(rules.on_gate, unless=lambda: self.progress.inside_block))
-            hear(heard.TANH, relevance.noting(rules.on_gate, unless=lambda: self.progress.layer is not None))
-            hear(heard.MULTIPLICATION, relevance.over(rules.on_multiply, relevance.on_multiply))
-            hear(heard.ADDITION, relevance.over(rules.on_add, relevance.on_add))
-            hear(heard.MULTIPLICATION_IN_PLACE, relevance.noting(rules.on_multiply_in_place))
-            hear(heard.ADDITION_IN_PLACE, relevance.noting(rules.on_add))
-            hear(heard.SUBTRACTION, relevance.noting(rules.on_subtract))
-            hear(heard.SUBTRACTION_FROM, relevance.noting(rules.on_subtract_from))
-            hear(heard.GATED, relevance.noting(rules.on_gated))
-            hear(heard.LINEAR, relevance.over(rules.on_linear, relevance.on_linear))
-            hear(heard.ADDMM, relevance.noting(rules.on_addmm))
+            hear(ops.LAYER_NORM, rules.on_layer_norm)
+            hear(ops.BATCH_NORM, relevance.noting(rules.on_batch_norm))
+            hear(ops.GROUP_NORM, relevance.noting(rules.on_group_norm))
+            hear(ops.ADDED_PRODUCT, relevance.noting(rules.on_added_product))
+            hear(ops.JOINING, relevance.noting(rules.on_join))
+            hear(ops.INVERSE_ROOT, rules.on_deviation)
+            hear(ops.DEVIATION, relevance.noting(rules.on_deviation))
+            hear(ops.DEVIATION_AND_MEAN, relevance.noting(rules.on_deviation_and_mean))
+            hear(ops.DEVIATION_STEPS, relevance.noting(rules.on_deviation_step))
+            hear(ops.ROOT, rules.on_length)
+            hear(ops.SQUARE, relevance.noting(rules.on_square))
+            hear(ops.POWER, rules.on_power)
+            hear(ops.LENGTHS, relevance.noting(rules.on_length))
+            hear(tuple(ops.ACTIVATIONS), rules.on_activation)
+            hear(tuple(ops.GATES), relevance.noting(rules.on_gate, unless=lambda: self.progress.inside_block))
+            hear(ops.TANH, relevance.noting(rules.on_gate, unless=lambda: self.progress.layer is not None))
+            hear(ops.MULTIPLICATION, relevance.over(rules.on_multiply, relevance.on_multiply))
+            hear(ops.ADDITION, relevance.over(rules.on_add, relevance.on_add))
+            hear(ops.MULTIPLICATION_IN_PLACE, relevance.noting(rules.on_multiply_in_place))
+            hear(ops.ADDITION_IN_PLACE, relevance.noting(rules.on_add))
+            hear(ops.SUBTRACTION, relevance.noting(rules.on_subtract))
+            hear(ops.SUBTRACTION_FROM, relevance.noting(rules.on_subtract_from))
+            hear(ops.GATED, relevance.noting(rules.on_gated))
+            hear(ops.LINEAR, relevance.over(rules.on_linear, relevance.on_linear))
+            hear(ops.ADDMM, relevance.noting(rules.on_addmm))
         if relevance.follows:
-            hear(heard.POOLING, relevance.on_pool)
+            hear(ops.POOLING, relevance.on_pool)
         return handlers
 
     def _on_convolution(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

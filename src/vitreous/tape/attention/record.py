@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.tape.half import exact
+from vitreous.float64 import exact
 
 # Rows of A are worked on in pieces of at most this many numbers, which bounds memory for thousands of tokens.
 _PIECE = 1 << 23
@@ -62,8 +62,8 @@ class AttentionRecord:
         scale: the factor in front of q kᵀ.
         bias: what is added to the scores before the softmax (relative positions, masks), or ``None``.
         matrix: A itself where it was worth keeping.
-        scores: what entered the softmax, where the model itself computed it and it was asked for.
-        fused: the same call by a fused kernel, where that can be asked for its gradients.
+        scores: what entered the softmax, where the model itself computed it and a method reads it.
+        fused: the same call by a fused kernel, where it can return its gradients.
         head_scale: further factors in front of q kᵀ, one for every head (head, 1, 1), where a model has such.
     """
 
@@ -84,13 +84,13 @@ class AttentionRecord:
 
     @property
     def queries(self) -> int:
-        """How many tokens look; equal to the keys' number but for pooling by attention."""
-        looking = self.matrix if self.query is None else self.query
-        assert looking is not None
-        return looking.shape[2]
+        """How many query tokens there are: as many as keys, except in a pooling attention."""
+        source = self.matrix if self.query is None else self.query
+        assert source is not None
+        return source.shape[2]
 
     def rows(self, rows: Rows) -> Tensor:
-        """A for some of the looking tokens: (batch, head, rows, tokens)."""
+        """A for some query tokens: (batch, head, rows, tokens)."""
         if self.matrix is not None:
             return self.matrix[:, :, rows]
         assert self.query is not None
@@ -101,7 +101,7 @@ class AttentionRecord:
         return self.rows(slice(None))[index]
 
     def score_rows(self, rows: Rows) -> Tensor:
-        """The scores before the softmax for some of the looking tokens: (batch, head, rows, tokens)."""
+        """The scores before the softmax for some query tokens: (batch, head, rows, tokens)."""
         if self.scores is not None:
             return self.scores[:, :, rows]
         assert self.query is not None
@@ -231,7 +231,7 @@ def score_rows(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) ->
 def attention_rows(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     """softmax(scale q kᵀ + bias)."""
     scores = score_rows(query, key, scale, bias)
-    # In place on a tensor nobody else has seen: A is the largest array of the whole pass.
+    # In place on a tensor that is not used elsewhere: A is the largest array of the whole pass.
     return torch.softmax(scores, dim=-1, out=scores)
 
 

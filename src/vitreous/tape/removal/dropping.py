@@ -15,12 +15,12 @@ from torch import Tensor
 
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape import interception as heard
-from vitreous.tape.interception import Handler, Interception, result_at, with_result
+from vitreous.tape.recording import torch_functions as ops
+from vitreous.tape.recording.interception import Handler, Interception, result_at, with_result
 
 
-class Dropping:
-    """Listens to one forward pass and takes the dropped patches out at the first block.
+class TokenDropping:
+    """Removes patches from the stream at the first block of one forward pass.
 
     Args:
         architecture: where the blocks are.
@@ -35,13 +35,13 @@ class Dropping:
         self._tokens: Tensor | None = None  # indices of the kept tokens, prefix included, once the first block has run
         self._prefix = 0
 
-    def listening(self) -> Interception:
+    def interception(self) -> Interception:
         """The context in which the model has to run."""
         handlers: dict[Callable[..., Any], Handler] = {
-            **dict.fromkeys((*heard.ADDITION, *heard.ADDITION_IN_PLACE), self._on_pair),
-            **dict.fromkeys((*heard.MULTIPLICATION, *heard.MULTIPLICATION_IN_PLACE), self._on_pair),
-            **dict.fromkeys(heard.MASKED_FILL, self._on_pair),
-            **dict.fromkeys(heard.ATTENTION, self._on_attention),
+            **dict.fromkeys((*ops.ADDITION, *ops.ADDITION_IN_PLACE), self._on_pair),
+            **dict.fromkeys((*ops.MULTIPLICATION, *ops.MULTIPLICATION_IN_PLACE), self._on_pair),
+            **dict.fromkeys(ops.MASKED_FILL, self._on_pair),
+            **dict.fromkeys(ops.ATTENTION, self._on_attention),
             **dict.fromkeys((torch.split, Tensor.split), self._on_split),
         }
         return Interception(self._architecture, self, handlers)
@@ -51,7 +51,7 @@ class Dropping:
         del number
 
     def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Take the kept tokens; only the first block is listened to."""
+        """Take the kept tokens; only at the first block."""
         del number, args, kwargs
         axes = self._point.axes
         made = result_at(output, self._point.output)

@@ -8,14 +8,13 @@ or elsewhere.
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import TracebackType
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -32,16 +31,71 @@ _operation = cache(operation)
 _OUT_OF_PLACE = {"add": torch.add, "sub": torch.sub, "lerp": torch.lerp, "addcmul": torch.addcmul}
 
 
+class Progress:
+    """Where in the model the running forward pass is.
+
+    Attributes:
+        depth: L, the number of blocks.
+        batch: how many images there are.
+        tokens: how many tokens the stream has.
+        step: the number of the step that is running, or has run last.
+    """
+
+    def __init__(self, architecture: Architecture, batch: int) -> None:
+        self.depth, self.batch = architecture.depth, batch
+        self.tokens = 0
+        self.step = -1
+        blocks = architecture.blocks
+        self._ends = [block.output.step for block in blocks]
+        self._end = max(self._ends[-1], architecture.stream_end)
+        self._start = blocks[0].input.step
+        self._spans = [block.attention_steps for block in blocks]
+
+    @property
+    def next_block(self) -> int:
+        """The block that is running or will run next; L behind the last."""
+        return bisect_left(self._ends, self.step) if self.reached_blocks else 0
+
+    @property
+    def reached_blocks(self) -> bool:
+        """Whether the first block runs, or has run."""
+        return self.step > self._start
+
+    @property
+    def inside_block(self) -> bool:
+        """Whether a block runs, also one of a later stage."""
+        return self._start < self.step <= self._end
+
+    @property
+    def after_blocks(self) -> bool:
+        """Whether all blocks have run, also those of later stages."""
+        return self.step > self._end
+
+    @property
+    def layer(self) -> int | None:
+        """The block that a call belongs to; L behind the last one, ``None`` before the first."""
+        return self.next_block if self.reached_blocks else None
+
+    @property
+    def attention_layer(self) -> int | None:
+        """The block whose attention is running, from its queries, keys and values to O."""
+        layer = self.layer
+        if layer is None or layer == self.depth:
+            return None
+        first, last = self._spans[layer]
+        return layer if first <= self.step <= last else None
+
+
 class OtherRunError(UnsupportedModelError):
     """A run took other steps than the one that showed the architecture."""
 
 
-class Listener(Protocol):
-    """What is told about a forward pass.
+class StepHandler(Protocol):
+    """What acts on single steps of a forward pass.
 
     Attributes:
-        steps: the steps behind which ``after`` is called.
-        own_steps: steps that run as they are, whatever handlers there are: from q kᵀ to the weights.
+        steps: the steps after which ``after`` is called.
+        own_steps: steps that run without handlers: those of written-out attention, from q kᵀ to the weights.
     """
 
     steps: frozenset[int]
@@ -51,28 +105,28 @@ class Listener(Protocol):
         """A step is about to run."""
 
     def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """A step has run; what it gave may be replaced."""
+        """A step has run; returns its output, or a replacement."""
 
 
 class Interception(TorchFunctionMode):
-    """A context in which one thread's forward pass is reported to ``listener`` and ``handlers``."""
+    """A context that hands the steps of one thread's forward pass to ``step_handler`` and its calls to ``handlers``."""
 
     def __init__(
         self,
         architecture: Architecture,
-        listener: Listener,
+        step_handler: StepHandler,
         handlers: Mapping[Callable[..., Any], Handler],
         otherwise: Handler | None = None,
     ) -> None:
         super().__init__()
-        self._architecture, self._listener = architecture, listener
+        self._architecture, self._step_handler = architecture, step_handler
         self._handlers, self._otherwise = handlers, otherwise
         self._counter = StepCounter()
         # What changes the stream in place, x += f(x), makes a new tensor here: the one before is needed.
         self._newer: dict[int, tuple[Tensor, Tensor]] = {}
 
     def start(self, inputs: Inputs) -> None:
-        """Say what the model is about to be given."""
+        """Mark the model's input, on which all steps depend."""
         self._counter.mark(inputs.parts["input_ids"] if isinstance(inputs, Texts) else inputs)
 
     def newest(self, value: Any) -> Any:
@@ -88,14 +142,14 @@ class Interception(TorchFunctionMode):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # torch takes a mode from its stack while it tells it of a call; an interrupt may have kept it from coming back.
+        # torch pops a mode from its stack while the mode handles a call; an interrupt may have kept it off.
         if function_modes()[-1:] == [self]:
             super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Treat parameters as constants and hand calls that somebody waits for to their handler."""
+        """Treat parameters as constants and hand calls to their handlers."""
         del types
         kwargs = kwargs or {}
         if self._newer:
@@ -108,20 +162,20 @@ class Interception(TorchFunctionMode):
         if not self._counter.is_step(args, kwargs):
             return self._handle(func, args, kwargs)
         number = self._counter.number
-        self._listener.before(number)
+        self._step_handler.before(number)
         rewritten = number in self._architecture.in_place
         if rewritten:
             args, output = self._out_of_place(func, args, kwargs)
-        elif number in self._listener.own_steps:
+        elif number in self._step_handler.own_steps:
             output = func(*args, **kwargs)
         else:
             output = self._handle(func, args, kwargs)
         if self._counter.finish(func, args, output):
             self._check(number, func)
-            if number in self._listener.steps:
+            if number in self._step_handler.steps:
                 assigned = func.__name__ == "__setitem__"  # assignment returns nothing
                 made = args[0] if assigned else output
-                kept = self._listener.after(number, args, kwargs, made)
+                kept = self._step_handler.after(number, args, kwargs, made)
                 self._counter.mark(kept)
                 if kept is not made and (assigned or rewritten) and isinstance(args[0], Tensor):
                     self._newer[id(args[0])] = args[0], kept  # a model need not read what an in-place call returns
@@ -203,74 +257,3 @@ def of_first(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return result
 
     return function
-
-
-# The functions by which models spell the same thing.
-ATTENTION = (F.scaled_dot_product_attention,)
-MULTI_HEAD_ATTENTION = (F.multi_head_attention_forward,)
-SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
-MATRIX_PRODUCT = (
-    *(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm),
-    *(torch.baddbmm, Tensor.baddbmm, torch.einsum),
-)
-SAME_VALUES = (F.dropout, torch.dropout, Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.contiguous)
-LAYER_NORM = (F.layer_norm, torch.layer_norm)
-BATCH_NORM = (F.batch_norm,)
-GROUP_NORM = (F.group_norm, torch.group_norm)
-RMS_NORM = (F.rms_norm, torch.rms_norm)
-TANH = (torch.tanh, Tensor.tanh, F.tanh)
-# Functions that weigh something where they are multiplied with it, and their slope at 0.
-GATES: Mapping[Callable[..., Any], float] = {
-    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit), 0.25),
-    F.hardsigmoid: 1 / 6,
-    **dict.fromkeys(TANH, 1.0),
-    **dict.fromkeys((torch.erf, Tensor.erf), 2 / math.pi**0.5),
-}
-GATED = (F.glu,)
-INVERSE_ROOT = (torch.rsqrt, Tensor.rsqrt)
-ROOT = (torch.sqrt, Tensor.sqrt)
-DEVIATION = (torch.std, Tensor.std)
-DEVIATION_AND_MEAN = (torch.std_mean,)
-DEVIATION_STEPS = (
-    *(torch.reciprocal, Tensor.reciprocal, Tensor.__rtruediv__),
-    *(torch.clamp, Tensor.clamp, torch.clamp_min, Tensor.clamp_min),
-)
-SQUARE = (torch.square, Tensor.square)
-POWER = (torch.pow, Tensor.pow, Tensor.__pow__)
-LENGTHS = (torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm)
-NORMALIZE = (F.normalize,)
-LINEAR = (F.linear,)
-ADDMM = (torch.addmm, Tensor.addmm)
-ADDED_PRODUCT = (torch.addcmul, Tensor.addcmul)
-JOINING = (torch.cat, torch.concat, torch.concatenate)
-MULTIPLICATION = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply, Tensor.multiply)
-MULTIPLICATION_IN_PLACE = (Tensor.mul_, Tensor.__imul__)
-ADDITION = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
-ADDITION_IN_PLACE = (Tensor.add_, Tensor.__iadd__)
-SUBTRACTION = (torch.sub, Tensor.sub, Tensor.__sub__, torch.subtract, Tensor.subtract, Tensor.sub_, Tensor.__isub__)
-SUBTRACTION_FROM = (torch.rsub, Tensor.__rsub__)
-DIVISION = (torch.div, Tensor.div, Tensor.__truediv__)
-DIVISION_IN_PLACE = (Tensor.div_, Tensor.__itruediv__)
-MASKED_FILL = (torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_)
-POOLING = (Tensor.__getitem__, torch.mean, Tensor.mean)
-CONVOLUTION = (F.conv2d, torch.conv2d)
-CONVOLUTION_OF_ROW = (F.conv1d, torch.conv1d)
-GRID_POOLING = (F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.pixel_unshuffle)
-# Activations f, and their slope at 0 (for f(u)/u at u = 0, which is a gate; f(0) counts as a bias where it is not 0).
-ACTIVATIONS: Mapping[Callable[..., Any], float] = {
-    F.gelu: 0.5,
-    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), 0.0),
-    F.silu: 0.5,
-    F.mish: 0.6,
-    F.hardswish: 0.5,
-    **dict.fromkeys((F.elu, F.celu), 1.0),
-    F.selu: 1.0507009873554805,  # its scale
-    F.leaky_relu: 1.0,
-    **dict.fromkeys((F.relu6, F.hardtanh), 0.0),
-    F.softsign: 1.0,
-    **dict.fromkeys((F.tanhshrink, F.hardshrink, F.softshrink), 0.0),
-    **dict.fromkeys((F.softplus, F.logsigmoid), 0.5),
-}
-NOT_0_AT_0 = frozenset(
-    {torch.sigmoid, Tensor.sigmoid, F.sigmoid, torch.special.expit, F.hardsigmoid, F.softplus, F.logsigmoid}
-)

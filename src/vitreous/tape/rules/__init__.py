@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vitreous.tape.absolute_relevance import AbsoluteLrpRule, ProgramAbsoluteLrpRule
-from vitreous.tape.relevance import LrpRule, OriginalLrpRule
-from vitreous.tape.rules import AttnLrpRule, ConservativeRule, FrozenRule, LibraRule, ResidualRule, Rule
+from vitreous.tape.rules.abslrp import AbsoluteLrpRule, ProgramAbsoluteLrpRule
+from vitreous.tape.rules.gradient_rules import AttnLrpRule, ConservativeRule, FrozenRule, LibraRule, ResidualRule, Rule
+from vitreous.tape.rules.lrp import LrpRule, OriginalLrpRule
 
 RULES: Mapping[str, Rule] = {
     rule.name: rule

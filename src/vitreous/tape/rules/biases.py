@@ -1,6 +1,6 @@
 """Biases: what they and everything that counts as one contribute to the explained output, token by token.
 
-``BiasNotes`` is told of biases in the forward pass and has bias x gradient added up in backward passes that ask for it;
+``BiasRecorder`` registers biases in the forward pass; backward passes that need them add up bias x gradient;
 ``bias_scores`` gives the sums to tokens.
 """
 
@@ -13,38 +13,38 @@ from torch import Tensor
 
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape.functions import InForce, NoteResidue, origin_of
-from vitreous.tape.half import exact
-from vitreous.tape.layout import Layout
-from vitreous.tape.plan import Plan
-from vitreous.tape.progress import Progress
-from vitreous.tape.rules import ElementwiseCall
+from vitreous.float64 import exact
+from vitreous.tape.patches.layout import Layout
+from vitreous.tape.recording.interception import Progress
+from vitreous.tape.recording.plan import Plan
+from vitreous.tape.rules.autograd import ActiveRule, RemainderHook, origin_of
+from vitreous.tape.rules.gradient_rules import ElementwiseCall
 
 # mypy: disable-error-code="no-untyped-call"
 
 Contribution = Callable[[Tensor], Tensor | None]
 
 
-class BiasNotes:
-    """Notes biases in the layers that a plan asks for."""
+class BiasRecorder:
+    """Registers biases in the layers that a plan names."""
 
-    def __init__(self, plan: Plan, progress: Progress, in_force: InForce, architecture: Architecture) -> None:
-        self._plan, self._progress, self._in_force = plan, progress, in_force
+    def __init__(self, plan: Plan, progress: Progress, active_rule: ActiveRule, architecture: Architecture) -> None:
+        self._plan, self._progress, self._active_rule = plan, progress, active_rule
         self._tokens_first = not architecture.blocks[0].input.axes.batch_first
         self._placements = architecture.placements
 
     @property
-    def listens(self) -> bool:
+    def active(self) -> bool:
         """Whether the biases of the block that the forward pass is in are wanted."""
         return self._progress.layer in self._plan.biases
 
-    def note(self, output: Tensor, bias: Tensor | None, *, tokens_first: bool | None = None) -> None:
+    def record(self, output: Tensor, bias: Tensor | None, *, tokens_first: bool | None = None) -> None:
         """A bias contributes bias x gradient."""
         if bias is not None:
             constant = bias.detach()
             self._add_up(output, lambda gradient: gradient * constant, tokens_first=tokens_first)
 
-    def note_along_channels(self, output: Tensor, bias: Tensor) -> None:
+    def record_channels(self, output: Tensor, bias: Tensor) -> None:
         """A bias whose channels lie along the second axis, as those of convolution and batch normalisation do."""
         if output.dim() == 2:
             self.note(output, bias)
@@ -52,46 +52,46 @@ class BiasNotes:
         constant = bias.detach().view(-1, *[1] * (output.dim() - 2))
         self._add_up(output, lambda gradient: gradient * constant, axis=1, tokens_first=False)
 
-    def residue_note(self, tokens: Tensor) -> NoteResidue | None:
-        """Who is to be told of an activation's gradients: what its slope leaves unexplained counts as a bias.
+    def remainder_hook(self, tokens: Tensor) -> RemainderHook | None:
+        """What an activation calls in a backward pass: the part that its gradient does not explain counts as a bias.
 
         That is gradient x (f(u) - f'(u) u), and gradient x f'(u) is what goes on to u; of a gate that is held constant
         it is gradient x f(0).
         """
-        layer, in_force = self._layer_of(tokens), self._in_force
+        layer, active_rule = self._layer_of(tokens), self._active_rule
         if layer is None:
             return None
         tokens_first, step = self._tokens_first and self._progress.inside_block, self._progress.step
 
         def note(call: ElementwiseCall, gradient: Tensor, passed_on: Tensor) -> None:
-            left_over = call.value_at_zero or not in_force.rule.constant_gates
-            if left_over and in_force.wants_biases_of(layer):
+            left_over = call.value_at_zero or not active_rule.rule.constant_gates
+            if left_over and active_rule.wants_biases_of(layer):
                 left = exact(gradient) * call.output
                 left.addcmul_(exact(passed_on), exact(call.input), value=-1)
                 self._add(layer, step, left, -1, tokens_first)
 
         return note
 
-    def note_gated(self, output: Tensor) -> None:
+    def record_gated(self, output: Tensor) -> None:
         """A product u g(u): where the gate has a gradient both factors explain it, and one of the two is taken back."""
-        in_force, product = self._in_force, output.detach()
-        self._add_up(output, lambda gradient: None if in_force.rule.constant_gates else -(gradient * product))
+        active_rule, product = self._active_rule, output.detach()
+        self._add_up(output, lambda gradient: None if active_rule.rule.constant_gates else -(gradient * product))
 
-    def note_shifted(self, gate: Tensor, constants: Iterable[Tensor | float]) -> None:
+    def record_shifted(self, gate: Tensor, constants: Iterable[Tensor | float]) -> None:
         """A constant plus a gate, 1 + tanh(...): not followed any further where the gate has a gradient.
 
         Unless it was no gate but an activation, which shows later: then the constant is a bias.
         """
-        in_force, origin, shift = self._in_force, origin_of(gate), sum(constants)
+        active_rule, origin, shift = self._active_rule, origin_of(gate), sum(constants)
 
         def contribution(gradient: Tensor) -> Tensor | None:
             if getattr(origin, "kind", None) == "activation":
                 return gradient * shift
-            if in_force.rule.constant_gates:
+            if active_rule.rule.constant_gates:
                 return None
             raise UnsupportedModelError(
                 "the model writes out its activation function, with a constant added to a gate; what of it counts as a "
-                f"bias is not known under rule={in_force.rule.name}, but it is under rule=libra or rule=frozen"
+                f"bias is not known under rule={active_rule.rule.name}, but it is under rule=libra or rule=frozen"
             )
 
         self._add_up(gate, contribution)
@@ -100,7 +100,7 @@ class BiasNotes:
         self, output: Tensor, contribution: Contribution, *, axis: int = -1, tokens_first: bool | None = None
     ) -> None:
         """Have what ``contribution`` makes of the gradient at ``output``, summed over channels, added up."""
-        layer, in_force, step = self._layer_of(output), self._in_force, self._progress.step
+        layer, active_rule, step = self._layer_of(output), self._active_rule, self._progress.step
         if layer is None:
             return
         if tokens_first is None:
@@ -108,7 +108,7 @@ class BiasNotes:
 
         def note(gradient: Tensor | None) -> None:
             # Autograd hands on None for nothing: q and k under a rule that holds A constant.
-            if gradient is None or not in_force.wants_biases_of(layer):
+            if gradient is None or not active_rule.wants_biases_of(layer):
                 return
             found = contribution(exact(gradient))
             if found is not None:
@@ -118,7 +118,7 @@ class BiasNotes:
 
     def _layer_of(self, output: Tensor) -> int | None:
         """The block that the forward pass is in, if its biases are wanted and this has a gradient."""
-        if not (self.listens and output.requires_grad):
+        if not (self.active and output.requires_grad):
             return None
         return self._progress.layer
 
@@ -127,13 +127,13 @@ class BiasNotes:
         placement = self._placements.get(step) if layer < self._plan.depth else None
         placed = None if placement is None else placement.by_token(found, batch, tokens)
         if placed is not None:
-            self._in_force.add_bias(layer, placed)
+            self._active_rule.add_bias(layer, placed)
             return
         found = found.sum(dim=axis)
         found = found.flatten(1) if axis == 1 else found
         if layer < self._plan.depth and found.dim() == 1 and len(found) == batch * tokens:  # all tokens in one row
             found = found.view((tokens, batch) if tokens_first else (batch, tokens))
-        self._in_force.add_bias(layer, found.transpose(0, 1) if tokens_first and found.dim() > 1 else found)
+        self._active_rule.add_bias(layer, found.transpose(0, 1) if tokens_first and found.dim() > 1 else found)
 
 
 def bias_scores(

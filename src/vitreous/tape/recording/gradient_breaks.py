@@ -1,7 +1,7 @@
-"""Hearing where gradients end: kernels that were written for the forward pass alone, such as those of quantised layers.
+"""Where gradients end: at kernels without a backward pass, such as those of quantised layers.
 
-Behind such a call autograd goes on along what leads past it, the residual stream, and says nothing, so that maps would
-look plausible and be wrong.
+Autograd raises no error there: the gradient goes on along the residual stream, past the call, and maps would look
+plausible and be wrong.
 """
 
 from __future__ import annotations
@@ -13,22 +13,27 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-from vitreous.tape.interception import Handler, flat, in_graph
-from vitreous.tape.plan import PIXELS, Needs
-from vitreous.tape.progress import Progress
+from vitreous.architecture.trace import is_factory, tensors_in
+from vitreous.tape.recording.interception import Handler, Progress, flat, in_graph
+from vitreous.tape.recording.plan import PIXELS, Needs
 
 # What gives numbers without a gradient on purpose; by name, for most exist as a function and as a method.
 _CONSTANT = {"__get__", "__set__", "detach", "detach_", "tensor", "as_tensor", "asarray", "scalar_tensor"}
 # What takes only the dtype, the device or the shape of its second operand: a constant is one afterwards, too.
 _AS_ANOTHER = {"to", "type_as", "expand_as", "view_as", "reshape_as"}
+_BELOW = "_vitreous_below_graph"  # the mark of tensors that a graph from the input on would hold, and this one does not
 _NO_KERNEL = "WarnNotImplemented"  # autograd's own mark of an operator that was registered without a way back
 
 
-class Cuts:
-    """Notes the calls at which gradients end, by the block in which that happens."""
+class GradientBreaks:
+    """Notes the calls at which gradients end, by the block in which that happens.
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    With ``marks_below`` also what was made from the model's input below the start of the graph: it has no gradient, and
+    is no constant.
+    """
+
+    def __init__(self, progress: Progress, *, marks_below: bool = False) -> None:
+        self._progress, self._marks_below = progress, marks_below
         self._names: dict[int, str] = {}
 
     def behind(self, layer: int | None) -> str | None:
@@ -63,6 +68,8 @@ class Cuts:
                 operands = args[:1] if name in _AS_ANOTHER else flat(args, kwargs)
                 if any(map(in_graph, operands)):
                     self._note(name, output)
+                elif self._marks_below and not is_factory(func) and any(map(is_below_graph, operands)):
+                    mark_below_graph(args[0] if name == "__setitem__" else output)
             return output
 
         return watched
@@ -72,17 +79,34 @@ class Cuts:
             return
         parts = output if isinstance(output, list | tuple) else [output]
         # Where one of several has a gradient, the others are without one on purpose: weights to look at, places.
-        if any(map(_is_cut, parts)) and not any(in_graph(part) and not _is_cut(part) for part in parts):
+        if any(map(_is_broken, parts)) and not any(in_graph(part) and not _is_broken(part) for part in parts):
             self._names.setdefault(self._layer, name)
 
     @property
     def _layer(self) -> int:
         """The block that a gradient would have to pass this place from; between blocks, the one before."""
         progress = self._progress
-        return progress.next_block if progress.inside_block or progress.behind else progress.next_block - 1
+        return progress.next_block if progress.inside_block or progress.after_blocks else progress.next_block - 1
 
 
-def _is_cut(value: Any) -> bool:
+def mark_below_graph(value: Any) -> None:
+    """Note that tensors would be in a graph that begins at the model's input."""
+    for tensor in tensors_in(value):
+        if tensor.is_floating_point():  # places, counts and comparisons have no gradient anyway
+            setattr(tensor, _BELOW, True)
+
+
+def is_below_graph(value: Any) -> bool:
+    """Whether a value was made from the model's input in front of where the graph begins."""
+    return isinstance(value, Tensor) and hasattr(value, _BELOW)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value depends neither on the tokens nor, in front of where the graph begins, on the model's input."""
+    return not in_graph(value) and not is_below_graph(value)
+
+
+def _is_broken(value: Any) -> bool:
     """Whether numbers that were computed from tokens have no gradient; places, counts and comparisons never have."""
     if not isinstance(value, Tensor):
         return False
@@ -90,3 +114,21 @@ def _is_cut(value: Any) -> bool:
         return _NO_KERNEL in value.grad_fn.name()
     rounded = value.is_quantized or value.dtype == torch.int8
     return not value.requires_grad and (value.is_floating_point() or rounded)
+
+
+def depends(output: Tensor, leaf: Tensor, *, apart_from: Tensor | None = None) -> bool:
+    """Whether ``output`` was made from ``leaf``, where the graph begins, in another way than through ``apart_from``."""
+    if leaf is apart_from:
+        return False
+    through = None if apart_from is None else apart_from.grad_fn
+    seen: set[Any] = set()
+    waiting: list[Any] = [output.grad_fn]
+    while waiting:
+        step = waiting.pop()
+        if step is None or step is through or step in seen:
+            continue
+        if getattr(step, "variable", None) is leaf:
+            return True
+        seen.add(step)
+        waiting.extend(earlier for earlier, _ in step.next_functions)
+    return False

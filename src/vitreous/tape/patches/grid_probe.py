@@ -1,10 +1,10 @@
-"""The patch grid that a picture's edges show: what changes when they do; and where its patches are centred.
+"""Finds the patch grid by changing parts of a picture: its edges, its inside, and the stream in front of every block.
 
-Which pixels a token is made of cannot be told from the shapes of tensors: 33 tokens of a picture of 32 x 64 pixels may
-be patches of 8 x 8, of 4 x 16 or of 16 x 4 pixels. But the first row of pixels is in the first row of patches alone,
-and the first column in the first column. A convolution tells how many rows and columns of patches it makes, but not
-where they stand among the tokens, nor what of the picture it was given. Edges say nothing of the patches inside: the
-receptive fields of some of them do, which are looked at in the same run, and the order in which blocks leave them.
+The pixels that a token is made of do not show in the shapes of tensors: 33 tokens of a picture of 32 x 64 pixels may be
+patches of 8 x 8, of 4 x 16 or of 16 x 4 pixels. But the first row of pixels is in the first row of patches alone, and
+the first column in the first column. A convolution shows how many rows and columns of patches it makes, but not where
+they stand among the tokens, nor which part of the picture it read. The patches inside are checked by the receptive
+fields of some of them, in the same run, and by the order in which blocks leave them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 from vitreous.architecture import Architecture
 from vitreous.errors import InputError, UnsupportedModelError
+from vitreous.float64 import exact
 from vitreous.inputs.model_input import Inputs
 from vitreous.patch_geometry import PatchGeometry
-from vitreous.tape.block_order import check_block_order
-from vitreous.tape.embedding import Embedding, Size
-from vitreous.tape.first_block import first_block_input
-from vitreous.tape.half import exact
-from vitreous.tape.location import (
+from vitreous.tape.patches.embedding import Embedding, Size
+from vitreous.tape.patches.receptive_fields import (
     PROBES,
     PROBES_BEHIND,
     check_changed_patches,
@@ -33,6 +31,7 @@ from vitreous.tape.location import (
     receptive_fields,
     with_changed_patches,
 )
+from vitreous.tape.patches.stream_probes import check_block_order, first_block_input
 
 _NOISE = 10.0  # so large that the change of an edge is seen in half precision, too
 _ROUNDING = 1e-3  # of what all pixels change of a token: one of its edges changes far more of it, rounding less
@@ -60,8 +59,8 @@ class _Probed:
 
 
 @dataclass(frozen=True)
-class Edges:
-    """A model, and the pictures of which one is run again with other edges, as far as the model's first block."""
+class PatchGridProbe:
+    """Runs a model up to its first block on a picture with changed edges."""
 
     architecture: Architecture
     model: nn.Module
@@ -138,7 +137,7 @@ class Edges:
         whole, top, bottom, left, right = _changed(streams)
         if bool(whole.any()) and not bool(bottom.any() and right.any()):
             raise self._in_no_patch("the last rows or columns")
-        patches = whole & ~(top & bottom & left & right)  # some models have a token that says something of all pixels
+        patches = whole & ~(top & bottom & left & right)  # some models have a token that depends on all pixels
         count, columns = int(patches.sum()), int((patches & top).sum())
         places = torch.arange(len(patches), device=patches.device) - (len(patches) - count)
         expected = [
@@ -215,7 +214,7 @@ class Edges:
         noise = noise_picture(self.inputs.shape[1:]).to(self.inputs).repeat(count, 1, 1, 1).requires_grad_()
         for at_once in (len(edges) + count, 2, 1):
             streams = None
-            with suppress(Exception):  # whatever a model says that takes one picture at a time
+            with suppress(Exception):  # a model may take one picture at a time only
                 streams = self._streams(edges, noise, at_once)
             if streams is not None and streams.shape[:2] == (len(edges) + count, tokens):
                 seen = exact(streams[: len(edges)].detach())

@@ -47,7 +47,7 @@ class ReceptiveFields:
     grid: Size
 
     def geometry(self) -> PatchGeometry | None:
-        """Where patches are centred; ``None`` where they are equal cells of the picture, as far as can be told."""
+        """Where patches are centred; ``None`` where the fields show equal cells of the picture."""
         size = self.energy.shape[1:]
         axes = list(zip(self._marginals(), (self.rows, self.columns), size, self.grid, strict=True))
         lines = [_line_of_ends(marginal, index, length / cells) for marginal, index, length, cells in axes]

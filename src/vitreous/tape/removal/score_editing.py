@@ -1,6 +1,6 @@
 """Running a model with the attention that goes to some tokens damped (AtMan) or switched off.
 
-Column j of the scores before the softmax says how much token j is looked at. A factor on it is a factor on key j and on
+Column j of the scores before the softmax belongs to key token j. A factor on it is a factor on key j and on
 the bias of its column, so fused attention stays fused.
 """
 
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape import interception as heard
-from vitreous.tape import multihead
-from vitreous.tape.attention import attention_arguments, bias_of_heads, heads_of, rows_of
-from vitreous.tape.dropping import with_prefix
-from vitreous.tape.interception import Handler, Interception, result_at, with_result
+from vitreous.tape.attention import multihead
+from vitreous.tape.attention.record import attention_arguments, bias_of_heads, heads_of, rows_of
+from vitreous.tape.recording import torch_functions as ops
+from vitreous.tape.recording.interception import Handler, Interception, result_at, with_result
+from vitreous.tape.removal.dropping import with_prefix
 
 
 class ScoreEditing:
-    """Listens to one forward pass and edits the attention scores of all blocks and of a pooling attention behind them.
+    """Edits the attention scores of all blocks and of a pooling attention behind them.
 
     Args:
         architecture: where the blocks are.
@@ -53,11 +53,11 @@ class ScoreEditing:
         self._hidden: Tensor | None = None  # (batch, tokens), 0 or -inf
         self._edited: set[int] = set()
 
-    def listening(self) -> Interception:
+    def interception(self) -> Interception:
         """The context in which the model has to run."""
         handlers: dict[Callable[..., Any], Handler] = {
-            **dict.fromkeys(heard.ATTENTION, self._on_fused),
-            **dict.fromkeys(heard.MULTI_HEAD_ATTENTION, self._on_multi_head),
+            **dict.fromkeys(ops.ATTENTION, self._on_fused),
+            **dict.fromkeys(ops.MULTI_HEAD_ATTENTION, self._on_multi_head),
         }
         return Interception(self._architecture, self, handlers)
 

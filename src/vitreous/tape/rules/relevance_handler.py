@@ -16,13 +16,12 @@ from torch import Tensor
 from vitreous.architecture import Architecture
 from vitreous.architecture.operations import product_operands
 from vitreous.architecture.trace import is_factory, operation
-from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
-from vitreous.tape.functions import Follow, InForce, gradient_between
-from vitreous.tape.half import EXACT
-from vitreous.tape.interception import Handler, flat, in_graph
-from vitreous.tape.plan import PIXELS, Needs, Plan
-from vitreous.tape.progress import Progress
-from vitreous.tape.rulebook import RULES
+from vitreous.float64 import EXACT
+from vitreous.tape.recording.interception import Handler, Progress, flat, in_graph
+from vitreous.tape.recording.plan import PIXELS, Needs, Plan
+from vitreous.tape.rules import RULES
+from vitreous.tape.rules.autograd import ActiveRule, Follow, gradient_between
+from vitreous.tape.rules.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -47,7 +46,7 @@ _READING = {
 NOT_FOLLOWED = "relevance was not followed so far in this run"
 
 
-class RelevanceListener:
+class RelevanceHandler:
     """Puts the linear parts of a forward pass under the rules that carry relevance.
 
     Attributes:
@@ -60,11 +59,11 @@ class RelevanceListener:
         architecture: Architecture,
         plan: Plan,
         progress: Progress,
-        in_force: InForce,
+        active_rule: ActiveRule,
         is_gate: Callable[[Any], bool],
     ) -> None:
         self._axes = architecture.blocks[0].input.axes
-        self._progress, self._in_force, self._is_gate = progress, in_force, is_gate
+        self._progress, self._active_rule, self._is_gate = progress, active_rule, is_gate
         self.rules = {name for name in plan.rules if RULES[name].carries_relevance}
         self.follows = bool(self.rules)
         self._scaling = {name for name in self.rules if RULES[name].scales_modules}
@@ -138,14 +137,14 @@ class RelevanceListener:
             return func(*args, **kwargs)
         if kwargs or not all(isinstance(value, Tensor) for value in args):
             self._gap("it adds a number to its tokens")
-        elif self._progress.attending is not None:
+        elif self._progress.attention_layer is not None:
             self._gap("it adds to queries, keys or values inside its attention (rotated positions)")
         else:
             inside = self._progress.inside_block or not self._progress.reached_blocks
             axis = 0 if self._axes.batch_first or not self._progress.inside_block else 1
             if func(*args).shape[axis] != self._progress.batch:
                 self._gap("it adds tensors in which the images of a batch are not known")
-            call = SumCall(torch.add, axis, inside, partial(gradient_between, self._in_force))
+            call = SumCall(torch.add, axis, inside, partial(gradient_between, self._active_rule))
             self._last_sum = call if inside else self._last_sum
             return self._follow(call, *args)
         return func(*args, **kwargs)
@@ -177,9 +176,9 @@ class RelevanceListener:
 
     def on_pool(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Behind the blocks, choosing tokens or taking their mean."""
-        if not self._progress.behind and func.__name__ == "__getitem__":
+        if not self._progress.after_blocks and func.__name__ == "__getitem__":
             return func(*args, **kwargs)
-        if not self._progress.behind or not self._watches(args[0]):
+        if not self._progress.after_blocks or not self._watches(args[0]):
             return self.on_unknown(func, args, kwargs)
         tokens, *options = args
         return self._follow(PoolCall(lambda values: func(values, *options, **kwargs)), tokens)
@@ -225,7 +224,7 @@ class RelevanceListener:
         return (self._progress.next_block if self._progress.reached_blocks else PIXELS) >= self._lowest
 
     def _follow(self, call: Call, *inputs: Tensor) -> Any:
-        output: Tensor = Follow.apply(call, self._in_force, *inputs)
+        output: Tensor = Follow.apply(call, self._active_rule, *inputs)
         for dtype in {inputs[0].dtype, output.dtype}.difference(EXACT):
             self._gap(f"it runs in {dtype}, in which relevance is lost to rounding; run it in float32")
         return output

@@ -71,8 +71,8 @@ class Embedding:
         if self.patch is None or any(mine < theirs for mine, theirs in zip(self.given, picture, strict=True)):
             return
         covered = tuple(count * side for count, side in zip(self.grid, self.patch, strict=True))
-        told = tuple(math.ceil(length / count) for length, count in zip(picture, self.grid, strict=True))
-        if self.given != picture and told != self.patch and _less_than_a_patch(self.given, picture, self.patch):
+        expected = tuple(math.ceil(length / count) for length, count in zip(picture, self.grid, strict=True))
+        if self.given != picture and expected != self.patch and _less_than_a_patch(self.given, picture, self.patch):
             raise InputError(
                 f"{name} pads images of {picture[0]} x {picture[1]} pixels to {self.given[0]} x {self.given[1]}, so "
                 "that the last patches are mostly padding and no map fits them; crop or resize them first"

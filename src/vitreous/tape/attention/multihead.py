@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from vitreous.tape.attention import additive_bias, attention_rows
+from vitreous.tape.attention.record import additive_bias, attention_rows
 
 _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 

@@ -1,0 +1,1 @@
+"""What is kept of one forward pass, and how its calls are intercepted."""
