@@ -15,7 +15,6 @@ import pytest
 from evaluations import METHODS, MODEL, PROTOCOL, command, everything, only_run, start, wait_for, write_photos
 from vitreous.benchmark.evaluation import evaluate
 from vitreous.benchmark.run import RunError
-from vitreous.cli.evaluating_report import as_json
 
 IMAGES = 64  # enough shards that a quick machine does not finish before it is killed
 
@@ -51,7 +50,7 @@ def unbroken(photos, tmp_path_factory):
     """What an unbroken run in this process prints and stores."""
     out = tmp_path_factory.mktemp("unbroken")
     results = evaluate(MODEL, photos, PROTOCOL, METHODS, out=out, threads=1, shard_size=2)
-    return as_json(results), everything(only_run(out))
+    return results.rows(), everything(only_run(out))
 
 
 def test_killed_again_and_again_it_resumes_to_the_same_results(photos, unbroken, tmp_path):

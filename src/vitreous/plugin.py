@@ -21,6 +21,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from vitreous.close_match import close_match
+from vitreous.defaults import PLUGIN_ENTRY_POINTS
 from vitreous.error_boundary import described_error
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register
@@ -32,7 +33,6 @@ from vitreous.tape.rulebook import RULES
 from vitreous.user_file import run_user_file
 
 Read = Callable[[View, int], Tensor]
-ENTRY_POINTS = "vitreous.methods"
 
 _VALUES = tuple(part.name for part in fields(Needs) if isinstance(part.default, frozenset))  # those of layers
 _SLOPES = tuple(part.name for part in fields(GradientNeeds))
@@ -159,7 +159,7 @@ def load_plugins(files: Iterable[str | Path]) -> None:
 
 def load_entry_points() -> None:
     """Import the modules that installed packages name in the group ``vitreous.methods``."""
-    for point in entry_points(group=ENTRY_POINTS):
+    for point in entry_points(group=PLUGIN_ENTRY_POINTS):
         try:
             point.load()
         except Exception as error:

@@ -10,10 +10,11 @@ from vitreous.benchmark.engines.local import run_locally
 from vitreous.benchmark.engines.watching import Silent, Watcher
 from vitreous.benchmark.results import Results
 from vitreous.benchmark.selection import WHITE_BOX
-from vitreous.benchmark.starting import Model, Options, OptionValues, start
+from vitreous.benchmark.starting import Model, start
 from vitreous.benchmark.store import Store
 from vitreous.benchmark.workbench import Workbench
 from vitreous.datasets import DataSet
+from vitreous.evaluate_options import EvaluateOptions, resolve_options
 from vitreous.paths import expanded
 from vitreous.protocols import Protocol
 from vitreous.torch_state import leaves_torch_as_it_was
@@ -28,7 +29,7 @@ def evaluate(
     *,
     out: str | Path = "vitreous-runs",
     watcher: Watcher | None = None,
-    **options: Unpack[OptionValues],
+    **options: Unpack[EvaluateOptions],
 ) -> Results:
     """Measure methods on a data set under a protocol.
 
@@ -46,13 +47,12 @@ def evaluate(
             masked pictures, which is also what ``None`` stands for.
         out: the folder that holds the folders of runs.
         watcher: who is told about progress.
-        **options: the fields of ``Options``: limit, shuffle, engine, workers, threads, shard_size, seed, plugins,
-            retry_failed, outputs.
+        **options: see ``vitreous.evaluate_options.EvaluateOptions``.
 
     Raises:
         VitreousError: something that was asked for does not exist or does not go together.
     """
-    chosen = Options(**options)
+    chosen = resolve_options(options)
     told = watcher or Silent()
     asked = WHITE_BOX if methods is None else methods
     words = [asked] if isinstance(asked, str) else list(asked)
@@ -61,13 +61,13 @@ def evaluate(
     return Results((store,), bench.protocol)
 
 
-def compute(store: Store, bench: Workbench, options: Options, watcher: Watcher) -> None:
+def compute(store: Store, bench: Workbench, options: EvaluateOptions, watcher: Watcher) -> None:
     """Compute what a run still lacks on the engine that was asked for."""
-    if options.retry_failed:
+    if options["retry_failed"]:
         store.forget_failed(watcher.notice)
-    if options.engine == "ray":
+    if options["engine"] == "ray":
         from vitreous.benchmark.engines.ray import run_on_ray  # noqa: PLC0415  # its package is an extra
 
-        run_on_ray(store, watcher, tasks=options.workers)
+        run_on_ray(store, watcher, tasks=options["workers"])
     else:
-        run_locally(store, bench, watcher, workers=options.workers or 1)
+        run_locally(store, bench, watcher, workers=options["workers"] or 1)
