@@ -35,19 +35,19 @@ def names(photos, folder):
     return [str(photo.relative_to(folder)) for photo in photos]
 
 
-def test_what_is_left_out_is_told_by_subfolder(folder):
-    photos, left_out = find_image_files(str(folder))
+def test_what_is_skipped_is_told_by_subfolder(folder):
+    photos, skipped = find_image_files(str(folder))
     assert names(photos, folder) == ["a.png", "b.JPG"]
-    assert str(left_out) == (
+    assert str(skipped) == (
         f"{folder}: skipped 2 files without an image suffix and 3 images in 2 subfolders (cats: 2, dogs/young: 1) "
         "(use --recursive to include them)"
     )
 
 
 def test_recursive_takes_subfolders_but_no_hidden_ones(folder):
-    photos, left_out = find_image_files(str(folder), recursive=True)
+    photos, skipped = find_image_files(str(folder), recursive=True)
     assert names(photos, folder) == ["a.png", "b.JPG", "cats/a.png", "cats/c.png", "dogs/young/d.png"]
-    assert str(left_out) == f"{folder}: skipped 2 files without an image suffix"
+    assert str(skipped) == f"{folder}: skipped 2 files without an image suffix"
 
 
 def test_links_to_folders_are_not_followed(folder):
@@ -61,14 +61,14 @@ def test_many_subfolders_are_counted_and_some_named(tmp_path):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "photo.png").touch()
     (tmp_path / "photo.png").touch()
-    _, left_out = find_image_files(str(tmp_path))
-    assert "8 images in 8 subfolders (0: 1, 1: 1, 2: 1, 3: 1, 4: 1, and 3 more)" in str(left_out)
+    _, skipped = find_image_files(str(tmp_path))
+    assert "8 images in 8 subfolders (0: 1, 1: 1, 2: 1, 3: 1, 4: 1, and 3 more)" in str(skipped)
 
 
-def test_nothing_is_said_where_nothing_is_left_out(tmp_path):
+def test_nothing_is_said_where_nothing_is_skipped(tmp_path):
     (tmp_path / "photo.png").touch()
-    _, left_out = find_image_files(str(tmp_path))
-    assert str(left_out) == ""
+    _, skipped = find_image_files(str(tmp_path))
+    assert str(skipped) == ""
     assert find_image_files(str(tmp_path / "photo.png")) == ([tmp_path / "photo.png"], None)
 
 
@@ -92,7 +92,7 @@ def test_the_command_tells_it_on_standard_error_and_takes_the_option(folder, tmp
         return result
 
     result = explained()
-    assert "left out 2 files" in result.stderr
+    assert "skipped 2 files" in result.stderr
     assert "cats: 2, dogs/young: 1" in result.stderr
     assert len(json.loads(result.stdout)["photos"]) == 2
     deep = explained("--recursive")
