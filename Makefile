@@ -4,7 +4,7 @@ BIN := .venv/bin
 TESTERS ?= 2
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test fuzz lint docs format clean
+.PHONY: demo test fuzz lint docs catalog format clean
 
 demo: .venv/.demo-installed  ## explain a real photo with the demo model
 	$(BIN)/vitreous explain demo --model demo --out demo-output
@@ -24,6 +24,10 @@ lint: .venv/.dev-installed  ## check style and types
 
 docs: .venv/.dev-installed  ## build the documentation; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
+
+catalog: .venv/.dev-installed  ## write the lists of methods, protocols, models and data sets that the command line shows
+	$(BIN)/python scripts/write_catalog.py
+	$(BIN)/python scripts/write_options_table.py
 
 format: .venv/.dev-installed
 	$(BIN)/ruff check --fix

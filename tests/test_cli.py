@@ -18,12 +18,12 @@ from typer.testing import CliRunner
 
 from vitreous import __version__, cli, explanation_folder
 from vitreous.class_names import find_class
-from vitreous.cli import app, explaining
+from vitreous.cli import app, explain_images
 from vitreous.cli.console import one_line
-from vitreous.cli.photos import each_once
-from vitreous.cli.spellings import split_spellings
+from vitreous.cli.image_files import drop_duplicates
 from vitreous.errors import MethodError, TargetError
 from vitreous.explanation import Explanation
+from vitreous.method_lists import split_spellings
 
 SMALL = ("--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64x48")
 
@@ -156,8 +156,8 @@ class TestMistakes:
         [
             (("--method", "tokntm"), "tokentm"),
             (("--method", "tokentm:gradiant=logit"), "gradient"),
-            (("--method", "heads=average"), "no method stands before it"),
-            (("--method", ","), "without a name"),
+            (("--method", "heads=average"), "without a method before it"),
+            (("--method", ","), "name is empty"),
             (("--model", "timm/vit_tinny_patch16_224@random"), "vit_tiny_patch16_224"),
             (("--model", "nonsense"), "not understood"),
             (("--target", "1000"), "999"),
@@ -421,7 +421,7 @@ class TestTargets:
 
 def test_folders_stay_inside_the_output_and_differ_also_without_case(tmp_path):
     photos = [tmp_path / name for name in ("a.png", "A.jpg", "a-2.png", "a.jpg", "...jpg", ".png", "b .png")]
-    folders = explaining._folders(photos, tmp_path / "out")
+    folders = explain_images._output_folders(photos, tmp_path / "out")
     assert all(folder.parent == tmp_path / "out" for folder in folders.values())
     assert len({folder.name.casefold() for folder in folders.values()}) == len(photos)
     assert not any(folder.name in {"", ".", ".."} for folder in folders.values())
@@ -461,7 +461,7 @@ class TestNothingIsWrittenOverAPhoto:
         ):
             result = run(*command)
             assert result.exit_code == 2
-            assert "a page is called .html, and cat.png is not" in result.output
+            assert "the report must be an .html file, not cat.png" in result.output
         assert photo.read_bytes() == before
 
     def test_a_figure_is_not_its_own_photo(self, tmp_path, monkeypatch):
@@ -470,22 +470,22 @@ class TestNothingIsWrittenOverAPhoto:
         before = Path("overlay.png").read_bytes()
         result = run("figure", "overlay", "overlay.png")
         assert result.exit_code == 2
-        assert "overlay.png is one of the photos; choose another --out" in one_line(result.output)
+        assert "overlay.png is one of the images; choose another --out" in one_line(result.output)
         assert Path("overlay.png").read_bytes() == before
 
 
 def test_an_empty_name_is_not_the_current_folder():
     result = run("explain", "")
     assert result.exit_code == 2
-    assert "name is empty" in result.output
+    assert "the name of an image is empty" in result.output
 
 
 def test_of_a_photo_that_is_named_twice_the_first_name_stays(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"")
     (tmp_path / "b.jpg").symlink_to(tmp_path / "a.jpg")
     names = [tmp_path / name for name in ("a.jpg", "b.jpg")]
-    assert each_once(names) == names[:1]
-    assert each_once(reversed(names)) == names[1:]
+    assert drop_duplicates(names) == names[:1]
+    assert drop_duplicates(reversed(names)) == names[1:]
 
 
 def test_what_a_models_file_prints_is_no_result(tmp_path):

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 from evaluations import MODEL, PROTOCOL, everything, only_run, rewritten, some_run, write_photos
 from loading_scripts import load_script
-from vitreous.cli import app, evaluating_progress
-from vitreous.cli.evaluating_progress import EvaluationProgress
+from vitreous.cli import app
+from vitreous.cli import progress as progress_module
+from vitreous.cli.progress import EvaluationProgress
 from vitreous.evaluation.runner import context as workbench
 from vitreous.evaluation.store.store import Store
 from vitreous.speed.timing import one_thread
@@ -223,7 +224,7 @@ class TestProgress:
 
     def test_rate_and_time_left_are_of_what_was_done_since_the_start(self, tmp_path, monkeypatch):
         clock, console = SimpleNamespace(now=100.0), Console(file=io.StringIO(), width=200)
-        monkeypatch.setattr(evaluating_progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+        monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
         with EvaluationProgress(console) as progress:
             progress.begin(Store.create(tmp_path, some_run(), {}), 4)  # of ten images
             # Two in 40 seconds, so that the four that are left take 80; the four of an earlier start say nothing.

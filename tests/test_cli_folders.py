@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitreous.cli import app
-from vitreous.cli.photos import photos_of
+from vitreous.cli.image_files import find_image_files
 from vitreous.errors import ImageError
 
 MODEL = ("--model", "timm/test_vit@random", "--method", "rollout")
@@ -35,24 +35,24 @@ def names(photos, folder):
     return [str(photo.relative_to(folder)) for photo in photos]
 
 
-def test_what_is_left_out_is_told_by_subfolder(folder):
-    photos, left_out = photos_of(str(folder))
+def test_what_is_skipped_is_told_by_subfolder(folder):
+    photos, skipped = find_image_files(str(folder))
     assert names(photos, folder) == ["a.png", "b.JPG"]
-    assert str(left_out) == (
-        f"{folder}: left out 2 files without the name of a photo and 3 photos in 2 subfolders (cats: 2, dogs/young: 1) "
-        "(--recursive takes them)"
+    assert str(skipped) == (
+        f"{folder}: skipped 2 files without an image suffix and 3 images in 2 subfolders (cats: 2, dogs/young: 1) "
+        "(use --recursive to include them)"
     )
 
 
 def test_recursive_takes_subfolders_but_no_hidden_ones(folder):
-    photos, left_out = photos_of(str(folder), recursive=True)
+    photos, skipped = find_image_files(str(folder), recursive=True)
     assert names(photos, folder) == ["a.png", "b.JPG", "cats/a.png", "cats/c.png", "dogs/young/d.png"]
-    assert str(left_out) == f"{folder}: left out 2 files without the name of a photo"
+    assert str(skipped) == f"{folder}: skipped 2 files without an image suffix"
 
 
 def test_links_to_folders_are_not_followed(folder):
     (folder / "cats" / "back").symlink_to(folder)
-    photos, _ = photos_of(str(folder), recursive=True)
+    photos, _ = find_image_files(str(folder), recursive=True)
     assert len(photos) == 5
 
 
@@ -61,26 +61,27 @@ def test_many_subfolders_are_counted_and_some_named(tmp_path):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "photo.png").touch()
     (tmp_path / "photo.png").touch()
-    _, left_out = photos_of(str(tmp_path))
-    assert "8 photos in 8 subfolders (0: 1, 1: 1, 2: 1, 3: 1, 4: 1, and 3 more)" in str(left_out)
+    _, skipped = find_image_files(str(tmp_path))
+    assert "8 images in 8 subfolders (0: 1, 1: 1, 2: 1, 3: 1, 4: 1, and 3 more)" in str(skipped)
 
 
-def test_nothing_is_said_where_nothing_is_left_out(tmp_path):
+def test_nothing_is_said_where_nothing_is_skipped(tmp_path):
     (tmp_path / "photo.png").touch()
-    _, left_out = photos_of(str(tmp_path))
-    assert str(left_out) == ""
-    assert photos_of(str(tmp_path / "photo.png")) == ([tmp_path / "photo.png"], None)
+    _, skipped = find_image_files(str(tmp_path))
+    assert str(skipped) == ""
+    assert find_image_files(str(tmp_path / "photo.png")) == ([tmp_path / "photo.png"], None)
 
 
 def test_a_folder_whose_photos_are_all_in_subfolders_says_so(folder):
     for name in ("a.png", "b.JPG"):
         (folder / name).unlink()
     with pytest.raises(
-        ImageError, match=r"holds no photos; its 2 subfolders \(cats: 2, dogs/young: 1\) do: --recursive"
+        ImageError,
+        match=r"holds no photos; there are images in 2 subfolders \(cats: 2, dogs/young: 1\): use --recursive",
     ):
-        photos_of(str(folder))
+        find_image_files(str(folder))
     with pytest.raises(ImageError, match=r"holds no photos$"):
-        photos_of(str(folder / "empty"), recursive=True)
+        find_image_files(str(folder / "empty"), recursive=True)
 
 
 def test_the_command_tells_it_on_standard_error_and_takes_the_option(folder, tmp_path):
@@ -91,7 +92,7 @@ def test_the_command_tells_it_on_standard_error_and_takes_the_option(folder, tmp
         return result
 
     result = explained()
-    assert "left out 2 files" in result.stderr
+    assert "skipped 2 files" in result.stderr
     assert "cats: 2, dogs/young: 1" in result.stderr
     assert len(json.loads(result.stdout)["photos"]) == 2
     deep = explained("--recursive")

@@ -13,7 +13,6 @@ from dataclasses import replace
 import pytest
 
 from evaluations import METHODS, MODEL, PROTOCOL, command, everything, only_run, start, wait_for, write_photos
-from vitreous.cli.evaluating_report import as_json
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.store.run import RunError
 
@@ -51,7 +50,7 @@ def unbroken(photos, tmp_path_factory):
     """What an unbroken run in this process prints and stores."""
     out = tmp_path_factory.mktemp("unbroken")
     results = evaluate(MODEL, photos, PROTOCOL, METHODS, out=out, threads=1, shard_size=2)
-    return as_json(results), everything(only_run(out))
+    return results.rows(), everything(only_run(out))
 
 
 def test_killed_again_and_again_it_resumes_to_the_same_results(photos, unbroken, tmp_path):

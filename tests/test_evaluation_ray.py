@@ -13,7 +13,7 @@ from vitreous.datasets import open_dataset
 from vitreous.evaluation.engines.ray import RETRIES, _InFlight, run_on_ray
 from vitreous.evaluation.engines.worker import SilentProgress
 from vitreous.evaluation.evaluate import evaluate
-from vitreous.evaluation.runner.prepare_run import Options, prepare_run
+from vitreous.evaluation.runner.prepare_run import prepare_run
 from vitreous.evaluation.store.run import RunError
 from vitreous.evaluation.store.store import Store
 
@@ -97,7 +97,7 @@ def test_an_error_on_a_worker_is_told_as_it_would_be_here(cluster, tmp_path):
     """The data set is changed behind the back of a run that was planned: its worker notices."""
     folder = tmp_path / "photos"
     data = write_photos(folder, 4)
-    store, _ = prepare_run(MODEL, data, PROTOCOL, METHODS, tmp_path / "out", Options(threads=1), SilentProgress())
+    store, _ = prepare_run(MODEL, data, PROTOCOL, METHODS, tmp_path / "out", {"threads": 1}, SilentProgress())
     (folder / "images" / "0003.png").write_bytes(b"another size")
     with pytest.raises(RunError, match="data set found here is not what the run was started with"):
         run_on_ray(store, SilentProgress())

@@ -10,7 +10,7 @@ import pytest
 
 from evaluations import PROTOCOL
 from invented_runs import invented_results, invented_store
-from vitreous.cli.evaluating import _alone_to_blame
+from vitreous.cli.evaluate import _main_cause
 from vitreous.evaluation.protocols import find_protocol
 from vitreous.evaluation.report.results import Failure, Results, discover_runs, summarise, title_of
 from vitreous.evaluation.report.tables import as_rows
@@ -88,9 +88,9 @@ class TestCounted:
 
     def test_a_method_that_takes_most_images_from_the_others_is_named(self, tmp_path):
         blamed = invented_results(tmp_path / "one", (PRECISION,), NUMBERS, {"first": [1], "second": [0, 1, 2]})
-        assert _alone_to_blame(blamed) == ", 2 of them because of second alone: without it they would"
+        assert _main_cause(blamed) == "; 2 of them fail only for second and would count without it"
         shared = invented_results(tmp_path / "two", (PRECISION,), NUMBERS, FAILING)
-        assert _alone_to_blame(shared) == ""
+        assert _main_cause(shared) == ""
 
     def test_each_failure_is_told_of_its_method(self, tmp_path):
         results = invented_results(tmp_path, (PRECISION,), NUMBERS, FAILING)

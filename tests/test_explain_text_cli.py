@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import vitreous
 from small_text_models import build, save_classifier, small_tokenizer
-from vitreous.cli.app import app
+from vitreous.cli import app
 from vitreous.speed.timing import one_thread
 
 TEXT = "not a good film, unbelievably bad"

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from golden_figures import FIGURES, SIGNED, drawn, explanation, photo, strip
 from vitreous.cli import app
-from vitreous.cli.figure_kinds import KINDS
+from vitreous.cli.figure import FIGURE_KINDS
 from vitreous.errors import InputError
 from vitreous.explanation import Explanation
 from vitreous.pictures.figures import (
@@ -215,7 +215,7 @@ class TestDrawing:
 
 
 class TestCommand:
-    @pytest.mark.parametrize("name", KINDS)
+    @pytest.mark.parametrize("name", FIGURE_KINDS)
     def test_every_figure_can_be_drawn(self, photos, name):
         out = photos / f"out.{'png' if name != 'depth' else 'svg'}"
         result = run("figure", name, photos / "cat.png", *SMALL, "--out", out)
@@ -226,7 +226,7 @@ class TestCommand:
     def test_a_list_of_figures(self):
         result = run("figure", "--list")
         assert result.exit_code == 0
-        assert all(name in result.stdout for name in KINDS)
+        assert all(name in result.stdout for name in FIGURE_KINDS)
 
     def test_the_shipped_photo_several_photos_and_classes(self, photos):
         common = ("--method", "rollout,tokentm", "--out", photos / "out.png", "--topk", 2)

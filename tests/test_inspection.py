@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import vitreous
 from small_models import CLASSES, random_images, small_vit
-from vitreous.cli.app import app
+from vitreous.cli import app
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.explanation import Explanation
 from vitreous.method_trials import try_methods

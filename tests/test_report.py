@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from golden_figures import POSITIVE, SIGNED, explanation, photo
-from vitreous.cli import app, explaining
+from vitreous.cli import app, explain_images
 from vitreous.errors import InputError
 from vitreous.explanation import Explanation
 from vitreous.html import page
@@ -203,7 +203,7 @@ class TestCommand:
         def interrupted(*arguments, **options):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(explaining, "comparison", interrupted)
+        monkeypatch.setattr(explain_images, "comparison", interrupted)
         file = tmp_path / "report.html"
         result = run("explain", photos / "cat.png", *SMALL, "--out", tmp_path / "out", "--report", file)
         assert result.exit_code == 130

@@ -1,7 +1,8 @@
-"""Vitreous: see through Vision Transformers. Which parts of a picture made the model say this class?"""
+"""Vitreous explains Vision Transformers: which image regions, or words, led to a prediction?"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -34,34 +35,33 @@ if TYPE_CHECKING:
     from vitreous.text_explaining import explain_text
     from vitreous.text_explanation import TextExplanation
 
-_HOMES = {
-    "explain": "vitreous.explaining",
-    "evaluate": "vitreous.evaluation.evaluate",
+# The same for the interpreter: the module of each name, or None for a submodule. A test compares the two.
+_MODULES = {
     "Explanation": "vitreous.explanation",
+    "TextExplanation": "vitreous.text_explanation",
+    "errors": None,
+    "evaluate": "vitreous.evaluation.evaluate",
+    "explain": "vitreous.explaining",
+    "explain_text": "vitreous.text_explaining",
     "inspect": "vitreous.inspection",
-    "supported": "vitreous.support",
     "list_methods": "vitreous.methods",
     "load_model": "vitreous.models",
-    "explain_text": "vitreous.text_explaining",
-    "TextExplanation": "vitreous.text_explanation",
     "load_text_model": "vitreous.models.text_models",
-    "errors": "vitreous.errors",
-    "speed": "vitreous.speed",
+    "speed": None,
+    "supported": "vitreous.support",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that ``vitreous --help`` does not wait for torch."""
-    from importlib import import_module  # noqa: PLC0415
-
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vitreous' has no attribute {name!r}")
-    module = import_module(_HOMES[name])
-    value = module if _HOMES[name] == f"vitreous.{name}" else getattr(module, name)
+    """Import a public name on first use (PEP 562), so that ``import vitreous`` does not import torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _MODULES[name]
+    value = import_module(f"{__name__}.{name}") if module is None else getattr(import_module(module), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    """List the public names, imported or not: what completion in a shell shows."""
+    """List the public names for completion, imported or not."""
     return sorted(__all__)

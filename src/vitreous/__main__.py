@@ -1,4 +1,4 @@
-"""``python -m vitreous`` is the command line."""
+"""Run the command line as ``python -m vitreous``."""
 
 from vitreous.cli import main
 

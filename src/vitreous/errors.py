@@ -51,3 +51,7 @@ class MissingDependencyError(VitreousError, ImportError):
 
 class ProtocolError(VitreousError, ValueError):
     """An evaluation protocol is unknown, or does not fit the model or the data."""
+
+
+class RunError(VitreousError, ValueError):
+    """An evaluation cannot be run with these options, or its stored run does not match them."""

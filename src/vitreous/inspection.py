@@ -11,14 +11,11 @@ from torch import Tensor, nn
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.description import Block, StreamStage
-from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import UnsupportedModelError
-from vitreous.explaining import find_recipes, network_of
-from vitreous.methods import list_methods
 from vitreous.models import LoadedModel
-from vitreous.pixels import Images, Model, find_model, find_pixels
+from vitreous.pixels import Images, Model
 from vitreous.spelling import Recipe
-from vitreous.support import Supported, supported_by
+from vitreous.support import Supported, examine_model, find_supported
 from vitreous.tape import Layout, Needs, Plan, record
 from vitreous.torch_state import leaves_torch_as_it_was
 
@@ -166,19 +163,14 @@ def inspect(model: Model, images: Images, methods: str | Sequence[str] | None = 
         UnsupportedModelError: there is no residual stream of tokens.
         InputError: the model does not take the images.
     """
-    recipes = find_recipes([info.name for info in list_methods()] if methods is None else methods)
-    loaded = find_model(model, images)
-    network = network_of(loaded)
-    pixels, _ = find_pixels(loaded, network, images)
-    return run_in_evaluation(network, lambda one: _inspect(one, loaded, pixels, recipes))
+    return examine_model(model, images, methods, _inspect)
 
 
 def _inspect(
     network: nn.Module, loaded: LoadedModel | nn.Module, pixels: Tensor, recipes: Sequence[Recipe]
 ) -> Inspection:
-    first = pixels[:1]
-    architecture = find_architecture(network, first)
-    layout, problem = _layout(network, architecture, first)
+    architecture = find_architecture(network, pixels)
+    layout, problem = _layout(network, architecture, pixels)
     return Inspection(
         name=architecture.name,
         image_size=(pixels.shape[-2], pixels.shape[-1]),
@@ -190,7 +182,7 @@ def _inspect(
         pooling=None if layout is None else _pooling(layout),
         read_tokens=() if layout is None else tuple(layout.read.tolist()),
         problem=problem,
-        supported=supported_by(network, loaded, pixels, recipes),
+        supported=find_supported(network, loaded, pixels, recipes),
     )
 
 

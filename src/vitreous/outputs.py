@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
+from vitreous.defaults import OutputActivation as OutputActivation  # noqa: PLC0414  # re-exported
 from vitreous.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     AnyModel = TypeVar("AnyModel", bound=LoadedModel | LoadedTextModel)
 
-OutputActivation = Literal["logits", "probabilities", "sigmoid", "value"]
 ClassOutputs = Literal["logits", "probabilities", "sigmoid"]  # those that have probabilities
 Scale = OutputActivation  # what recorded runs call it
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from vitreous.cautions import warn_caller
 from vitreous.close_match import close_match
+from vitreous.defaults import PLUGIN_ENTRY_POINTS
 from vitreous.error_boundary import described_error
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register
@@ -33,7 +34,6 @@ from vitreous.tape.rules import RULES
 from vitreous.user_file import run_user_file
 
 Read = Callable[[View, int], Tensor]
-ENTRY_POINTS = "vitreous.methods"
 
 _VALUES = tuple(part.name for part in fields(Needs) if isinstance(part.default, frozenset))  # those of layers
 _FORMER_VALUES = {"halves": "residual"}
@@ -164,7 +164,7 @@ def load_plugins(files: Iterable[str | Path]) -> None:
 
 def load_entry_points() -> None:
     """Import the modules that installed packages name in the group ``vitreous.methods``."""
-    for point in entry_points(group=ENTRY_POINTS):
+    for point in entry_points(group=PLUGIN_ENTRY_POINTS):
         try:
             point.load()
         except Exception as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -24,6 +24,8 @@ from vitreous.tape import Needs, Plan, record
 from vitreous.tape.runner import EvaluationLimitReached, limited_evaluations
 from vitreous.targets import find_targets
 from vitreous.torch_state import leaves_torch_as_it_was
+
+Found = TypeVar("Found")
 
 _EVALUATIONS = 2  # of a method that runs the model again: the first of them show whether it works
 
@@ -81,32 +83,41 @@ def supported(model: Model, images: Images, methods: str | Sequence[str] | None 
     Raises:
         InputError: the model does not take the images.
     """
+    return examine_model(model, images, methods, find_supported)
+
+
+def examine_model(
+    model: Model,
+    images: Images,
+    methods: str | Sequence[str] | None,
+    examine: Callable[[nn.Module, LoadedModel | nn.Module, Tensor, Sequence[Recipe]], Found],
+) -> Found:
+    """Call ``examine`` with the network in evaluation mode, the model, its input for one image and the methods."""
     recipes = find_recipes([info.name for info in list_methods()] if methods is None else methods)
     loaded = find_model(model, images)
     network = network_of(loaded)
     pixels, _ = find_pixels(loaded, network, images)
-    return run_in_evaluation(network, lambda one: supported_by(one, loaded, pixels, recipes))
+    return run_in_evaluation(network, lambda copy: examine(copy, loaded, pixels[:1], recipes))
 
 
-def supported_by(
+def find_supported(
     network: nn.Module, loaded: LoadedModel | nn.Module, pixels: Tensor, recipes: Sequence[Recipe]
 ) -> Supported:
-    """The same of a network in evaluation mode and its input."""
-    first = pixels[:1]
+    """Find which methods work on a network in evaluation mode, given the input for one image."""
     by_spelling = {recipe.spelling: recipe for recipe in recipes}
     try:
-        architecture = find_architecture(network, first)
-        with record(network, architecture, first, Plan(architecture.depth, Needs())):
+        architecture = find_architecture(network, pixels)
+        with record(network, architecture, pixels, Plan(architecture.depth, Needs())):
             pass
     except UnsupportedModelError as error:  # of no method in particular: none of them has to be tried
         return Supported((), dict.fromkeys(by_spelling, str(error)))
     outputs = declared_outputs(loaded) or scale_of(network) or "logits"
-    settings = RunSettings(black_pixel(loaded, first), outputs=outputs)
+    settings = RunSettings(black_pixel(loaded, pixels), outputs=outputs)
 
     def run(spellings: list[str]) -> None:
         some = [by_spelling[spelling] for spelling in spellings]
         with _a_few_evaluations():
-            run_methods(network, first, some, lambda logits: find_targets(logits, None, None), settings)
+            run_methods(network, pixels, some, lambda logits: find_targets(logits, None, None), settings)
 
     # One that is stopped would stop those that it runs together with.
     groups = [[name for name, recipe in by_spelling.items() if not recipe.readout.runs_again]]

@@ -1,4 +1,4 @@
-"""The command line, ``vitreous``: one file per command, and nothing heavy imported before a command needs it."""
+"""The ``vitreous`` command line. Commands import torch and other heavy packages only when they run."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ import sys
 from pathlib import Path
 
 from vitreous.cli.app import app
-from vitreous.cli.console import say_error
-from vitreous.cli.guard import INTERRUPTED, UNEXPECTED
+from vitreous.cli.console import ExitCode, print_error
 
 __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run the command line; an error nobody foresaw is one line as well, unless ``--debug`` asks for the traceback."""
-    _open_streams()
-    _end_tidily()
+    """Run the command line. An unexpected error is reported in one line; ``--debug`` shows its traceback."""
+    _prepare_streams()
+    _handle_termination()
     try:
         app()
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     except Exception as error:
         if "--debug" in sys.argv:
             raise
-        say_error(f"unexpected {type(error).__name__}: {error} (--debug shows where; please report it)")
-        sys.exit(UNEXPECTED)
+        print_error(f"unexpected {type(error).__name__}: {error} (run again with --debug and report the traceback)")
+        sys.exit(ExitCode.UNEXPECTED)
 
 
-def _end_tidily() -> None:
-    """Take the end of a session or a polite kill for an interrupt, so that drafts and uploads are removed.
+def _handle_termination() -> None:
+    """Treat SIGTERM and SIGHUP like Ctrl+C, so that temporary files are removed.
 
-    What whoever started the program chose to ignore, as nohup does, stays ignored.
+    Signals that the parent process chose to ignore, as nohup does, stay ignored.
     """
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
@@ -41,11 +40,11 @@ def _end_tidily() -> None:
             signal.signal(number, signal.default_int_handler)
 
 
-def _open_streams() -> None:
-    """Have streams that take every character: letters that are lacking are written out; a closed one leads nowhere."""
+def _prepare_streams() -> None:
+    """Escape characters that a stream cannot encode, and replace closed streams by the null device."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # open to the end
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # open until the end
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

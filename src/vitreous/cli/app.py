@@ -1,58 +1,111 @@
-"""The ``vitreous`` command and what it consists of."""
+"""The ``vitreous`` application: its commands, and how their errors become one line and an exit code."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from vitreous import __version__
-from vitreous.cli.datasets import datasets
-from vitreous.cli.evaluate import evaluate
+from vitreous.cli.console import ExitCode, print_error
+from vitreous.cli.evaluate import evaluate, report
 from vitreous.cli.explain import explain
 from vitreous.cli.explain_text import explain_text
 from vitreous.cli.figure import figure
-from vitreous.cli.guard import DebugOption, GuardedGroup
-from vitreous.cli.methods import methods
-from vitreous.cli.models import models_app
-from vitreous.cli.protocols import protocols
-from vitreous.cli.report import report
+from vitreous.cli.listings import datasets, methods, models_app, protocols
+from vitreous.cli.options import DEBUG, DebugOption
 from vitreous.cli.serve import serve
 from vitreous.cli.speed import speed
+from vitreous.errors import VitreousError
+
+_CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_HELP = "Explain Vision Transformers: which image regions led to a prediction?"
+
+
+class ErrorReportingGroup(TyperGroup):
+    """A command group that reports expected errors in one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Known errors become one line on standard error and an exit code."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # detects a closed pipe here instead of at interpreter shutdown
+        except VitreousError as error:
+            if ctx.meta.get(DEBUG):
+                traceback.print_exc()
+            print_error(str(error))
+            raise typer.Exit(ExitCode.FAILED) from error
+        except KeyboardInterrupt as interrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from interrupt
+        except BrokenPipeError as closed:
+            _discard_output()
+            raise typer.Exit(ExitCode.BROKEN_PIPE) from closed
+        except OSError as error:
+            if ctx.meta.get(DEBUG) or (error.errno not in _CANNOT_WRITE and error.filename is None):
+                raise
+            _discard_output()
+            print_error(f"{error.filename or 'the output cannot be written'}: {error.strerror}")
+            raise typer.Exit(ExitCode.FAILED) from error
+        except MemoryError as error:
+            if ctx.meta.get(DEBUG):
+                raise
+            print_error(f"not enough memory: {error}".rstrip(": "))
+            raise typer.Exit(ExitCode.FAILED) from error
+        except EOFError as error:  # click would report it as "Aborted." without a reason
+            raise RuntimeError(f"unexpected end of data: {error}") from error
+        return result
+
+
+def _discard_output() -> None:
+    """Send buffered output to the null device: writing it would fail again and print a traceback."""
+    for stream in _unwritable_streams():
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream)
+        os.close(null)
+
+
+def _unwritable_streams() -> Iterator[int]:
+    """Yield the file descriptors of standard output and error that cannot be flushed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            yield stream.fileno()
+
 
 app = typer.Typer(
     name="vitreous",
-    help="See through Vision Transformers: which parts of a picture made the model say this class?",
-    cls=GuardedGroup,
+    help=_HELP,
+    cls=ErrorReportingGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.command()(explain)
-app.command()(explain_text)
-app.command()(figure)
-app.command()(serve)
-app.command()(evaluate)
-app.command()(report)
-app.command()(speed)
-app.command()(methods)
+for command in (explain, explain_text, figure, serve, evaluate, report, speed, methods):
+    app.command()(command)
 app.add_typer(models_app, name="models")
 app.command()(protocols)
 app.command()(datasets)
 
 
-def _show_version(value: bool) -> None:  # noqa: FBT001  # typer's signature
+def _print_version(value: bool) -> None:  # noqa: FBT001  # typer's signature
     if value:
         typer.echo(f"vitreous {__version__}")
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=_HELP)
 def root(
     *,
     _version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
     _debug: DebugOption = False,
 ) -> None:
-    """See through Vision Transformers: which parts of a picture made the model say this class?"""
+    """Options before the name of a command."""

@@ -1,4 +1,4 @@
-"""What reaches the terminal: results on standard output, everything else on standard error."""
+"""Terminal output: results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from contextlib import contextmanager, redirect_stdout
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
@@ -19,31 +20,41 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _STDOUT, _STDERR = 1, 2  # file descriptors
-_JOINERS = "\u200c\u200d"  # zero width non-joiner and joiner, without which Persian and many emoji are written wrongly
+_JOINERS = "\u200c\u200d"  # zero-width (non-)joiner, part of Persian words and of many emoji
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the command line."""
+
+    SOME_FAILED = 1  # some inputs failed and the others are done
+    FAILED = 2
+    UNEXPECTED = 70
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
 
 
 class _Console(Console):
-    """A console that lets a closed pipe end the program in one place, see ``guard``."""
+    """A console that raises on a closed pipe; the application handles it."""
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
 
 
-def results() -> Console:
-    """Give the console for results. It respects ``NO_COLOR`` and is plain text when it is not a terminal."""
+def stdout_console() -> Console:
+    """Return the console for results. It respects ``NO_COLOR`` and prints plain text outside of a terminal."""
     return _Console(highlight=False)
 
 
-def messages() -> Console:
-    """Give the console for progress and errors."""
+def stderr_console() -> Console:
+    """Return the console for progress, warnings and errors."""
     return _Console(stderr=True, highlight=False)
 
 
 def one_line(text: str) -> str:
-    """Give a text that stays on its line: no line breaks, no control characters, nothing that cannot be encoded.
+    """Make a text printable on one line.
 
-    White space of any kind is a blank, and what joins letters or emoji stays; what turns the direction of writing is
-    written out, for it could make a line read as another.
+    Line breaks and other white space become blanks. Control characters, characters that change the writing direction
+    and characters that cannot be encoded are escaped.
     """
     flat = " ".join(text.splitlines())
     return printable("".join(map(_visible, flat)))
@@ -55,28 +66,28 @@ def _visible(character: str) -> str:
     return character if character.isprintable() or character in _JOINERS else ascii(character)[1:-1]
 
 
-def say(console: Console, text: str, style: str = "") -> None:
-    """Print a line as it is: no markup in it is interpreted and it is not broken at the terminal's width."""
+def print_line(console: Console, text: str, style: str = "") -> None:
+    """Print a line literally: without markup, and not wrapped at the width of the terminal."""
     console.print(Text(one_line(text), style=style), soft_wrap=True)
 
 
-def say_error(text: str, console: Console | None = None) -> None:
-    """Print one red line on standard error."""
-    say(console or messages(), f"error: {text}", "bold red")
+def print_error(text: str, console: Console | None = None) -> None:
+    """Print an error on standard error."""
+    print_line(console or stderr_console(), f"error: {text}", "bold red")
 
 
-def say_warning(text: str, console: Console | None = None) -> None:
-    """Print one yellow line on standard error."""
-    say(console or messages(), f"warning: {text}", "yellow")
+def print_warning(text: str, console: Console | None = None) -> None:
+    """Print a warning on standard error."""
+    print_line(console or stderr_console(), f"warning: {text}", "yellow")
 
 
 @contextmanager
 def plain_warnings(console: Console) -> Iterator[None]:
-    """Print warnings as lines, each once and without a place in the program: that is not for who reads our output."""
+    """Print each ``UserWarning`` once, without its source location, and hide other categories."""
 
-    def show(message: Warning | str, category: type[Warning], *_place: Any, **_more: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *_location: Any, **_more: Any) -> None:
         if issubclass(category, UserWarning):
-            say_warning(str(message), console)
+            print_warning(str(message), console)
 
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)
@@ -86,15 +97,14 @@ def plain_warnings(console: Console) -> Iterator[None]:
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Send what others print on standard output to standard error: standard output is for results.
+    """Redirect standard output to standard error while other libraries print.
 
-    The file descriptor itself is redirected, so this holds for other threads, for libraries in C++ and for processes
-    that are started meanwhile.
+    The file descriptor itself is redirected, which also covers threads, C++ libraries and child processes.
     """
     sys.stdout.flush()
     try:
         before = os.dup(_STDOUT)
-    except OSError:  # it is closed, so that nothing can come there
+    except OSError:  # standard output is closed: nothing to redirect
         yield
         return
     try:
@@ -107,13 +117,14 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON and nothing else on standard output; a number that is none, which JSON cannot say, is null."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    """Print JSON on standard output. NaN and infinity, which JSON lacks, become null."""
+    sys.stdout.write(json.dumps(json_values(value), indent=2, allow_nan=False) + "\n")
 
 
-def _finite(value: Any) -> Any:
+def json_values(value: Any) -> Any:
+    """Return a value as JSON values: tuples become lists, NaN and infinity become ``None``."""
     if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
+        return {name: json_values(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [json_values(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

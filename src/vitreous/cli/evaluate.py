@@ -1,42 +1,91 @@
-"""``vitreous evaluate``: how good are explanations, measured under a published protocol?"""
+"""``vitreous evaluate`` and ``vitreous report``: measure methods under a protocol, and write the results."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_origin
 
 import typer
+from rich.markup import escape
 
-from vitreous.cli.console import messages, print_json, results
-from vitreous.cli.guard import PHOTOS_FAILED, DebugOption
+from vitreous.cli.console import (
+    ExitCode,
+    plain_warnings,
+    print_error,
+    print_json,
+    print_line,
+    print_warning,
+    stderr_console,
+    stdout_console,
+    stdout_to_stderr,
+)
 from vitreous.cli.options import (
     METHODS_HELP,
+    DebugOption,
     DeviceOption,
     ImageSizeOption,
+    JsonOption,
     MeanOption,
-    OutputsOption,
-    PublishedOption,
     StageOption,
     StdOption,
+    parse_channels,
+    parse_image_size,
 )
-from vitreous.cli.plugins import PluginOption
-from vitreous.cli.spellings import split_spellings
-from vitreous.cli.values import channel_values, height_and_width
-from vitreous.defaults import SHARD_SIZE
+from vitreous.cli.progress import EvaluationProgress, steps
+from vitreous.evaluate_options import EvaluateOptions, Option, list_options
+from vitreous.method_lists import split_spellings
+from vitreous.paths import expanded
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vitreous.evaluation.report.results import Results
+
+PublishedOption = Annotated[
+    bool, typer.Option("--published", help="Also show the numbers published for the protocol, in a separate table.")
+]
+
+_SHOWN_FAILURES = 5
 
 
-class EngineName(StrEnum):
-    """Who computes."""
+def _with_evaluate_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of ``vitreous.evaluate`` to a command, which receives them as keyword arguments."""
+    own = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    output = [parameter.name for parameter in own].index("published")  # the last ones are about the output
+    parameters = [*own[:output], *map(_parameter, list_options()), *own[output:]]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+    return command
 
-    LOCAL = "local"
-    RAY = "ray"
+
+def _parameter(option: Option) -> inspect.Parameter:
+    kind: Any = list[Path] | None if get_origin(option.type) is Sequence else option.type
+    declared = typer.Option(
+        option.command_line_flag,
+        help=escape(option.help),
+        min=option.minimum,
+        max=option.maximum,
+        show_default=option.default_text or True,
+        metavar="FILE" if get_origin(option.type) is Sequence else None,
+    )
+    default = option.default or None if get_origin(option.type) is Sequence else option.default
+    return inspect.Parameter(
+        option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, declared]
+    )
 
 
+@_with_evaluate_options
 def evaluate(
     *,
-    protocol: Annotated[str, typer.Option(help="How it is measured; see `vitreous protocols`.")],
-    data: Annotated[str, typer.Option(metavar="KIND:PATH", help="The data set; see `vitreous datasets`.")],
+    protocol: Annotated[str, typer.Option(help="The protocol, see `vitreous protocols`.")],
+    data: Annotated[str, typer.Option(metavar="KIND:PATH", help="The data set, see `vitreous datasets`.")],
     model: Annotated[
         str,
         typer.Option(help="A model by name: demo, timm/NAME, timm/NAME@FILE; hf/ID or hf/FOLDER, also for texts."),
@@ -46,77 +95,136 @@ def evaluate(
         typer.Option(
             "--methods",
             "--method",
-            help=f"{METHODS_HELP} Protocols with rows of their own ignore it.",
+            help=f"{METHODS_HELP} Ignored by protocols that fix their methods.",
             show_default="white-box",
         ),
     ] = None,
-    outputs: OutputsOption = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many.", show_default="all")] = None,
-    shuffle: Annotated[
-        bool, typer.Option("--shuffle", help="Take the data set in a random order, which --seed decides.")
-    ] = False,
-    out: Annotated[Path, typer.Option(file_okay=False, help="Where the runs are kept, one folder per run.")] = Path(
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder of all runs, one subfolder per run.")] = Path(
         "vitreous-runs"
     ),
-    # The backslash keeps [ray] from being read as markup, which would not be shown.
-    engine: Annotated[EngineName, typer.Option(help="Who computes; ray needs the extra vitreous\\[ray].")] = (
-        EngineName.LOCAL
-    ),
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes on this machine, or tasks at once on Ray.", show_default="1, or what fits"),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="Threads of each worker; a run keeps them.", show_default="processors / workers"),
-    ] = None,
-    shard_size: Annotated[int, typer.Option(min=1, help="Images that are computed and stored as one.")] = SHARD_SIZE,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Compute shards again in which an image could not be measured.")
-    ] = False,
     mean: MeanOption = None,
     std: StdOption = None,
     image_size: ImageSizeOption = None,
     stage: StageOption = None,
     device: DeviceOption = "cpu",
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of everything that is drawn at random.")] = 0,
-    plugin: PluginOption = None,
     published: PublishedOption = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one row per method and metric as JSON, and nothing else.")
+    as_json: JsonOption = False,
+    _debug: DebugOption = False,
+    **options: Unpack[EvaluateOptions],
+) -> None:
+    """Measure methods on a data set under a protocol. An interrupted run is resumed by the same command.
+
+    Exit code: 0 if done, even if some images failed; 1 if no image could be measured; 2 if nothing could be done.
+    """
+    spellings = split_spellings(methods or ["white-box"])
+    channel_mean, channel_std = parse_channels(mean, "--mean"), parse_channels(std, "--std")
+    size = parse_image_size(image_size)
+
+    import vitreous  # noqa: PLC0415  # these import torch
+    from vitreous.evaluation.store.run import ModelChoice  # noqa: PLC0415
+
+    options["plugins"] = tuple(options["plugins"] or ())
+    choice = ModelChoice(model, channel_mean, channel_std, size, device, stage=stage)
+    console = stderr_console()
+    # Ray prints messages of its own on standard output.
+    output = stdout_to_stderr() if options["engine"] == "ray" else nullcontext()
+    with output, plain_warnings(console), EvaluationProgress(console) as progress:
+        results = vitreous.evaluate(choice, data, protocol, spellings, out=out, progress=progress, **options)
+    _print_failures(results, console)
+    if as_json:
+        print_json(results.rows())
+    elif results.measured_methods:
+        _print_table(results, stdout_console(), published=published)
+    if not results.measured_methods:
+        raise typer.Exit(ExitCode.SOME_FAILED)
+
+
+def _print_table(results: Results, console: Console, *, published: bool) -> None:
+    from vitreous.evaluation.report.results import summarise  # noqa: PLC0415  # these import torch
+    from vitreous.evaluation.report.terminal import as_terminal  # noqa: PLC0415
+
+    with steps(stderr_console(), "testing methods against each other"):
+        table = as_terminal(summarise(results, published=published), console.width)
+    console.print(table)
+    folder = results.stores[0].folder
+    print_line(console, f"[low, high]: 95% confidence interval; #1: rank; results per image: {folder}")
+    print_line(console, f"report with curves and pictures: vitreous report {folder}", "dim")
+
+
+def _print_failures(results: Results, console: Console) -> None:
+    """Print methods that failed on every image, then the first images that failed for other methods."""
+    failed_methods = set(results.methods) - set(results.measured_methods) if results.measured_methods else set()
+    uncounted, noun = results.uncounted, results.run.things
+    if not failed_methods and not uncounted:
+        return
+    failures = results.failures()
+    for method in [method for method in results.methods if method in failed_methods]:
+        reason = next(failure.error for failure in failures if failure.method == method)
+        print_warning(f"{method} could not be measured on any of the {noun}: {reason}", console)
+    if not uncounted:
+        return
+    others = [failure for failure in failures if failure.method not in failed_methods]
+    for failure in others[:_SHOWN_FAILURES]:
+        by = "" if failure.method is None else f" ({failure.method})"
+        print_warning(f"{failure.image}{by}: {failure.error}", console)
+    if len(others) > _SHOWN_FAILURES:
+        print_warning(f"and {len(others) - _SHOWN_FAILURES} more", console)
+    if not results.measured_methods:
+        print_error(f"none of the {len(results.images)} {noun} could be measured", console)
+    else:
+        part = f"{uncounted} of {len(results.images)} {noun}"
+        print_line(console, f"{part} could not be measured and do not count{_main_cause(results)}", "yellow")
+
+
+def _main_cause(results: Results) -> str:
+    """Name the method that alone excludes most of the images that do not count, if there is one."""
+    failed = {method: results.failed[method] for method in results.measured_methods}
+    together = sum(flags.astype(int) for flags in failed.values())
+    alone = {method: int((flags & (together == 1)).sum()) for method, flags in failed.items()}
+    worst = max(alone, key=alone.__getitem__)
+    if len(failed) == 1 or 2 * alone[worst] <= results.uncounted:
+        return ""
+    return f"; {alone[worst]} of them fail only for {worst} and would count without it"
+
+
+def report(
+    *,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The folder of a run, or the --out folder of `vitreous evaluate`.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="The file to write.", show_default="DIR/report.html; tables are printed"),
+    ] = None,
+    form: Annotated[
+        Literal["html", "markdown", "latex", "csv", "json"],
+        typer.Option("--format", help="A self-contained HTML report, or tables for other documents."),
+    ] = "html",
+    pictures: Annotated[
+        int, typer.Option(min=0, help="Number of best and of worst images that the HTML report shows per method.")
+    ] = 3,
+    published: PublishedOption = False,
+    p_values: Annotated[
+        bool, typer.Option("--p-values", help="Add the paired test of every method against the best one to tables.")
     ] = False,
     _debug: DebugOption = False,
 ) -> None:
-    """Measure explanations on a data set under a protocol; stopped anywhere, the same command goes on.
+    """Write the results of evaluations: tables, curves, a radar chart, the best and the worst images.
 
-    Exit code: 0 done, also where some images are broken, which are counted; 1 no image could be measured;
-    2 nothing could be done.
+    Runs of the same protocol, model and data set share a table. Unfinished runs have a table of their own.
     """
-    spellings = split_spellings(methods or ["white-box"])
-    channel_mean, channel_std = channel_values(mean, "--mean"), channel_values(std, "--std")
-    size = height_and_width(image_size, "--image-size")
+    from vitreous.evaluation.report.documents import write_document  # noqa: PLC0415  # these import torch
+    from vitreous.evaluation.report.results import discover_runs  # noqa: PLC0415
+    from vitreous.storage import write_text  # noqa: PLC0415
 
-    from vitreous.cli import evaluating, evaluating_report  # noqa: PLC0415
-    from vitreous.evaluation.runner.prepare_run import Options  # noqa: PLC0415
-    from vitreous.evaluation.store.run import ModelChoice  # noqa: PLC0415  # imports torch: --help must not wait for it
-
-    options = Options(
-        limit=limit,
-        shuffle=shuffle,
-        engine=engine.value,
-        workers=workers,
-        threads=threads,
-        shard_size=shard_size,
-        seed=seed,
-        plugins=tuple(plugin or ()),
-        retry_failed=retry_failed,
-        outputs=None if outputs is None else outputs.value,
-    )
-    choice = ModelChoice(model, channel_mean, channel_std, size, device, stage=stage)
-    found = evaluating.run(choice, data, protocol, spellings, out, options, messages())
-    if as_json:
-        print_json(evaluating_report.as_json(found))
-    else:
-        evaluating_report.show(found, results(), published=published)
-    if not found.measured_methods:
-        raise typer.Exit(PHOTOS_FAILED)
+    folder = expanded(folder)
+    with steps(stderr_console(), f"reading the runs in {folder}") as step:
+        runs = discover_runs(folder, print_warning)
+        step("writing tables and tests")
+        text = write_document(runs, form, pictures=pictures, published=published, p_values=p_values)
+    if out is None and form != "html":
+        sys.stdout.write(text)
+        return
+    file = folder / "report.html" if out is None else expanded(out)
+    write_text(file, text)
+    print_line(stdout_console(), f"report: {file}")

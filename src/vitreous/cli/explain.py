@@ -1,47 +1,57 @@
-"""``vitreous explain``: why did a model say this class of these photos?"""
+"""``vitreous explain``: explain the predictions of a model for image files."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from vitreous.cli.console import messages, print_json, results
-from vitreous.cli.guard import PHOTOS_FAILED, WRONG_USE, DebugOption
+from vitreous.cli.console import ExitCode, one_line, print_json, print_line, stderr_console, stdout_console
 from vitreous.cli.options import (
+    DebugOption,
     DeviceOption,
     ImageSizeOption,
+    JsonOption,
     MeanOption,
     MethodOption,
     OutputsOption,
+    PluginOption,
     StageOption,
     StdOption,
     TargetOption,
-    find_page,
-    refuse_both,
+    check_target_or_topk,
+    parse_channels,
+    parse_html_path,
+    parse_image_size,
 )
-from vitreous.cli.plugins import PluginOption
-from vitreous.cli.spellings import split_spellings
-from vitreous.cli.values import channel_values, height_and_width
+from vitreous.defaults import DEFAULT_METHODS
+from vitreous.method_lists import split_spellings
 from vitreous.paths import expanded
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-class PrecisionName(StrEnum):
-    """In which precision the model runs."""
+    from rich.console import Console
 
-    MODEL = "model"
-    BF16 = "bf16"
+    from vitreous.cli.explain_images import ExplainedImage, ExplainRequest, ExplainResult
+    from vitreous.explanation import Explanation, Prediction
+    from vitreous.predicted import Predicted
+
+_TOP = 5  # predictions shown of an image
+_DETAILED = 3  # images up to which each gets a table
 
 
 def explain(
     *,
-    photos: Annotated[
+    images: Annotated[
         list[str],
-        typer.Argument(metavar="PHOTO", help="Photos, folders of photos, or 'demo' for the photo that is shipped."),
+        typer.Argument(metavar="IMAGE", help="Image files, folders of images, or 'demo' for the shipped image."),
     ],
     model: Annotated[
         str,
@@ -52,10 +62,10 @@ def explain(
     method: MethodOption = None,
     target: TargetOption = None,
     topk: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each photo.")
+        int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each image.")
     ] = None,
     outputs: OutputsOption = None,
-    out: Annotated[Path, typer.Option(file_okay=False, help="Where the results go, one folder per photo.")] = Path(
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder of the results, one subfolder per image.")] = Path(
         "vitreous-output"
     ),
     mean: MeanOption = None,
@@ -64,63 +74,148 @@ def explain(
     report: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Also write one HTML page with everything; measuring its curves takes longer."
+            metavar="FILE", help="Also write a self-contained HTML report; its perturbation curves take longer."
         ),
     ] = None,
     recursive: Annotated[
-        bool, typer.Option("--recursive", "-r", help="Also take the photos in the subfolders of a folder.")
+        bool, typer.Option("--recursive", "-r", help="Include images in the subfolders of a folder.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Photos explained at once.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images explained at once.")] = 8,
     device: DeviceOption = "cpu",
     precision: Annotated[
-        PrecisionName,
-        typer.Option(help="bf16 runs the model in bfloat16, for methods whose maps survive that; model: as it is."),
-    ] = PrecisionName.MODEL,
+        Literal["model", "bf16"],
+        typer.Option(help="model: the model's own precision; bf16: bfloat16, for methods that allow it."),
+    ] = "model",
     compile_model: Annotated[
-        bool, typer.Option("--compile", help="Compile the model for methods that ask it many times (perturbation).")
+        bool,
+        typer.Option("--compile", help="Compile the model for methods with many forward passes (perturbation)."),
     ] = False,
     stage: StageOption = None,
     plugin: PluginOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else.")] = False,
+    as_json: JsonOption = False,
     _debug: DebugOption = False,
 ) -> None:
-    """Explain photos: write heatmaps, overlays, a comparison of the methods and the raw scores.
+    """Explain images: write heatmaps, overlays, a comparison of the methods and the raw scores.
 
-    Exit code: 0 all photos are done, 1 some photos failed and the rest is done, 2 nothing could be done.
+    Exit code: 0 if all images are done, 1 if some failed, 2 if nothing could be done.
     """
-    refuse_both(target, topk)
-    page = find_page(report, "--report")
+    check_target_or_topk(target, topk)
+    report_path = parse_html_path(report, "--report")
     methods = split_spellings(method) if method else None
-    channel_mean, channel_std = channel_values(mean, "--mean"), channel_values(std, "--std")
-    size = height_and_width(image_size, "--image-size")
+    channel_mean, channel_std = parse_channels(mean, "--mean"), parse_channels(std, "--std")
+    size = parse_image_size(image_size)
 
-    from vitreous.cli import explaining, explaining_report  # noqa: PLC0415  # imports torch: --help must not wait for it
+    from vitreous.cli import explain_images  # noqa: PLC0415  # imports torch
     from vitreous.plugin import load_plugins  # noqa: PLC0415
 
     load_plugins(plugin or [])
-    request = explaining.Request(
+    request = explain_images.ExplainRequest(
         model=model,
         methods=methods,
         targets=target or [],
         topk=topk,
-        outputs=None if outputs is None else outputs.value,
+        outputs=outputs,
         out=expanded(out),
         mean=channel_mean,
         std=channel_std,
         image_size=size,
         batch_size=batch_size,
         device=device,
-        precision=precision.value,
+        precision=precision,
         compile=compile_model,
         stage=stage,
-        report=page,
+        report=report_path,
         command=shlex.join(("vitreous", *sys.argv[1:])),
         recursive=recursive,
     )
-    outcome = explaining.run(photos, request, messages())
+    result = explain_images.run(images, request, stderr_console())
     if as_json:
-        print_json(explaining_report.as_json(outcome, request))
+        print_json(_as_json(result, request))
     else:
-        explaining_report.show(outcome, request, results())
-    if outcome.failures:
-        raise typer.Exit(PHOTOS_FAILED if outcome.explained else WRONG_USE)
+        _print_result(result, request, stdout_console())
+    if result.failures:
+        raise typer.Exit(ExitCode.SOME_FAILED if result.explained else ExitCode.FAILED)
+
+
+def class_as_json(explanation: Predicted, class_index: int, index: int = 0) -> dict[str, Any]:
+    """Return a class of an image or text as JSON values: index, name and probability, or value if there is none."""
+    output: dict[str, Any] = {"probability": explanation.probability(class_index, index)}
+    if output["probability"] is None:
+        output["value"] = float(explanation.logits[index, class_index])
+    name = explanation.class_names[class_index] if explanation.class_names else None
+    return {"index": class_index, "name": name, **output}
+
+
+def _as_json(result: ExplainResult, request: ExplainRequest) -> dict[str, Any]:
+    explained = result.explained
+    methods = request.methods or (explained[0].explanation.methods if explained else DEFAULT_METHODS)
+    return {
+        "model": request.model,
+        "methods": list(methods),
+        "left_out": dict(explained[0].explanation.left_out) if explained else {},
+        "report": None if request.report is None or not explained else str(request.report),
+        "photos": [_image_as_json(one) for one in explained],
+        "failures": [{"photo": image, "error": error} for image, error in result.failures.items()],
+    }
+
+
+def _image_as_json(explained: ExplainedImage) -> dict[str, Any]:
+    explanation = explained.explanation
+    targets = [explanation.class_index(0, number) for number in range(explanation.classes_per_image)]
+    return {
+        "photo": str(explained.image),
+        "folder": str(explained.folder),
+        "comparison": str(explained.comparison),
+        "predictions": [class_as_json(explanation, found.class_index) for found in explanation.top(_TOP)],
+        "targets": [class_as_json(explanation, target) for target in targets],
+    }
+
+
+def _print_result(result: ExplainResult, request: ExplainRequest, console: Console) -> None:
+    """Print predictions and paths: a table for each of a few images, one line each for many."""
+    if len(result.explained) > _DETAILED:
+        _print_summary(result.explained, console)
+    else:
+        for explained in result.explained:
+            _print_image(explained, console)
+    if result.explained and request.report is not None:
+        print_line(console, f"report:    {request.report}")
+
+
+def _print_image(explained: ExplainedImage, console: Console) -> None:
+    explanation = explained.explanation
+    table = Table(title=Text(one_line(explained.image.name)), title_justify="left", title_style="bold", box=None)
+    table.add_column("class")
+    table.add_column(explanation.quantity, justify="right")
+    table.add_column()
+    for prediction in explanation.top(_TOP):
+        table.add_row(_label(explanation, prediction), explanation.saying(prediction.class_index), _bar(prediction))
+    console.print(table)
+    prefix = "" if explanation.class_names else "class "
+    targets = [f"{prefix}{explanation.label(0, number)}" for number in range(explanation.classes_per_image)]
+    print_line(console, f"explained: {'; '.join(targets)}")
+    print_line(console, f"pictures:  {explained.comparison}")
+    console.print()
+
+
+def _print_summary(explained: Sequence[ExplainedImage], console: Console) -> None:
+    table = Table(box=None)
+    for heading in ("image", "class"):
+        table.add_column(heading, overflow="fold")
+    table.add_column(explained[0].explanation.quantity, justify="right")
+    table.add_column()
+    for one in explained:
+        first = one.explanation.top(1)[0]
+        name = Text(one_line(one.image.name))
+        table.add_row(name, _label(one.explanation, first), one.explanation.saying(first.class_index), _bar(first, 10))
+    console.print(table)
+    comparison = explained[0].comparison
+    print_line(console, f"pictures: {comparison.parent.parent / 'IMAGE' / comparison.name}, one folder per image")
+
+
+def _bar(prediction: Prediction, width: int = 24) -> ProgressBar:
+    return ProgressBar(total=1, completed=prediction.probability or 0.0, width=width)
+
+
+def _label(explanation: Explanation, prediction: Prediction) -> Text:
+    return Text(one_line(prediction.label if explanation.class_names else f"class {prediction.label}"))

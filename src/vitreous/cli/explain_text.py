@@ -1,35 +1,47 @@
-"""``vitreous explain-text``: which words made a text classifier say this class?"""
+"""``vitreous explain-text``: explain the predictions of a text classifier."""
 
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.style import Style
+from rich.text import Text
 
 import vitreous
-from vitreous.cli.console import messages, plain_warnings, print_json, results, say
-from vitreous.cli.guard import DebugOption
-from vitreous.cli.options import DeviceOption, MethodOption, OutputsOption, TargetOption, find_page, refuse_both
-from vitreous.cli.plugins import PluginOption
+from vitreous.cli.console import one_line, plain_warnings, print_json, print_line, stderr_console, stdout_console
+from vitreous.cli.explain import class_as_json
+from vitreous.cli.options import (
+    DebugOption,
+    DeviceOption,
+    JsonOption,
+    MethodOption,
+    OutputsOption,
+    PluginOption,
+    TargetOption,
+    check_target_or_topk,
+    parse_html_path,
+)
 from vitreous.cli.progress import steps
-from vitreous.cli.spellings import split_spellings
 from vitreous.errors import InputError
+from vitreous.method_lists import split_spellings
 from vitreous.storage import write_text
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-class By(StrEnum):
-    """How the pieces of a word become one score."""
+    from vitreous.text_explanation import TextExplanation
 
-    max = "max"
-    sum = "sum"
+WordScore = Literal["max", "sum"]
+
+_TOP = 3  # predictions shown of a text
 
 
 def explain_text(
     *,
-    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Texts; - reads one from the standard input.")],
+    texts: Annotated[list[str], typer.Argument(metavar="TEXT", help="Texts; - reads one from standard input.")],
     model: Annotated[str, typer.Option(help="A text classifier with its tokenizer: hf/ID or hf/FOLDER.")],
     method: MethodOption = None,
     target: TargetOption = None,
@@ -38,60 +50,131 @@ def explain_text(
     ] = None,
     outputs: OutputsOption = None,
     windows: Annotated[
-        bool, typer.Option("--windows", help="Explain long texts in overlapping windows instead of cutting them.")
+        bool, typer.Option("--windows", help="Explain long texts in overlapping windows instead of truncating them.")
     ] = False,
-    by: Annotated[By, typer.Option(help="The score of a word: the largest of its pieces, or their sum.")] = By.max,
+    by: Annotated[
+        WordScore, typer.Option(help="Score of a word: the maximum or the sum of the scores of its word pieces.")
+    ] = "max",
     html: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="Also write a page with the coloured texts.")
+        Path | None, typer.Option(dir_okay=False, help="Also write an HTML page with the coloured texts.")
     ] = None,
     device: DeviceOption = "cpu",
     plugin: PluginOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON, and nothing else.")] = False,
+    as_json: JsonOption = False,
     _debug: DebugOption = False,
 ) -> None:
-    """Explain texts: show every word in the colour of its score, red for the class and blue against it."""
-    refuse_both(target, topk)
-    page = find_page(html, "--html")
+    """Explain texts: colour every word by its score, red for the class and blue against it."""
+    check_target_or_topk(target, topk)
+    html_path = parse_html_path(html, "--html")
     methods = split_spellings(method) if method else None
-    given = [_text(text) for text in texts]
+    contents = [_read_text(text) for text in texts]
 
-    # These import torch: --help must not wait for it.
-    from vitreous.class_names import find_class  # noqa: PLC0415
-    from vitreous.cli import words  # noqa: PLC0415
+    from vitreous.class_names import find_class  # noqa: PLC0415  # these import torch
     from vitreous.models.text_models import load_text_model  # noqa: PLC0415
     from vitreous.plugin import load_plugins  # noqa: PLC0415
 
     load_plugins(plugin or [])
-    console = messages()
+    console = stderr_console()
     with plain_warnings(console), steps(console, f"loading {model}") as step:
         loaded = load_text_model(model, device=device)
-        classes = [[find_class(name, loaded.class_names) for name in target]] * len(given) if target else None
-        step(f"explaining {len(given)} text{'s' if len(given) > 1 else ''}")
+        classes = [[find_class(name, loaded.class_names) for name in target]] * len(contents) if target else None
+        step(f"explaining {len(contents)} text{'s' if len(contents) > 1 else ''}")
         explanation = vitreous.explain_text(
-            loaded,
-            given,
-            methods,
-            classes,
-            topk=topk,
-            outputs=None if outputs is None else outputs.value,
-            windows=windows,
+            loaded, contents, methods, classes, topk=topk, outputs=outputs, windows=windows
         )
-    if page is not None:
-        write_text(page, explanation.html(by=by.value))
+    if html_path is not None:
+        write_text(html_path, explanation.html(by=by))
     if as_json:
-        print_json(words.as_json(explanation, by=by.value))
-    else:
-        words.show(explanation, results(), by=by.value)
-        if page is not None:
-            say(results(), f"page: {page}")
+        print_json(_as_json(explanation, by))
+        return
+    _print_texts(explanation, stdout_console(), by)
+    if html_path is not None:
+        print_line(stdout_console(), f"page: {html_path}")
 
 
-def _text(argument: str) -> str:
+def _read_text(argument: str) -> str:
     if argument != "-":
         return argument
     if sys.stdin is None:
-        raise InputError("the standard input is closed")
+        raise InputError("standard input is closed")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise InputError("the standard input is not text in UTF-8") from error
+        raise InputError("standard input is not UTF-8 text") from error
+
+
+def _print_texts(explanation: TextExplanation, console: Console, by: WordScore) -> None:
+    """Print the predictions for each text, then the text once per method and class."""
+    from vitreous.pictures.left_out import WHY  # noqa: PLC0415  # imports numpy and Pillow
+
+    for index in range(len(explanation)):
+        predictions = [
+            f"{prediction.label} {explanation.saying(prediction.class_index, index)}"
+            for prediction in explanation.top(_TOP, index=index)
+        ]
+        print_line(console, ", ".join(predictions), "bold")
+        for method in explanation.methods:
+            for number in range(explanation.classes_per_image):
+                print_line(console, f"{method}, explained: {explanation.label(index, number)}", "dim")
+                if not explanation.shows(method, index, number, by=by):
+                    print_line(console, WHY)
+                    continue
+                console.print(_coloured(explanation, method, index, number, by))
+                # For readers who do not see the colours, and for output in a file.
+                print_line(console, f"strongest: {_strongest(explanation, method, index, number, by)}", "dim")
+        console.print()
+
+
+def _coloured(explanation: TextExplanation, method: str, index: int, number: int, by: WordScore) -> Text:
+    from vitreous.pictures.word_colours import background, spans_of  # noqa: PLC0415  # imports numpy
+
+    scores = explanation.display_scores(method, index, number, by=by).tolist()
+    text = Text()
+    for stretch, word in spans_of(explanation, index):
+        # Line breaks stay; characters that would control the terminal are escaped.
+        shown = "\n".join(one_line(line) for line in stretch.split("\n"))
+        if word is None:
+            text.append(shown)
+        else:
+            colour = background(scores[word], signed=explanation.signed[method])
+            text.append(shown, style=Style(color="#1a1a1a", bgcolor=colour))
+    return text
+
+
+def _strongest(explanation: TextExplanation, method: str, index: int, number: int, by: WordScore) -> str:
+    found = explanation.strongest(method, index, number, by=by)
+    return ", ".join(f"{explanation.words[index][word].text} {score:+.3g}" for word, score in found)
+
+
+def _as_json(explanation: TextExplanation, by: WordScore) -> dict[str, Any]:
+    """Return all scores as JSON values, with the position of every word and word piece in its text."""
+    return {
+        "model": explanation.provenance.get("model"),
+        "methods": list(explanation.methods),
+        "left_out": dict(explanation.left_out),
+        "by": by,
+        "texts": [_text_as_json(explanation, index, by) for index in range(len(explanation))],
+    }
+
+
+def _text_as_json(explanation: TextExplanation, index: int, by: WordScore) -> dict[str, Any]:
+    targets = [explanation.class_index(index, number) for number in range(explanation.classes_per_image)]
+    return {
+        "text": explanation.texts[index],
+        "predictions": [
+            class_as_json(explanation, found.class_index, index) for found in explanation.top(_TOP, index=index)
+        ],
+        "targets": [class_as_json(explanation, target, index) for target in targets],
+        "words": [word._asdict() for word in explanation.words[index]],
+        "pieces": [piece._asdict() for piece in explanation.pieces[index]],
+        "scores": {
+            method: [
+                {
+                    "words": explanation.word_scores(method, index, number, by=by).tolist(),
+                    "pieces": explanation.piece_scores(method, index, number).tolist(),
+                }
+                for number in range(len(targets))
+            ]
+            for method in explanation.methods
+        },
+    }

@@ -1,70 +1,108 @@
-"""``vitreous figure``: one picture that shows what an explanation is made of."""
+"""``vitreous figure``: draw a figure of an explanation."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from vitreous.cli.console import messages, plain_warnings, results, say
-from vitreous.cli.figure_kinds import KINDS, find_kind
-from vitreous.cli.guard import DebugOption
+from vitreous.cli.console import plain_warnings, print_line, stderr_console, stdout_console
 from vitreous.cli.options import (
     METHOD_HELP,
+    DebugOption,
     DeviceOption,
     ImageSizeOption,
     MeanOption,
     OutputsOption,
+    PluginOption,
     StdOption,
     TargetOption,
-    refuse_both,
+    check_target_or_topk,
+    parse_channels,
+    parse_image_size,
 )
-from vitreous.cli.plugins import PluginOption
-from vitreous.cli.progress import steps as progress_of
-from vitreous.cli.spellings import split_spellings
-from vitreous.cli.values import channel_values, height_and_width
-from vitreous.defaults import DEFAULT_OPACITY
+from vitreous.cli.progress import steps as show_steps
+from vitreous.close_match import close_match
+from vitreous.defaults import DEFAULT_METHODS, DEFAULT_OPACITY
+from vitreous.errors import InputError
+from vitreous.method_lists import split_spellings
 from vitreous.paths import expanded
 
 
-class Parts(StrEnum):
-    """What curves delete and insert."""
+@dataclass(frozen=True)
+class FigureKind:
+    """A kind of figure.
 
-    PATCHES = "patches"
-    PIXELS = "pixels"
+    Attributes:
+        summary: what it shows.
+        methods: its default methods.
+        several_images: whether it shows more than one image.
+        several_classes: whether it shows more than one class of an image.
+    """
+
+    summary: str
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    several_images: bool = False
+    several_classes: bool = False
+
+
+FIGURE_KINDS = {
+    "overlay": FigureKind("maps over the full-resolution image, with colour bars", ("tokentm",), several_classes=True),
+    "comparison": FigureKind("methods side by side, one row per image", several_images=True, several_classes=True),
+    "classes": FigureKind("maps for several classes of one image, side by side", several_classes=True),
+    "depth": FigureKind("a map as more and more blocks are aggregated", ("tokentm", "gradtoken")),
+    "heads": FigureKind("the signed map of every head", ("gradtoken:propagation=none", "gradtoken")),
+    "layers": FigureKind("a map summed over all blocks from each start layer on", ("decompx.skipplus",)),
+    "curves": FigureKind("the probability of the class while relevant parts are deleted or inserted"),
+    "transformation": FigureKind("attention, length, direction and their product in one block (TokenTM)", ()),
+}
+
+
+def find_figure_kind(name: str) -> FigureKind:
+    """Return a kind of figure by name."""
+    if name not in FIGURE_KINDS:
+        hint = close_match(name, FIGURE_KINDS) or f"; figures are {', '.join(FIGURE_KINDS)}"
+        raise InputError(f"there is no figure {name!r}{hint}")
+    return FIGURE_KINDS[name]
 
 
 def figure(
     *,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help=f"{', '.join(KINDS)}.", show_default=False)] = None,
-    photos: Annotated[
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help=f"{', '.join(FIGURE_KINDS)}.", show_default=False)
+    ] = None,
+    images: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PHOTO", help="Photos, or 'demo' for the photo that is shipped.", show_default=False),
+        typer.Argument(metavar="IMAGE", help="Image files, or 'demo' for the shipped image.", show_default=False),
     ] = None,
     model: Annotated[
         str, typer.Option(help="A model by name: demo, timm/NAME, timm/NAME@FILE, hf/ID or hf/FOLDER.")
     ] = "demo",
     method: Annotated[
-        list[str] | None, typer.Option("--method", "--methods", help=METHOD_HELP, show_default="as --list tells")
+        list[str] | None, typer.Option("--method", "--methods", help=METHOD_HELP, show_default="see --list")
     ] = None,
     target: TargetOption = None,
     topk: Annotated[
         int | None,
-        typer.Option(min=1, metavar="K", help="Explain the K most likely classes.", show_default="3: classes"),
+        typer.Option(min=1, metavar="K", help="Explain the K most likely classes.", show_default="classes: 3"),
     ] = None,
     outputs: OutputsOption = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A .png, .svg or .pdf file.", show_default="NAME.png")
     ] = None,
-    patches: Annotated[bool, typer.Option("--patches", help="Draw patches as rectangles, not smoothed.")] = False,
+    patches: Annotated[
+        bool, typer.Option("--patches", help="Draw patches as rectangles, without interpolation.")
+    ] = False,
     opacity: Annotated[float, typer.Option(min=0, max=1, help="Opacity of the maps.")] = DEFAULT_OPACITY,
-    block: Annotated[int, typer.Option(help="transformation: the block to look into; -1 is the last.")] = -1,
-    by: Annotated[Parts, typer.Option(help="curves: drop whole patches, or paint pixels black.")] = Parts.PATCHES,
-    steps: Annotated[int, typer.Option(min=1, help="curves: how many steps.")] = 10,
+    block: Annotated[int, typer.Option(help="transformation: the block; -1 is the last.")] = -1,
+    by: Annotated[
+        Literal["patches", "pixels"], typer.Option(help="curves: drop whole patches, or set pixels to black.")
+    ] = "patches",
+    steps: Annotated[int, typer.Option(min=1, help="curves: number of steps.")] = 10,
     mean: MeanOption = None,
     std: StdOption = None,
     image_size: ImageSizeOption = None,
@@ -73,51 +111,51 @@ def figure(
     list_: Annotated[bool, typer.Option("--list", help="List the figures and exit.")] = False,
     _debug: DebugOption = False,
 ) -> None:
-    """Draw a figure of photos and save it as PNG, SVG or PDF."""
+    """Draw a figure of images and save it as PNG, SVG or PDF."""
     if list_:
-        results().print(_table())
+        stdout_console().print(_table())
         return
-    if name is None or not photos:
-        raise typer.BadParameter("give a NAME and a PHOTO; --list tells the names", param_hint="NAME PHOTO")
-    refuse_both(target, topk)
-    kind = find_kind(name)
+    if name is None or not images:
+        raise typer.BadParameter("give a NAME and an IMAGE; --list shows the names", param_hint="NAME IMAGE")
+    check_target_or_topk(target, topk)
+    kind = find_figure_kind(name)
     methods = split_spellings(method) if method else list(kind.methods)
-    channel_mean, channel_std = channel_values(mean, "--mean"), channel_values(std, "--std")
-    size = height_and_width(image_size, "--image-size")
+    channel_mean, channel_std = parse_channels(mean, "--mean"), parse_channels(std, "--std")
+    size = parse_image_size(image_size)
 
-    from vitreous.cli import drawing  # noqa: PLC0415  # imports torch: --help must not wait for it
+    from vitreous.cli import figure_drawing  # noqa: PLC0415  # imports torch and matplotlib
     from vitreous.plugin import load_plugins  # noqa: PLC0415
 
     load_plugins(plugin or [])
-    request = drawing.Request(
+    request = figure_drawing.FigureRequest(
         name=name,
         model=model,
         methods=methods,
         targets=target or [],
         topk=topk,
-        outputs=None if outputs is None else outputs.value,
+        outputs=outputs,
         out=expanded(out or f"{name}.png"),
         smooth=not patches,
         opacity=opacity,
         block=block,
-        by=by.value,
+        by=by,
         steps=steps,
         mean=channel_mean,
         std=channel_std,
         image_size=size,
         device=device,
     )
-    console = messages()
-    with plain_warnings(console), progress_of(console, f"drawing {name}"):
-        drawn = drawing.run(photos, request)
-    say(results(), str(drawn))
+    console = stderr_console()
+    with plain_warnings(console), show_steps(console, f"drawing {name}"):
+        file = figure_drawing.run(images, request)
+    print_line(stdout_console(), str(file))
 
 
 def _table() -> Table:
     table = Table(box=None)
     table.add_column("figure", no_wrap=True, style="bold")
     table.add_column("what it shows")
-    table.add_column("methods by default", style="dim")
-    for name, kind in KINDS.items():
+    table.add_column("default methods", style="dim")
+    for name, kind in FIGURE_KINDS.items():
         table.add_row(Text(name), Text(kind.summary), Text(", ".join(kind.methods) or "tokentm"))
     return table

@@ -1,23 +1,41 @@
-"""Options that several commands have, so that they are spelled, described and checked in one way."""
+"""Options that several commands share: names, help texts and checks."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vitreous.defaults import DEFAULT_METHODS
+from vitreous.defaults import DEFAULT_METHODS, OUTPUTS_DEFAULT, OUTPUTS_HELP, PLUGIN_HELP, OutputActivation
 from vitreous.paths import expanded
 
-METHOD_HELP = "A method, see `vitreous methods`; repeat it, or separate several with commas."
+DEBUG = "vitreous.debug"  # key in the metadata that a command and its group share
+
+METHOD_HELP = "A method, see `vitreous methods`. Repeat the option or separate methods by commas."
 METHODS_HELP = (
-    "Methods, separated by commas; a family of methods; white-box: all but those that ask the model about masked "
-    "pictures (the family perturbation); or one-run: those of them that need no run beyond forward and backward."
+    "Methods separated by commas, a family of methods, or a group: white-box (all but the perturbation family, which "
+    "runs the model on masked images), one-run (those that need one forward and one backward pass at most), all."
 )
 
+
+def _set_debug(ctx: typer.Context, value: bool) -> bool:  # noqa: FBT001  # typer's signature
+    if value:
+        ctx.meta[DEBUG] = True  # so that --debug works before and after the name of a command
+    return value
+
+
+DebugOption = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_set_debug, is_eager=True)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+PluginOption = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE", help=PLUGIN_HELP),
+]
 MethodOption = Annotated[
     list[str] | None,
     typer.Option("--method", "--methods", help=METHOD_HELP, show_default=", ".join(DEFAULT_METHODS)),
@@ -25,26 +43,12 @@ MethodOption = Annotated[
 TargetOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="A class to explain, by number or name; repeat it for several.", show_default="the predicted class"
+        help="The class to explain, by index or name. Repeat the option for several.", show_default="predicted class"
     ),
 ]
-
-
-class OutputsName(StrEnum):
-    """What a model's outputs are; a test compares them with those of the library."""
-
-    LOGITS = "logits"
-    PROBABILITIES = "probabilities"
-    SIGMOID = "sigmoid"
-    VALUE = "value"
-
-
 OutputsOption = Annotated[
-    OutputsName | None,
-    typer.Option(
-        help="What the model's outputs are: logits (softmax), probabilities already, sigmoid (multi-label) or a value.",
-        show_default="as the model says",
-    ),
+    OutputActivation | None,
+    typer.Option(help=OUTPUTS_HELP, show_default=OUTPUTS_DEFAULT),
 ]
 MeanOption = Annotated[
     str | None, typer.Option(help="Mean of the channels, one number or three: 0.5 or 0.48,0.46,0.41.")
@@ -53,29 +57,49 @@ StdOption = Annotated[str | None, typer.Option(help="Standard deviation of the c
 ImageSizeOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Size of the model's input, 224 or HEIGHTxWIDTH.")
 ]
-PublishedOption = Annotated[
-    bool, typer.Option("--published", help="Also show what papers print for the protocol, in a table of its own.")
-]
 StageOption = Annotated[
     int | None,
     typer.Option(
-        help="Of a hierarchical model (Swin, PVT, ...), the stage that is read: from 0, or -1 for the last.",
-        show_default="the last",
+        help="Stage of a hierarchical model (Swin, PVT, ...) to read: 0 is the first, -1 the last.",
+        show_default="last",
     ),
 ]
-DeviceOption = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps.")]
+DeviceOption = Annotated[str, typer.Option(help="Device of the model: cpu, cuda, cuda:1, mps.")]
 
 
-def find_page(path: Path | None, option: str) -> Path | None:
-    """Follow ``~``, and refuse a name that says something else: a page would be written over a photo that was meant."""
+def parse_channels(text: str | None, option: str) -> tuple[float, ...] | None:
+    """Parse one number or three, separated by commas."""
+    if text is None:
+        return None
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) not in {1, 3} or not all(map(math.isfinite, values)):
+        raise typer.BadParameter(f"{text!r} is not one number or three separated by commas", param_hint=option)
+    return values
+
+
+def parse_image_size(text: str | None, option: str = "--image-size") -> tuple[int, int] | None:
+    """Parse one number, or height and width as in ``224x192``."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9]\d{0,8})(?:[x,]([1-9]\d{0,8}))?", text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is not a size such as 224 or 224x192", param_hint=option)
+    return int(match[1]), int(match[2] or match[1])
+
+
+def parse_html_path(path: Path | None, option: str) -> Path | None:
+    """Expand ``~`` and require the suffix .html, so that an image given by mistake is not overwritten."""
     if path is None:
         return None
     if path.suffix.lower() not in {".html", ".htm"}:
-        raise typer.BadParameter(f"a page is called .html, and {path.name} is not", param_hint=option)
+        raise typer.BadParameter(f"the report must be an .html file, not {path.name}", param_hint=option)
     return expanded(path)
 
 
-def refuse_both(target: Sequence[str] | None, topk: int | None) -> None:
-    """Refuse classes by name together with the most likely ones."""
+def check_target_or_topk(target: Sequence[str] | None, topk: int | None) -> None:
+    """Refuse ``--target`` together with ``--topk``."""
     if target and topk:
         raise typer.BadParameter("it cannot be combined with --topk", param_hint="--target")

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Unpack
 
 from vitreous.datasets import DataSet
+from vitreous.evaluate_options import EvaluateOptions, resolve_options
 from vitreous.evaluation.engines.local import run_locally
 from vitreous.evaluation.engines.worker import ProgressCallback, SilentProgress
 from vitreous.evaluation.protocols import Protocol
 from vitreous.evaluation.report.results import Results
 from vitreous.evaluation.runner.context import EvaluationContext
-from vitreous.evaluation.runner.prepare_run import Model, Options, OptionValues, prepare_run
+from vitreous.evaluation.runner.prepare_run import Model, prepare_run
 from vitreous.evaluation.runner.selection import WHITE_BOX
 from vitreous.evaluation.store.store import Store
 from vitreous.paths import expanded
@@ -30,7 +31,7 @@ def evaluate(
     out: str | Path = "vitreous-runs",
     progress: ProgressCallback | None = None,
     watcher: ProgressCallback | None = None,
-    **options: Unpack[OptionValues],
+    **options: Unpack[EvaluateOptions],
 ) -> Results:
     """Measure methods on a data set under a protocol.
 
@@ -48,15 +49,14 @@ def evaluate(
         out: the folder that holds the folders of runs.
         progress: receives progress and notices; by default notices become warnings.
         watcher: deprecated name of ``progress``.
-        **options: the fields of ``Options``: limit, shuffle, engine, workers, threads, shard_size, seed, plugins,
-            retry_failed, outputs.
+        **options: see ``vitreous.evaluate_options.EvaluateOptions``.
 
     Raises:
         VitreousError: an argument does not exist, or the arguments do not fit together.
     """
     if watcher is not None:
         warnings.warn("evaluate(watcher=...) is deprecated, use progress=...", DeprecationWarning, stacklevel=3)
-    chosen = Options(**options)
+    chosen = resolve_options(options)
     callback = progress or watcher or SilentProgress()
     given = WHITE_BOX if methods is None else methods
     spellings = [given] if isinstance(given, str) else list(given)
@@ -65,13 +65,13 @@ def evaluate(
     return Results((store,), context.protocol)
 
 
-def compute(store: Store, context: EvaluationContext, options: Options, progress: ProgressCallback) -> None:
+def compute(store: Store, context: EvaluationContext, options: EvaluateOptions, progress: ProgressCallback) -> None:
     """Compute the missing shards of a run on the chosen engine."""
-    if options.retry_failed:
+    if options["retry_failed"]:
         store.forget_failed(progress.notice)
-    if options.engine == "ray":
+    if options["engine"] == "ray":
         from vitreous.evaluation.engines.ray import run_on_ray  # noqa: PLC0415  # its package is an extra
 
-        run_on_ray(store, progress, tasks=options.workers)
+        run_on_ray(store, progress, tasks=options["workers"])
     else:
-        run_locally(store, context, progress, workers=options.workers or 1)
+        run_locally(store, context, progress, workers=options["workers"] or 1)

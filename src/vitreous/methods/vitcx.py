@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.float64 import exact
 from vitreous.methods.enlarging import Enlarging
 from vitreous.methods.masks import seeded
 from vitreous.methods.options import MOST_EVALUATIONS

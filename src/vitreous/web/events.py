@@ -11,8 +11,8 @@ from typing import Any
 
 import gradio as gr
 
-from vitreous.cli.spellings import split_spellings
 from vitreous.errors import InputError
+from vitreous.method_lists import split_spellings
 from vitreous.web import cards, downloads
 from vitreous.web.desk import Desk, Updates, press
 from vitreous.web.drawing import Sliders, backdrop_of, mark_patch, patch_at

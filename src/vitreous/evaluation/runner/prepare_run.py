@@ -6,11 +6,11 @@ import hashlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,8 +19,8 @@ from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import evaluation_copy
 from vitreous.datasets import DataSet, Shuffled
 from vitreous.datasets.dataset import Things
-from vitreous.defaults import SHARD_SIZE
 from vitreous.errors import ModelError
+from vitreous.evaluate_options import EvaluateOptions, resolve_options
 from vitreous.evaluation.protocols import Protocol, find_protocol
 from vitreous.evaluation.runner.adapters import first_run
 from vitreous.evaluation.runner.context import (
@@ -42,7 +42,7 @@ from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.models.wrap_model import Pair, infer_preprocessing
 from vitreous.output_detection import find_outputs
-from vitreous.outputs import OutputActivation, check_outputs, given_outputs, scale_of, settled_outputs
+from vitreous.outputs import OutputActivation, given_outputs, scale_of, settled_outputs
 from vitreous.paths import expanded
 from vitreous.plugin import load_plugins
 from vitreous.provenance import software_versions
@@ -78,53 +78,8 @@ def count_outputs(model: LoadedModel) -> int:
     return max(2, logits.shape[1])
 
 
-Engine = Literal["local", "ray"]
 Model = str | ModelChoice | nn.Module | LoadedModel | TextModel
 _DECISIVE = ("vitreous", "torch")  # programs whose version is part of a run's key, beside the model's own library
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a run is computed.
-
-    Attributes:
-        limit: how many images or texts, from the first on; None for all.
-        shuffle: take the images in a random order, which depends on ``seed``.
-        engine: who computes.
-        workers: processes on this machine, or tasks at once on a cluster.
-        threads: threads inside the model, for each worker; by default the processor is divided among the workers.
-        shard_size: images that are computed and stored as one.
-        seed: of everything that is drawn at random.
-        plugins: files that register methods.
-        retry_failed: compute the shards again in which an earlier start could not measure something.
-        outputs: what the model's outputs are, as ``explain`` takes it.
-    """
-
-    limit: int | None = None
-    shuffle: bool = False
-    engine: Engine = "local"
-    workers: int | None = None
-    threads: int | None = None
-    shard_size: int = SHARD_SIZE
-    seed: int = 0
-    plugins: Sequence[str | Path] = ()
-    retry_failed: bool = False
-    outputs: OutputActivation | None = None
-
-
-class OptionValues(TypedDict, total=False):
-    """The fields of ``Options`` as keywords, so that a type checker knows them; a test compares the two."""
-
-    limit: int | None
-    shuffle: bool
-    engine: Engine
-    workers: int | None
-    threads: int | None
-    shard_size: int
-    seed: int
-    plugins: Sequence[str | Path]
-    retry_failed: bool
-    outputs: OutputActivation | None
 
 
 def prepare_run(
@@ -133,22 +88,22 @@ def prepare_run(
     protocol: str | Protocol,
     methods: Sequence[str],
     out: Path,
-    options: Options,
+    options: EvaluateOptions,
     notice: Notice,
 ) -> tuple[Store, EvaluationContext]:
     """Open everything, find out which methods are meant, and make the run's folder or find it."""
+    options = resolve_options(options)
     _check(model, data, protocol, options)
-    check_outputs(options.outputs)
     asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
-    plugins = [str(expanded(file).resolve()) for file in options.plugins]
+    plugins = [str(expanded(file).resolve()) for file in options["plugins"]]
     load_plugins(plugins)
-    opened = _open(data, options.seed if options.shuffle else None)
+    opened = _open(data, options["seed"] if options["shuffle"] else None)
     if opened.holds != asked.reads:
         raise RunError(f"{asked.name} is measured on {asked.reads}, and {opened.kind} holds {opened.holds}")
     if not len(opened):
         raise RunError(f"there are no {opened.holds} in {opened.kind}:{opened.path}")
     choice, loaded = _load(model, asked.reads)
-    choice, loaded = _with_outputs(choice, loaded, options.outputs)
+    choice, loaded = _with_outputs(choice, loaded, options["outputs"])
     context = EvaluationContext(loaded, opened, asked)
     check_labels(context)
     spellings = _spellings(context, methods, notice)
@@ -165,15 +120,15 @@ def prepare_run(
         own_methods=own_code_of(spellings),
         columns=columns_of(asked),
         plugins=hash_files(plugins),
-        shard_size=options.shard_size,
-        seed=options.seed,
-        shuffled=options.shuffle,
+        shard_size=options["shard_size"],
+        seed=options["seed"],
+        shuffled=options["shuffle"],
         versions=_versions(loaded.model),
-        limit=options.limit,
-        threads=threads_for(options.workers or 1) if options.threads is None else options.threads,
+        limit=options["limit"],
+        threads=threads_for(options["workers"] or 1) if options["threads"] is None else options["threads"],
     )
     _mention_earlier_runs(out, run, notice)
-    return Store.create(out, run, _details(context), keep_threads=options.threads is None), context
+    return Store.create(out, run, _details(context), keep_threads=options["threads"] is None), context
 
 
 def _mention_earlier_runs(out: Path, run: Run, notice: Notice) -> None:
@@ -193,16 +148,10 @@ def _mention_earlier_runs(out: Path, run: Run, notice: Notice) -> None:
         )
 
 
-def _check(model: Model, data: str | DataSet, protocol: str | Protocol, options: Options) -> None:
-    if options.engine not in get_args(Engine):
-        raise RunError(f"the engine is {' or '.join(get_args(Engine))}, not {options.engine!r}")
-    if options.seed < 0:
-        raise RunError(f"a seed is a whole number from 0 on, not {options.seed}")
-    several = options.engine == "ray" or (options.workers or 1) > 1
+def _check(model: Model, data: str | DataSet, protocol: str | Protocol, options: EvaluateOptions) -> None:
+    several = options["engine"] == "ray" or (options["workers"] or 1) > 1
     if several and not (isinstance(model, str | ModelChoice) and isinstance(data, str) and isinstance(protocol, str)):
         raise RunError("several processes open model, data set and protocol by name: give names, or use one worker")
-    if options.workers is not None and options.workers < 1:
-        raise RunError("at least one worker is needed")
 
 
 def _open(data: str | DataSet, shuffled_by: int | None) -> DataSet:

@@ -9,16 +9,12 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from vitreous.defaults import SHARD_SIZE
-from vitreous.errors import VitreousError
+from vitreous.errors import RunError as RunError  # noqa: PLC0414  # re-exported
 from vitreous.outputs import OutputActivation, check_outputs
 from vitreous.reason import reason_of, shown
 
 MOST_THREADS = 1024  # more end the process, where the system cannot start so many
 _MOST_SHARDS = 10_000_000
-
-
-class RunError(VitreousError, ValueError):
-    """A run is asked for in a way that makes no sense, or its parts are not those that it was started with."""
 
 
 @dataclass(frozen=True)

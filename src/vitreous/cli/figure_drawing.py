@@ -1,4 +1,4 @@
-"""What ``vitreous figure`` does: photos and a model in, one file out."""
+"""Draw the figures of ``vitreous figure``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from PIL import Image
 
 import vitreous
 from vitreous.class_names import find_class
-from vitreous.cli.explaining import target_of
-from vitreous.cli.figure_kinds import find_kind
-from vitreous.cli.photos import each_once, photos_of
+from vitreous.cli.explain_images import as_target
+from vitreous.cli.figure import find_figure_kind
+from vitreous.cli.image_files import drop_duplicates, find_image_files
 from vitreous.errors import InputError, MethodError, TargetError
 from vitreous.explanation import Explanation
 from vitreous.images import read_image
@@ -40,14 +40,14 @@ from vitreous.pictures.figures import (
 from vitreous.pictures.sheet import Sheet, check_format
 from vitreous.spelling import parse
 
-_CLASSES = 3  # shown of a photo where several are compared and none was asked for
+_CLASSES = 3  # default number of classes of the figure that compares them
 
 StripMaker = Callable[[LoadedModel, Image.Image, str, "int | None"], Strip]
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to draw, and how."""
+class FigureRequest:
+    """The options of one ``vitreous figure`` call."""
 
     name: str
     model: str
@@ -67,47 +67,47 @@ class Request:
     device: str
 
 
-def run(arguments: Sequence[str], request: Request) -> Path:
-    """Draw the figure of the photos that ``arguments`` name, and give the file."""
-    check_format(request.out)  # what is wrong in the request should not wait for a model to be loaded
+def run(arguments: Sequence[str], request: FigureRequest) -> Path:
+    """Draw the figure of the images named by ``arguments`` and return its file."""
+    check_format(request.out)  # check the request before loading the model
     for spelling in request.methods:
         parse(spelling)
-    kind = find_kind(request.name)
+    kind = find_figure_kind(request.name)
     if not kind.several_classes and (len(request.targets) > 1 or (request.topk or 1) > 1):
         raise TargetError(f"the figure {request.name!r} shows one class; classes, overlay and comparison show several")
     if request.methods and request.name == "transformation":
-        raise MethodError("the figure 'transformation' looks into TokenTM's parts; leave out --method")
-    photos = each_once(photo for argument in arguments for photo in photos_of(argument)[0])
-    if os.path.realpath(request.out) in map(os.path.realpath, photos):
-        raise InputError(f"{request.out} is one of the photos; choose another --out")
-    if len(photos) > 1 and not kind.several_photos:
-        raise InputError(f"the figure {request.name!r} shows one photo, not {len(photos)}; comparison shows several")
-    images = [read_image(photo) for photo in photos]
+        raise MethodError("the figure 'transformation' shows the parts of TokenTM; omit --method")
+    files = drop_duplicates(file for argument in arguments for file in find_image_files(argument)[0])
+    if os.path.realpath(request.out) in map(os.path.realpath, files):
+        raise InputError(f"{request.out} is one of the images; choose another --out")
+    if len(files) > 1 and not kind.several_images:
+        raise InputError(f"the figure {request.name!r} shows one image, not {len(files)}; comparison shows several")
+    images = [read_image(file) for file in files]
     model = load_model(
         request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
     )
     model = given_outputs(model, request.outputs)
     targets = [find_class(text, model.class_names) for text in request.targets]
-    return DRAWINGS[request.name](Job(request, model, images, targets)).save(request.out)
+    return _DRAWINGS[request.name](_FigureJob(request, model, images, targets)).save(request.out)
 
 
 @dataclass(frozen=True)
-class Job:
-    """A request with its photos, model and classes found."""
+class _FigureJob:
+    """A request with its model, images and class indices."""
 
-    request: Request
+    request: FigureRequest
     model: LoadedModel
     images: Sequence[Image.Image]
     targets: Sequence[int]
 
     @property
     def image(self) -> Image.Image:
-        """The photo of figures that show one."""
+        """The image of figures that show one."""
         return self.images[0]
 
     @property
     def target(self) -> int | None:
-        """The class of figures that show one; ``None`` for the predicted one."""
+        """The class of figures that show one; ``None`` for the predicted class."""
         return self.targets[0] if self.targets else None
 
     @cached_property
@@ -116,46 +116,46 @@ class Job:
         return Look(smooth=self.request.smooth, opacity=self.request.opacity)
 
     def explain(self, image: Image.Image, topk: int | None = None) -> Explanation:
-        """Explain a photo by the methods that were asked for."""
-        target = target_of(self.targets, 1)
-        wanted = self.request.topk or (topk if target is None else None)
-        return vitreous.explain(self.model, [image], self.request.methods, target, topk=wanted)
+        """Explain an image by the methods of the request."""
+        target = as_target(self.targets, 1)
+        topk = self.request.topk or (topk if target is None else None)
+        return vitreous.explain(self.model, [image], self.request.methods, target, topk=topk)
 
 
-def _overlay(job: Job) -> Sheet:
+def _overlay(job: _FigureJob) -> Sheet:
     return overlay_figure(job.explain(job.image), photo=job.image, look=job.look)
 
 
-def _comparison(job: Job) -> Sheet:
+def _comparison(job: _FigureJob) -> Sheet:
     return comparison_figure([Shown(job.explain(image), 0, image) for image in job.images], look=job.look)
 
 
-def _classes(job: Job) -> Sheet:
+def _classes(job: _FigureJob) -> Sheet:
     explanation = job.explain(job.image, topk=_CLASSES)
     return classes_figure(explanation, photo=job.image, look=job.look)
 
 
-def _strips(make: StripMaker) -> Callable[[Job], Sheet]:
-    def draw(job: Job) -> Sheet:
+def _strips(make: StripMaker) -> Callable[[_FigureJob], Sheet]:
+    def draw(job: _FigureJob) -> Sheet:
         strips = [make(job.model, job.image, method, job.target) for method in job.request.methods]
         return strips_figure(strips, photo=job.image, look=job.look)
 
     return draw
 
 
-def _curves(job: Job) -> Sheet:
+def _curves(job: _FigureJob) -> Sheet:
     explanation = job.explain(job.image)
     by = job.request.by
     curves = perturbation_curves(job.model, job.image, explanation, by=by, steps=job.request.steps)
     return curves_figure(curves, caption=class_caption(explanation), what=by)
 
 
-def _transformation(job: Job) -> Sheet:
-    seen = token_transformation(job.model, job.image, job.request.block, job.target)
-    return transformation_figure(seen, photo=job.image, look=job.look)
+def _transformation(job: _FigureJob) -> Sheet:
+    parts = token_transformation(job.model, job.image, job.request.block, job.target)
+    return transformation_figure(parts, photo=job.image, look=job.look)
 
 
-DRAWINGS: Mapping[str, Callable[[Job], Sheet]] = {
+_DRAWINGS: Mapping[str, Callable[[_FigureJob], Sheet]] = {
     "overlay": _overlay,
     "comparison": _comparison,
     "classes": _classes,

@@ -1,0 +1,179 @@
+"""``vitreous methods``, ``models``, ``protocols`` and ``datasets``: list what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from vitreous.cli.catalog import load_catalog, load_methods
+from vitreous.cli.console import plain_warnings, print_json, print_line, stderr_console, stdout_console
+from vitreous.cli.options import (
+    DebugOption,
+    DeviceOption,
+    ImageSizeOption,
+    JsonOption,
+    MeanOption,
+    PluginOption,
+    StdOption,
+    parse_channels,
+    parse_image_size,
+)
+from vitreous.cli.progress import steps
+from vitreous.method_lists import split_spellings
+
+models_app = typer.Typer(
+    help="List the kinds of model names that --model takes, or check one model.", add_completion=False
+)
+
+
+def methods(*, as_json: JsonOption = False, plugin: PluginOption = None, _debug: DebugOption = False) -> None:
+    """List the explanation methods with their papers, aggregations and options."""
+    listed = load_methods(plugin or [])
+    if as_json:
+        print_json(listed)
+        return
+    console = stdout_console()
+    for family in dict.fromkeys(method["family"] for method in listed):
+        members = {method["name"]: _describe_method(method) for method in listed if method["family"] == family}
+        console.print(_wide_table(family, members))
+    aggregations = {
+        f".{one['name']}": _add_options(Text(one["summary"]), one) for one in load_catalog()["aggregations"]
+    }
+    console.print(_wide_table("aggregation", aggregations))
+    console.print(Text("Spelling: name[.aggregation...][:option=value,...]", style="dim"))
+
+
+def protocols(*, as_json: JsonOption = False, _debug: DebugOption = False) -> None:
+    """List the protocols that --protocol takes, with their papers and metrics."""
+    listed = load_catalog()["protocols"]
+    if as_json:
+        print_json(listed)
+        return
+    rows = {}
+    for protocol in listed:
+        rows[protocol["name"]] = about = Text(protocol["title"])
+        about.append(f"\n{protocol['paper']}", style="dim")
+        about.append(f"\n{', '.join(metric['name'] for metric in protocol['metrics'])}", style="cyan")
+    stdout_console().print(_table("--protocol", "what it measures", rows.items()))
+
+
+def datasets(*, as_json: JsonOption = False, _debug: DebugOption = False) -> None:
+    """List the kinds of data sets that --data KIND:PATH takes, and what PATH must contain."""
+    listed = load_catalog()["datasets"]
+    if as_json:
+        print_json(listed)
+        return
+    rows = ((f"{dataset['kind']}:PATH", Text(dataset["help"])) for dataset in listed)
+    stdout_console().print(_table("--data", "what PATH must contain", rows))
+
+
+@models_app.callback(invoke_without_command=True)
+def models(context: typer.Context, *, as_json: JsonOption = False, _debug: DebugOption = False) -> None:
+    """List the kinds of model names that --model takes; `vitreous models check MODEL` inspects one model."""
+    if context.invoked_subcommand is not None:
+        return
+    listed = load_catalog()["models"]
+    if as_json:
+        print_json(listed)
+        return
+    console = stdout_console()
+    console.print(_table("--model", "what it is", ((kind["name"], Text(kind["help"])) for kind in listed["names"])))
+    count = listed["timm_vision_transformers"]
+    print_line(console, f"timm {listed['timm_version']} has {count} names of Vision Transformers.", "dim")
+
+
+@models_app.command()
+def check(
+    *,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A model by name: demo, timm/NAME, timm/NAME@FILE, hf/ID, py/FILE.py:FUNCTION."
+        ),
+    ],
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "--methods", help="Methods to try, separated by commas.", show_default="all"),
+    ] = None,
+    mean: MeanOption = None,
+    std: StdOption = None,
+    image_size: ImageSizeOption = None,
+    device: DeviceOption = "cpu",
+    plugin: PluginOption = None,
+    as_json: JsonOption = False,
+    _debug: DebugOption = False,
+) -> None:
+    """Show the architecture seen in a run of a model (stream, blocks, attention, patches) and the supported methods."""
+    spellings = split_spellings(method) if method else None
+    channel_mean, channel_std = parse_channels(mean, "--mean"), parse_channels(std, "--std")
+    size = parse_image_size(image_size)
+
+    import vitreous  # noqa: PLC0415  # these import torch
+    from vitreous.models import demo, load_model  # noqa: PLC0415
+    from vitreous.plugin import load_plugins  # noqa: PLC0415
+
+    load_plugins(plugin or [])
+    console = stderr_console()
+    with plain_warnings(console), steps(console, f"loading {model}") as step:
+        loaded = load_model(model, mean=channel_mean, std=channel_std, image_size=size, device=device)
+        step("running the model")
+        inspection = vitreous.inspect(loaded, demo.PHOTO, spellings)
+    if as_json:
+        print_json({"model": model, **inspection.as_dict()})
+        return
+    for line in str(inspection).splitlines():
+        print_line(stdout_console(), line)
+
+
+def _table(name: str, description: str, rows: Iterable[tuple[str, Text]]) -> Table:
+    table = Table(box=None)
+    table.add_column(name, no_wrap=True, style="bold")
+    table.add_column(description)
+    for first, second in rows:
+        table.add_row(Text(first), second)
+    return table
+
+
+def _wide_table(heading: str, rows: Mapping[str, Text]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
+    table.add_column(heading, no_wrap=True, style="bold")
+    table.add_column("what it is")
+    for name, about in rows.items():
+        table.add_row(name, about.append("\n"))
+    return table
+
+
+def _describe_method(method: Mapping[str, Any]) -> Text:
+    """Describe a method: summary, paper, properties, aggregations and options."""
+    properties = [
+        "class-specific" if method["class_specific"] else "the same for every class",
+        "signed" if method["signed"] else "not signed",
+        method["cost"],
+    ]
+    about = Text(method["summary"])
+    about.append(f"\n{method['paper']}, {method['year']}", style="dim")
+    aggregations = " ".join(f".{name}" for name in method["aggregations"])
+    about.append(f"\n{', '.join(properties)}; {aggregations}", style="cyan")
+    return _add_options(about, method)
+
+
+def _add_options(about: Text, entry: Mapping[str, Any]) -> Text:
+    for name, option in entry["options"].items():
+        about.append(f"\n:{name}={_values(option)}", style="green")
+        most = "" if option["most"] is None else f"at most {option['most']:,}"
+        details = "; ".join(part for part in (option["help"], most) if part)
+        about.append(f"  {details}" if details else "", style="dim")
+    return about
+
+
+def _values(option: Mapping[str, Any]) -> str:
+    """Return the choices of an option, or its default."""
+    default = option["default"]
+    if option["choices"] is None:
+        return "NUMBER" if default is None else str(default)
+    return " | ".join(f"{choice} (default)" if choice == default else choice for choice in option["choices"])
