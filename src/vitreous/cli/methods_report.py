@@ -54,7 +54,7 @@ def _about_method(method: MethodInfo) -> Text:
         cost_of(method.name).label,
     ]
     about = Text(method.summary)
-    about.append(f"\n{method.paper}, {method.year}", style="dim")
+    about.append(f"\n{method.citation}", style="dim")
     about.append(f"\n{', '.join(traits)}; {' '.join(f'.{name}' for name in method.aggregations)}", style="cyan")
     return _with_options(about, method.options)
 
@@ -89,6 +89,9 @@ def _as_json(method: MethodInfo) -> dict[str, Any]:
         "summary": method.summary,
         "paper": method.paper,
         "year": method.year,
+        "note": method.note,
+        "link": method.link,
+        "bf16": list(method.bf16),
         "class_specific": method.class_specific,
         "signed": method.signed,
         "cost": cost.label,

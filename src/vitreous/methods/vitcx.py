@@ -152,8 +152,9 @@ def complete_linkage(distance: np.ndarray, threshold: float, at_most: int) -> np
 @register(
     "vitcx",
     family="perturbation",
-    paper="Xie, Li, Cao, Zhang: ViT-CX: Causal Explanation of Vision Transformers, IJCAI",
+    paper="Xie et al., ViT-CX: Causal Explanation of Vision Transformers",
     year=2023,
+    arxiv="2211.03064",
     class_specific=True,
     signed=False,
 )

@@ -12,7 +12,6 @@ from vitreous.errors import InputError
 from vitreous.html import page
 from vitreous.html.report import Measured, curve_cards, legend, meaning, no_curves
 from vitreous.methods import list_methods
-from vitreous.methods.papers import paper_link
 from vitreous.methods.registry import FAMILIES, MethodInfo
 from vitreous.outputs import percent
 from vitreous.pictures.backdrop import Backdrop
@@ -94,8 +93,8 @@ def curves(record: Record, wanted: Wanted, found: Sequence[Sequence[Curves]]) ->
 def papers(family: str, *, texts: bool = False) -> str:
     """Give links to the papers of a family's methods."""
     links = [
-        f'<a href="{page.escape(paper_link(info))}" target="_blank" rel="noopener noreferrer" '
-        f'title="{page.escape(f"{info.paper}, {info.year}")}">{page.escape(info.name)}</a>'
+        f'<a href="{page.escape(info.link)}" target="_blank" rel="noopener noreferrer" '
+        f'title="{page.escape(info.citation)}">{page.escape(info.name)}</a>'
         for info in _offered(texts=texts)
         if info.family == family
     ]
