@@ -37,7 +37,8 @@ class Entry:
         authors, _, title = self.paper.partition(", ")
         used = ", ".join(f"[`{name}`](methods.md#{name})" for name in self.methods)
         about = f" Methods: {used}." if used else ""
-        return f"### {self.key}\n\n{authors.removesuffix('.')}. *{title}*. {self.year}. [{self.link_text}]({self.link}).{about}\n"
+        link = f"[{self.link_text}]({self.link})"
+        return f"### {self.key}\n\n{authors.removesuffix('.')}. *{title}*. {self.year}. {link}.{about}\n"
 
 
 def _arxiv(key: str, paper: str, year: int, number: str) -> Entry:

@@ -15,7 +15,7 @@ import vitreous
 from vitreous.errors import ImageError, MethodError, ModelError, TargetError, UnsupportedModelError, VitreousError
 from vitreous.methods import list_methods
 from vitreous.models import load_model
-from vitreous.pictures.data.curves import perturbation_curves
+from vitreous.pictures.curves import perturbation_curves
 from vitreous.web import cards, downloads
 from vitreous.web.cache import BoundedCache
 from vitreous.web.depths import all_depths, at_depth

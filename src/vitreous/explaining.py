@@ -19,6 +19,7 @@ from vitreous.defaults import DEFAULT_METHODS
 from vitreous.deferred_logits import DeferredLogits
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.explanation import Explanation, with_deferred_logits
+from vitreous.inputs.input_pictures import InputPictures, input_pictures
 from vitreous.inputs.model_input import Inputs, Rows
 from vitreous.method_trials import try_methods
 from vitreous.methods import list_methods
@@ -27,7 +28,6 @@ from vitreous.models.brought import known_class_names
 from vitreous.output_detection import find_outputs
 from vitreous.outputs import OutputActivation, check_outputs, scale_of, with_outputs
 from vitreous.parts import Part, parts_of, scores_of
-from vitreous.pictures.input_pictures import InputPictures, input_pictures
 from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance

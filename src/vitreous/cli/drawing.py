@@ -20,14 +20,10 @@ from vitreous.explanation import Explanation
 from vitreous.images import read_image
 from vitreous.models import LoadedModel, load_model
 from vitreous.outputs import OutputActivation, given_outputs
-from vitreous.pictures.backdrop import Look
+from vitreous.pictures import Look
+from vitreous.pictures.canvas import Canvas, check_format
 from vitreous.pictures.captions import class_caption
-from vitreous.pictures.data.curves import By, perturbation_curves
-from vitreous.pictures.data.depth import depth_strip
-from vitreous.pictures.data.heads import heads_strip
-from vitreous.pictures.data.layers import start_layer_strip
-from vitreous.pictures.data.strip import Strip
-from vitreous.pictures.data.transformation import token_transformation
+from vitreous.pictures.curves import By, perturbation_curves
 from vitreous.pictures.figures import (
     Shown,
     classes_figure,
@@ -37,7 +33,8 @@ from vitreous.pictures.figures import (
     strips_figure,
     transformation_figure,
 )
-from vitreous.pictures.sheet import Sheet, check_format
+from vitreous.pictures.strips import Strip, depth_strip, heads_strip, start_layer_strip
+from vitreous.pictures.transformation import token_transformation
 from vitreous.spelling import parse
 
 _CLASSES = 3  # shown of a photo where several are compared and none was asked for
@@ -122,40 +119,40 @@ class Job:
         return vitreous.explain(self.model, [image], self.request.methods, target, topk=wanted)
 
 
-def _overlay(job: Job) -> Sheet:
+def _overlay(job: Job) -> Canvas:
     return overlay_figure(job.explain(job.image), photo=job.image, look=job.look)
 
 
-def _comparison(job: Job) -> Sheet:
+def _comparison(job: Job) -> Canvas:
     return comparison_figure([Shown(job.explain(image), 0, image) for image in job.images], look=job.look)
 
 
-def _classes(job: Job) -> Sheet:
+def _classes(job: Job) -> Canvas:
     explanation = job.explain(job.image, topk=_CLASSES)
     return classes_figure(explanation, photo=job.image, look=job.look)
 
 
-def _strips(make: StripMaker) -> Callable[[Job], Sheet]:
-    def draw(job: Job) -> Sheet:
+def _strips(make: StripMaker) -> Callable[[Job], Canvas]:
+    def draw(job: Job) -> Canvas:
         strips = [make(job.model, job.image, method, job.target) for method in job.request.methods]
         return strips_figure(strips, photo=job.image, look=job.look)
 
     return draw
 
 
-def _curves(job: Job) -> Sheet:
+def _curves(job: Job) -> Canvas:
     explanation = job.explain(job.image)
     by = job.request.by
     curves = perturbation_curves(job.model, job.image, explanation, by=by, steps=job.request.steps)
     return curves_figure(curves, caption=class_caption(explanation), what=by)
 
 
-def _transformation(job: Job) -> Sheet:
+def _transformation(job: Job) -> Canvas:
     seen = token_transformation(job.model, job.image, job.request.block, job.target)
     return transformation_figure(seen, photo=job.image, look=job.look)
 
 
-DRAWINGS: Mapping[str, Callable[[Job], Sheet]] = {
+DRAWINGS: Mapping[str, Callable[[Job], Canvas]] = {
     "overlay": _overlay,
     "comparison": _comparison,
     "classes": _classes,

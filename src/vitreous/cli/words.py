@@ -9,8 +9,8 @@ from rich.text import Text
 
 from vitreous.cli.classes import class_as_json
 from vitreous.cli.console import one_line, say
-from vitreous.pictures.left_out import WHY
-from vitreous.pictures.word_colours import background, spans_of
+from vitreous.pictures.captions import NOT_SHOWN
+from vitreous.pictures.colours import word_colour
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ def show(explanation: TextExplanation, console: Console, *, by: By) -> None:
             for number in range(explanation.classes_per_image):
                 say(console, f"{method}, explained: {explanation.label(index, number)}", "dim")
                 if not explanation.shows(method, index, number, by=by):
-                    say(console, WHY)
+                    say(console, NOT_SHOWN)
                     continue
                 console.print(_coloured(explanation, method, index, number, by))
                 # Colours are not seen by everybody, nor in a file.
@@ -52,10 +52,10 @@ def as_json(explanation: TextExplanation, *, by: By) -> dict[str, Any]:
 def _coloured(explanation: TextExplanation, method: str, index: int, number: int, by: By) -> Text:
     shown = explanation.display_scores(method, index, number, by=by).tolist()
     text = Text()
-    for stretch, word in spans_of(explanation, index):
+    for stretch, word in explanation.spans(index):
         style = ""
         if word is not None:
-            paper = background(shown[word], signed=explanation.signed[method])
+            paper = word_colour(shown[word], signed=explanation.signed[method])
             style = Style(color="#1a1a1a", bgcolor=paper)  # type: ignore[assignment]  # rich takes either
         text.append(_printable(stretch), style=style)
     return text

@@ -14,8 +14,8 @@ from vitreous.html.report import Measured, curve_cards, legend, meaning, no_curv
 from vitreous.methods import list_methods
 from vitreous.methods.registry import FAMILIES, MethodInfo
 from vitreous.outputs import percent
-from vitreous.pictures.backdrop import Backdrop
-from vitreous.pictures.data.curves import Curves
+from vitreous.pictures.base_image import BaseImage
+from vitreous.pictures.curves import Curves
 from vitreous.spelling import parse
 from vitreous.web.depths import at_depth
 from vitreous.web.drawing import Sliders, backdrop_of, draw_map, draw_rows
@@ -138,7 +138,7 @@ def status(text: str, *, error: bool = False) -> str:
 
 
 def _map_card(
-    record: Record, method: str, class_index: int, wanted: Wanted, sliders: Sliders, backdrop: Backdrop
+    record: Record, method: str, class_index: int, wanted: Wanted, sliders: Sliders, backdrop: BaseImage
 ) -> str:
     shown = method if wanted.depth is None else at_depth(method, wanted.depth, record.depth)
     note = "" if shown is not None else " <span>aggregates no blocks: the depth does not change it</span>"

@@ -19,8 +19,8 @@ from vitreous.datasets import Review
 from vitreous.errors import VitreousError
 from vitreous.explaining import explain
 from vitreous.html.page import picture
+from vitreous.html.words import excerpt
 from vitreous.models.text_models import LoadedTextModel
-from vitreous.pictures import words_html
 from vitreous.text_explaining import explain_text
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _written(model: LoadedTextModel, sample: Review, methods: Sequence[str]) -> 
         warnings.simplefilter("ignore")  # that it is cut: the protocol says so
         explanation = explain_text(model, " ".join(sample.words), methods)
     marked = sample.rationale[places_of(sample, explanation.words[0])].tolist()
-    return {method: words_html.excerpt(explanation, method, marked) for method in methods}
+    return {method: excerpt(explanation, method, marked) for method in methods}
 
 
 def _small(overlay: Image.Image) -> str:

@@ -1,9 +1,10 @@
-"""Pictures of a model's input: photos and arrays as they are, tensors with their normalisation undone."""
+"""Images of a model's input: photos and arrays as they are, tensors with their normalisation undone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from vitreous.models.preprocessing import Preprocessing
 
 Drawable = Source | Tensor
+Photo = Image.Image | str | Path
 Channels = float | Sequence[float]
 
 STRETCHED = (

@@ -1,4 +1,4 @@
-"""Perturbation curves: how sure a model stays of a class as a photo loses, or regains, its most relevant parts."""
+"""Perturbation curves: the probability of a class as the most relevant parts of an image are deleted or inserted."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.explanation import Explanation
+from vitreous.explanation_heatmaps import display_maps
 from vitreous.float64 import in_float64
 from vitreous.methods.pixel_maps import patch_means
 from vitreous.outputs import OutputActivation, likelihoods
-from vitreous.pictures.data.recording import open_runner
-from vitreous.pictures.scaling import display_maps
+from vitreous.pictures.recording import open_runner
 from vitreous.pixels import Images, Model, find_model
 from vitreous.tape.runner import ModelRunner
 from vitreous.torch_state import leaves_torch_as_it_was
@@ -33,9 +33,9 @@ class Curves:
 
     Attributes:
         method: The spelling.
-        fractions: Which part of the photo is deleted or inserted, from 0 to 1.
-        deletion: The class's probability without the most relevant part; a good map makes it fall early.
-        insertion: The class's probability with the most relevant part alone; a good map makes it rise early.
+        fractions: Share of the image that is deleted or inserted, from 0 to 1.
+        deletion: Probability of the class without the most relevant part; a good map makes it fall early.
+        insertion: Probability of the class with the most relevant part alone; a good map makes it rise early.
     """
 
     method: str
@@ -65,25 +65,35 @@ def perturbation_curves(
     by: By = "patches",
     steps: int = 10,
 ) -> tuple[Curves, ...]:
-    """Delete and insert the most relevant parts of one photo, for every method of its explanation.
+    """Delete and insert the most relevant parts of one image, for every method of its explanation.
+
+    Deletion and insertion of [petsiuk2018rise][].
 
     Args:
         model: The model that was explained.
-        image: The one photo, in any form that ``explain`` takes.
-        explanation: Maps of it.
+        image: One image, in any form that ``explain`` takes.
+        explanation: Its explanation.
         index: Which image of the explanation it is.
         target_index: Which of the explained classes is followed.
-        by: ``patches`` are really dropped behind the positional embedding; ``pixels`` of the smooth map are painted
-            black, or with 0 where the model's preprocessing is not known.
-        steps: Into how many equal parts the photo is cut, as far as whole patches or pixels allow.
+        by: ``patches`` drops tokens after the positional embedding; ``pixels`` paints pixels of the smooth map black,
+            or 0 when the model's preprocessing is not known.
+        steps: Number of equal steps, as far as whole patches or pixels allow.
 
     Returns:
-        Curves with steps + 1 points, fewer where there are fewer patches. A point is NaN where the model cannot be
-        asked, which is the case without any patch in models that read nothing but patches; all are where the map holds
-        NaN or infinity and so has no order.
+        Curves with steps + 1 points, fewer if there are fewer patches. A point is NaN where the model cannot run, which
+        is the case without any patch in models that read nothing but patches. All points are NaN for a map with NaN or
+        infinity, which has no order.
 
     Raises:
-        InputError: the outputs of the model are values, which have no probability to follow.
+        InputError: The outputs of the model are values (regression), which have no probability to follow.
+
+    Example:
+        >>> from vitreous.pictures import perturbation_curves
+        >>> curves = perturbation_curves(model, "demo.jpg", explanation, steps=2)
+        >>> [curve.method for curve in curves] == list(explanation.methods)
+        True
+        >>> curves[0].fractions.tolist()
+        [0.0, 0.5, 1.0]
     """
     if by not in {"patches", "pixels"}:
         raise InputError(f"curves go by patches or by pixels, not by {by!r}")
@@ -96,21 +106,21 @@ def perturbation_curves(
         raise InputError(f"curves are drawn of one photo at a time, not of {len(runner.images)}")
     target = explanation.class_index(index, target_index)
     orders = torch.stack([_order(explanation, method, index, target_index, by) for method in explanation.methods])
-    ask = _asking(runner, explanation.scale, target, by)
+    probability = _probability_of_kept(runner, explanation.scale, target, by)
     parts = orders.shape[1]
     counts = list(dict.fromkeys(parts * step // steps for step in range(steps + 1)))
-    deletion = np.stack([ask(orders[:, count:]) for count in counts], axis=1)
-    insertion = np.stack([ask(orders[:, :count]) for count in counts], axis=1)
+    deletion = np.stack([probability(orders[:, count:]) for count in counts], axis=1)
+    insertion = np.stack([probability(orders[:, :count]) for count in counts], axis=1)
     unordered = [not explanation.shows(method, index, target_index) for method in explanation.methods]
     deletion[unordered] = insertion[unordered] = np.nan
-    fractions = np.array(counts) / parts  # what is gone, not what was asked for: patches are whole
+    fractions = np.array(counts) / parts  # the share in whole patches, not the one requested
     return tuple(
         Curves(method, fractions, deletion[row], insertion[row]) for row, method in enumerate(explanation.methods)
     )
 
 
 def area(fractions: NDArray[np.float64], values: NDArray[np.float64]) -> float:
-    """The area under a curve over 0 to 1, by the trapezoid rule over the points that there are."""
+    """Integrate a curve over 0 to 1 by the trapezoid rule, over its finite points."""
     known = np.isfinite(values)
     if known.sum() < 2:
         return float("nan")
@@ -119,7 +129,7 @@ def area(fractions: NDArray[np.float64], values: NDArray[np.float64]) -> float:
 
 
 def _order(explanation: Explanation, method: str, index: int, target_index: int, by: By) -> Tensor:
-    """Patches or pixels of one map, the most relevant first; equal ones in reading order."""
+    """Sort the patches or pixels of one map, the most relevant first; ties in reading order."""
     scores = explanation.scores_of(method, index, target_index).cpu()
     grid = explanation.grid_of(method)
     if by == "pixels":
@@ -132,10 +142,10 @@ def _order(explanation: Explanation, method: str, index: int, target_index: int,
     return scores.argsort(descending=True, stable=True)
 
 
-def _asking(
+def _probability_of_kept(
     runner: ModelRunner, outputs: OutputActivation | None, target: int, by: By
 ) -> Callable[[Tensor], NDArray[np.float64]]:
-    """Give the function that turns what is kept, (methods, count), into the probability of the target, (methods,)."""
+    """Make the function from kept patches or pixels (methods, count) to the probability of the target (methods,)."""
 
     def probability(kept: Tensor) -> NDArray[np.float64]:
         try:
@@ -143,7 +153,7 @@ def _asking(
         except UnsupportedModelError:
             if kept.shape[1]:
                 raise
-            return np.full(len(kept), np.nan)  # nothing is left that this model could read
+            return np.full(len(kept), np.nan)  # no input is left
         return likelihoods(in_float64(logits), outputs)[:, target].cpu().numpy()
 
     return probability

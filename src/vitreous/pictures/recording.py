@@ -1,4 +1,4 @@
-"""One photo's run with what a figure looks into: tokens, attention and gradients, as methods see them."""
+"""Recorded runs of one image for figures: tokens, attention and gradients, as methods see them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vitreous.targets import Target, find_targets
 
 
 def open_runner(model: nn.Module | LoadedModel, images: Images) -> ModelRunner:
-    """Give a model and its images in a form that can be asked again with fewer tokens or other pixels."""
+    """Wrap a model and its images so that it can run again with fewer tokens or other pixels."""
     network = network_of(model)
     pixels, _ = find_pixels(model, network, images)
     black = black_pixel(model, pixels)
@@ -31,7 +31,7 @@ def open_runner(model: nn.Module | LoadedModel, images: Images) -> ModelRunner:
 
 @contextmanager
 def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, target: Target = None) -> Iterator[View]:
-    """Run the model and give what a recipe would read, until the context ends; one class per image."""
+    """Run the model and yield what a recipe reads, for one class per image; it is valid inside the context."""
     network = network_of(model)
     pixels, _ = find_pixels(model, network, images)
     architecture = find_architecture(network, pixels, stage_of(model))

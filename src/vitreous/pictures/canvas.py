@@ -1,6 +1,6 @@
-"""A page that a figure is drawn on: laid out from the top left, written as PNG, SVG or PDF, without pyplot.
+"""The canvas of a figure: laid out from the top left, written as PNG, SVG or PDF, without pyplot.
 
-Lengths are in units of 1/100 inch, which are pixels unless a larger scale is asked for.
+Lengths are in units of 1/100 inch, which are pixels at scale 1.
 """
 
 from __future__ import annotations
@@ -16,16 +16,14 @@ import numpy as np
 from PIL import Image
 
 from vitreous.errors import InputError
-from vitreous.pictures.captions import font, line_height, wrap
-from vitreous.pictures.overlay import colour
+from vitreous.pictures.captions import FAINT, INK, font, line_height, wrap
+from vitreous.pictures.colours import ramp
 from vitreous.storage import complete_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK = "#1a1a1a"
-FAINT = "#5f5f5f"
 FORMATS = ("png", "svg", "pdf")
 
 _PER_INCH = 100
@@ -37,13 +35,20 @@ _METADATA: dict[str, dict[str, None]] = {
 }
 
 
-class Sheet:
-    """A page of a given width and height.
+class Canvas:
+    """A blank page of a given width and height.
 
     Args:
         width: In units.
         height: In units.
         scale: Pixels per unit of a PNG, so that large photos can keep all their pixels.
+
+    Example:
+        >>> canvas = explanation.figure("comparison")
+        >>> canvas.save("figure.pdf").name
+        'figure.pdf'
+        >>> canvas.image().width == canvas.width
+        True
     """
 
     def __init__(self, width: float, height: float, scale: float = 1.0) -> None:
@@ -55,14 +60,14 @@ class Sheet:
         )
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
-        """Give axes at a place of the page."""
+        """Add matplotlib axes."""
         bottom = self.height - top - height
         place = (left / self.width, bottom / self.height, width / self.width, height / self.height)
         axes: Axes = self.figure.add_axes(place)
         return axes
 
     def picture(self, left: float, top: float, width: float, height: float, image: Image.Image) -> None:
-        """Draw a picture that fills a rectangle."""
+        """Draw an image that fills a rectangle."""
         axes = self.axes(left, top, width, height)
         axes.set_axis_off()
         axes.imshow(np.asarray(image.convert("RGB")), aspect="auto", interpolation="antialiased")
@@ -80,9 +85,9 @@ class Sheet:
         lines: int = 1,
         align: str = "left",
     ) -> float:
-        """Write a text, broken into lines, and give the height that it takes.
+        """Write a text, broken into lines, and return the height it takes.
 
-        ``align`` says which part of the rectangle from ``left``, ``width`` wide, the lines keep to.
+        ``align`` places the lines at the left, center or right of the rectangle that starts at ``left``.
         """
         style = font(size, bold=bold)
         broken = wrap(text, style, int(width), lines=lines)
@@ -102,17 +107,15 @@ class Sheet:
         return float(len(broken) * line_height(style))
 
     def bar(self, left: float, top: float, width: float, *, signed: bool, marks: tuple[str, ...]) -> float:
-        """Draw a colour bar with marks from its left to its right end, and give the height that it takes."""
-        ramp = np.broadcast_to(np.linspace(-1.0 if signed else 0.0, 1.0, 256), (1, 256))
-        rgba = colour(ramp, signed=signed)
-        self.picture(left, top, width, 10, Image.fromarray(np.ascontiguousarray(rgba[..., :3])))
+        """Draw a colour bar with marks from its left to its right end, and return the height it takes."""
+        self.picture(left, top, width, 10, ramp(256, signed=signed))
         aligned = ("left", "right") if len(marks) == 2 else ("left", "center", "right")
         for mark, align in zip(marks, aligned, strict=True):
             self.write(left, top + 12, mark, width=width, size=12, ink=FAINT, align=align)
         return 12.0 + line_height(font(12))
 
     def image(self, scale: float | None = None) -> Image.Image:
-        """Give the page as a picture."""
+        """Render the page as an image."""
         stream = io.BytesIO()
         self._print(stream, "png", self.scale if scale is None else scale)
         with Image.open(stream) as drawn:
@@ -122,8 +125,8 @@ class Sheet:
         """Write the page as .png, .svg or .pdf; the file appears complete or not at all.
 
         Raises:
-            InputError: the name ends in something else.
-            StorageError: the file cannot be written.
+            InputError: The suffix is another.
+            StorageError: The file cannot be written.
         """
         path = Path(file)
         kind = check_format(path)
@@ -139,14 +142,13 @@ class Sheet:
 
     def _print(self, stream: Any, kind: str, scale: float) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="Glyph .* missing"
-            )  # an empty box is drawn, which says it as well
+            # An empty box is drawn instead, which is enough.
+            warnings.filterwarnings("ignore", message="Glyph .* missing")
             self.figure.savefig(stream, format=kind, dpi=_PER_INCH * scale, metadata=_METADATA[kind])
 
 
 def check_format(path: Path) -> str:
-    """Give the kind of file that a name asks for."""
+    """Read the format from the suffix of a file name."""
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         raise InputError(f"figures are written as .png, .svg or .pdf, and {path.name!r} ends in none of them")
@@ -154,7 +156,7 @@ def check_format(path: Path) -> str:
 
 
 def font_properties(size: float, *, bold: bool = False) -> Any:
-    """Give matplotlib the same font file that widths are measured with, whatever its own settings say."""
+    """Give matplotlib the font file that widths are measured with, whatever its own settings are."""
     from matplotlib.font_manager import FontProperties  # noqa: PLC0415
 
     return FontProperties(fname=str(font(12, bold=bold).path), size=size * 72 / _PER_INCH)

@@ -1,4 +1,4 @@
-"""What happens to tokens in a block (TokenTM Figs. 1-2): attention, change of length, change of direction."""
+"""What a block does to its tokens (TokenTM, figures 1 and 2): attention, change of length, change of direction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitreous.errors import MethodError
 from vitreous.explaining import explain
 from vitreous.explanation import Explanation
 from vitreous.methods.tokentm import TokenTransformation
-from vitreous.pictures.data.recording import recorded
+from vitreous.pictures.recording import recorded
 from vitreous.pixels import Images, Model, find_model
 from vitreous.spelling import parse
 from vitreous.targets import Target
@@ -21,15 +21,15 @@ from vitreous.torch_state import leaves_torch_as_it_was
 
 @dataclass(frozen=True)
 class Transformation:
-    """What the attention of one block does with the patches, (patches,) each, the mean over heads.
+    """What the attention of one block does to the patches, (patches,) each, averaged over heads.
 
     Attributes:
-        explanation: What the model says of the photo, and TokenTM's map of it.
-        block: Which block.
-        attention: A, how much the class token looks at each patch; the pooled tokens where there is no class token.
-        length: L (eq. 10), the length of what a patch hands on, by the patch's own.
-        direction: NECC (eq. 12) times the number of tokens: above 1 where what it hands on points the way that it does.
-        combined: A x L x NECC of every head, then the mean, in the same unit as ``attention``.
+        explanation: TokenTM's explanation of the image.
+        block: Index of the block.
+        attention: A, from the class token to each patch; from the pooled tokens in models without a class token.
+        length: L (eq. 10), the norm of the transformed patch token relative to that of the patch token.
+        direction: NECC (eq. 12) times the number of tokens: above 1 where both point in a similar direction.
+        combined: A x L x NECC of every head, then the mean, in the unit of ``attention``.
     """
 
     explanation: Explanation
@@ -42,7 +42,20 @@ class Transformation:
 
 @leaves_torch_as_it_was
 def token_transformation(model: Model, image: Images, block: int = -1, target: Target = None) -> Transformation:
-    """Look into one block; negative numbers count from the top."""
+    """Measure what one block does to its tokens, as TokenTM does ([wu2024token][], eqs. 10 and 12).
+
+    Args:
+        model: The model, in any form that ``explain`` takes.
+        image: The image.
+        block: Index of the block; negative numbers count from the top.
+        target: The class to explain; the predicted one by default.
+
+    Example:
+        >>> from vitreous.pictures import token_transformation
+        >>> found = token_transformation(model, "demo.jpg", block=0)
+        >>> found.block, found.attention.shape == found.combined.shape
+        (0, True)
+    """
     spelling = "tokentm:necc=rescaled"
     loaded = find_model(model, image)
     explanation = explain(loaded, image, spelling, target)

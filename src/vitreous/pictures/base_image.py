@@ -1,55 +1,40 @@
-"""What maps are laid on: a photo in its own resolution and aspect, and the part of it that the model saw."""
+"""The image under a heatmap: a photo in its own resolution and aspect, and the part of it that the model saw."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from PIL import Image
 
-from vitreous.defaults import DEFAULT_OPACITY
 from vitreous.errors import InputError
+from vitreous.explanation_heatmaps import framed_maps
+from vitreous.explanation_views import Look
 from vitreous.frame import Frame
 from vitreous.images import read_image
-from vitreous.pictures.overlay import overlay
-from vitreous.pictures.scaling import framed_maps
+from vitreous.pictures.colours import overlay
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from vitreous.explanation import Explanation
+    from vitreous.inputs.input_pictures import Photo
     from vitreous.patch_geometry import PatchGeometry
 
-Photo = Image.Image | str | Path
-
-# What the model did not see is grey and faded towards white by this part: there, no colour does not say "no evidence".
+# Pixels that the model did not see are grey and faded towards white: no colour there does not mean "no evidence".
 _FADE = 0.45
 
 
 @dataclass(frozen=True)
-class Look:
-    """How maps are drawn.
-
-    Attributes:
-        smooth: Interpolate between patches; otherwise patches are rectangles.
-        opacity: Opacity of the heatmaps, from 0 to 1.
-    """
-
-    smooth: bool = True
-    opacity: float = DEFAULT_OPACITY
-
-
-@dataclass(frozen=True)
-class Backdrop:
+class BaseImage:
     """A photo with the frame of what the model saw of it.
 
     Attributes:
-        photo: The photo, or the picture as the model saw it.
-        frame: Which part of it the model saw.
-        note: What it is where it is no photo, in a sentence for the figure; otherwise nothing.
-        geometry: Where in what the model saw patches are centred; ``None`` for equal cells.
+        photo: The photo, or the image as the model saw it.
+        frame: The part of it that the model saw.
+        note: A sentence for the figure when it is not a photo, such as a normalised tensor.
+        geometry: Where in the model's input patches are centred; ``None`` for equal cells.
     """
 
     photo: Image.Image
@@ -59,17 +44,17 @@ class Backdrop:
 
     @property
     def name(self) -> str:
-        """What stands above it in a figure."""
+        """Heading of the column that shows it."""
         return "input" if self.note else "photo"
 
     @classmethod
     def of(cls, explanation: Explanation, index: int = 0, photo: Photo | None = None) -> Self:
-        """Give the backdrop for an image of an explanation.
+        """Find the base image of one image of an explanation.
 
         Args:
-            explanation: What will be drawn.
-            index: Which image of it.
-            photo: The photo as it was before preprocessing; without it, the picture as the model saw it is drawn on.
+            explanation: The explanation to draw.
+            index: Which image of the batch.
+            photo: The photo before preprocessing; by default the image as the model saw it.
         """
         index, _ = explanation.position(index)
         if photo is not None:
@@ -90,8 +75,8 @@ class Backdrop:
         whole = Frame.whole((picture.height, picture.width))
         return cls(picture, whole, explanation.images_note or "", explanation.geometry)
 
-    def fitted(self, width: int, height: int) -> Backdrop:
-        """Scale the photo so that it just fits into a box, whatever its own size."""
+    def fitted(self, width: int, height: int) -> BaseImage:
+        """Scale the photo up or down so that it just fits into a box."""
         scale = min(width / self.photo.width, height / self.photo.height)
         new_width, new_height = (max(1, round(side * scale)) for side in self.photo.size)
         photo = self.photo.resize((new_width, new_height), Image.Resampling.LANCZOS)
@@ -106,13 +91,13 @@ class Backdrop:
         look: Look | None = None,
         span: tuple[float, float] | None = None,
     ) -> Image.Image:
-        """Lay one map over the photo; what the model did not see gets no colour.
+        """Lay one map over the photo; pixels that the model did not see get no colour.
 
         Args:
             scores: Raw scores (patches,).
             grid: Rows and columns of patches.
-            signed: Whether the sign of the scores means something.
-            look: How it is drawn.
+            signed: Whether the sign of the scores carries meaning.
+            look: How maps are drawn.
             span: See ``framed_maps``.
         """
         look = look or Look()

@@ -1,4 +1,4 @@
-"""Raw patch scores turned into maps of pixels that fill a display range, or that share one."""
+"""Heatmaps: raw patch scores enlarged to pixels and scaled to a display range, each by itself or all together."""
 
 from __future__ import annotations
 
