@@ -320,9 +320,9 @@ def transformation_figure(
 def _panels(transformation: Transformation) -> tuple[tuple[str, str, Tensor], ...]:
     return (
         ("attention", "from the class token to each patch: A", transformation.attention),
-        ("length", "of the transformed patch token, relative to the patch token: L", transformation.length),
-        ("direction", "how well the two align, 1 on average: NECC", transformation.direction),
-        ("combined", "the patch's contribution to the class token: A · L · NECC", transformation.combined),
+        ("length", "transformed by original token norm: L", transformation.length),
+        ("direction", "alignment of the two, 1 on average: NECC", transformation.direction),
+        ("combined", "contribution of the patch: A · L · NECC", transformation.combined),
     )
 
 
