@@ -109,6 +109,14 @@ def explain(
 
     Returns:
         Raw signed scores of every patch for every method, (batch, patches) or (batch, k, patches).
+
+    Examples:
+        >>> import vitreous
+        >>> explanation = vitreous.explain(model, "demo.jpg", ["gae", "ixg.skipplus"])
+        >>> explanation.scores["gae"].shape == (1, explanation.grid[0] * explanation.grid[1])
+        True
+        >>> explanation.save("explanation").name
+        'explanation'
     """
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
     check_outputs(outputs)

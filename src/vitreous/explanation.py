@@ -56,6 +56,17 @@ class Explanation(Predicted):
         images_note: What ``images`` are where they are not photos, such as a normalised tensor; figures show it.
         left_out: Methods that are used where none is asked for and that the model does not allow, and why.
         geometry: Where in the model's input patches are centred; ``None`` where they are equal cells of it.
+
+    Examples:
+        >>> import vitreous
+        >>> explanation = vitreous.explain(model, "demo.jpg", ["gae", "rollout"])
+        >>> explanation.methods, len(explanation), explanation.classes_per_image
+        (('gae', 'rollout'), 1, 1)
+        >>> heatmap = explanation.heatmap("gae")  # (1, height, width) in [0, 1]
+        >>> image = explanation.overlay("gae", photo="demo.jpg")
+        >>> folder = explanation.save("saved")
+        >>> vitreous.Explanation.load(folder).methods
+        ('gae', 'rollout')
     """
 
     things: ClassVar[str] = "images"

@@ -44,7 +44,7 @@ class Look:
         smooth: Interpolate between patches; otherwise patches are rectangles.
         opacity: Opacity of the heatmaps, from 0 to 1.
 
-    Example:
+    Examples:
         >>> from vitreous.pictures import Look, overlay_figure
         >>> canvas = overlay_figure(explanation, look=Look(smooth=False, opacity=0.6))
     """
@@ -85,7 +85,7 @@ def register_figure(kind: type, name: str) -> Callable[[ViewT], ViewT]:
         kind: Type of the explanations, such as ``vitreous.Explanation``.
         name: Name of the figure.
 
-    Example:
+    Examples:
         >>> import vitreous
         >>> from vitreous.pictures import overlay_figure, register_figure
         >>> @register_figure(vitreous.Explanation, "first_method")

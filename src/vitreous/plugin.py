@@ -73,6 +73,14 @@ def method(
 
     Raises:
         MethodError: one of these does not exist.
+
+    Examples:
+        >>> from vitreous.plugin import method
+        >>> @method("token_length", values=("tokens",), summary="Length of every token.")
+        ... def token_length(view, layer):
+        ...     return view.tokens(layer).norm(dim=-1)
+        >>> vitreous.explain(model, "demo.jpg", "token_length.plus").methods
+        ('token_length.plus',)
     """
     _check(name, "values", values, _VALUES)
     _check(name, "slopes", slopes, _SLOPES)

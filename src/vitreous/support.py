@@ -79,6 +79,12 @@ def supported(model: Model, images: Images, methods: str | Sequence[str] | None 
 
     Raises:
         InputError: the model does not take the images.
+
+    Examples:
+        >>> import vitreous
+        >>> found = vitreous.supported(model, "demo.jpg", methods=["gae", "tokentm"])
+        >>> "gae" in found, dict(found.refused)
+        (True, {})
     """
     recipes = find_recipes([info.name for info in list_methods()] if methods is None else methods)
     loaded = find_model(model, images)

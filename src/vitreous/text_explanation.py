@@ -45,6 +45,14 @@ class TextExplanation(Predicted):
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
         scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
         left_out: Methods that are used where none is asked for and that the model does not allow, and why.
+
+    Examples:
+        >>> import vitreous
+        >>> explanation = vitreous.explain_text("hf/text-model", "not a good film", ["decompx", "gae"])
+        >>> word, score = explanation.strongest("decompx", count=1)[0]
+        >>> html = explanation.html()
+        >>> vitreous.TextExplanation.load(explanation.save("texts.json")).texts
+        ('not a good film',)
     """
 
     things: ClassVar[str] = "texts"

@@ -51,6 +51,12 @@ def evaluate(
 
     Raises:
         VitreousError: something that was asked for does not exist or does not go together.
+
+    Examples:
+        >>> import vitreous
+        >>> results = vitreous.evaluate(model, "labelled:photos", "chefer-2021-perturbation", ["gae", "rollout"], limit=2)
+        >>> results.methods, len(results.images)
+        (('gae', 'rollout'), 2)
     """
     chosen = Options(**options)
     told = watcher or Silent()

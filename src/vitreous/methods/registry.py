@@ -43,7 +43,7 @@ class MethodInfo:
         note: How the method relates to the paper, such as the name it has there.
         bf16: Spellings whose maps rank patches in bfloat16 as they do in float32.
 
-    Example:
+    Examples:
         >>> import vitreous
         >>> info = next(info for info in vitreous.list_methods() if info.name == "gae")
         >>> info.family, info.year, info.arxiv, info.cost.label
@@ -237,5 +237,11 @@ def method_info(name: str) -> MethodInfo:
 
 
 def list_methods() -> list[MethodInfo]:
-    """All methods, in the order of families."""
+    """All methods, in the order of families.
+
+    Examples:
+        >>> import vitreous
+        >>> [info.name for info in vitreous.list_methods() if info.family == "attention"][:3]
+        ['raw_attention', 'rollout', 'attcam']
+    """
     return sorted(_methods.values(), key=lambda info: FAMILIES.index(info.family))

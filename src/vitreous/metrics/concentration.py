@@ -15,7 +15,14 @@ from vitreous.metrics.metric import Floats, Metric, mean_of
 def sparseness(maps: ArrayLike) -> Floats:
     """Measure the Gini index of |map| of maps (..., n) (Chalasani et al., 2020).
 
+    The metric of [chalasani2020concise][].
+
     It is 0 for a constant map and 1 - 1/n for a single feature.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.sparseness([[1, 1, 1, 1], [0, 0, 0, 1]]).tolist()
+        [0.0, 0.75]
     """
     shares = np.sort(_shares(maps), axis=-1)
     features = shares.shape[-1]
@@ -24,14 +31,30 @@ def sparseness(maps: ArrayLike) -> Floats:
 
 
 def complexity(maps: ArrayLike) -> Floats:
-    """Measure the entropy of |map| as shares, of maps (..., n), in nats (Bhatt et al., 2020): log n if constant."""
+    """Measure the entropy of |map| as shares, of maps (..., n), in nats (Bhatt et al., 2020): log n if constant.
+
+    The metric of [bhatt2020evaluating][].
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.complexity([[1, 1, 1, 1], [0, 0, 0, 1]]).round(3).tolist()
+        [1.386, 0.0]
+    """
     shares = _shares(maps)
     entropy: Floats = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=-1)
     return np.maximum(entropy, 0.0)
 
 
 def effective_complexity(maps: ArrayLike, threshold: float = 1e-5) -> Floats:
-    """Count the features of maps (..., n) above ``threshold`` times their largest (after Nguyen and Martínez, 2020)."""
+    """Count the features of maps (..., n) above ``threshold`` times their largest (after Nguyen and Martínez, 2020).
+
+    After [nguyen2020quantitative][].
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.effective_complexity([[0.5, -2.0, 0.0, 1e-9]]).tolist()
+        [2.0]
+    """
     shares = _shares(maps)
     count: Floats = (shares > threshold * shares.max(axis=-1, keepdims=True)).sum(axis=-1).astype(np.float64)
     return count

@@ -13,7 +13,13 @@ _ROUNDING = 1e-12
 
 
 def pearson(first: ArrayLike, second: ArrayLike) -> Floats:
-    """Correlate values (..., n) along the last axis; NaN where one of the two is constant."""
+    """Correlate values (..., n) along the last axis; NaN where one of the two is constant.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.pearson([[1, 2, 3], [1, 2, 3]], [[2, 4, 6], [3, 2, 1]]).round(9).tolist()
+        [1.0, -1.0]
+    """
     one, other = finite(first, "a list of values"), finite(second, "a list of values")
     same_shape(one, other, "the two lists to correlate")
     constant = is_constant(one) | is_constant(other)
@@ -52,6 +58,8 @@ def random_subsets(features: int, size: int, subsets: int, seed: int) -> NDArray
 def faithfulness_correlation(relevance_sums: ArrayLike, score_drops: ArrayLike) -> Floats:
     """Correlate, over subsets of features, the summed relevance with the fall of the score (Bhatt et al., 2020).
 
+    The metric of [bhatt2020evaluating][].
+
     Args:
         relevance_sums: the relevance of every removed subset, (..., subsets).
         score_drops: by how much the target's score fell without it, (..., subsets).
@@ -59,6 +67,11 @@ def faithfulness_correlation(relevance_sums: ArrayLike, score_drops: ArrayLike) 
     Returns:
         (...): 0 for a map that gives every subset the same, which promises nothing; NaN where the score never moves,
         which tells nothing about any map.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> round(float(metrics.faithfulness_correlation([0.1, 0.5, 0.9], [0.0, 0.4, 0.8])), 9)
+        1.0
     """
     sums, fallen = finite(relevance_sums, "sums of relevance"), finite(score_drops, "falls of the score")
     correlation = pearson(sums, fallen)

@@ -13,7 +13,14 @@ from vitreous.metrics.metric import Floats, Metric, MetricError, mean_of
 def spearman(first: ArrayLike, second: ArrayLike) -> float:
     """Correlate the ranks of two maps of one image; equal values share their mean rank.
 
+    For the test of [adebayo2018sanity][].
+
     One constant map resembles no map that is not: 0; two constant maps are alike: 1.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> round(metrics.spearman([[1, 2], [3, 4]], [[10, 20], [30, 99]]), 9)
+        1.0
     """
     one, other = finite(first), finite(second)
     same_shape(one, other, "two maps")
@@ -36,8 +43,17 @@ def ranks(values: Floats) -> Floats:
 def structural_similarity(first: ArrayLike, second: ArrayLike, window: int = 7) -> float:
     """Compare two maps (height, width), each scaled to 0..1, by SSIM with a square window (Wang et al., 2004).
 
+    SSIM is defined in [wang2004image][].
+
     The constants are the paper's (0.01 and 0.03 of the scale), variances are those of samples, and only windows that
     lie wholly inside are averaged.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vitreous import metrics
+        >>> map_ = np.arange(64.0).reshape(8, 8)
+        >>> round(metrics.structural_similarity(map_, map_), 9)
+        1.0
     """
     one, other = min_max(first), min_max(second)
     same_shape(one, other, "two maps")

@@ -13,7 +13,13 @@ VOC_CLASSES = 21
 
 
 def list_metrics() -> dict[str, Metric]:
-    """Give every metric in its usual form, by name."""
+    """Give every metric in its usual form, by name.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> {name: metric.direction for name, metric in metrics.list_metrics().items() if name in ("mIoU", "MIF")}
+        {'mIoU': 'higher', 'MIF': 'lower'}
+    """
     everything: Iterable[Metric] = (*_segmentation(), *_perturbation(), *_others())
     return {metric.name: metric for metric in everything}
 

@@ -18,6 +18,11 @@ def relative_changes(original: ArrayLike, disturbed: ArrayLike) -> Floats:
 
     Returns:
         (samples, ...): 0 where both maps are zero, NaN where only the original one is.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.relative_changes([3.0, 4.0], [[3.0, 4.0], [3.0, 9.0]]).tolist()
+        [0.0, 1.0]
     """
     before, after = finite(original), finite(disturbed)
     if after.ndim != before.ndim + 1 or after.shape[1:] != before.shape:
@@ -30,13 +35,27 @@ def relative_changes(original: ArrayLike, disturbed: ArrayLike) -> Floats:
 
 
 def max_sensitivity(original: ArrayLike, disturbed: ArrayLike) -> Floats:
-    """Take the largest of ``relative_changes`` over the samples (Yeh et al., 2019)."""
+    """Take the largest of ``relative_changes`` over the samples (Yeh et al., 2019).
+
+    The metric of [yeh2019infidelity][].
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> float(metrics.max_sensitivity([3.0, 4.0], [[3.0, 4.0], [3.0, 9.0]]))
+        1.0
+    """
     largest: Floats = relative_changes(original, disturbed).max(axis=0)
     return largest
 
 
 def average_sensitivity(original: ArrayLike, disturbed: ArrayLike) -> Floats:
-    """Take the mean of ``relative_changes`` over the samples."""
+    """Take the mean of ``relative_changes`` over the samples.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> float(metrics.average_sensitivity([3.0, 4.0], [[3.0, 4.0], [3.0, 9.0]]))
+        0.5
+    """
     mean: Floats = relative_changes(original, disturbed).mean(axis=0)
     return mean
 

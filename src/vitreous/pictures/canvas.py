@@ -43,7 +43,7 @@ class Canvas:
         height: In units.
         scale: Pixels per unit of a PNG, so that large photos can keep all their pixels.
 
-    Example:
+    Examples:
         >>> canvas = explanation.figure("comparison")
         >>> canvas.save("figure.pdf").name
         'figure.pdf'

@@ -36,6 +36,12 @@ class Curves:
         fractions: Share of the image that is deleted or inserted, from 0 to 1.
         deletion: Probability of the class without the most relevant part; a good map makes it fall early.
         insertion: Probability of the class with the most relevant part alone; a good map makes it rise early.
+
+    Examples:
+        >>> from vitreous.pictures import perturbation_curves
+        >>> (curve,) = perturbation_curves(model, "demo.jpg", explanation.select(0), steps=2)[:1]
+        >>> 0 <= curve.deletion_area <= 1 and 0 <= curve.insertion_area <= 1
+        True
     """
 
     method: str
@@ -87,7 +93,7 @@ def perturbation_curves(
     Raises:
         InputError: The outputs of the model are values (regression), which have no probability to follow.
 
-    Example:
+    Examples:
         >>> from vitreous.pictures import perturbation_curves
         >>> curves = perturbation_curves(model, "demo.jpg", explanation, steps=2)
         >>> [curve.method for curve in curves] == list(explanation.methods)

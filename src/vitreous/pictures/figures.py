@@ -69,7 +69,7 @@ def overlay_figure(
         photo: The photo before preprocessing; by default the image as the model saw it.
         look: How maps are drawn.
 
-    Example:
+    Examples:
         >>> from vitreous.pictures import overlay_figure
         >>> overlay_figure(explanation, methods=["gae"], photo="demo.jpg").save("overlay.png").name
         'overlay.png'
@@ -121,7 +121,7 @@ class Shown:
         index: Which image of the batch.
         photo: The photo before preprocessing, if available.
 
-    Example:
+    Examples:
         >>> from vitreous.pictures import Shown, comparison_figure
         >>> canvas = comparison_figure([Shown(explanation, 0, "demo.jpg")])
     """
@@ -160,7 +160,7 @@ def comparison_figure(
         look: How maps are drawn.
         tile: Width of a column.
 
-    Example:
+    Examples:
         >>> from vitreous.pictures import Shown, comparison_figure
         >>> comparison_figure([Shown(explanation)], methods=["gae", "rollout"]).save("comparison.svg").name
         'comparison.svg'
@@ -207,7 +207,7 @@ def classes_figure(
         look: How maps are drawn.
         tile: Width of a column.
 
-    Example:
+    Examples:
         >>> import vitreous
         >>> from vitreous.pictures import classes_figure
         >>> both = vitreous.explain(model, "demo.jpg", "gae", topk=2)
@@ -244,7 +244,7 @@ def strips_figure(
         tile: Width of a map.
         columns: How many maps fit side by side before a strip continues below.
 
-    Example:
+    Examples:
         >>> from vitreous.pictures import depth_strip, strips_figure
         >>> strips = [depth_strip(model, "demo.jpg", method) for method in ("tokentm", "rollout")]
         >>> canvas = strips_figure(strips, photo="demo.jpg")
@@ -285,7 +285,7 @@ def transformation_figure(
         look: How maps are drawn.
         tile: Width of a map.
 
-    Example:
+    Examples:
         >>> from vitreous.pictures import token_transformation, transformation_figure
         >>> canvas = transformation_figure(token_transformation(model, "demo.jpg", block=1), photo="demo.jpg")
     """
@@ -351,7 +351,7 @@ def curves_figure(curves: Sequence[Curves], *, caption: str = "", what: str = "p
         caption: The class whose probability they follow.
         what: What is deleted and inserted: patches or pixels.
 
-    Example:
+    Examples:
         >>> from vitreous.pictures import curves_figure, perturbation_curves
         >>> curves = perturbation_curves(model, "demo.jpg", explanation, steps=2)
         >>> curves_figure(curves, caption=explanation.label()).save("curves.pdf").name

@@ -34,6 +34,12 @@ class Strip:
         maps: Raw scores (maps, patches).
         signed: Whether the sign of the scores carries meaning.
         shared: Whether the maps are parts of one sum and so share one scale.
+
+    Examples:
+        >>> from vitreous.pictures import depth_strip
+        >>> strip = depth_strip(model, "demo.jpg", "rollout")
+        >>> strip.maps.shape == (len(strip.captions), strip.explanation.grid[0] * strip.explanation.grid[1])
+        True
     """
 
     method: str
@@ -61,7 +67,7 @@ def depth_strip(model: Model, image: Images, method: str, target: Target = None)
         method: A rollout, or gradtoken with propagation.
         target: The class to explain; the predicted one by default.
 
-    Example:
+    Examples:
         >>> from vitreous.pictures import depth_strip
         >>> depth_strip(model, "demo.jpg", "tokentm").captions[:2]
         ('1 block', '2 blocks')
@@ -100,7 +106,7 @@ def start_layer_strip(model: Model, image: Images, method: str, target: Target =
         method: A method with layers.
         target: The class to explain; the predicted one by default.
 
-    Example:
+    Examples:
         >>> from vitreous.pictures import start_layer_strip
         >>> strip = start_layer_strip(model, "demo.jpg", "ixg")
         >>> strip.captions[0], len(strip.maps) == len(strip.captions)
@@ -138,7 +144,7 @@ def heads_strip(model: Model, image: Images, method: str = "gradtoken", target: 
         method: A spelling of gradtoken.
         target: The class to explain; the predicted one by default.
 
-    Example:
+    Examples:
         >>> from vitreous.pictures import heads_strip
         >>> strip = heads_strip(model, "demo.jpg")
         >>> strip.captions[0].startswith("head 0: "), strip.signed, strip.shared

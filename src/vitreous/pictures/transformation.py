@@ -30,6 +30,12 @@ class Transformation:
         length: L (eq. 10), the norm of the transformed patch token relative to that of the patch token.
         direction: NECC (eq. 12) times the number of tokens: above 1 where both point in a similar direction.
         combined: A x L x NECC of every head, then the mean, in the unit of ``attention``.
+
+    Examples:
+        >>> from vitreous.pictures import token_transformation
+        >>> found = token_transformation(model, "demo.jpg")
+        >>> found.block  # the last one
+        5
     """
 
     explanation: Explanation
@@ -50,7 +56,7 @@ def token_transformation(model: Model, image: Images, block: int = -1, target: T
         block: Index of the block; negative numbers count from the top.
         target: The class to explain; the predicted one by default.
 
-    Example:
+    Examples:
         >>> from vitreous.pictures import token_transformation
         >>> found = token_transformation(model, "demo.jpg", block=0)
         >>> found.block, found.attention.shape == found.combined.shape

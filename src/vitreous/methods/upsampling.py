@@ -1,4 +1,4 @@
-"""Maps of patches enlarged bilinearly to pixels, and what can be said of the large maps without building them."""
+"""Bilinear upsampling of patch maps to pixels, and properties of the large maps computed without building them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from vitreous.float64 import in_float64
 from vitreous.patch_geometry import PatchGeometry, interpolations
 
 
-class Enlarging:
-    """Bilinear enlargement, corners not aligned, of maps (..., patches) to (..., height x width).
+class BilinearUpsampler:
+    """Bilinear upsampling, corners not aligned, of maps (..., patches) to (..., height x width).
 
     It is linear and the same in both directions, f -> U_rows f U_columnsᵀ with rows of U that sum to 1. So products of
     large maps, their extremes, and shifting and stretching them all can be had from the small ones.
