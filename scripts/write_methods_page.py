@@ -51,7 +51,7 @@ def _about(info: MethodInfo) -> str:
         f"### {info.name}\n",
         info.summary + "\n",
         f"- formula: {first_paragraph(type(readout))}",
-        f"- reference: {info.paper}, {info.year}",
+        f"- reference: {info.citation} [[{info.citation_key}](bibliography.md#{info.citation_key})]",
         f"- {', '.join(traits)}; cost: {cost.label}{''.join(f' ({each})' for each in cost.passes)}",
         f"- may be followed by {follows}",
     ]

@@ -8,9 +8,7 @@ from PIL import Image
 
 from vitreous.explanation import Explanation
 from vitreous.models.preprocessing import Preprocessing
-from vitreous.pictures.data.curves import Curves
-from vitreous.pictures.data.strip import Strip
-from vitreous.pictures.data.transformation import Transformation
+from vitreous.pictures.curves import Curves
 from vitreous.pictures.figures import (
     Shown,
     classes_figure,
@@ -20,6 +18,8 @@ from vitreous.pictures.figures import (
     strips_figure,
     transformation_figure,
 )
+from vitreous.pictures.strips import Strip
+from vitreous.pictures.transformation import Transformation
 
 FOLDER = Path(__file__).parent / "golden" / "figures"
 GRID = (6, 6)

@@ -571,7 +571,7 @@ class TestLookingAndKeeping:
         explanation = vitreous.explain_text(f"hf/{folder}", text, ["decompx", "gae"], topk=3)
         for page in (explanation.html(), explanation._repr_html_()):
             assert "<script" not in page
-            assert "&lt;script&gt;alert(&#x27;film&#x27;)&lt;/script&gt;" in page
+            assert "&lt;script&gt;alert(&#39;film&#39;)&lt;/script&gt;" in page
             assert "&lt;b&gt;none&lt;/b&gt;" in page  # class names come from elsewhere too
             assert "://" not in page
             assert page.count('<p dir="auto" style="margin: 0; white-space: pre-wrap"') == 2 * 3  # methods and classes

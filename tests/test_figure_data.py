@@ -12,12 +12,16 @@ from small_models import PATCHES, largest_difference, random_images, small_vit
 from vitreous.errors import InputError, MethodError
 from vitreous.explaining import explain
 from vitreous.explanation import Explanation
-from vitreous.pictures.data.curves import area, perturbation_curves
-from vitreous.pictures.data.depth import depth_spellings, depth_strip
-from vitreous.pictures.data.heads import heads_strip
-from vitreous.pictures.data.layers import start_layer_spellings, start_layer_strip
-from vitreous.pictures.data.strip import with_options
-from vitreous.pictures.data.transformation import token_transformation
+from vitreous.pictures.curves import area, perturbation_curves
+from vitreous.pictures.strips import (
+    depth_spellings,
+    depth_strip,
+    heads_strip,
+    start_layer_spellings,
+    start_layer_strip,
+    with_options,
+)
+from vitreous.pictures.transformation import token_transformation
 
 # Models and maps are float64: only the order of sums differs.
 EXACT = 1e-10

@@ -17,6 +17,7 @@ from vitreous.cli import app
 from vitreous.cli.figure import FIGURE_KINDS
 from vitreous.errors import InputError
 from vitreous.explanation import Explanation
+from vitreous.pictures.canvas import Canvas
 from vitreous.pictures.figures import (
     Shown,
     classes_figure,
@@ -25,7 +26,6 @@ from vitreous.pictures.figures import (
     overlay_figure,
     strips_figure,
 )
-from vitreous.pictures.sheet import Sheet
 from vitreous.storage import StorageError
 
 SMALL = ("--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64x48")
@@ -71,14 +71,14 @@ class TestFiles:
     @pytest.mark.parametrize("name", ["figure.jpg", "figure", ".png"])
     def test_other_formats_are_refused(self, name, tmp_path):
         with pytest.raises(InputError, match=r"\.png, \.svg or \.pdf"):
-            Sheet(10, 10).save(tmp_path / name)
+            Canvas(10, 10).save(tmp_path / name)
 
     def test_a_place_that_cannot_be_written_is_one_error_and_leaves_nothing(self, tmp_path):
         (tmp_path / "folder.png").mkdir()
         (tmp_path / "file").write_text("in the way")
         for place in (tmp_path / "folder.png", tmp_path / "file" / "figure.png"):
             with pytest.raises(StorageError, match="cannot be written"):
-                Sheet(10, 10).save(place)
+                Canvas(10, 10).save(place)
         assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "folder.png"]
 
     def test_an_overlay_keeps_all_pixels_of_a_large_photo(self):
@@ -103,8 +103,11 @@ class TestDrawing:
     def test_everything_is_found_in_one_place(self):
         from vitreous import pictures
 
-        assert all(callable(getattr(pictures, name)) for name in dir(pictures) if name.endswith(("_figure", "_strip")))
-        assert len([name for name in dir(pictures) if name.endswith(("_figure", "_strip"))]) == 9
+        assert all(callable(getattr(pictures, name)) for name in pictures.__all__)
+        assert set(pictures.__all__) <= set(dir(pictures))
+        assert (
+            len([name for name in pictures.__all__ if name.endswith(("_figure", "_strip"))]) == 9 + 1
+        )  # one registers
         with pytest.raises(AttributeError, match="nothing"):
             pictures.nothing  # noqa: B018
 

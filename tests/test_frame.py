@@ -7,7 +7,8 @@ from PIL import Image
 
 from vitreous.frame import Frame
 from vitreous.models.preprocessing import Preprocessing
-from vitreous.pictures.backdrop import Backdrop, Look
+from vitreous.pictures import Look
+from vitreous.pictures.base_image import BaseImage
 
 HALF = (0.5, 0.5, 0.5)
 
@@ -83,7 +84,7 @@ def test_what_is_thinner_than_a_pixel_is_one_pixel(start, stop, seen):
 
 @pytest.mark.parametrize("size", [(1, 1000), (3000, 1), (1, 1), (2, 997)])
 def test_a_strip_of_a_photo_can_be_drawn_on(size):
-    backdrop = Backdrop(Image.new("RGB", size[::-1]), preprocessing(resize_size=(54, 54)).frame(size))
+    backdrop = BaseImage(Image.new("RGB", size[::-1]), preprocessing(resize_size=(54, 54)).frame(size))
     for shown in (backdrop, backdrop.fitted(420, 420), backdrop.fitted(420, 560)):
         for look in (Look(smooth=True), Look(smooth=False)):
             drawn = shown.lay(torch.arange(9.0), (3, 3), signed=False, look=look)
@@ -98,7 +99,7 @@ def test_scaling_a_frame_keeps_its_place():
 def test_only_what_the_model_saw_is_coloured_and_the_size_is_the_photos():
     photo = Image.new("RGB", (90, 60), "#808080")
     frame = preprocessing(resize_size=(60, 60)).frame((60, 90))
-    drawn = Backdrop(photo, frame).lay(torch.ones(9) * torch.arange(9), (3, 3), signed=False, look=Look(smooth=False))
+    drawn = BaseImage(photo, frame).lay(torch.ones(9) * torch.arange(9), (3, 3), signed=False, look=Look(smooth=False))
     assert drawn.size == photo.size
     pixels = np.asarray(drawn).astype(int)
     coloured = np.ptp(pixels, axis=-1) > 3
@@ -110,7 +111,7 @@ def test_only_what_the_model_saw_is_coloured_and_the_size_is_the_photos():
 
 
 def test_maps_that_share_a_span_are_on_one_scale():
-    backdrop = Backdrop(Image.new("RGB", (8, 8), "#808080"), Frame.whole((8, 8)))
+    backdrop = BaseImage(Image.new("RGB", (8, 8), "#808080"), Frame.whole((8, 8)))
     look = Look(smooth=False)
     weak, strong = torch.tensor([0.0, 0.5, 0.0, 0.0]), torch.tensor([0.0, 0.5, 0.0, 1.0])
     first, second = (

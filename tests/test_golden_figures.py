@@ -6,7 +6,7 @@ import pytest
 from PIL import Image, ImageChops
 
 from golden_figures import FIGURES, FOLDER, drawn
-from vitreous.pictures import overlay
+from vitreous.pictures import colours
 
 # Root mean square over pixels and channels, of 255, after averaging 8 x 8 pixels: versions of matplotlib and FreeType
 # place and shade the edges of letters differently, which averaging hides. Letters without hinting give up to 3.1, a
@@ -50,7 +50,7 @@ def test_a_flipped_map_is_noticed(name, axis):
 @pytest.mark.parametrize("name", [name for name in FIGURES if name != "curves"])
 def test_a_swapped_colour_map_is_noticed(name, monkeypatch):
     other = {False: mpl.colormaps["viridis"], True: mpl.colormaps["PiYG"]}
-    monkeypatch.setattr(overlay, "_colour_map", lambda *, signed: other[signed])
+    monkeypatch.setattr(colours, "_colour_map", lambda *, signed: other[signed])
     assert difference(drawn(name), golden(name)) > WRONG
 
 

@@ -13,11 +13,11 @@ import vitreous
 from small_models import golden_model
 from vitreous.errors import InputError, VitreousError
 from vitreous.explanation import Explanation
+from vitreous.inputs.input_pictures import STRETCHED, UNDONE, given_pictures, input_pictures
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.pictures import comparison_figure, depth_strip, strips_figure, token_transformation, transformation_figure
 from vitreous.pictures.comparison import comparison
 from vitreous.pictures.figures import Shown
-from vitreous.pictures.input_pictures import STRETCHED, UNDONE, given_pictures, input_pictures
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 METHODS = ["tokentm", "decompx.skipplus"]

@@ -22,7 +22,7 @@ from vitreous.methods.occlusion import Occlusion
 from vitreous.methods.perturbation import PerturbationMethod
 from vitreous.methods.rise import Rise
 from vitreous.methods.surrogate import Lime, coalitions
-from vitreous.methods.vitcx import VitCx, clusters, complete_linkage, enlarging_of
+from vitreous.methods.vitcx import VitCx, clusters, complete_linkage, upsampler_of
 from vitreous.spelling import parse
 from vitreous.tape import Plan, record
 from vitreous.tape.runner import ModelRunner
@@ -73,7 +73,7 @@ def products_of_channels(model: nn.Module, images: Tensor) -> list[Tensor]:
     architecture, procedure = find_architecture(model, images), VitCx()
     with record(model, architecture, images, Plan(4, procedure.needs(0, 4))) as tape:
         view = View(tape, {}, torch.zeros(len(images)), ModelRunner(model, images))
-        return [enlarging_of(view).products(channels) for channels in procedure.channels(view)]
+        return [upsampler_of(view).products(channels) for channels in procedure.channels(view)]
 
 
 def golden_channels() -> tuple[list[Tensor], Tensor]:

@@ -10,10 +10,10 @@ from PIL import Image
 
 from vitreous.errors import InputError, MethodError
 from vitreous.explanation import Explanation, ExplanationError
-from vitreous.pictures.backdrop import Backdrop
+from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.captions import font, wrap
+from vitreous.pictures.colours import colour, overlay
 from vitreous.pictures.comparison import comparison
-from vitreous.pictures.overlay import colour, overlay
 
 LONG = "gradtoken:propagation=rollout_elementwise,heads=average"
 
@@ -122,7 +122,7 @@ class TestComparison:
     def test_an_unknown_method_or_image_is_a_clear_error(self):
         with pytest.raises(MethodError):
             comparison(make(), methods=["nothing"])
-        for draw in (comparison, Backdrop.of, Explanation.label):  # with one error
+        for draw in (comparison, BaseImage.of, Explanation.label):  # with one error
             with pytest.raises(ExplanationError, match="index 4 is out of range: this explanation has 1 images"):
                 draw(make(), 4)
 
@@ -153,7 +153,7 @@ class TestCaptions:
 
 def test_drawing_does_not_import_pyplot():
     program = (
-        "import sys, numpy as np; from PIL import Image; from vitreous.pictures.overlay import overlay\n"
+        "import sys, numpy as np; from PIL import Image; from vitreous.pictures.colours import overlay\n"
         "overlay(Image.new('RGB', (4, 4)), np.zeros((4, 4)), signed=True)\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )

@@ -17,8 +17,7 @@ from vitreous.errors import InputError
 from vitreous.explanation import Explanation
 from vitreous.html import page
 from vitreous.html.chart import Line, line_chart, percent_axis
-from vitreous.html.report import meaning, photo_section
-from vitreous.html.report_file import report_file
+from vitreous.html.report import meaning, photo_section, report_file
 from vitreous.storage import StorageError
 
 SMALL = ("--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64x48")
@@ -216,7 +215,7 @@ class TestPage:
         body = page.bars([(text, 0.5, text)]) + page.table((text,), [(text,)])
         body += page.figure(page.picture(Image.new("RGB", (2, 2)), text), page.escape(text))
         body += line_chart(
-            [Line(text, [0, 100], [0, 50], "")], title=text, across=percent_axis(text), up=percent_axis(text)
+            [Line(text, [0, 100], [0, 50], {})], title=text, across=percent_axis(text), up=percent_axis(text)
         )
         found = check(page.document(text, body))
         found_text = text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -243,13 +242,13 @@ class TestPage:
         assert sum(tag == "img" for tag, _ in found.elements) == 3
 
     def test_a_missing_value_leaves_a_gap_in_the_line(self):
-        line = Line("n", [0, 50, 75, 100], [0, float("nan"), 10, 20], "")
+        line = Line("n", [0, 50, 75, 100], [0, float("nan"), 10, 20], {})
         chart = line_chart([line], title="t", across=percent_axis("a"), up=percent_axis("u"))
         assert chart.count("<polyline") == 2
         assert "nan" not in chart
 
     def test_the_chart_is_where_the_numbers_are(self):
-        line = Line("n", [0, 100], [0, 100], "")
+        line = Line("n", [0, 100], [0, 100], {})
         chart = line_chart([line], title="t", across=percent_axis("a"), up=percent_axis("u"))
         (points,) = re.findall(r'points="([^"]+)"', chart)
         assert points == "46.0,208.0 368.0,12.0"  # the corners of the plot inside its margins

@@ -69,7 +69,7 @@ def test_importing_the_package_imports_nothing_heavy():
     [
         ("vitreous.cli.explain_images", {"gradio", "ray", "pyarrow", "matplotlib", "pandas", "transformers", "scipy"}),
         ("vitreous.cli.figure_drawing", {"gradio", "ray", "pyarrow", "pandas", "transformers", "scipy"}),
-        ("vitreous.benchmark.evaluation", {"gradio", "ray", "matplotlib", "pandas", "transformers", "scipy"}),
+        ("vitreous.evaluation.evaluate", {"gradio", "ray", "matplotlib", "pandas", "transformers", "scipy"}),
         ("vitreous.speed.request", {"gradio", "ray", "pyarrow", "matplotlib", "pandas", "transformers", "scipy"}),
     ],
 )

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from vitreous.pictures.sheet import Sheet
+from vitreous.pictures.canvas import Canvas
 from vitreous.storage import StorageError, complete_file, write_text
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
@@ -35,7 +35,7 @@ def test_the_longest_name_can_be_written(tmp_path):
 
 
 @POSIX
-@pytest.mark.parametrize("write", [lambda file: write_text(file, "new"), lambda file: Sheet(10, 10).save(file)])
+@pytest.mark.parametrize("write", [lambda file: write_text(file, "new"), lambda file: Canvas(10, 10).save(file)])
 def test_a_link_stays_one_and_its_target_is_written(tmp_path, write):
     target, link = tmp_path / "target.png", tmp_path / "link.png"
     target.write_text("old")

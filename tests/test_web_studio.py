@@ -14,9 +14,8 @@ from PIL import Image
 import vitreous
 from vitreous.errors import ImageError, MethodError, ModelError, TargetError, UnsupportedModelError, VitreousError
 from vitreous.methods import list_methods
-from vitreous.methods.papers import paper_link
 from vitreous.models import load_model
-from vitreous.pictures.data.curves import perturbation_curves
+from vitreous.pictures.curves import perturbation_curves
 from vitreous.web import cards, downloads
 from vitreous.web.cache import BoundedCache
 from vitreous.web.depths import all_depths, at_depth
@@ -645,8 +644,8 @@ def test_every_method_is_offered_once_with_its_paper():
     offered = [name for members in cards.families().values() for _, name in members]
     assert sorted(offered) == sorted(info.name for info in list_methods())
     for info in list_methods():
-        assert paper_link(info).startswith("https://")
-        assert paper_link(info).replace("&", "&amp;") in cards.papers(info.family)
+        assert info.link.startswith("https://")
+        assert info.link.replace("&", "&amp;") in cards.papers(info.family)
     for members in cards.families().values():
         assert all(len(label) > len(name) + 10 for label, name in members)
 

@@ -2,7 +2,16 @@
 
 
 class VitreousError(Exception):
-    """Base of all errors that vitreous raises on purpose."""
+    """Base of all errors that vitreous raises on purpose.
+
+    Examples:
+        >>> import vitreous
+        >>> try:
+        ...     vitreous.explain(model, "demo.jpg", "tokentn")
+        ... except vitreous.errors.VitreousError as error:
+        ...     print(error)
+        'tokentn': there is no method 'tokentn'; did you mean tokentm, bi_token, gradtoken?
+    """
 
 
 class InputError(VitreousError, ValueError):

@@ -14,11 +14,11 @@ from vitreous.compiling import compiled
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError, MethodError
 from vitreous.explanation import Explanation, with_deferred_logits
+from vitreous.inputs.input_pictures import InputPictures, input_pictures
 from vitreous.method_trials import try_methods
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.wrap_model import known_class_names
 from vitreous.outputs import OutputActivation, check_outputs, scale_of
-from vitreous.pictures.input_pictures import InputPictures, input_pictures
 from vitreous.pixels import Images, Model, find_model, find_pixels
 from vitreous.precision import running_in
 from vitreous.provenance import collect_provenance
@@ -69,6 +69,14 @@ def explain(
 
     Returns:
         Raw signed scores of every patch for every method, (batch, patches) or (batch, k, patches).
+
+    Examples:
+        >>> import vitreous
+        >>> explanation = vitreous.explain(model, "demo.jpg", ["gae", "ixg.skipplus"])
+        >>> explanation.scores["gae"].shape == (1, explanation.grid[0] * explanation.grid[1])
+        True
+        >>> explanation.save("explanation").name
+        'explanation'
     """
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
     check_outputs(outputs)

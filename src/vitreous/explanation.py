@@ -1,4 +1,4 @@
-"""What an explanation consists of, how it is looked at, saved and loaded."""
+"""The explanation of a batch of images, as data: pictures, pages and notebooks register how they show it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import json
 import operator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from vitreous import explanation_folder
 from vitreous.cautions import warn_caller
 from vitreous.defaults import DEFAULT_OPACITY
 from vitreous.errors import InputError
-from vitreous.pictures.backdrop import Backdrop, Look, Photo
-from vitreous.pictures.input_pictures import ADVICE, given_pictures
-from vitreous.pictures.overlay import overlay
-from vitreous.pictures.scaling import display_maps
+from vitreous.explanation_heatmaps import display_maps
+from vitreous.explanation_views import Look, find_figure, find_view
+from vitreous.inputs.input_pictures import ADVICE, given_pictures
 from vitreous.predicted import ExplanationError, Predicted, Prediction, check_predictions
 from vitreous.reason import reason_of
 
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
+    from vitreous.explanation_views import Drawing
+    from vitreous.inputs.input_pictures import Channels, Drawable, Photo
     from vitreous.models.preprocessing import Preprocessing
     from vitreous.outputs import OutputActivation
     from vitreous.patch_geometry import PatchGeometry
-    from vitreous.pictures.input_pictures import Channels, Drawable
-    from vitreous.pictures.sheet import Sheet
 
 _DEFERRED = "_compute_logits"
 
@@ -57,6 +56,17 @@ class Explanation(Predicted):
         images_note: What ``images`` are where they are not photos, such as a normalised tensor; figures show it.
         left_out: Methods that are used where none is asked for and that the model does not allow, and why.
         geometry: Where in the model's input patches are centred; ``None`` where they are equal cells of it.
+
+    Examples:
+        >>> import vitreous
+        >>> explanation = vitreous.explain(model, "demo.jpg", ["gae", "rollout"])
+        >>> explanation.methods, len(explanation), explanation.classes_per_image
+        (('gae', 'rollout'), 1, 1)
+        >>> heatmap = explanation.heatmap("gae")  # (1, height, width) in [0, 1]
+        >>> image = explanation.overlay("gae", photo="demo.jpg")
+        >>> folder = explanation.save("saved")
+        >>> vitreous.Explanation.load(folder).methods
+        ('gae', 'rollout')
     """
 
     things: ClassVar[str] = "images"
@@ -109,18 +119,16 @@ class Explanation(Predicted):
 
     def _repr_html_(self) -> str:
         """Show the maps and predictions in a notebook."""
-        from vitreous.html.notebook import as_html  # noqa: PLC0415  # only notebooks need it
-
-        return as_html(self)
+        shown: str = find_view(self, "notebook:html")(self)
+        return shown
 
     def _repr_png_(self) -> bytes | None:
-        """Show the maps where a notebook is printed."""
-        from vitreous.html.notebook import as_png  # noqa: PLC0415  # only notebooks need it
-
-        return as_png(self)
+        """Show the maps when a notebook is exported to print."""
+        shown: bytes | None = find_view(self, "notebook:png")(self)
+        return shown
 
     def grid_of(self, method: str) -> tuple[int, int]:
-        """Rows and columns of a method's map: patches, or pixels where it was asked for them."""
+        """Rows and columns of a method's map: patches, or pixels for methods that score pixels."""
         return self.grid_for(self._scores_of(method))
 
     def grid_for(self, scores: Tensor) -> tuple[int, int]:
@@ -143,6 +151,12 @@ class Explanation(Predicted):
             Maps (batch, height, width), or (batch, k, height, width).
         """
         return self._display(method, self._scores_of(method), smooth=smooth, size=size or self.image_size)
+
+    def display_map(
+        self, method: str, index: int = 0, target_index: int = 0, *, smooth: bool = True, size: tuple[int, int]
+    ) -> Tensor:
+        """Scale one map for display, see ``heatmap``: (height, width)."""
+        return self._display(method, self.scores_of(method, index, target_index), smooth=smooth, size=size)
 
     def overlay(
         self,
@@ -177,22 +191,10 @@ class Explanation(Predicted):
         shown, index = self._drawn_on(index, image, mean, std, photo)
         if photo is None and shown.images_note:
             warn_caller(f"{shown.images_note} {ADVICE}")
+        draw = find_view(shown, "overlay")
         look = Look(smooth=smooth, opacity=opacity)
-        return shown.draw_overlay(method, index, target_index, look=look, photo=photo)
-
-    def draw_overlay(
-        self, method: str, index: int, target_index: int, *, look: Look, photo: Photo | None = None
-    ) -> Image.Image:
-        """Lay a heatmap over a picture as ``overlay`` does, without a word on what the picture is."""
-        scores = self.scores_of(method, index, target_index)
-        if photo is not None:
-            backdrop = Backdrop.of(self, index, photo)
-            return backdrop.lay(scores, self.grid_of(method), signed=self.signed[method], look=look)
-        if self.images is None:
-            raise ExplanationError("this explanation holds no pictures; pass the one to draw on as image=...")
-        picture = self.images[index]
-        heatmap = self._display(method, scores, smooth=look.smooth, size=(picture.height, picture.width))
-        return overlay(picture, heatmap.cpu().numpy(), signed=self.signed[method], opacity=look.opacity)
+        drawn: Image.Image = draw(shown, method, index, target_index, look=look, photo=photo)
+        return drawn
 
     def scores_of(self, method: str, index: int = 0, target_index: int = 0) -> Tensor:
         """Give the raw scores of one map, (patches,), or of all pixels where the method was asked for them."""
@@ -206,7 +208,7 @@ class Explanation(Predicted):
 
     def figure(
         self,
-        name: Literal["overlay", "comparison", "classes"] = "overlay",
+        name: str = "overlay",
         index: int = 0,
         *,
         methods: Sequence[str] | None = None,
@@ -216,7 +218,7 @@ class Explanation(Predicted):
         photo: Photo | None = None,
         smooth: bool = True,
         opacity: float = DEFAULT_OPACITY,
-    ) -> Sheet:
+    ) -> Drawing:
         """Draw a figure, which shows itself in a notebook and is saved as PNG, SVG or PDF.
 
         A line at its bottom says so where it is drawn on a normalised tensor, whose colours are not a photo's.
@@ -233,10 +235,11 @@ class Explanation(Predicted):
             smooth: See ``heatmap``.
             opacity: See ``overlay``.
         """
-        from vitreous.pictures.figures import draw  # noqa: PLC0415  # matplotlib is slow to import
-
+        draw = find_figure(self, name)
         shown, index = self._drawn_on(index, image, mean, std, photo)
-        return draw(name, shown, index, methods=methods, photo=photo, look=Look(smooth=smooth, opacity=opacity))
+        look = Look(smooth=smooth, opacity=opacity)
+        drawn: Drawing = draw(shown, index, methods=methods, photo=photo, look=look)
+        return drawn
 
     def report(
         self,
@@ -257,10 +260,9 @@ class Explanation(Predicted):
         Returns:
             The file.
         """
-        from vitreous.html.explanation_page import write_page  # noqa: PLC0415  # only pages need it
-
         shown = self._with_normalised(image, mean, std)
-        return write_page(shown, Path(path))
+        written: Path = find_view(shown, "report")(shown, Path(path))
+        return written
 
     def with_images(
         self, images: Drawable | Iterable[Drawable], *, mean: Channels | None = None, std: Channels | None = None

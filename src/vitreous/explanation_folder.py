@@ -14,8 +14,8 @@ from PIL import Image
 
 from vitreous.error_boundary import errors_as
 from vitreous.errors import VitreousError
+from vitreous.explanation_views import find_view
 from vitreous.patch_geometry import PatchGeometry
-from vitreous.pictures.backdrop import Look
 from vitreous.reason import reason_of
 from vitreous.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
 from vitreous.stored_preprocessing import read_preprocessing
@@ -170,13 +170,14 @@ def _write_overlays(explanation: Explanation, names: Mapping[str, str], folder: 
     """Write an overlay for each image, class and method, as far as it can be shown, and describe them."""
     if explanation.images is None:
         return []
+    draw_overlay = find_view(explanation, "overlay")
     overlays = []
     maps = [(i, t) for i in range(len(explanation)) for t in range(explanation.classes_per_image)]
     for method in explanation.methods:
         # A map with NaN in it is kept as an array, but has no picture.
         for index, target_index in [position for position in maps if explanation.shows(method, *position)]:
             file = f"overlay-{index}-{target_index}-{names[method]}.png"
-            _write_picture(explanation.draw_overlay(method, index, target_index, look=Look()), folder, file)
+            _write_picture(draw_overlay(explanation, method, index, target_index), folder, file)
             label, number = explanation.label(index, target_index), explanation.class_index(index, target_index)
             overlays.append({"file": file, "method": method, "image": index, "class_index": number, "label": label})
     return overlays

@@ -162,6 +162,13 @@ def inspect(model: Model, images: Images, methods: str | Sequence[str] | None = 
     Raises:
         UnsupportedModelError: there is no residual stream of tokens.
         InputError: the model does not take the images.
+
+    Examples:
+        >>> import vitreous
+        >>> found = vitreous.inspect(model, "demo.jpg", methods=["gae", "rollout"])
+        >>> len(found.as_dict()["stages"])
+        1
+        >>> print(found)  # doctest: +SKIP
     """
     return examine_model(model, images, methods, _inspect)
 

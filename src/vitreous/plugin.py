@@ -75,6 +75,14 @@ def method(
 
     Raises:
         MethodError: one of these does not exist.
+
+    Examples:
+        >>> from vitreous.plugin import method
+        >>> @method("token_length", values=("tokens",), summary="Length of every token.")
+        ... def token_length(view, layer):
+        ...     return view.tokens(layer).norm(dim=-1)
+        >>> vitreous.explain(model, "demo.jpg", "token_length.plus").methods
+        ('token_length.plus',)
     """
     for former in set(_FORMER_VALUES).intersection(values):
         warn_caller(f"the method {name!r}: values {former!r} is now called {_FORMER_VALUES[former]!r}")

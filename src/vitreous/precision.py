@@ -9,25 +9,21 @@ from typing import Any
 import torch
 
 from vitreous.errors import InputError, RefusedMethodsError
+from vitreous.methods import list_methods
 from vitreous.reason import shown
 from vitreous.spelling import Recipe
 
 PRECISIONS = ("model", "bf16")
 
-# Maps in bfloat16 must rank the patches of every photo as those in float32 do, up to this correlation of ranks.
+# Maps in bfloat16 must rank the patches of every photo as those in float32 do, up to this rank correlation. Which
+# spellings do is declared where a method is registered (``bf16=``) and was measured on a trained ViT-Ti/16:
+# docs/speed/precision.json, written by benchmarks/precision_and_compile.py.
 TOLERANCE = 0.99
-# The methods that did in docs/speed/precision.json, which benchmarks/precision_and_compile.py measured on a trained
-# ViT-Ti/16; a test holds this list against that file.
-KEEP_THEIR_ORDER = frozenset(
-    {
-        *("raw_attention", "rollout", "gae", "gradsam", "agcam", "tokentm"),
-        *("gradient", "ixg", "cat", "attixg", "attcat", "fullgrad", "fullgrad_plus"),
-        *("gradcam_elementwise", "eigencam"),
-        *("conservative_lrp", "attnlrp", "attin", "attin_residual", "globenc", "decompx"),
-        *("gae.propagate", "attcat.skipplus", "ixg.plus", "ixg.skipplus", "fullgrad_plus.skipplus", "alti.skipplus"),
-        *("decompx.plus", "decompx.skipplus", "decompx.propagate", "decompx.skipplus.propagate"),
-    }
-)
+
+
+def bf16_spellings() -> frozenset[str]:
+    """Give the spellings whose maps keep their order in bfloat16; another option or aggregation is another map."""
+    return frozenset(spelling for info in list_methods() for spelling in info.bf16)
 
 
 def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) -> AbstractContextManager[Any]:
@@ -41,18 +37,14 @@ def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) 
         raise InputError(f"precision={given} is not one of {', '.join(PRECISIONS)}")
     if precision == "model":
         return nullcontext()
-    refused = [recipe.spelling for recipe in recipes if not _keeps_its_order(recipe)]
+    fit = bf16_spellings()
+    refused = [recipe.spelling for recipe in recipes if recipe.spelling not in fit]
     if refused:
         reason = (
             f"was not found to rank patches in bf16 as in float32 (rank correlation {TOLERANCE} or more on every photo)"
         )
         raise RefusedMethodsError(
-            f"{refused[0]} {reason}: leave out precision. Methods that do: {', '.join(sorted(KEEP_THEIR_ORDER))}",
+            f"{refused[0]} {reason}: leave out precision. Methods that do: {', '.join(sorted(fit))}",
             dict.fromkeys(refused, f"it {reason}"),
         )
     return torch.autocast(device.type, dtype=torch.bfloat16)
-
-
-def _keeps_its_order(recipe: Recipe) -> bool:
-    """Whether this very spelling was measured; another rule, option or aggregation is another map."""
-    return recipe.spelling in KEEP_THEIR_ORDER

@@ -82,6 +82,12 @@ def supported(model: Model, images: Images, methods: str | Sequence[str] | None 
 
     Raises:
         InputError: the model does not take the images.
+
+    Examples:
+        >>> import vitreous
+        >>> found = vitreous.supported(model, "demo.jpg", methods=["gae", "tokentm"])
+        >>> "gae" in found, dict(found.refused)
+        (True, {})
     """
     return examine_model(model, images, methods, find_supported)
 

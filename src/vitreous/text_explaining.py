@@ -63,6 +63,14 @@ def explain_text(
     Returns:
         Raw signed scores of every word piece for every method. The class token and other special tokens have no place
         in the text; their share is not among the scores.
+
+    Examples:
+        >>> import vitreous
+        >>> explanation = vitreous.explain_text("hf/text-model", "not a good film", "decompx")
+        >>> [word.text for word in explanation.words[0]]
+        ['not', 'a', 'good', 'film']
+        >>> explanation.word_scores("decompx").shape
+        torch.Size([4])
     """
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
     check_outputs(outputs)

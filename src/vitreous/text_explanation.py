@@ -1,4 +1,4 @@
-"""What an explanation of texts consists of, how it is looked at, saved and loaded."""
+"""The explanation of texts, as data: pages and notebooks register how they show it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import torch
 
 from vitreous.error_boundary import errors_as
-from vitreous.pictures import words_html
+from vitreous.explanation_views import find_view
 from vitreous.predicted import ExplanationError, Predicted, check_predictions
 from vitreous.storage import StorageError, write_text
 from vitreous.texts import Piece, Word
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -45,6 +45,14 @@ class TextExplanation(Predicted):
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
         scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
         left_out: Methods that are used where none is asked for and that the model does not allow, and why.
+
+    Examples:
+        >>> import vitreous
+        >>> explanation = vitreous.explain_text("hf/text-model", "not a good film", ["decompx", "gae"])
+        >>> word, score = explanation.strongest("decompx", count=1)[0]
+        >>> html = explanation.html()
+        >>> vitreous.TextExplanation.load(explanation.save("texts.json")).texts
+        ('not a good film',)
     """
 
     things: ClassVar[str] = "texts"
@@ -115,6 +123,17 @@ class TextExplanation(Predicted):
         order = scores.abs().argsort(descending=True, stable=True)[:count].tolist()
         return [(word, float(scores[word])) for word in order]
 
+    def spans(self, index: int = 0) -> Iterator[tuple[str, int | None]]:
+        """Split a text into stretches, each with the number of its word; ``None`` for what stands between words."""
+        text, place = self.texts[index], 0
+        for number, word in enumerate(self.words[index]):
+            if word.start > place:
+                yield text[place : word.start], None
+            yield text[word.start : word.end], number
+            place = word.end
+        if place < len(text):
+            yield text[place:], None
+
     def select(self, index: int) -> TextExplanation:
         """Give the explanation of one text alone."""
         index, _ = self.position(index)
@@ -131,11 +150,13 @@ class TextExplanation(Predicted):
 
     def html(self, *, by: By = "max") -> str:
         """Give a page of its own, without scripts or anything from elsewhere, with every text in colours."""
-        return words_html.page(self, by=by)
+        shown: str = find_view(self, "html")(self, by=by)
+        return shown
 
     def _repr_html_(self) -> str:
         """Show the texts in colours in a notebook."""
-        return words_html.body(self, by="max")
+        shown: str = find_view(self, "notebook:html")(self)
+        return shown
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write everything into one JSON file.

@@ -60,28 +60,28 @@ def build_catalog() -> dict[str, Any]:
 
 def build_methods() -> list[dict[str, Any]]:
     """Return the registered methods as JSON values."""
-    from vitreous.cost import cost_of  # noqa: PLC0415  # these import torch
-    from vitreous.methods import list_methods  # noqa: PLC0415
+    from vitreous.methods import list_methods  # noqa: PLC0415  # imports torch
 
-    rows = []
-    for method in list_methods():
-        cost = cost_of(method.name)
-        rows.append(
-            {
-                "name": method.name,
-                "family": method.family,
-                "summary": method.summary,
-                "paper": method.paper,
-                "year": method.year,
-                "class_specific": method.class_specific,
-                "signed": method.signed,
-                "cost": cost.label,
-                "passes": list(cost.passes),
-                "aggregations": list(method.aggregations),
-                "options": _options_as_json(method.options),
-            }
-        )
-    return rows
+    return [
+        {
+            "name": method.name,
+            "family": method.family,
+            "summary": method.summary,
+            "paper": method.paper,
+            "year": method.year,
+            "note": method.note,
+            "citation": method.citation,
+            "link": method.link,
+            "bf16": list(method.bf16),
+            "class_specific": method.class_specific,
+            "signed": method.signed,
+            "cost": method.cost.label,
+            "passes": list(method.cost.passes),
+            "aggregations": list(method.aggregations),
+            "options": _options_as_json(method.options),
+        }
+        for method in list_methods()
+    ]
 
 
 def _build_aggregations() -> list[dict[str, Any]]:

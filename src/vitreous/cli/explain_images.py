@@ -14,7 +14,7 @@ from vitreous.cli.progress import progress_bar, steps
 from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import ImageError, InputError
 from vitreous.explanation import ExplanationError
-from vitreous.html.report_file import ReportError, report_file
+from vitreous.html.report import ReportError, report_file
 from vitreous.images import read_image
 from vitreous.models import load_model
 from vitreous.outputs import given_outputs
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vitreous.defaults import OutputActivation
     from vitreous.errors import VitreousError
     from vitreous.explanation import Explanation
-    from vitreous.html.report_file import ReportFile
+    from vitreous.html.report import ReportFile
     from vitreous.models.loaded import LoadedModel
 
 COMPARISON = "comparison.png"

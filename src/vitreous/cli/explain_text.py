@@ -105,7 +105,7 @@ def _read_text(argument: str) -> str:
 
 def _print_texts(explanation: TextExplanation, console: Console, by: WordScore) -> None:
     """Print the predictions for each text, then the text once per method and class."""
-    from vitreous.pictures.left_out import WHY  # noqa: PLC0415  # imports numpy and Pillow
+    from vitreous.pictures.captions import NOT_SHOWN  # noqa: PLC0415  # imports numpy and Pillow
 
     for index in range(len(explanation)):
         predictions = [
@@ -117,7 +117,7 @@ def _print_texts(explanation: TextExplanation, console: Console, by: WordScore) 
             for number in range(explanation.classes_per_image):
                 print_line(console, f"{method}, explained: {explanation.label(index, number)}", "dim")
                 if not explanation.shows(method, index, number, by=by):
-                    print_line(console, WHY)
+                    print_line(console, NOT_SHOWN)
                     continue
                 console.print(_coloured(explanation, method, index, number, by))
                 # For readers who do not see the colours, and for output in a file.
@@ -126,17 +126,17 @@ def _print_texts(explanation: TextExplanation, console: Console, by: WordScore) 
 
 
 def _coloured(explanation: TextExplanation, method: str, index: int, number: int, by: WordScore) -> Text:
-    from vitreous.pictures.word_colours import background, spans_of  # noqa: PLC0415  # imports numpy
+    from vitreous.pictures.colours import word_colour  # noqa: PLC0415  # imports numpy
 
     scores = explanation.display_scores(method, index, number, by=by).tolist()
     text = Text()
-    for stretch, word in spans_of(explanation, index):
+    for stretch, word in explanation.spans(index):
         # Line breaks stay; characters that would control the terminal are escaped.
         shown = "\n".join(one_line(line) for line in stretch.split("\n"))
         if word is None:
             text.append(shown)
         else:
-            colour = background(scores[word], signed=explanation.signed[method])
+            colour = word_colour(scores[word], signed=explanation.signed[method])
             text.append(shown, style=Style(color="#1a1a1a", bgcolor=colour))
     return text
 

@@ -20,14 +20,10 @@ from vitreous.explanation import Explanation
 from vitreous.images import read_image
 from vitreous.models import LoadedModel, load_model
 from vitreous.outputs import OutputActivation, given_outputs
-from vitreous.pictures.backdrop import Look
+from vitreous.pictures import Look
+from vitreous.pictures.canvas import Canvas, check_format
 from vitreous.pictures.captions import class_caption
-from vitreous.pictures.data.curves import By, perturbation_curves
-from vitreous.pictures.data.depth import depth_strip
-from vitreous.pictures.data.heads import heads_strip
-from vitreous.pictures.data.layers import start_layer_strip
-from vitreous.pictures.data.strip import Strip
-from vitreous.pictures.data.transformation import token_transformation
+from vitreous.pictures.curves import By, perturbation_curves
 from vitreous.pictures.figures import (
     Shown,
     classes_figure,
@@ -37,7 +33,8 @@ from vitreous.pictures.figures import (
     strips_figure,
     transformation_figure,
 )
-from vitreous.pictures.sheet import Sheet, check_format
+from vitreous.pictures.strips import Strip, depth_strip, heads_strip, start_layer_strip
+from vitreous.pictures.transformation import token_transformation
 from vitreous.spelling import parse
 
 _CLASSES = 3  # default number of classes of the figure that compares them
@@ -122,40 +119,40 @@ class _FigureJob:
         return vitreous.explain(self.model, [image], self.request.methods, target, topk=topk)
 
 
-def _overlay(job: _FigureJob) -> Sheet:
+def _overlay(job: _FigureJob) -> Canvas:
     return overlay_figure(job.explain(job.image), photo=job.image, look=job.look)
 
 
-def _comparison(job: _FigureJob) -> Sheet:
+def _comparison(job: _FigureJob) -> Canvas:
     return comparison_figure([Shown(job.explain(image), 0, image) for image in job.images], look=job.look)
 
 
-def _classes(job: _FigureJob) -> Sheet:
+def _classes(job: _FigureJob) -> Canvas:
     explanation = job.explain(job.image, topk=_CLASSES)
     return classes_figure(explanation, photo=job.image, look=job.look)
 
 
-def _strips(make: StripMaker) -> Callable[[_FigureJob], Sheet]:
-    def draw(job: _FigureJob) -> Sheet:
+def _strips(make: StripMaker) -> Callable[[_FigureJob], Canvas]:
+    def draw(job: _FigureJob) -> Canvas:
         strips = [make(job.model, job.image, method, job.target) for method in job.request.methods]
         return strips_figure(strips, photo=job.image, look=job.look)
 
     return draw
 
 
-def _curves(job: _FigureJob) -> Sheet:
+def _curves(job: _FigureJob) -> Canvas:
     explanation = job.explain(job.image)
     by = job.request.by
     curves = perturbation_curves(job.model, job.image, explanation, by=by, steps=job.request.steps)
     return curves_figure(curves, caption=class_caption(explanation), what=by)
 
 
-def _transformation(job: _FigureJob) -> Sheet:
+def _transformation(job: _FigureJob) -> Canvas:
     parts = token_transformation(job.model, job.image, job.request.block, job.target)
     return transformation_figure(parts, photo=job.image, look=job.look)
 
 
-_DRAWINGS: Mapping[str, Callable[[_FigureJob], Sheet]] = {
+_DRAWINGS: Mapping[str, Callable[[_FigureJob], Canvas]] = {
     "overlay": _overlay,
     "comparison": _comparison,
     "classes": _classes,

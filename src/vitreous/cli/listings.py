@@ -156,7 +156,7 @@ def _describe_method(method: Mapping[str, Any]) -> Text:
         method["cost"],
     ]
     about = Text(method["summary"])
-    about.append(f"\n{method['paper']}, {method['year']}", style="dim")
+    about.append(f"\n{method['citation']}", style="dim")
     aggregations = " ".join(f".{name}" for name in method["aggregations"])
     about.append(f"\n{', '.join(properties)}; {aggregations}", style="cyan")
     return _add_options(about, method)

@@ -1,1 +1,1 @@
-"""Self-contained HTML pages: nothing is fetched, nothing runs, everything that is text is escaped."""
+"""Self-contained HTML pages, from Jinja2 templates: nothing is fetched, nothing runs, all text is escaped."""

@@ -1,31 +1,47 @@
-"""How an explanation shows itself in a notebook: a small comparison of its maps, and its predictions in a table."""
+"""Explanations in notebooks: a small comparison of the maps, and the predictions in a table."""
 
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 
 from PIL import Image
 
 from vitreous.explanation import Explanation
-from vitreous.html.page import escape, picture
+from vitreous.explanation_views import register_view
+from vitreous.html.page import render
 from vitreous.pictures.comparison import comparison
 
-_MOST = 4  # images that are shown; an output cell is for a glance
+_MOST = 4  # images in an output cell
 _TILE = 150
 _TOP = 3
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """One image: its comparison if it has a picture, and rows of class, output and whether it is explained."""
+
+    drawn: Image.Image | None
+    alt: str
+    rows: list[tuple[str, str, bool]]
+
+
+@register_view(Explanation, "notebook:html")
 def as_html(explanation: Explanation) -> str:
-    """Give the first few images, each with its comparison where there is a picture, and what the model says."""
-    shown = range(min(len(explanation), _MOST))
-    parts = [_image(explanation, index) for index in shown]
-    if len(explanation) > len(shown):
-        parts.append(f"<p>… and {len(explanation) - len(shown)} more images</p>")
-    return f"<div>{''.join(parts)}<p><small><code>{escape(repr(explanation))}</code></small></p></div>"
+    """Show the first few images, each with its comparison if it has a picture, and its predictions."""
+    shown = [_shown(explanation, index) for index in range(min(len(explanation), _MOST))]
+    return render(
+        "notebook.html",
+        images=shown,
+        more=len(explanation) - len(shown),
+        quantity=explanation.quantity,
+        text=repr(explanation),
+    )
 
 
+@register_view(Explanation, "notebook:png")
 def as_png(explanation: Explanation) -> bytes | None:
-    """Give the comparison of the first image, or nothing where there is no picture to draw on."""
+    """Draw the comparison of the first image, or nothing without a picture to draw on."""
     drawn = _comparison(explanation, 0)
     if drawn is None:
         return None
@@ -34,17 +50,13 @@ def as_png(explanation: Explanation) -> bytes | None:
     return stream.getvalue()
 
 
-def _image(explanation: Explanation, index: int) -> str:
-    drawn = _comparison(explanation, index)
-    maps = "" if drawn is None else picture(drawn, f"maps of image {index}", exact=True)
+def _shown(explanation: Explanation, index: int) -> _Shown:
     explained = {explanation.class_index(index, number) for number in range(explanation.classes_per_image)}
-    likely = explanation.top(_TOP, index=index)
-    rows = "".join(
-        f"<tr><td>{escape(label.replace('_', ' '))}</td><td>{explanation.saying(number, index)}</td>"
-        f"<td>{'explained' if number in explained else ''}</td></tr>"
-        for number, label, _ in likely
-    )
-    return f"{maps}<table><tr><th>class</th><th>{explanation.quantity}</th><th></th></tr>{rows}</table>"
+    rows = [
+        (label.replace("_", " "), explanation.saying(number, index), number in explained)
+        for number, label, _ in explanation.top(_TOP, index=index)
+    ]
+    return _Shown(_comparison(explanation, index), f"maps of image {index}", rows)
 
 
 def _comparison(explanation: Explanation, index: int) -> Image.Image | None:

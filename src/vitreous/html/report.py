@@ -1,27 +1,45 @@
-"""The report on explained photos: predictions, maps, curves, what the methods mean and how it was made."""
+"""The explanation report: predictions, maps, curves, what the methods mean and how the report was made.
+
+A report is written photo by photo, so that a folder of thousands needs no more memory than one photo.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
-import numpy as np
 from PIL import Image
 
 from vitreous.aggregate import AGGREGATIONS
-from vitreous.errors import InputError
+from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.explanation import Explanation
+from vitreous.explanation_views import register_view
 from vitreous.html import page
-from vitreous.html.chart import Line, line_chart, look_of, percent_axis, swatch
-from vitreous.pictures.backdrop import Backdrop
+from vitreous.html.chart import Chart, Line, layout_chart, line_attributes, percent_axis
+from vitreous.models import LoadedModel
+from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.captions import class_caption
-from vitreous.pictures.data.curves import NO_CURVES, Curves, area
-from vitreous.pictures.overlay import colour
+from vitreous.pictures.curves import NO_CURVES, Curves, area, perturbation_curves
+from vitreous.pixels import Images
 from vitreous.spelling import parse
+from vitreous.storage import StorageError, complete_file
+
+TITLE = "Why did the model say this?"
+STYLE = "report.css"
 
 _PICTURE = 560  # pixels of the longer side: sharp in a card, and a page of a hundred photos can still be sent
 _TOP = 5
+
+
+class ReportError(VitreousError):
+    """A photo cannot be shown in a report."""
+
+
+class _NoPhoto(Exception):  # noqa: N818  # not an error: it discards the draft
+    """There is nothing to report on."""
 
 
 @dataclass(frozen=True)
@@ -32,55 +50,158 @@ class Measured:
     by: str
 
 
+@dataclass(frozen=True)
+class _Map:
+    method: str
+    alt: str
+    image: Image.Image | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    method: str
+    attributes: Mapping[str, str]
+    area: float
+
+
+@dataclass(frozen=True)
+class _CurveChart:
+    kind: str
+    better: str
+    chart: Chart
+    entries: list[_Entry]
+
+
+@dataclass(frozen=True)
+class _Target:
+    caption: str
+    maps: list[_Map]
+    charts: list[_CurveChart]
+
+
+class ReportFile:
+    """A report that is being written; see ``report_file``.
+
+    Attributes:
+        photos: Number of photos added so far.
+    """
+
+    def __init__(self, stream: IO[str], command: str, methods: Sequence[str]) -> None:
+        self._stream, self._command, self._methods = stream, command, methods
+        self._provenance: Mapping[str, Any] = {}
+        self._curves = True
+        self.photos = 0
+        stream.write(page.opening(TITLE, style=STYLE))
+
+    def add(self, name: str, photo: Image.Image, explanation: Explanation, model: LoadedModel) -> None:
+        """Write the section of one photo; its curves are measured now.
+
+        Raises:
+            ReportError: It cannot be shown; nothing is written about it, and others can be added.
+        """
+        self.photos += 1
+        self._curves = explanation.scale != "value"
+        self._provenance, self._methods = explanation.provenance, explanation.methods
+        try:
+            targets = range(explanation.classes_per_image if self._curves else 0)
+            measured = [measure(model, photo, explanation, target) for target in targets]
+            section = photo_section(name, photo, explanation, measured)
+        except Exception as error:  # whatever it was, the work on all other photos must not be lost
+            reason = str(error) if isinstance(error, VitreousError) else f"unexpected {type(error).__name__}: {error}"
+            raise ReportError(f"{name} is not in the report: {reason}") from error
+        self._stream.write(section)
+
+    def finish(self, failures: Mapping[str, str]) -> None:
+        """Write the sections that concern all photos."""
+        self._stream.write(failures_section(failures))
+        self._stream.write(methods_section(self._methods, curves=self._curves))
+        self._stream.write(making_section(self._provenance, self._command))
+        self._stream.write(page.closing())
+
+
+@contextmanager
+def report_file(path: Path, command: str, methods: Sequence[str]) -> Iterator[ReportFile]:
+    """Open a report; it appears at ``path`` if the block ends without an exception and added a photo."""
+    _check_no_folder(path)
+    with suppress(_NoPhoto), complete_file(path) as draft, draft.open("w", encoding="utf-8") as stream:
+        report = ReportFile(stream, command, methods)
+        yield report
+        if not report.photos:
+            raise _NoPhoto  # an earlier report is worth more than an empty one
+
+
+@register_view(Explanation, "report")
+def write_report(explanation: Explanation, path: Path) -> Path:
+    """Write a report on one explanation, without curves, which need the model; complete or not at all.
+
+    Raises:
+        StorageError: The file cannot be written.
+        InputError: The explanation holds no pictures.
+    """
+    _check_no_folder(path)
+    body = "".join(
+        photo_section(f"image {index}", None, explanation.select(index), ()) for index in range(len(explanation))
+    )
+    body += methods_section(explanation.methods, curves=False)
+    body += making_section(explanation.provenance, "vitreous.explain, in Python")
+    with complete_file(path) as draft:
+        draft.write_text(page.document(TITLE, body, style=STYLE), encoding="utf-8")
+    return path
+
+
+def measure(model: LoadedModel, photo: Images, explanation: Explanation, target: int) -> Measured:
+    """Measure the curves of one photo: by patches, or by pixels for models that need all patches."""
+    try:
+        curves = perturbation_curves(model, photo, explanation, target_index=target)
+    except UnsupportedModelError:
+        curves = perturbation_curves(model, photo, explanation, target_index=target, by="pixels")
+        return Measured(curves, "pixels")
+    return Measured(curves, "patches")
+
+
 def photo_section(name: str, photo: Image.Image | None, explanation: Explanation, measured: Sequence[Measured]) -> str:
-    """Tell about one photo.
+    """Render the section of one photo.
 
     Args:
-        name: What it is called.
-        photo: The photo before preprocessing; without it the explanation's own picture is drawn on.
+        name: Name of the photo.
+        photo: The photo before preprocessing; by default the explanation's own image.
         explanation: The explanation of this photo alone.
-        measured: The curves for each explained class, in their order; empty where they were not asked for or the
-            model has none, since its outputs are values.
+        measured: The curves for each explained class, in their order; empty if there are none.
     """
-    backdrop = Backdrop.of(explanation, 0, photo).fitted(_PICTURE, _PICTURE)
+    base = BaseImage.of(explanation, 0, photo).fitted(_PICTURE, _PICTURE)
     prefix = "" if explanation.class_names else "class "
-    predicted = page.bars(
+    predictions = [
         (prefix + one.label.replace("_", " "), one.probability or 0.0, explanation.saying(one.class_index))
         for one in explanation.top(_TOP)
+    ]
+    targets = [
+        _Target(
+            class_caption(explanation, 0, target),
+            [_map(base, explanation, method, target) for method in explanation.methods],
+            _curve_charts(measured[target]) if measured else [],
+        )
+        for target in range(explanation.classes_per_image)
+    ]
+    return page.render(
+        "photo.html",
+        name=name,
+        base=base,
+        predictions=page.clipped(predictions),
+        targets=targets,
+        no_curves=_no_curves() if explanation.scale == "value" else "",
     )
-    caption = f"{backdrop.name}. {page.escape(backdrop.note)}" if backdrop.note else backdrop.name
-    shown = page.figure(page.picture(backdrop.photo, f"the {backdrop.name}"), caption)
-    parts = [f'<section>\n<h2>{page.escape(name)}</h2>\n<div class="photo">{shown}{predicted}</div>\n']
-    for target in range(explanation.classes_per_image):
-        parts.append(f"<h3>Why {page.escape(class_caption(explanation, 0, target))}?</h3>\n")
-        parts.append(_maps(backdrop, explanation, target))
-        if measured:
-            parts.append(curve_cards(measured[target]))
-    if explanation.scale == "value":
-        parts.append(no_curves())
-    parts.append("</section>\n")
-    return "".join(parts)
 
 
 def methods_section(methods: Sequence[str], *, curves: bool = True) -> str:
-    """Tell what each method means, in a sentence, and what curves mean where there are any."""
-    items = "".join(
-        f"<dt><code>{page.escape(method)}</code></dt><dd>{page.escape(meaning(method))}</dd>\n" for method in methods
-    )
-    measured = (
-        '<p class="faint">Curves: the most relevant parts are deleted from the photo, or inserted into an empty one, '
-        "and the model is asked again. A good map makes deletion fall early and insertion rise early.</p>\n"
-    )
-    return (
-        f"<section>\n<h2>What the methods mean</h2>\n<dl>\n{items}</dl>\n{legend(methods)}"
-        '<p class="faint">Every map fills its colours by itself: colours can be compared within a map, not between '
-        "maps. Faded parts of a photo were not seen by the model, since its input is cropped.</p>\n"
-        f"{measured if curves else ''}</section>\n"
+    """Render what each method means, and what curves mean if there are any."""
+    return page.render(
+        "methods.html", methods=[(method, meaning(method)) for method in methods], signs=_signs(methods), curves=curves
     )
 
 
 def making_section(provenance: Mapping[str, Any], command: str) -> str:
-    """Tell how the page was made."""
+    """Render how the report was made."""
     versions = provenance.get("versions", {})
     rows = [
         ("model", str(provenance.get("model"))),
@@ -89,96 +210,84 @@ def making_section(provenance: Mapping[str, Any], command: str) -> str:
         ("made", str(provenance.get("created"))),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]
-    table = page.table(("", ""), rows)
-    return f"<section>\n<h2>How this was made</h2>\n<pre>{page.escape(command)}</pre>\n{table}</section>\n"
+    return page.render("provenance.html", command=command, rows=rows)
 
 
 def failures_section(failures: Mapping[str, str]) -> str:
-    """Tell which photos could not be explained, and why."""
-    if not failures:
-        return ""
-    items = "".join(f"<li>{page.escape(error)}</li>\n" for error in failures.values())
-    return f"<section>\n<h2>Not explained</h2>\n<ul>\n{items}</ul>\n</section>\n"
+    """Render which photos could not be explained, and why."""
+    return page.render("failures.html", errors=list(failures.values())) if failures else ""
+
+
+def curve_cards(measured: Measured) -> str:
+    """Render the charts of deletion and insertion with the areas under the curves."""
+    return page.macro("macros.html", "curve_cards", _curve_charts(measured))
+
+
+def no_curves() -> str:
+    """Render why a model whose outputs are values has no curves."""
+    return f'<p class="faint">{page.escape(_no_curves())}</p>\n'
+
+
+def legend(methods: Sequence[str]) -> str:
+    """Render what the colours of the methods' maps mean."""
+    return page.macro("macros.html", "legend", _signs(methods))
 
 
 def meaning(spelling: str) -> str:
-    """Say what a method shows, and how its layers are combined where the spelling says so."""
+    """Describe a spelling: the method's summary, its aggregations, and its paper."""
     recipe = parse(spelling)
     sentences = [recipe.info.summary.replace("``", "")]
     named = spelling.partition(":")[0].split(".")[1:]
     sentences += [(AGGREGATIONS[name].__doc__ or "").strip().splitlines()[0] for name in named if name in AGGREGATIONS]
     if recipe.propagate:
-        sentences.append("Spread by the average attention of the lower blocks.")
+        sentences.append("Propagated by the average attention of the lower blocks.")
     return f"{' '.join(sentences)} ({recipe.info.paper}, {recipe.info.year})"
 
 
-def _maps(backdrop: Backdrop, explanation: Explanation, target: int) -> str:
-    cards = []
-    for method in explanation.methods:
-        caption = f"<code>{page.escape(method)}</code>"
-        scores, signed = explanation.scores_of(method, 0, target), explanation.signed[method]
-        try:
-            drawn = backdrop.lay(scores, explanation.grid_of(method), signed=signed)
-        except InputError as error:
-            cards.append(page.figure(f"<p>{page.escape(error)}</p>", caption))
-            continue
-        alt = f"map of {method} for {explanation.label(0, target)}"
-        cards.append(page.figure(page.picture(drawn, alt), caption))
-    return f'<div class="grid">\n{"".join(cards)}</div>\n'
+def _check_no_folder(path: Path) -> None:
+    """Refuse a folder before the work is done, not when the draft is moved there."""
+    if path.is_dir():
+        raise StorageError(f"{path} cannot be written: it is a folder")
 
 
-def no_curves() -> str:
-    """Say why a model whose outputs are values has no curves."""
-    return f'<p class="faint">{page.escape(NO_CURVES[:1].upper() + NO_CURVES[1:])}.</p>\n'
+def _map(base: BaseImage, explanation: Explanation, method: str, target: int) -> _Map:
+    scores, signed = explanation.scores_of(method, 0, target), explanation.signed[method]
+    alt = f"map of {method} for {explanation.label(0, target)}"
+    try:
+        return _Map(method, alt, base.lay(scores, explanation.grid_of(method), signed=signed))
+    except InputError as error:
+        return _Map(method, alt, error=str(error))
 
 
-def curve_cards(measured: Measured) -> str:
-    """Give the charts of deletion and insertion with the areas under the curves."""
-    curves = measured.curves
-    cards = []
-    for kind, done in (("deletion", "deleted"), ("insertion", "inserted")):
-        values = [one.deletion if kind == "deletion" else one.insertion for one in curves]
-        lines = [
-            Line(one.method, (100 * one.fractions).tolist(), (100 * line).tolist(), look_of(number))
-            for number, (one, line) in enumerate(zip(curves, values, strict=True))
-        ]
-        chart = line_chart(
-            lines,
-            title=f"{kind} curves",
-            across=percent_axis(f"{measured.by} {done} (%)"),
-            up=percent_axis("probability of the class (%)"),
-        )
-        better = "low is better" if kind == "deletion" else "high is better"
-        entries = "".join(
-            f'<div class="entry">{swatch(number)} <code>{page.escape(one.method)}</code> '
-            f"<span>{100 * area(one.fractions, line):.1f}</span></div>"
-            for number, (one, line) in enumerate(zip(curves, values, strict=True))
-        )
-        cards.append(page.figure(chart, f"<b>{kind}</b>, area under the curve in %, {better}{entries}"))
-    return f'<div class="grid charts">\n{"".join(cards)}</div>\n'
+def _curve_charts(measured: Measured) -> list[_CurveChart]:
+    return [
+        _curve_chart(measured, "deletion", "deleted", "low"),
+        _curve_chart(measured, "insertion", "inserted", "high"),
+    ]
 
 
-STYLE = """.charts { grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); margin-top: .9rem; }
-.charts figure > svg { margin: 0 auto; }
-.photo { display: flex; flex-wrap: wrap; gap: .5rem 1.5rem; align-items: center; }
-.photo figure { flex: 1 1 16rem; max-width: 22rem; } .photo .bars { flex: 1 1 18rem; }
-.entry { display: flex; gap: .45rem; align-items: center; } .entry svg { flex: none; }
-.entry span { white-space: nowrap; }
-dt { margin-top: .6rem; } dd { margin: 0 0 0 1rem; }
-.legend { display: flex; flex-wrap: wrap; gap: .5rem 2rem; margin: 1rem 0; font-size: .9rem; }
-.legend div { display: flex; gap: .5rem; align-items: center; }
-.legend img { width: 9rem; height: .8rem !important; border-radius: .2rem; }
-"""
+def _curve_chart(measured: Measured, kind: str, done: str, better: str) -> _CurveChart:
+    values = [one.deletion if kind == "deletion" else one.insertion for one in measured.curves]
+    pairs = list(enumerate(zip(measured.curves, values, strict=True)))
+    lines = [
+        Line(one.method, (100 * one.fractions).tolist(), (100 * line).tolist(), line_attributes(number))
+        for number, (one, line) in pairs
+    ]
+    chart = layout_chart(
+        lines,
+        title=f"{kind} curves",
+        across=percent_axis(f"{measured.by} {done} (%)"),
+        up=percent_axis("probability of the class (%)"),
+    )
+    entries = [
+        _Entry(one.method, line_attributes(number), 100 * area(one.fractions, line)) for number, (one, line) in pairs
+    ]
+    return _CurveChart(kind, better, chart, entries)
 
 
-def legend(methods: Sequence[str]) -> str:
-    """Tell what the colours of the methods' maps mean."""
-    signs = sorted({parse(method).signed for method in methods})
-    return f'<div class="legend">{"".join(map(_ramp, signs))}</div>\n'
+def _signs(methods: Sequence[str]) -> list[bool]:
+    return sorted({parse(method).signed for method in methods})
 
 
-def _ramp(signed: bool) -> str:  # noqa: FBT001
-    ramp = np.broadcast_to(np.linspace(-1.0 if signed else 0.0, 1.0, 144), (1, 144))
-    image = Image.fromarray(np.ascontiguousarray(colour(ramp, signed=signed)[..., :3]))
-    low, high = ("against the class", "for it") if signed else ("low", "high")
-    return f"<div>{low} {page.picture(image, f'colours from {low} to {high}', exact=True)} {high}</div>"
+def _no_curves() -> str:
+    return f"{NO_CURVES[:1].upper()}{NO_CURVES[1:]}."

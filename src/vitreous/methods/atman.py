@@ -78,9 +78,10 @@ class AtMan(PerturbationMethod):
 @register(
     "atman",
     family="perturbation",
-    paper="Deiseroth, Deb, Weinbach, Brack, Schramowski, Kersting: AtMan: Understanding Transformer Predictions "
-    "Through Memory Efficient Attention Manipulation, NeurIPS",
+    paper="Deiseroth et al., AtMan: Understanding Transformer Predictions Through Memory Efficient Attention "
+    "Manipulation",
     year=2023,
+    arxiv="2301.08110",
     class_specific=True,
     signed=True,
 )

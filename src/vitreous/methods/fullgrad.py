@@ -66,6 +66,8 @@ class EquallySharedBiases(FullGradient):
     family="gradient",
     paper="Srinivas and Fleuret, Full-Gradient Representation for Neural Network Visualization",
     year=2019,
+    arxiv="1905.00780",
+    bf16=("fullgrad",),
     class_specific=True,
     signed=True,
 )
@@ -77,8 +79,10 @@ def fullgrad(*, rule: StreamRuleOption = "plain") -> Readout:
 @register(
     "fullgrad_plus",
     family="gradient",
-    paper="Mehri et al., SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers (FullGrad+)",
+    paper="Mehri et al., SkipPLUS: Skip the First Few Layers to Better Explain Vision Transformers",
+    note="FullGrad+",
     year=2024,
+    bf16=("fullgrad_plus", "fullgrad_plus.skipplus"),
     aggregation="plus",
     class_specific=True,
     signed=True,
@@ -93,6 +97,8 @@ def fullgrad_plus(*, rule: StreamRuleOption = "plain") -> Readout:
     family="decomposition",
     paper="Modarressi et al., DecompX: Explaining Transformers Decisions by Propagating Token Decomposition",
     year=2023,
+    arxiv="2306.02873",
+    bf16=("decompx", "decompx.plus", "decompx.propagate", "decompx.skipplus", "decompx.skipplus.propagate"),
     class_specific=True,
     signed=True,
 )

@@ -16,6 +16,11 @@ from vitreous.tape import Needs
 
 Channels = Annotated[Literal["sum", "l2"], "how channels become one score: their sum, or the length of the vector"]
 
+_ATTCAT = (
+    "https://proceedings.neurips.cc/paper_files/paper/2022/hash/"
+    "20e45668fefa793bd9f2edf19be12c4b-Abstract-Conference.html"
+)
+
 
 class Gradient(TokenReadout):
     """dy_c/dx_l, one score per token (Simonyan et al. eq. 4).
@@ -89,8 +94,11 @@ class AttendedInputGradient(InputGradient):
 @register(
     "gradient",
     family="gradient",
-    paper="Simonyan et al., Deep Inside Convolutional Networks",
+    paper="Simonyan et al., Deep Inside Convolutional Networks: Visualising Image Classification Models and "
+    "Saliency Maps",
     year=2013,
+    arxiv="1312.6034",
+    bf16=("gradient",),
     class_specific=True,
     signed=False,
 )
@@ -104,6 +112,8 @@ def gradient(*, rule: StreamRuleOption = "plain", channels: Channels = "l2") -> 
     family="gradient",
     paper="Shrikumar et al., Learning Important Features Through Propagating Activation Differences",
     year=2017,
+    arxiv="1704.02685",
+    bf16=("ixg", "ixg.plus", "ixg.skipplus"),
     class_specific=True,
     signed=True,
 )
@@ -115,8 +125,11 @@ def ixg(*, rule: StreamRuleOption = "plain", channels: Channels = "sum") -> Read
 @register(
     "cat",
     family="gradient",
-    paper="Qiang et al., AttCAT: Explaining Transformers via Attentive Class Activation Tokens (CAT)",
+    paper="Qiang et al., AttCAT: Explaining Transformers via Attentive Class Activation Tokens",
+    note="CAT",
     year=2022,
+    url=_ATTCAT,
+    bf16=("cat",),
     aggregation="plus",
     class_specific=True,
     signed=True,
@@ -131,6 +144,8 @@ def cat(*, rule: StreamRuleOption = "plain", channels: Channels = "sum") -> Read
     family="gradient",
     paper="Qiang et al., AttCAT: Explaining Transformers via Attentive Class Activation Tokens",
     year=2022,
+    url=_ATTCAT,
+    bf16=("attixg",),
     class_specific=True,
     signed=True,
 )
@@ -144,6 +159,8 @@ def attixg(*, rule: StreamRuleOption = "plain", pairing: Literal["same", "next"]
     family="gradient",
     paper="Qiang et al., AttCAT: Explaining Transformers via Attentive Class Activation Tokens",
     year=2022,
+    url=_ATTCAT,
+    bf16=("attcat", "attcat.skipplus"),
     aggregation="plus",
     class_specific=True,
     signed=True,

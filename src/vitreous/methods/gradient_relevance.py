@@ -12,6 +12,8 @@ from vitreous.methods.registry import register
     family="relevance",
     paper="Ali et al., XAI for Transformers: Better Explanations through Conservative Propagation",
     year=2022,
+    arxiv="2202.07304",
+    bf16=("conservative_lrp",),
     class_specific=True,
     signed=True,
 )
@@ -25,6 +27,8 @@ def conservative_lrp() -> Readout:
     family="relevance",
     paper="Achtibat et al., AttnLRP: Attention-Aware Layer-Wise Relevance Propagation for Transformers",
     year=2024,
+    arxiv="2402.05602",
+    bf16=("attnlrp",),
     class_specific=True,
     signed=True,
 )

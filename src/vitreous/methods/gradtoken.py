@@ -141,6 +141,7 @@ def rollout_row(view: View, blocks: range) -> Tensor:
     family="attention",
     paper="Cheng et al., GradToken: Decoupling tokens with class-aware gradient for visual explanation of Transformer",
     year=2025,
+    doi="10.1016/j.neunet.2024.106837",
     layer=-1,
     propagates=True,
     class_specific=True,

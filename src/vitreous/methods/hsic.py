@@ -62,9 +62,9 @@ def dependence(centred: Tensor, values: Tensor) -> Tensor:
 @register(
     "hsic",
     family="perturbation",
-    paper="Novello, Fel, Vigouroux: Making Sense of Dependence: Efficient Black-box Explanations Using Dependence "
-    "Measure, NeurIPS",
+    paper="Novello et al., Making Sense of Dependence: Efficient Black-box Explanations Using Dependence Measure",
     year=2022,
+    arxiv="2206.06219",
     class_specific=True,
     signed=False,
 )

@@ -242,6 +242,7 @@ At = Annotated[Place, "what counts as the input: the picture, or the first block
     family="gradient",
     paper="Sundararajan et al., Axiomatic Attribution for Deep Networks",
     year=2017,
+    arxiv="1703.01365",
     class_specific=True,
     signed=True,
 )
@@ -265,6 +266,7 @@ def integrated_gradients(
     family="gradient",
     paper="Smilkov et al., SmoothGrad: removing noise by adding noise",
     year=2017,
+    arxiv="1706.03825",
     class_specific=True,
     signed=False,
 )

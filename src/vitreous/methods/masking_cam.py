@@ -133,6 +133,7 @@ class ReciprocalMasks(Procedure):
     family="perturbation",
     paper="Wang et al., Score-CAM: Score-Weighted Visual Explanations for Convolutional Neural Networks",
     year=2020,
+    arxiv="1910.01279",
     class_specific=True,
     signed=False,
 )
@@ -153,6 +154,7 @@ def scorecam(
     family="cam",
     paper="Byun and Lee, ViT-ReciproCAM: Gradient and Attention-Free Visual Explanations for Vision Transformer",
     year=2023,
+    arxiv="2310.02588",
     class_specific=True,
     signed=False,
 )

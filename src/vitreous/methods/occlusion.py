@@ -86,8 +86,9 @@ def average_over(inside: Tensor, values: Tensor) -> Tensor:
 @register(
     "occlusion",
     family="perturbation",
-    paper="Zeiler, Fergus: Visualizing and Understanding Convolutional Networks, ECCV",
+    paper="Zeiler and Fergus, Visualizing and Understanding Convolutional Networks",
     year=2014,
+    arxiv="1311.2901",
     class_specific=True,
     signed=True,
 )
@@ -106,9 +107,9 @@ def occlusion(
 @register(
     "pami",
     family="perturbation",
-    paper="Shi, Zhang, Zheng, Wang: PAMI: Partition Input and Aggregate Outputs for Model Interpretation, "
-    "Pattern Recognition",
+    paper="Shi et al., PAMI: Partition Input and Aggregate Outputs for Model Interpretation",
     year=2023,
+    arxiv="2302.03318",
     class_specific=True,
     signed=False,
 )

@@ -1,10 +1,13 @@
-"""The registry: every method by its name, with what is known about it."""
+"""The method registry: `@register` is the one place that declares a method and everything known about it."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote_plus
 
 from vitreous.close_match import close_match
 from vitreous.errors import MethodError
@@ -12,25 +15,39 @@ from vitreous.methods.options import OptionInfo, options_of
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout
 from vitreous.source_code import source_hash
 
+if TYPE_CHECKING:
+    from vitreous.cost import Cost
+
 ReadoutMaker = Callable[..., Readout]
 
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What is known about a method.
+    """The registry entry of a method.
 
     Attributes:
-        name: how it is spelled.
-        family: the kind of method it is; ``FAMILIES`` has them all.
-        summary: one sentence on what it shows.
-        paper: where it was published.
-        year: when.
-        class_specific: whether its map depends on the class that is explained.
-        signed: whether the sign of its scores means something.
-        aggregations: what may follow its name.
-        options: what may follow the colon, for the method itself.
-        default_aggregation: how layers are combined when the spelling does not say.
-        default_layer: which layer is read where layers are not combined.
+        name: Spelling of the method.
+        family: One of ``FAMILIES``.
+        summary: What the map shows, in one sentence.
+        paper: Authors and title of the paper.
+        year: Year of publication.
+        class_specific: Whether the map depends on the explained class.
+        signed: Whether the sign of the scores carries meaning.
+        aggregations: Aggregations that may follow the name.
+        options: Options of the method itself.
+        default_aggregation: How layers are combined when the spelling does not say.
+        default_layer: The layer that is read when layers are not combined.
+        arxiv: arXiv number of the paper.
+        doi: DOI of the paper.
+        url: Address of the paper when it has neither.
+        note: How the method relates to the paper, such as the name it has there.
+        bf16: Spellings whose maps rank patches in bfloat16 as they do in float32.
+
+    Examples:
+        >>> import vitreous
+        >>> info = next(info for info in vitreous.list_methods() if info.name == "gae")
+        >>> info.family, info.year, info.arxiv, info.cost.label
+        ('attention', 2021, '2103.15679', 'forward + backward')
     """
 
     name: str
@@ -45,6 +62,40 @@ class MethodInfo:
     default_aggregation: str | None
     default_layer: int
     make: ReadoutMaker
+    arxiv: str | None = None
+    doi: str | None = None
+    url: str | None = None
+    note: str = ""
+    bf16: tuple[str, ...] = ()
+
+    @property
+    def link(self) -> str:
+        """Address of the paper, or of a search for its title when no address is known."""
+        if self.arxiv:
+            return f"https://arxiv.org/abs/{self.arxiv}"
+        if self.doi:
+            return f"https://doi.org/{self.doi}"
+        return self.url or f"https://scholar.google.com/scholar?q={quote_plus(self.paper)}"
+
+    @property
+    def citation(self) -> str:
+        """Paper, year and note, as reports print them."""
+        return f"{self.paper}, {self.year}" + (f" ({self.note})" if self.note else "")
+
+    @property
+    def citation_key(self) -> str:
+        """Key of the paper in the bibliography: first author, year and first word of the title."""
+        authors, _, title = self.paper.partition(", ")
+        author = re.split(r"\W", authors.lower())[0]
+        words = [word for word in re.findall(r"[a-z0-9]+", title.lower()) if word not in _SHORT_WORDS]
+        return f"{author}{self.year}{words[0] if words else ''}"
+
+    @property
+    def cost(self) -> Cost:
+        """Passes that the method takes, derived from what its read-out declares to need."""
+        from vitreous.cost import cost_of  # noqa: PLC0415  # spellings are parsed with this registry
+
+        return cost_of(self.name)
 
     @property
     def written(self) -> Callable[..., object]:
@@ -70,6 +121,7 @@ class MethodInfo:
 FAMILIES = ("attention", "gradient", "cam", "relevance", "decomposition", "perturbation", "plugin")
 
 _PACKAGE = "vitreous"
+_SHORT_WORDS = frozenset({"a", "an", "on", "the"})
 _methods: dict[str, MethodInfo] = {}
 
 
@@ -81,22 +133,35 @@ def register(
     year: int,
     class_specific: bool,
     signed: bool,
+    arxiv: str | None = None,
+    doi: str | None = None,
+    url: str | None = None,
+    note: str = "",
+    bf16: tuple[str, ...] = (),
     aggregation: str | None = None,
     layer: int = 0,
     propagates: bool = False,
 ) -> Callable[[ReadoutMaker], ReadoutMaker]:
-    """Register a function that turns options into a read-out. Its docstring's first line is the summary.
+    """Register a function that turns options into a read-out. The first line of its docstring is the summary.
+
+    The cost is not declared: it follows from the read-out's own needs, see ``MethodInfo.cost``.
 
     Args:
-        name: how the method is spelled.
-        family: the kind of method it is, one of ``FAMILIES``.
-        paper: where it was published.
-        year: when.
-        class_specific: whether its map depends on the class that is explained.
-        signed: whether the sign of its scores means something.
-        aggregation: how layers are combined when the spelling does not say; ``None`` reads ``layer`` alone.
-        layer: the layer that is read where layers are not combined.
-        propagates: whether it spreads its map by attention already, so that ``.propagate`` would do it twice.
+        name: Spelling of the method.
+        family: One of ``FAMILIES``.
+        paper: ``"Authors, Title"``.
+        year: Year of publication.
+        class_specific: Whether the map depends on the explained class.
+        signed: Whether the sign of the scores carries meaning.
+        arxiv: arXiv number of the paper.
+        doi: DOI of a paper that is not on arXiv.
+        url: Address of a paper that has neither.
+        note: How the method relates to the paper.
+        bf16: Spellings that keep the order of patches in bfloat16, as measured by
+            ``benchmarks/precision_and_compile.py``.
+        aggregation: How layers are combined when the spelling does not say; ``None`` reads ``layer`` alone.
+        layer: The layer that is read when layers are not combined.
+        propagates: Whether the map is already propagated by attention, so that ``.propagate`` would do it twice.
     """
     if family not in FAMILIES:
         raise MethodError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
@@ -127,6 +192,11 @@ def register(
             default_aggregation=aggregation,
             default_layer=layer,
             make=make,
+            arxiv=arxiv,
+            doi=doi,
+            url=url,
+            note=note,
+            bf16=bf16,
         )
         return make
 
@@ -167,5 +237,11 @@ def method_info(name: str) -> MethodInfo:
 
 
 def list_methods() -> list[MethodInfo]:
-    """All methods, in the order of families."""
+    """All methods, in the order of families.
+
+    Examples:
+        >>> import vitreous
+        >>> [info.name for info in vitreous.list_methods() if info.family == "attention"][:3]
+        ['raw_attention', 'rollout', 'attcam']
+    """
     return sorted(_methods.values(), key=lambda info: FAMILIES.index(info.family))

@@ -88,6 +88,7 @@ class ContrastiveRelevance(PixelRelevance):
     family="relevance",
     paper="Chefer et al., Transformer Interpretability Beyond Attention Visualization",
     year=2021,
+    arxiv="2012.09838",
     aggregation="rollout",
     class_specific=True,
     signed=False,
@@ -100,8 +101,10 @@ def transattr() -> Readout:
 @register(
     "lrp_rollout",
     family="relevance",
-    paper="Relevance instead of attention in a rollout, from the program of Chefer et al. (CVPR 2021)",
+    paper="Chefer et al., Transformer Interpretability Beyond Attention Visualization",
+    note="from the authors' code: relevance instead of attention in a rollout",
     year=2021,
+    arxiv="2012.09838",
     aggregation="rollout",
     class_specific=True,
     signed=False,
@@ -114,8 +117,11 @@ def lrp_rollout(*, rules: Rules = "ours") -> Readout:
 @register(
     "plrp",
     family="relevance",
-    paper="Voita et al., Analyzing Multi-Head Self-Attention (partial LRP), as in Chefer et al. (CVPR 2021)",
+    paper="Voita et al., Analyzing Multi-Head Self-Attention: Specialized Heads Do the Heavy Lifting, the Rest Can "
+    "Be Pruned",
+    note="partial LRP, as in Chefer et al. 2021",
     year=2019,
+    arxiv="1905.09418",
     layer=-1,
     class_specific=True,
     signed=False,
@@ -132,8 +138,11 @@ def plrp(
 @register(
     "lrp",
     family="relevance",
-    paper="Bach et al., On Pixel-Wise Explanations for Non-Linear Classifier Decisions (as in Chefer et al. 2021)",
+    paper="Bach et al., On Pixel-Wise Explanations for Non-Linear Classifier Decisions by Layer-Wise Relevance "
+    "Propagation",
+    note="as in Chefer et al. 2021",
     year=2015,
+    doi="10.1371/journal.pone.0130140",
     class_specific=True,
     signed=True,
 )
@@ -145,8 +154,10 @@ def lrp(*, rules: Rules = "orig", resolution: ResolutionOption = "patch") -> Rea
 @register(
     "abslrp",
     family="relevance",
-    paper="Vukadin et al., Advancing Attribution-Based Neural Network Explainability (absLRP)",
+    paper="Vukadin et al., Advancing Attribution-Based Neural Network Explainability through Relative Absolute "
+    "Magnitude Layer-Wise Relevance Propagation and Multi-Component Evaluation",
     year=2024,
+    arxiv="2412.09311",
     class_specific=True,
     signed=True,
 )

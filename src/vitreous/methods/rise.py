@@ -79,8 +79,9 @@ class Rise(PerturbationMethod):
 @register(
     "rise",
     family="perturbation",
-    paper="Petsiuk, Das, Saenko: RISE: Randomized Input Sampling for Explanation of Black-box Models, BMVC",
+    paper="Petsiuk et al., RISE: Randomized Input Sampling for Explanation of Black-box Models",
     year=2018,
+    arxiv="1806.07421",
     class_specific=True,
     signed=False,
 )

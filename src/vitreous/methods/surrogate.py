@@ -145,8 +145,9 @@ def _by_target(coefficients: Tensor, outcomes: Tensor) -> Tensor:
 @register(
     "lime",
     family="perturbation",
-    paper="Ribeiro, Singh, Guestrin: “Why Should I Trust You?”: Explaining the Predictions of Any Classifier, KDD",
+    paper="Ribeiro et al., “Why Should I Trust You?”: Explaining the Predictions of Any Classifier",
     year=2016,
+    arxiv="1602.04938",
     class_specific=True,
     signed=True,
 )
@@ -166,8 +167,9 @@ def lime(
 @register(
     "kernel_shap",
     family="perturbation",
-    paper="Lundberg, Lee: A Unified Approach to Interpreting Model Predictions, NeurIPS",
+    paper="Lundberg and Lee, A Unified Approach to Interpreting Model Predictions",
     year=2017,
+    arxiv="1705.07874",
     class_specific=True,
     signed=True,
 )

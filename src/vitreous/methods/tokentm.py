@@ -158,6 +158,8 @@ def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
     family="attention",
     paper="Wu et al., Token Transformation Matters: Towards Faithful Post-hoc Explanation for Vision Transformer",
     year=2024,
+    arxiv="2403.14552",
+    bf16=("tokentm",),
     aggregation="rollout",
     class_specific=True,
     signed=False,

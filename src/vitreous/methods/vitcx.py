@@ -10,12 +10,12 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.float64 import exact
-from vitreous.methods.enlarging import Enlarging
 from vitreous.methods.masks import seeded
 from vitreous.methods.options import MOST_EVALUATIONS
 from vitreous.methods.perturbation import PerturbationMethod, all_targets, original_output
 from vitreous.methods.pixel_maps import Resolution, layout_means
 from vitreous.methods.registry import register
+from vitreous.methods.upsampling import BilinearUpsampler
 from vitreous.methods.view import View
 from vitreous.tape import Needs
 from vitreous.tape.output import explained
@@ -62,10 +62,10 @@ class VitCx(PerturbationMethod):
         """The weighted mean of the masks; images differ in their number, so each is asked by itself."""
         found = []
         before = original_output(view, "probability")
-        enlarging = enlarging_of(view)
+        upsampler = upsampler_of(view)
         for image, channels in enumerate(self.channels(view)):
-            labels = clusters(enlarging.products(channels), self._threshold, self._masks_at_most)
-            masks = enlarging.pixels(enlarging.stretched(joined(channels, labels)))
+            labels = clusters(upsampler.products(channels), self._threshold, self._masks_at_most)
+            masks = upsampler.pixels(upsampler.stretched(joined(channels, labels)))
             effects = self._effects(view, image, masks) + before[image, :, None]
             found.append(effects @ masks / masks.sum(dim=0).clamp(min=torch.finfo(masks.dtype).tiny) / len(masks))
         maps = torch.stack(found)
@@ -77,7 +77,7 @@ class VitCx(PerturbationMethod):
         They are never enlarged themselves, hundreds of them; the few masks are.
         """
         features = view.norm(view.depth - 1)[:, view.layout.prefix :].mT
-        return enlarging_of(view).stretched(features)
+        return upsampler_of(view).stretched(features)
 
     def _effects(self, view: View, image: int, masks: Tensor) -> Tensor:
         """p(x M_j + n_j) - p(x + n_j) of every target, (targets, masks)."""
@@ -105,10 +105,10 @@ class VitCx(PerturbationMethod):
         return draws.to(picture)
 
 
-def enlarging_of(view: View) -> Enlarging:
+def upsampler_of(view: View) -> BilinearUpsampler:
     """From the patches of a view to its pixels."""
     layout = view.layout
-    return Enlarging(layout.grid, view.runner.size, view.norm(view.depth - 1), layout.geometry)
+    return BilinearUpsampler(layout.grid, view.runner.size, view.norm(view.depth - 1), layout.geometry)
 
 
 def joined(channels: Tensor, labels: Tensor) -> Tensor:
@@ -152,8 +152,9 @@ def complete_linkage(distance: np.ndarray, threshold: float, at_most: int) -> np
 @register(
     "vitcx",
     family="perturbation",
-    paper="Xie, Li, Cao, Zhang: ViT-CX: Causal Explanation of Vision Transformers, IJCAI",
+    paper="Xie et al., ViT-CX: Causal Explanation of Vision Transformers",
     year=2023,
+    arxiv="2211.03064",
     class_specific=True,
     signed=False,
 )

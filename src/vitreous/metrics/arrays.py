@@ -64,7 +64,13 @@ def of_one_image(map_: ArrayLike) -> Floats:
 
 
 def min_max(maps: ArrayLike) -> Floats:
-    """Scale every map (..., height, width) to 0..1; a constant map becomes 0."""
+    """Scale every map (..., height, width) to 0..1; a constant map becomes 0.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.min_max([[0, 2], [4, 8]]).tolist()
+        [[0.0, 0.25], [0.5, 1.0]]
+    """
     maps = finite_maps(maps)
     low = maps.min(axis=(-2, -1), keepdims=True)
     span = maps.max(axis=(-2, -1), keepdims=True) - low

@@ -18,6 +18,8 @@ from vitreous.metrics.metric import Metric, MetricError, mean_of
 def pointing_game(map_: ArrayLike, mask: ArrayLike, tolerance: int = 0) -> float:
     """Say whether the maximum of a map lies on the object: 1 or 0 (Zhang et al., 2016).
 
+    The metric of [zhang2016top][].
+
     Where several pixels share the maximum, it is the share of them that lies there, as if one of them were drawn: a
     constant map points nowhere and gets the share of the object.
 
@@ -25,6 +27,11 @@ def pointing_game(map_: ArrayLike, mask: ArrayLike, tolerance: int = 0) -> float
         map_: of one image, (height, width).
         mask: the truth, of the same shape.
         tolerance: how many pixels beside the object still count as on it; the paper takes 15.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.pointing_game([[0.1, 0.9], [0.2, 0.3]], mask=[[0, 1], [0, 0]])
+        1.0
     """
     if tolerance < 0:
         raise MetricError(f"a tolerance is a number of pixels from 0 on, not {tolerance}")
@@ -38,7 +45,14 @@ def pointing_game(map_: ArrayLike, mask: ArrayLike, tolerance: int = 0) -> float
 def energy_in_mask(map_: ArrayLike, mask: ArrayLike) -> float:
     """Measure the share of the positive relevance that lies on the object ("relevance mass accuracy").
 
+    The energy-based pointing game of [wang2020score][] and [arras2022clevr][].
+
     A map without positive relevance has none on the object: 0, so that no method gains by saying nothing.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.energy_in_mask([[1, 2], [-5, 1]], mask=[[0, 1], [0, 0]])
+        0.5
     """
     scores, object_, counted = _prepared(map_, mask)
     if not object_.any():
@@ -51,7 +65,14 @@ def energy_in_mask(map_: ArrayLike, mask: ArrayLike) -> float:
 def rank_accuracy(map_: ArrayLike, mask: ArrayLike) -> float:
     """Measure the share of the K most relevant pixels that lie on the object, which has K pixels.
 
+    The metric of [arras2022clevr][].
+
     Pixels that share the value at the cut enter with the share of them that still has room.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.rank_accuracy([[0.9, 0.8], [0.1, 0.0]], mask=[[1, 0], [1, 0]])
+        0.5
     """
     scores, object_, counted = _prepared(map_, mask)
     size = int(object_.sum())

@@ -24,7 +24,13 @@ ELEVEN = (0.0, *NINE, 1.0)
 
 
 def hits(logits: ArrayLike, labels: ArrayLike) -> Floats:
-    """Say of logits (..., batch, classes) where the highest is the label's (batch,): 1 or 0, (..., batch)."""
+    """Say of logits (..., batch, classes) where the highest is the label's (batch,): 1 or 0, (..., batch).
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.hits([[2.0, 1.0], [0.0, 3.0]], labels=[0, 0]).tolist()
+        [1.0, 0.0]
+    """
     scores = finite(logits, "logits")
     right: Floats = (scores.argmax(axis=-1) == _labels(labels, scores)).astype(np.float64)
     return right
@@ -43,6 +49,13 @@ def probabilities(
         exclusive: one class is right, so take the softmax over them; otherwise each is right or not, by its sigmoid.
         outputs: what they are, instead of ``exclusive``: ``logits`` get a softmax, ``sigmoid`` a sigmoid each, and
             ``probabilities`` stay what they are, but that 0 becomes the smallest number, so that it has a logarithm.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.probabilities([0.0, 0.0]).tolist()
+        [0.5, 0.5]
+        >>> metrics.probabilities([0.0, 0.0], outputs="sigmoid").tolist()
+        [0.5, 0.5]
     """
     scores = finite(logits, "logits")
     kind = outputs or ("logits" if exclusive else "sigmoid")
@@ -56,7 +69,13 @@ def probabilities(
 
 
 def of_class(values: ArrayLike, classes: ArrayLike) -> Floats:
-    """Take the value of each image's class from values (..., batch, classes) -> (..., batch)."""
+    """Take the value of each image's class from values (..., batch, classes) -> (..., batch).
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.of_class([[0.9, 0.1], [0.3, 0.7]], classes=[0, 1]).tolist()
+        [0.9, 0.7]
+    """
     scores = finite(values, "scores of classes")
     taken: Floats = np.take_along_axis(scores, _labels(classes, scores)[..., None], axis=-1)[..., 0]
     return taken
@@ -74,7 +93,13 @@ def _labels(classes: ArrayLike, scores: Floats) -> NDArray[np.int64]:
 
 
 def drops(original: ArrayLike, perturbed: ArrayLike) -> Floats:
-    """Say by how much each step's probability fell: p0 (...) - pk (..., steps)."""
+    """Say by how much each step's probability fell: p0 (...) - pk (..., steps).
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.drops(original=[1.0], perturbed=[[0.75, 0.5]]).tolist()
+        [[0.25, 0.5]]
+    """
     before, after = _pairs(original, perturbed)
     fallen: Floats = before - after
     return fallen
@@ -94,6 +119,11 @@ def change_of_highest(original: ArrayLike, perturbed: ArrayLike) -> Floats:
     """Say how the highest of the scores (..., classes) changed, whichever class has it.
 
     This is what the program of Chefer et al. (2021) keeps as difference of probabilities and of logits.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.change_of_highest(original=[[0.25, 0.75]], perturbed=[[0.5, 0.5]]).tolist()
+        [-0.25]
     """
     change: Floats = finite(perturbed, "scores").max(axis=-1) - finite(original, "scores").max(axis=-1)
     return change
@@ -102,10 +132,17 @@ def change_of_highest(original: ArrayLike, perturbed: ArrayLike) -> Floats:
 def aopc(original: ArrayLike, perturbed: ArrayLike, *, absolute: bool = False) -> Floats:
     """Average over the steps by how much the probability fell.
 
+    The metric of [samek2017evaluating][].
+
     Args:
         original: p0, (...).
         perturbed: pk at every step, (..., steps).
         absolute: average |p0 - pk|, as AttCAT's program does, instead of p0 - pk.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.aopc(original=[1.0], perturbed=[[0.75, 0.5]]).tolist()
+        [0.375]
     """
     fallen = drops(original, perturbed)
     mean: Floats = (np.abs(fallen) if absolute else fallen).mean(axis=-1)
@@ -119,6 +156,11 @@ def log_odds(original: ArrayLike, perturbed: ArrayLike, *, inverted: bool = Fals
         original: p0, (...).
         perturbed: pk at every step, (..., steps).
         inverted: the opposite sign.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.log_odds(original=[0.5], perturbed=[[0.5, 0.25]]).round(4).tolist()
+        [-0.3466]
     """
     before, after = _pairs(original, perturbed)
     if before.min() <= 0 or after.min() <= 0:
@@ -128,7 +170,13 @@ def log_odds(original: ArrayLike, perturbed: ArrayLike, *, inverted: bool = Fals
 
 
 def curve_area(values: ArrayLike, ratios: Sequence[float], convention: Convention = "trapezoid") -> Floats:
-    """Measure the area under curves (..., ratios), as a fraction: a curve of ones from 0 to 0.9 has 0.9, or mean 1."""
+    """Measure the area under curves (..., ratios), as a fraction: a curve of ones from 0 to 0.9 has 0.9, or mean 1.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> float(metrics.curve_area([1.0, 0.5, 0.0], ratios=[0.0, 0.5, 1.0]))
+        0.5
+    """
     heights = finite(values, "a curve")
     if heights.shape[-1:] != (len(ratios),):
         raise MetricError(f"curves of shape {heights.shape} do not have one value for each of {len(ratios)} ratios")

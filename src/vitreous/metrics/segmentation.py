@@ -20,14 +20,28 @@ COUNTS = ("intersection_background", "intersection_foreground", "union_backgroun
 
 
 def above_mean(maps: ArrayLike) -> NDArray[np.bool_]:
-    """Take as foreground what lies strictly above the mean of its map (..., height, width) (Chefer et al., 2021)."""
+    """Take as foreground what lies strictly above the mean of its map (..., height, width) (Chefer et al., 2021).
+
+    The threshold of [chefer2021transformer][].
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.above_mean([[0.0, 1.0], [0.2, 0.9]]).tolist()
+        [[False, True], [False, True]]
+    """
     scaled = min_max(maps)
     above: NDArray[np.bool_] = scaled > scaled.mean(axis=(-2, -1), keepdims=True)
     return above
 
 
 def above_threshold(maps: ArrayLike, threshold: float) -> NDArray[np.bool_]:
-    """Take as foreground what lies strictly above ``threshold`` after scaling every map to 0..1."""
+    """Take as foreground what lies strictly above ``threshold`` after scaling every map to 0..1.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.above_threshold([[0.0, 2.0], [1.0, 4.0]], threshold=0.25).tolist()
+        [[False, True], [False, True]]
+    """
     above: NDArray[np.bool_] = min_max(maps) > threshold
     return above
 
@@ -42,6 +56,11 @@ def count_pixels(foreground: ArrayLike, mask: ArrayLike) -> Floats:
     Returns:
         The counts in the order of ``COUNTS``, (..., 4); NaN for an image of which no pixel counts. Correct pixels are
         the two intersections together, labelled ones the intersection of one class with the union of the other.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.count_pixels([[1, 0], [0, 0]], mask=[[1, 1], [0, -1]]).tolist()
+        [1.0, 1.0, 2.0, 2.0]
     """
     taken, classes = whole(foreground, "a segmentation") != 0, whole(mask)
     same_shape(taken, classes, "a segmentation and its mask")
@@ -65,6 +84,11 @@ def count_at_thresholds(map_: ArrayLike, mask: ArrayLike, thresholds: Sequence[f
 
     Returns:
         The counts in the order of ``COUNTS``, (thresholds, 4).
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.count_at_thresholds([[0.0, 1.0]], mask=[[0, 1]], thresholds=[0.25, 0.75]).tolist()
+        [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
     """
     scaled, classes = min_max(map_), whole(mask)
     same_shape(scaled, classes, "a map and its mask")
@@ -93,6 +117,11 @@ def average_precision(scores: ArrayLike, relevant: ArrayLike) -> float:
     """Measure the average precision Σ (R_n - R_(n-1)) P_n over the distinct scores, highest first.
 
     Equal scores enter together, so the result does not depend on their order. NaN where nothing is relevant.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.average_precision([0.9, 0.8, 0.1], relevant=[1, 0, 0])
+        1.0
     """
     values, wanted = finite(scores, "a list of scores").ravel(), yes_or_no(relevant, "what is relevant").ravel()
     same_shape(values, wanted, "scores and what is relevant")
@@ -109,7 +138,13 @@ def _average_precision_of_sorted(relevant: Floats, others: Floats) -> float:
 
 
 def mask_average_precision(map_: ArrayLike, mask: ArrayLike) -> float:
-    """Measure the average precision of one map over the pixels that count; NaN without a foreground."""
+    """Measure the average precision of one map over the pixels that count; NaN without a foreground.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.mask_average_precision([[0.9, 0.8], [0.1, 0.0]], mask=[[0, 1], [0, -1]])
+        0.5
+    """
     scores, classes = of_one_image(map_), whole(mask)
     same_shape(scores, classes, "a map and its mask")
     counted = classes != IGNORED
@@ -119,9 +154,16 @@ def mask_average_precision(map_: ArrayLike, mask: ArrayLike) -> float:
 def two_class_average_precision(map_: ArrayLike, mask: ArrayLike) -> float:
     """Measure Chefer's form: of the concatenated [1 - R, R] against the one-hot mask, R scaled to 0..1.
 
+    As in the authors' code of [chefer2021transformer][].
+
     Background counts as a class of its own, so the value is higher than a plain average precision. A constant map has
     no R: as in the authors' program, where a division by zero is set to 0 in both halves, it ranks nothing and has the
     share of the right among all, 1/2. NaN where no pixel counts.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.two_class_average_precision([[0.0, 1.0]], mask=[[0, 1]])
+        1.0
     """
     scaled, classes = min_max(of_one_image(map_)), whole(mask)
     same_shape(scaled, classes, "a map and its mask")
@@ -218,6 +260,11 @@ def count_classes(predicted: ArrayLike, truth: ArrayLike, classes: int) -> Float
     Returns:
         Per class the intersection, then per class the union, then the labelled pixels, (2 classes + 1,); NaN for an
         image of which no pixel counts.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.count_classes([[0, 1]], truth=[[0, 2]], classes=3).tolist()
+        [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 2.0]
     """
     found, true = whole(predicted, "a segmentation"), whole(truth)
     same_shape(found, true, "a segmentation and its mask")

@@ -22,6 +22,11 @@ def word_scores(piece_scores: ArrayLike, word_of_piece: ArrayLike, *, clamped: b
         piece_scores: relevance of every piece, (pieces,).
         word_of_piece: index of the word each piece belongs to, -1 for pieces of no word, (pieces,).
         clamped: take 0 for words whose score is below 0, as is done before they are held against a rationale.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.word_scores([0.1, 0.9, -0.5], word_of_piece=[0, 0, 1]).tolist()
+        [0.9, 0.0]
     """
     scores, words = finite(piece_scores, "scores of word pieces"), whole(word_of_piece, "words of pieces")
     same_shape(scores, words, "scores of word pieces and their words")
@@ -33,7 +38,14 @@ def word_scores(piece_scores: ArrayLike, word_of_piece: ArrayLike, *, clamped: b
 def token_f1(scores: ArrayLike, rationale: ArrayLike, top: int) -> float:
     """Compare the ``top`` highest scores with a human rationale by F1; of equal scores the earlier token is taken.
 
+    The metric of [deyoung2020eraser][].
+
     NaN where the rationale is empty. A text with fewer tokens than ``top`` is taken whole.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.token_f1([0.9, 0.1, 0.8], rationale=[1, 0, 0], top=1)
+        1.0
     """
     values, wanted = finite(scores, "scores of tokens"), yes_or_no(rationale, "a rationale")
     same_shape(values, wanted, "scores of tokens and their rationale")
@@ -48,12 +60,28 @@ def token_f1(scores: ArrayLike, rationale: ArrayLike, top: int) -> float:
 
 
 def comprehensiveness(original: ArrayLike, without: ArrayLike) -> Floats:
-    """Average over the shares of tokens by how much the probability falls without the rationale, (..., shares)."""
+    """Average over the shares of tokens by how much the probability falls without the rationale, (..., shares).
+
+    The metric of [deyoung2020eraser][].
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.comprehensiveness(original=[1.0], without=[[0.5, 0.25]]).tolist()
+        [0.625]
+    """
     return aopc(original, without)
 
 
 def sufficiency(original: ArrayLike, alone: ArrayLike) -> Floats:
-    """Average over the shares of tokens by how much the probability falls with the rationale alone, (..., shares)."""
+    """Average over the shares of tokens by how much the probability falls with the rationale alone, (..., shares).
+
+    The metric of [deyoung2020eraser][].
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.sufficiency(original=[1.0], alone=[[0.75, 1.0]]).tolist()
+        [0.125]
+    """
     return aopc(original, alone)
 
 

@@ -52,6 +52,12 @@ def load_model(
     Raises:
         ModelError: The name is not understood, or the model cannot be found or loaded.
         MissingDependencyError: The model needs an extra that is not installed.
+
+    Examples:
+        >>> import vitreous
+        >>> model = vitreous.load_model("timm/test_vit@random")
+        >>> model.preprocessing.image_size
+        (160, 160)
     """
     if not isinstance(name, str):  # a path neither: it would lose the second of two slashes in hf//FOLDER
         raise ModelError(f"a model is named by a text such as demo or hf/FOLDER, not by {type(name).__name__}")

@@ -66,6 +66,12 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
     Raises:
         ModelError: the name is not understood, or model or tokenizer cannot be found or loaded.
         MissingDependencyError: the transformers library is not installed.
+
+    Examples:
+        >>> import vitreous
+        >>> text_model = vitreous.load_text_model("hf/text-model")
+        >>> len(text_model.class_names)
+        3
     """
     family, _, identifier = name.partition("/") if isinstance(name, str) else ("", "", "")
     if family != "hf" or not identifier:

@@ -1,36 +1,71 @@
-"""Pictures of explanations: overlays, figures and their numbers; none of them touches pyplot or other global state."""
+"""Pictures of explanations: overlays, figures and the arrays behind them; without pyplot or other global state."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitreous.explanation_views import Look, register_figure
+    from vitreous.pictures.canvas import Canvas
+    from vitreous.pictures.curves import Curves, perturbation_curves
+    from vitreous.pictures.figures import (
+        Shown,
+        classes_figure,
+        comparison_figure,
+        curves_figure,
+        overlay_figure,
+        strips_figure,
+        transformation_figure,
+    )
+    from vitreous.pictures.strips import Strip, depth_strip, heads_strip, start_layer_strip
+    from vitreous.pictures.transformation import Transformation, token_transformation
+
+__all__ = [
+    "Canvas",
+    "Curves",
+    "Look",
+    "Shown",
+    "Strip",
+    "Transformation",
+    "classes_figure",
+    "comparison_figure",
+    "curves_figure",
+    "depth_strip",
+    "heads_strip",
+    "overlay_figure",
+    "perturbation_curves",
+    "register_figure",
+    "start_layer_strip",
+    "strips_figure",
+    "token_transformation",
+    "transformation_figure",
+]
 
 _HOMES = {
-    "Look": "backdrop",
-    "Shown": "figures",
-    "classes_figure": "figures",
-    "comparison_figure": "figures",
-    "curves_figure": "figures",
-    "overlay_figure": "figures",
-    "strips_figure": "figures",
-    "transformation_figure": "figures",
-    "depth_strip": "data.depth",
-    "heads_strip": "data.heads",
-    "perturbation_curves": "data.curves",
-    "start_layer_strip": "data.layers",
-    "token_transformation": "data.transformation",
+    "vitreous.explanation_views": ("Look", "register_figure"),
+    "vitreous.pictures.canvas": ("Canvas",),
+    "vitreous.pictures.curves": ("Curves", "perturbation_curves"),
+    "vitreous.pictures.figures": (
+        "Shown",
+        *("classes_figure", "comparison_figure", "curves_figure"),
+        *("overlay_figure", "strips_figure", "transformation_figure"),
+    ),
+    "vitreous.pictures.strips": ("Strip", "depth_strip", "heads_strip", "start_layer_strip"),
+    "vitreous.pictures.transformation": ("Transformation", "token_transformation"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: explanations themselves use parts of this package."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'vitreous.pictures' has no attribute {name!r}")
-    value = getattr(import_module(f"vitreous.pictures.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    """Import a public name on first use: figures need matplotlib, strips and curves need models."""
+    for home, names in _HOMES.items():
+        if name in names:
+            value = getattr(import_module(home), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'vitreous.pictures' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """List the names that are imported when they are used."""
-    return sorted({*globals(), *_HOMES})
+    """List the public names, imported or not."""
+    return sorted({*globals(), *__all__})

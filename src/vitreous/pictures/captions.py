@@ -1,4 +1,4 @@
-"""Text in pictures: the font, and captions that are broken into lines to fit a width."""
+"""Text in pictures: the font, line breaking, class captions, and the placeholder of a map that cannot be shown."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PIL import ImageFont
+from PIL import Image, ImageDraw, ImageFont
 
 from vitreous.printable import printable
 
 if TYPE_CHECKING:
-    from PIL import ImageDraw
-
     from vitreous.explanation import Explanation
 
 Font = ImageFont.FreeTypeFont
 
+INK = "#1a1a1a"
+FAINT = "#5f5f5f"
+NOT_SHOWN = "not shown: the scores contain NaN or infinity"
+_PLACEHOLDER_MARGIN = 4
+
 
 @cache
 def font(size: int, *, bold: bool = False) -> Font:
-    """Give the DejaVu font that comes with matplotlib: it is on every machine and knows more than Latin."""
+    """Load the DejaVu font that comes with matplotlib: it is on every machine and covers more than Latin."""
     from matplotlib import get_data_path  # noqa: PLC0415  # slow to import, and scores can be had without pictures
 
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
@@ -44,14 +47,14 @@ def wrap(text: str, style: Font, width: int, *, lines: int) -> list[str]:
 
 
 def class_caption(explanation: Explanation, index: int = 0, target_index: int = 0) -> str:
-    """Give the class that is explained of an image, and how likely the model finds it."""
+    """Name an explained class with its probability, or its value for a regression model."""
     label = explanation.label(index, target_index).replace("_", " ")
-    said = explanation.saying(explanation.class_index(index, target_index), index)
-    return f"{label if explanation.class_names else f'class {label}'} · {said}"
+    output = explanation.saying(explanation.class_index(index, target_index), index)
+    return f"{label if explanation.class_names else f'class {label}'} · {output}"
 
 
 def draw_lines(draw: ImageDraw.ImageDraw, position: tuple[int, int], lines: list[str], style: Font, fill: str) -> None:
-    """Draw lines of text below each other from the top left ``position``."""
+    """Draw lines of text below each other, starting at the top left ``position``."""
     left, top = position
     for number, line in enumerate(lines):
         draw.text((left, top + number * line_height(style)), line, fill=fill, font=style)
@@ -62,8 +65,23 @@ def line_height(style: Font) -> int:
     return round(style.size * 1.3)
 
 
+def placeholder(size: tuple[int, int], letters: int = 12) -> Image.Image:
+    """Draw a grey tile that says why there is no map.
+
+    Args:
+        size: Width and height.
+        letters: Font size.
+    """
+    tile = Image.new("RGB", size, "#f0f0f0")
+    style = font(letters)
+    width, height = (max(1, side - 2 * _PLACEHOLDER_MARGIN) for side in size)
+    lines = wrap(NOT_SHOWN, style, width, lines=max(1, height // line_height(style)))
+    draw_lines(ImageDraw.Draw(tile), (_PLACEHOLDER_MARGIN, _PLACEHOLDER_MARGIN), lines, style, INK)
+    return tile
+
+
 def _pieces(text: str, style: Font, width: int) -> list[str]:
-    """Cut a text where a line may end: after spaces, commas and colons; in long words after other marks as well."""
+    """Split a text where a line may end: after spaces, commas and colons; in long words after other marks as well."""
     pieces = re.findall(r"[^\s,:]*[\s,:]+|[^\s,:]+", text)
     return [
         part

@@ -1,36 +1,54 @@
-"""One picture that puts a photo and its explanations by several methods side by side.
+"""Quick pictures drawn with Pillow alone, on the image as the model saw it: one overlay, and methods side by side.
 
-It is drawn with Pillow alone, on the picture as the model saw it: a quick look for folders and notebooks. Pages for
-print, of several photos and in their own resolution, are ``figures.comparison``.
+They serve folders and notebooks. Figures for print, in the photo's own resolution, are in ``figures``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from vitreous.errors import InputError
-from vitreous.pictures.backdrop import Look
-from vitreous.pictures.captions import class_caption, draw_lines, font, line_height, wrap
-from vitreous.pictures.left_out import left_out
-from vitreous.pictures.overlay import overlay
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vitreous.explanation import Explanation
-    from vitreous.pictures.input_pictures import Drawable
+from vitreous.explanation import Explanation, ExplanationError
+from vitreous.explanation_views import Look, register_view
+from vitreous.inputs.input_pictures import Drawable, Photo
+from vitreous.pictures.base_image import BaseImage
+from vitreous.pictures.captions import FAINT, INK, class_caption, draw_lines, font, line_height, placeholder, wrap
+from vitreous.pictures.colours import overlay
 
 _MARGIN = 16
 _GAP = 12
 _CAPTION_LINES = 3
 _NOTE_LINES = 5
 _LEGEND_HEIGHT = 10
-_INK = "#1a1a1a"
-_FAINT = "#5f5f5f"
+
+
+@register_view(Explanation, "overlay")
+def draw_overlay(
+    explanation: Explanation,
+    method: str,
+    index: int = 0,
+    target_index: int = 0,
+    *,
+    look: Look | None = None,
+    photo: Photo | None = None,
+) -> Image.Image:
+    """Lay one map over its image, as ``Explanation.overlay`` does, without a warning about normalised tensors."""
+    look = look or Look()
+    scores, signed = explanation.scores_of(method, index, target_index), explanation.signed[method]
+    if photo is not None:
+        base = BaseImage.of(explanation, index, photo)
+        return base.lay(scores, explanation.grid_of(method), signed=signed, look=look)
+    if explanation.images is None:
+        raise ExplanationError("this explanation holds no pictures; pass the one to draw on as image=...")
+    picture = explanation.images[index]
+    heatmap = explanation.display_map(
+        method, index, target_index, smooth=look.smooth, size=(picture.height, picture.width)
+    )
+    return overlay(picture, heatmap.cpu().numpy(), signed=signed, opacity=look.opacity)
 
 
 def comparison(
@@ -41,16 +59,16 @@ def comparison(
     image: Drawable | None = None,
     tile: int = 288,
 ) -> Image.Image:
-    """Draw the photo and every method's overlay in a row, one row for each explained class.
+    """Draw the photo and every method's overlay in a row, one row per explained class.
 
-    A map with NaN or infinity in it is left out, and its place says why.
+    A map with NaN or infinity becomes a placeholder that says so.
 
     Args:
-        explanation: What to draw.
+        explanation: The explanation to draw.
         index: Which image of the batch.
         methods: The methods to show, in this order; all by default.
-        image: The picture as the model saw it, see ``Explanation.overlay``; by default the explanation's own.
-        tile: The longer side of each picture, in pixels.
+        image: The image as the model saw it, see ``Explanation.overlay``; by default the explanation's own.
+        tile: Longer side of each tile, in pixels.
     """
     if image is not None:
         index, _ = explanation.position(index)
@@ -74,14 +92,14 @@ def _photo(explanation: Explanation, index: int) -> Image.Image:
 
 
 def _tile_photo(photo: Image.Image, tile: int) -> Image.Image:
-    """Scale a photo so that its longer side is ``tile`` pixels: small inputs are as easy to look at as large ones."""
+    """Scale a photo up or down so that its longer side is ``tile`` pixels."""
     scale = tile / max(photo.size)
     width, height = (max(1, round(side * scale)) for side in photo.size)
     return photo.resize((width, height), Image.Resampling.LANCZOS)
 
 
 def _blank(columns: int, tile_width: int, height: int) -> Image.Image:
-    """Give a white strip, wide enough for the photo and ``columns`` methods."""
+    """Make a white strip as wide as the photo and ``columns`` methods."""
     return Image.new("RGB", (2 * _MARGIN + (columns + 1) * tile_width + columns * _GAP, height), "white")
 
 
@@ -98,30 +116,30 @@ def _header(methods: Sequence[str], tile_width: int, first: str) -> Image.Image:
     draw = ImageDraw.Draw(strip)
     for column, lines in enumerate(captions):
         top = _MARGIN + (tallest - len(lines)) * line_height(style)
-        draw_lines(draw, (_left(column, tile_width), top), lines, style, _INK)
+        draw_lines(draw, (_left(column, tile_width), top), lines, style, INK)
     return strip
 
 
 def _row(explanation: Explanation, target_index: int, photo: Image.Image, methods: Sequence[str]) -> Image.Image:
-    """Draw the photo, the overlays on it, and below the photo which class they explain."""
+    """Draw the photo, the overlays, and below the photo the class that they explain."""
     style = font(15)
     caption = class_caption(explanation, 0, target_index)
     strip = _blank(len(methods), photo.width, photo.height + 6 + line_height(style) + _GAP)
     strip.paste(photo, (_left(0, photo.width), 0))
     for column, method in enumerate(methods, start=1):
         if explanation.shows(method, 0, target_index):
-            picture = explanation.draw_overlay(method, 0, target_index, look=Look())
+            picture = draw_overlay(explanation, method, 0, target_index)
         else:
-            picture = left_out(photo.size)
+            picture = placeholder(photo.size)
         strip.paste(picture, (_left(column, photo.width), 0))
     width = strip.width - 2 * _MARGIN
     lines = wrap(caption, style, width, lines=1)
-    draw_lines(ImageDraw.Draw(strip), (_MARGIN, photo.height + 6), lines, style, _INK)
+    draw_lines(ImageDraw.Draw(strip), (_MARGIN, photo.height + 6), lines, style, INK)
     return strip
 
 
 def _legend(explanation: Explanation, methods: Sequence[str], tile_width: int) -> Image.Image:
-    """Draw what the colours of each column mean."""
+    """Draw the colour bar of each column."""
     style = font(12)
     strip = _blank(len(methods), tile_width, _LEGEND_HEIGHT + 4 + line_height(style) + _MARGIN)
     draw = ImageDraw.Draw(strip)
@@ -134,22 +152,22 @@ def _legend(explanation: Explanation, methods: Sequence[str], tile_width: int) -
         strip.paste(overlay(grey, heatmap, signed=signed), (left, 0))
         low, high = ("against", "for") if signed else ("low", "high")
         top = _LEGEND_HEIGHT + 2
-        draw.text((left, top), low, fill=_FAINT, font=style)
-        draw.text((left + tile_width, top), high, fill=_FAINT, font=style, anchor="ra")
+        draw.text((left, top), low, fill=FAINT, font=style)
+        draw.text((left + tile_width, top), high, fill=FAINT, font=style, anchor="ra")
     return strip
 
 
 def _note(text: str, width: int) -> Image.Image:
-    """Draw a sentence on what the picture is."""
+    """Draw the note on what the image is."""
     style = font(12)
     lines = wrap(text, style, width - 2 * _MARGIN, lines=_NOTE_LINES)
     strip = Image.new("RGB", (width, len(lines) * line_height(style) + _MARGIN), "white")
-    draw_lines(ImageDraw.Draw(strip), (_MARGIN, 0), lines, style, _FAINT)
+    draw_lines(ImageDraw.Draw(strip), (_MARGIN, 0), lines, style, FAINT)
     return strip
 
 
 def _stack(strips: Sequence[Image.Image]) -> Image.Image:
-    """Put strips of one width below each other."""
+    """Stack strips of one width."""
     page = Image.new("RGB", (strips[0].width, sum(strip.height for strip in strips)), "white")
     top = 0
     for strip in strips:

@@ -1,4 +1,4 @@
-"""Rows of pictures with captions: the layout that comparisons, class grids and strips share."""
+"""Tiles, the layout that comparisons, class grids and strips share: rows of images with captions, and maps as tiles."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PIL import Image
+from torch import Tensor
 
-from vitreous.pictures.captions import font, line_height, wrap
-from vitreous.pictures.sheet import FAINT, Sheet
+from vitreous.explanation import Explanation
+from vitreous.explanation_views import Look
+from vitreous.pictures.base_image import BaseImage
+from vitreous.pictures.canvas import Canvas
+from vitreous.pictures.captions import FAINT, font, line_height, placeholder, wrap
 
+_LETTERS = 12  # size of the text in a placeholder
 MARGIN = 16
 GAP = 10
 _CAPTION = 13
@@ -25,7 +30,7 @@ SHARPNESS = 2
 
 @dataclass(frozen=True)
 class Tile:
-    """A picture and what stands below it."""
+    """An image with a caption below."""
 
     image: Image.Image
     caption: str = ""
@@ -33,7 +38,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Row:
-    """Pictures side by side and what stands above them."""
+    """Tiles side by side with a label above."""
 
     tiles: Sequence[Tile]
     label: str = ""
@@ -47,15 +52,15 @@ def tiled(
     legend: Sequence[bool] = (),
     columns: int | None = None,
     note: str = "",
-) -> Sheet:
-    """Lay out rows of pictures.
+) -> Canvas:
+    """Lay out rows of tiles.
 
     Args:
         rows: The rows; all columns are as wide as a tile.
         tile: The width of a column, in units.
-        headings: What stands above the columns.
-        legend: Which colour bars to explain below: for signed maps, for positive ones, or both.
-        columns: How many pictures are side by side before a row is continued below; all by default.
+        headings: Headings of the columns.
+        legend: The colour bars to draw below: for signed maps (True), for unsigned ones (False), or both.
+        columns: How many tiles fit side by side before a row continues below; all by default.
         note: A sentence for the bottom.
     """
     across = columns or max(len(row.tiles) for row in rows)
@@ -68,36 +73,36 @@ def tiled(
     width = 2 * MARGIN + across * tile + (across - 1) * GAP
     width = max(width, 2 * MARGIN + len(legend) * (_BAR + _BETWEEN_BARS) - _BETWEEN_BARS)
     inner = width - 2 * MARGIN
-    parts = _Parts(headings=headings, tile=tile)
+    head = _Head(headings=headings, tile=tile)
     body = sum(line.height(tile, inner) for line in lines)
     foot = (12 + line_height(font(12)) + 6 if legend else 0) + note_height(note, inner)
-    sheet = Sheet(width, 2 * MARGIN + parts.head_height + body + foot)
-    top = parts.draw_head(sheet)
+    canvas = Canvas(width, 2 * MARGIN + head.height + body + foot)
+    top = head.draw(canvas)
     for line in lines:
-        top = line.draw(sheet, top, tile, inner)
+        top = line.draw(canvas, top, tile, inner)
     for number, signed in enumerate(legend):
         marks = ("against", "0", "for") if signed else ("low", "high")
-        sheet.bar(MARGIN + number * (_BAR + _BETWEEN_BARS), top, _BAR, signed=signed, marks=marks)
-    write_note(sheet, note)
-    return sheet
+        canvas.bar(MARGIN + number * (_BAR + _BETWEEN_BARS), top, _BAR, signed=signed, marks=marks)
+    write_note(canvas, note)
+    return canvas
 
 
 def note_height(note: str, width: int) -> float:
-    """Give the height that a sentence at the bottom of a page takes, nothing where there is none."""
+    """Give the height of a sentence at the bottom of a page; 0 without one."""
     return len(wrap(note, font(_NOTE), width, lines=_NOTE_LINES)) * line_height(font(_NOTE)) + 4 if note else 0
 
 
-def write_note(sheet: Sheet, note: str) -> None:
-    """Write a sentence at the bottom of a page, which has left ``note_height`` for it."""
-    width = sheet.width - 2 * MARGIN
+def write_note(canvas: Canvas, note: str) -> None:
+    """Write a sentence at the bottom of a page, which has reserved ``note_height`` for it."""
+    width = canvas.width - 2 * MARGIN
     if note:
-        top = sheet.height - MARGIN - note_height(note, width) + 4
-        sheet.write(MARGIN, top, note, width=width, size=_NOTE, ink=FAINT, lines=_NOTE_LINES)
+        top = canvas.height - MARGIN - note_height(note, width) + 4
+        canvas.write(MARGIN, top, note, width=width, size=_NOTE, ink=FAINT, lines=_NOTE_LINES)
 
 
 @dataclass(frozen=True)
 class _Line:
-    """One line of a row on the page."""
+    """One line of a row."""
 
     tiles: Sequence[Tile]
     label: str
@@ -105,18 +110,18 @@ class _Line:
     def height(self, tile: int, inner: int) -> float:
         return self._label_height(inner) + self._picture_height(tile) + self._caption_height(tile) + GAP
 
-    def draw(self, sheet: Sheet, top: float, tile: int, inner: int) -> float:
+    def draw(self, canvas: Canvas, top: float, tile: int, inner: int) -> float:
         if self.label:
-            sheet.write(MARGIN, top, self.label, width=inner, size=_LABEL, bold=True, lines=2)
+            canvas.write(MARGIN, top, self.label, width=inner, size=_LABEL, bold=True, lines=2)
         pictures = top + self._label_height(inner)
         tallest = self._picture_height(tile)
         for number, one in enumerate(self.tiles):
             left = MARGIN + number * (tile + GAP)
             width, height = fit(one.image, tile)
-            # Captions stand close below their picture, so pictures keep to the bottom.
-            sheet.picture(left + (tile - width) / 2, pictures + tallest - height, width, height, one.image)
+            # Tiles are aligned at the bottom, close to their captions.
+            canvas.picture(left + (tile - width) / 2, pictures + tallest - height, width, height, one.image)
             if one.caption:
-                sheet.write(
+                canvas.write(
                     left,
                     pictures + tallest + 3,
                     one.caption,
@@ -141,24 +146,24 @@ class _Line:
 
 
 @dataclass(frozen=True)
-class _Parts:
-    """What stands above the rows."""
+class _Head:
+    """The headings above the rows."""
 
     headings: Sequence[str]
     tile: int
 
     @property
-    def head_height(self) -> float:
+    def height(self) -> float:
         return max((len(lines) for lines in self._broken()), default=0) * line_height(font(_LABEL, bold=True)) + (
             4 if self.headings else 0
         )
 
-    def draw_head(self, sheet: Sheet) -> float:
-        bottom = MARGIN + self.head_height
+    def draw(self, canvas: Canvas) -> float:
+        bottom = MARGIN + self.height
         for number, (heading, lines) in enumerate(zip(self.headings, self._broken(), strict=True)):
             left = MARGIN + number * (self.tile + GAP)
             above = bottom - 4 - len(lines) * line_height(font(_LABEL, bold=True))
-            sheet.write(left, above, heading, width=self.tile, size=_LABEL, bold=True, lines=3, align="center")
+            canvas.write(left, above, heading, width=self.tile, size=_LABEL, bold=True, lines=3, align="center")
         return bottom
 
     def _broken(self) -> list[list[str]]:
@@ -166,6 +171,57 @@ class _Parts:
 
 
 def fit(image: Image.Image, tile: int) -> tuple[float, float]:
-    """Width and height on the page: as wide as the tile, and not taller than a third more."""
+    """Fit an image into a tile: as wide as the tile, and at most a third taller."""
     scale = min(tile / image.width, tile * 4 / 3 / image.height)
     return image.width * scale, image.height * scale
+
+
+def map_picture(
+    scores: Tensor,
+    grid: tuple[int, int],
+    base: BaseImage,
+    *,
+    signed: bool,
+    look: Look | None,
+    span: tuple[float, float] | None = None,
+    scale: float = SHARPNESS,
+) -> Image.Image:
+    """Lay a map over its base image; a map with NaN or infinity becomes a placeholder.
+
+    Args:
+        scores: Raw scores (patches,).
+        grid: Rows and columns of patches.
+        base: The base image.
+        signed: Whether the sign of the scores carries meaning.
+        look: How maps are drawn.
+        span: See ``framed_maps``.
+        scale: Pixels of the photo per unit of the page.
+    """
+    if not bool(scores.isfinite().all()):
+        return placeholder(base.photo.size, max(1, round(_LETTERS * scale)))
+    return base.lay(scores, grid, signed=signed, look=look, span=span)
+
+
+def map_tile(
+    explanation: Explanation, method: str, position: tuple[int, int], base: BaseImage, look: Look | None
+) -> Tile:
+    """Draw a map as a tile.
+
+    Args:
+        explanation: The explanation.
+        method: Spelling of the method.
+        position: Which image of the batch, and which of its classes.
+        base: The base image.
+        look: How maps are drawn.
+    """
+    scores, grid = explanation.scores_of(method, *position), explanation.grid_of(method)
+    return Tile(map_picture(scores, grid, base, signed=explanation.signed[method], look=look))
+
+
+def bar_marks(scores: Tensor, *, signed: bool) -> tuple[str, ...]:
+    """Label the ends of a map's colour bar with raw values, and its middle with 0 when the map is signed."""
+    low, high = float(scores.min()), float(scores.max())
+    if not signed:
+        return f"{low:.3g}", f"{high:.3g}"
+    largest = max(abs(low), abs(high))
+    return f"{-largest:.3g} against", "0", f"for {largest:.3g}"

@@ -71,6 +71,12 @@ def measure_speed(
         InputError: the batch, the number of repetitions, or the images are wrong.
         MissingDependencyError: a peer that was asked for by its name is not installed.
         UnsupportedModelError: blocks are no modules of their own, so that passes cannot be counted.
+
+    Examples:
+        >>> from vitreous.speed import measure_speed
+        >>> (row,) = measure_speed(model, "demo.jpg", "rollout", repeats=1)
+        >>> row.method, row.ratio_forward > 0
+        ('rollout', True)
     """
     if repeats < 1:
         raise InputError(f"repeats must be at least 1, not {repeats}")

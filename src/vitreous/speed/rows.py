@@ -47,6 +47,11 @@ class SpeedRow:
         agreement: of the peer's map with ours.
         spread: by the name of a ratio of times, its 25th and 75th percentile over the repetitions.
         reason: why there are no numbers.
+
+    Examples:
+        >>> from vitreous.speed import SpeedRow
+        >>> SpeedRow("gae", ratio_forward=3.1).ratio_forward
+        3.1
     """
 
     method: str

@@ -12,11 +12,10 @@ from vitreous.errors import InputError
 from vitreous.html import page
 from vitreous.html.report import Measured, curve_cards, legend, meaning, no_curves
 from vitreous.methods import list_methods
-from vitreous.methods.papers import paper_link
 from vitreous.methods.registry import FAMILIES, MethodInfo
 from vitreous.outputs import percent
-from vitreous.pictures.backdrop import Backdrop
-from vitreous.pictures.data.curves import Curves
+from vitreous.pictures.base_image import BaseImage
+from vitreous.pictures.curves import Curves
 from vitreous.spelling import parse
 from vitreous.web.depths import at_depth
 from vitreous.web.drawing import Sliders, backdrop_of, draw_map, draw_rows
@@ -94,8 +93,8 @@ def curves(record: Record, wanted: Wanted, found: Sequence[Sequence[Curves]]) ->
 def papers(family: str, *, texts: bool = False) -> str:
     """Give links to the papers of a family's methods."""
     links = [
-        f'<a href="{page.escape(paper_link(info))}" target="_blank" rel="noopener noreferrer" '
-        f'title="{page.escape(f"{info.paper}, {info.year}")}">{page.escape(info.name)}</a>'
+        f'<a href="{page.escape(info.link)}" target="_blank" rel="noopener noreferrer" '
+        f'title="{page.escape(info.citation)}">{page.escape(info.name)}</a>'
         for info in _offered(texts=texts)
         if info.family == family
     ]
@@ -139,7 +138,7 @@ def status(text: str, *, error: bool = False) -> str:
 
 
 def _map_card(
-    record: Record, method: str, class_index: int, wanted: Wanted, sliders: Sliders, backdrop: Backdrop
+    record: Record, method: str, class_index: int, wanted: Wanted, sliders: Sliders, backdrop: BaseImage
 ) -> str:
     shown = method if wanted.depth is None else at_depth(method, wanted.depth, record.depth)
     note = "" if shown is not None else " <span>aggregates no blocks: the depth does not change it</span>"

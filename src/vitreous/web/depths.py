@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from vitreous.aggregate import Plus
 from vitreous.errors import MethodError
-from vitreous.pictures.data.depth import depth_spellings
-from vitreous.pictures.data.layers import start_layer_spellings
+from vitreous.pictures.strips import depth_spellings, start_layer_spellings
 from vitreous.spelling import parse
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from vitreous.errors import InputError
 from vitreous.explanation_folder import arrays_of
 from vitreous.html import page, report
-from vitreous.pictures.data.curves import Curves
+from vitreous.pictures.curves import Curves
 from vitreous.pictures.tiles import SHARPNESS, Row, Tile, tiled
 from vitreous.storage import write_text
 from vitreous.text_explanation import By

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from vitreous.defaults import DEFAULT_OPACITY
 from vitreous.errors import InputError
-from vitreous.pictures.backdrop import Backdrop, Look
+from vitreous.pictures import Look
+from vitreous.pictures.base_image import BaseImage
 from vitreous.web.record import Record
 from vitreous.web.rows import BlockRows
 
@@ -58,13 +59,13 @@ def adjusted(scores: Tensor, *, signed: bool, sliders: Sliders) -> Tensor:
     return torch.where(kept, scores, torch.zeros_like(scores))
 
 
-def backdrop_of(record: Record, size: int = TILE) -> Backdrop:
+def backdrop_of(record: Record, size: int = TILE) -> BaseImage:
     """Give the photo to draw on."""
     assert record.sample is not None
-    return Backdrop.of(record.sample, 0, record.photo.picture).fitted(size, size)
+    return BaseImage.of(record.sample, 0, record.photo.picture).fitted(size, size)
 
 
-def draw_map(record: Record, method: str, class_index: int, sliders: Sliders, backdrop: Backdrop) -> Image.Image:
+def draw_map(record: Record, method: str, class_index: int, sliders: Sliders, backdrop: BaseImage) -> Image.Image:
     """Draw one map. Colours keep their meaning while sliders move: they are those of the whole map.
 
     Raises:
@@ -77,7 +78,7 @@ def draw_map(record: Record, method: str, class_index: int, sliders: Sliders, ba
     return backdrop.lay(shown, record.sample.grid_for(scores), signed=signed, look=sliders.look, span=span)
 
 
-def patch_at(backdrop: Backdrop, grid: tuple[int, int], across: float, down: float) -> tuple[int, int]:
+def patch_at(backdrop: BaseImage, grid: tuple[int, int], across: float, down: float) -> tuple[int, int]:
     """Give row and column of the patch at a point of the drawn photo; the nearest one where the model sees none."""
     frame, geometry = backdrop.frame, backdrop.geometry
     places = (down - frame.top) / (frame.bottom - frame.top), (across - frame.left) / (frame.right - frame.left)
@@ -88,7 +89,7 @@ def patch_at(backdrop: Backdrop, grid: tuple[int, int], across: float, down: flo
     return min(max(int(row), 0), grid[0] - 1), min(max(int(column), 0), grid[1] - 1)
 
 
-def mark_patch(picture: Image.Image, backdrop: Backdrop, grid: tuple[int, int], patch: tuple[int, int]) -> Image.Image:
+def mark_patch(picture: Image.Image, backdrop: BaseImage, grid: tuple[int, int], patch: tuple[int, int]) -> Image.Image:
     """Draw a frame around a patch."""
     frame, geometry = backdrop.frame, backdrop.geometry
     height, width = frame.bottom - frame.top, frame.right - frame.left
@@ -105,7 +106,7 @@ def mark_patch(picture: Image.Image, backdrop: Backdrop, grid: tuple[int, int], 
     return marked
 
 
-def draw_rows(rows: BlockRows, patch: tuple[int, int], backdrop: Backdrop) -> dict[str, Image.Image]:
+def draw_rows(rows: BlockRows, patch: tuple[int, int], backdrop: BaseImage) -> dict[str, Image.Image]:
     """Draw what a patch draws on, by what it is called."""
     number = patch[0] * rows.grid[1] + patch[1]
     matrices = {"attention": rows.attention, "contribution": rows.contribution}

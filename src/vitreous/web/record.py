@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vitreous.explanation import Explanation
-from vitreous.pictures.data.curves import Curves
+from vitreous.pictures.curves import Curves
 from vitreous.web.findings import Findings
 from vitreous.web.photo import Photo
 from vitreous.web.rows import BlockRows

@@ -10,8 +10,8 @@ from torch import Tensor
 from vitreous.errors import UnsupportedModelError
 from vitreous.methods.decomposition import ContributionMatrix
 from vitreous.models import LoadedModel
-from vitreous.pictures.data.recording import recorded
-from vitreous.pictures.data.strip import depth_of
+from vitreous.pictures.recording import recorded
+from vitreous.pictures.strips import depth_of
 from vitreous.spelling import parse
 from vitreous.tape.diagnosis import missing_linear_part
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import vitreous
 from vitreous.explaining import network_of
-from vitreous.html.report_file import measure
+from vitreous.html.report import measure
 from vitreous.models import LoadedModel
-from vitreous.pictures.data.curves import Curves
-from vitreous.pictures.data.strip import depth_of
+from vitreous.pictures.curves import Curves
+from vitreous.pictures.strips import depth_of
 from vitreous.web.cache import BoundedCache
 from vitreous.web.depths import all_depths, at_depth
 from vitreous.web.jobs import Job, Limits, Pace, Worker, watched

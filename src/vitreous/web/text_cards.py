@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from vitreous.html import page
+from vitreous.html import words as words_html
 from vitreous.html.report import meaning
-from vitreous.pictures import words_html
-from vitreous.pictures.word_colours import full
+from vitreous.pictures.colours import strongest_word_colour
 from vitreous.text_explanation import By, TextExplanation
 from vitreous.web.text_record import TextRecord
 from vitreous.web.wanted import Wanted, classes_of
@@ -38,7 +38,7 @@ def words(record: TextRecord, wanted: Wanted, by: By) -> str:
 
 def paint(strength: float, /, *, signed: bool) -> str:
     """Give a colour that lets the paper through, whether that is light or dark."""
-    red, green, blue = full(strength, signed=signed)
+    red, green, blue = strongest_word_colour(strength, signed=signed)
     return f"rgb({red} {green} {blue} / calc({min(1.0, abs(strength)):.3f} * var(--vitreous-strength)))"
 
 

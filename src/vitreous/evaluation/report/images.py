@@ -19,9 +19,9 @@ from vitreous.evaluation.runner.context import EvaluationContext, open_context
 from vitreous.evaluation.store.store import Store, read_manifest
 from vitreous.explaining import explain
 from vitreous.html.page import picture
+from vitreous.html.words import excerpt
 from vitreous.metrics.metric import Metric
 from vitreous.models.text_models import LoadedTextModel
-from vitreous.pictures import words_html
 from vitreous.text_explaining import explain_text
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _written(model: LoadedTextModel, sample: Review, methods: Sequence[str]) -> 
         warnings.simplefilter("ignore")  # that it is cut: the protocol says so
         explanation = explain_text(model, " ".join(sample.words), methods)
     marked = sample.rationale[places_of(sample, explanation.words[0])].tolist()
-    return {method: words_html.excerpt(explanation, method, marked) for method in methods}
+    return {method: excerpt(explanation, method, marked) for method in methods}
 
 
 def _small(overlay: Image.Image) -> str:

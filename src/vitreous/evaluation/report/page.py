@@ -1,4 +1,4 @@
-"""The page: everything that runs have found, in one HTML file that asks nobody for anything."""
+"""The evaluation report: everything that runs have found, in one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
+
 from vitreous import __version__
-from vitreous.evaluation.report.charts import LINES, STYLE, Curves, curves_chart, curves_of, radar_chart, sweeps_of
+from vitreous.evaluation.report.charts import Curves, curves_chart, curves_of, radar_chart, sweeps_of
 from vitreous.evaluation.report.images import Extreme, Extremes, Thumbnails, extremes_of, thumbnails_of
-from vitreous.evaluation.report.results import Failure, Results, summarise
+from vitreous.evaluation.report.results import Results, summarise
 from vitreous.evaluation.report.tables import (
     ResultTable,
     difference_parts,
@@ -21,53 +24,161 @@ from vitreous.evaluation.report.tables import (
     table_heading,
 )
 from vitreous.evaluation.store.store import read_manifest
-from vitreous.html.page import document, escape
+from vitreous.html.page import render
 from vitreous.metrics.metric import Metric
 
+_LINES = 8  # coloured lines in a chart; evaluation.css has as many colours
 _RADAR_METHODS = 6
 _RADAR_METRICS = (3, 12)  # fewer axes are no area, more cannot be read
 _PICTURED_METHODS = 12
 _SHOWN_FAILURES = 200
+_MISSING = "–"  # noqa: RUF001
+
+
+@dataclass(frozen=True)
+class _Heading:
+    text: str
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A cell of a table: a mean with rank and interval, or a text alone."""
+
+    mean: str = ""
+    interval: str = ""
+    rank: str = ""
+    about: str = ""
+    best: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class _Table:
+    headings: list[_Heading]
+    rows: list[tuple[str, list[_Cell]]]
+
+
+@dataclass(frozen=True)
+class _Published:
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class _ChartGroup:
+    title: str
+    styles: Mapping[str, str]
+    charts: list[tuple[str, Markup]]
+    grey: bool
+
+
+@dataclass(frozen=True)
+class _Radar:
+    styles: Mapping[str, str]
+    chart: Markup
+
+
+@dataclass(frozen=True)
+class _SampleTile:
+    shown: Markup
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class _MethodSamples:
+    method: str
+    metric: str
+    best: list[_SampleTile]
+    worst: list[_SampleTile]
+
+
+@dataclass(frozen=True)
+class _Samples:
+    about: str
+    problem: str | None
+    methods: list[_MethodSamples]
+
+
+@dataclass(frozen=True)
+class _Failures:
+    count: int
+    rows: list[tuple[str, str, str]]
+    more: int
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The section of one run, as its template reads it."""
+
+    protocol: str
+    things: str
+    unfinished: str
+    facts: list[tuple[str, str]]
+    results: _Table
+    against_best: _Table | None
+    published: _Published | None
+    charts: list[_ChartGroup]
+    radar: _Radar | None
+    samples: _Samples | None
+    failures: _Failures | None
+    manifests: list[tuple[str, str]]
 
 
 def write_page(found: Sequence[Results], *, pictures: int = 3, published: bool = False) -> str:
-    """Write the page.
+    """Render the report.
 
     Args:
-        found: results, each of one protocol, model and data set.
-        pictures: how many of the best and of the worst images are shown of a method.
-        published: whether numbers that papers print for a protocol are shown, apart.
+        found: Results, each of one protocol, model and data set.
+        pictures: How many of the best and of the worst images are shown per method.
+        published: Whether numbers that papers print for a protocol are shown, in a table of their own.
     """
-    sections = "".join(_section(results, pictures, published=published) for results in found)
     protocols = ", ".join(dict.fromkeys(results.run.protocol for results in found))
-    body = f'<p class="faint">Measured by vitreous {escape(__version__)}.</p>\n{sections}'
-    return document(f"{protocols} · Vitreous", body, heading="How good are these explanations?", style=STYLE)
+    return render(
+        "evaluation.html",
+        title=f"{protocols} · Vitreous",
+        heading="How good are these explanations?",
+        style="evaluation.css",
+        version=__version__,
+        runs=[_run(results, pictures, published=published) for results in found],
+    )
 
 
-def _section(results: Results, pictures: int, *, published: bool) -> str:
+def _run(results: Results, pictures: int, *, published: bool) -> _Run:
     table = summarise(results, published=published)
     leading = leaders(table)
-    styles = {method: f"c{place}" for place, method in enumerate(leading[:LINES])}
+    styles = {method: f"c{place}" for place, method in enumerate(leading[:_LINES])}
     extremes = extremes_of(results, table.metrics, leading[:_PICTURED_METHODS], pictures) if pictures else []
-    return "".join(
-        (
-            f"<h2>{escape(results.run.protocol)}</h2>",
-            _facts(results),
-            _own_table(table, results.run.things),
-            _best_table(table, leading, results.run.things),
-            _published_table(table),
-            _charts("Curves", curves_of(results), styles),
-            _charts("Metrics over a number in the spelling", sweeps_of(table.estimates), None),
-            _radar(table, styles),
-            _images(results, extremes),
-            _failures(results),
-            _manifests(results),
-        )
+    done = len(results.images)
+    charts = [
+        _charts("Curves", curves_of(results), styles),
+        _charts("Metrics over a number in the spelling", sweeps_of(table.estimates), None),
+    ]
+    return _Run(
+        protocol=results.run.protocol,
+        things=results.run.things,
+        unfinished="" if results.finished else f"{done} of {results.wanted} {results.run.things}",
+        facts=_facts(results),
+        results=_own_table(table, leading),
+        against_best=_best_table(table, leading),
+        published=_Published(published_title(table.published), *published_rows(table.published))
+        if table.published
+        else None,
+        charts=[group for group in charts if group is not None],
+        radar=_radar(table, styles),
+        samples=_samples(results, extremes),
+        failures=_failures(results),
+        manifests=[
+            (store.folder.name, json.dumps(read_manifest(store.folder), indent=2, ensure_ascii=False))
+            for store in results.stores
+        ],
     )
 
 
 def leaders(table: ResultTable) -> list[str]:
-    """The methods by the mean of their ranks over all metrics, best first."""
+    """Sort the methods by their mean rank over all metrics, best first."""
     order = table.methods
     if not table.ranks:
         return order
@@ -79,11 +190,10 @@ def leaders(table: ResultTable) -> list[str]:
     return sorted(order, key=lambda method: (mean_rank(method), order.index(method)))
 
 
-def _facts(results: Results) -> str:
+def _facts(results: Results) -> list[tuple[str, str]]:
     run, manifest = results.run, read_manifest(results.stores[0].folder)
     broken = results.uncounted
-    done = len(results.images)
-    images = f"{done} of {results.wanted}" + (f", of which {broken} do not count" if broken else "")
+    images = f"{len(results.images)} of {results.wanted}" + (f", of which {broken} do not count" if broken else "")
     facts = {
         "measured": manifest.get("title", ""),
         "published in": manifest.get("paper", ""),
@@ -96,11 +206,7 @@ def _facts(results: Results) -> str:
         "computed with": ", ".join(f"{name} {version}" for name, version in manifest.get("software", {}).items()),
         "command": _command(manifest),
     }
-    shown = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items() if text)
-    note = ""
-    if not results.finished:
-        note = f'<p class="note">This run is not finished: {done} of {results.wanted} {run.things}.</p>'
-    return f"{note}<dl>{shown}</dl>"
+    return [(name, text) for name, text in facts.items() if text]
 
 
 def _preprocessing(values: Mapping[str, Any]) -> str:
@@ -117,105 +223,63 @@ def _command(manifest: Mapping[str, Any]) -> str:
     return shlex.join(["vitreous", *words[1:]]) if words[1:2] == ["evaluate"] else shlex.join(words)
 
 
-def _own_table(table: ResultTable, things: str) -> str:
-    heads = "".join(
-        f'<th title="{escape(metric.description)}">{escape(table_heading(metric))}</th>' for metric in table.metrics
-    )
-    rows = "".join(
-        f"<tr><td>{escape(method)}</td>{''.join(_cell(table, method, metric) for metric in table.metrics)}</tr>"
-        for method in leaders(table)
-    )
-    return (
-        f'<h3>Results</h3><p class="faint">Mean with its 95% bootstrap interval over {things}, if two or more '
-        "count. Methods that a paired test does not tell apart share a rank (#); ★ is the best mean of its column. "
-        "Ordered by the mean of the ranks.</p>"
-        f'<div class="scroll"><table><tr><th>method</th>{heads}</tr>{rows}</table></div>'
+def _own_table(table: ResultTable, methods: Sequence[str]) -> _Table:
+    headings = [_Heading(table_heading(metric), metric.description) for metric in table.metrics]
+    return _Table(
+        headings, [(method, [_cell(table, method, metric) for metric in table.metrics]) for method in methods]
     )
 
 
-def _cell(table: ResultTable, method: str, metric: Metric) -> str:
+def _cell(table: ResultTable, method: str, metric: Metric) -> _Cell:
     estimate = table.estimate(method, metric.name)
     if estimate is None or not math.isfinite(estimate.mean):
-        return "<td>–</td>"  # noqa: RUF001
+        return _Cell(text=_MISSING)
     mean, bounds = number_parts(estimate, metric)
     rank = table.ranks.get(metric.name, {}).get(method)
-    shown = "" if rank is None else f' <span class="rank">#{rank}</span>'
-    interval = "" if bounds is None else f'<span class="interval">{bounds[0]} to {bounds[1]}</span>'
-    best = ' class="best"' if table.is_best(estimate, metric) else ""
-    return f'<td{best} title="n = {estimate.n}"><span class="mean">{mean}</span>{shown}{interval}</td>'
+    return _Cell(
+        mean=mean,
+        interval=_interval(bounds),
+        rank="" if rank is None else f"#{rank}",
+        about=f"n = {estimate.n}",
+        best=table.is_best(estimate, metric),
+    )
 
 
-def _best_table(table: ResultTable, methods: Sequence[str], things: str) -> str:
-    """What the ranks are made of: every method beside the best one."""
+def _best_table(table: ResultTable, methods: Sequence[str]) -> _Table | None:
+    """Compare every method with the best one: what the ranks are made of."""
     metrics = [metric for metric in table.metrics if table.against_best.get(metric.name)]
     if not metrics:
-        return ""
-    heads = "".join(f"<th>{escape(table_heading(metric))}</th>" for metric in metrics)
-    rows = "".join(
-        f"<tr><td>{escape(method)}</td>{''.join(_difference(table, method, metric) for metric in metrics)}</tr>"
-        for method in methods
-    )
-    return (
-        '<details><summary>Against the best method</summary><p class="faint">Difference from the method with the best '
-        f"mean (★), its 95% interval, and p of a paired bootstrap over {things}, two-sided and not corrected for the "
-        "number of tests: below 0.05 the best method is better.</p>"
-        f'<div class="scroll"><table><tr><th>method</th>{heads}</tr>{rows}</table></div></details>'
+        return None
+    headings = [_Heading(table_heading(metric)) for metric in metrics]
+    return _Table(
+        headings, [(method, [_difference(table, method, metric) for metric in metrics]) for method in methods]
     )
 
 
-def _difference(table: ResultTable, method: str, metric: Metric) -> str:
+def _difference(table: ResultTable, method: str, metric: Metric) -> _Cell:
     compared = table.against_best[metric.name].get(method)
     if compared is None:
-        return "<td>★</td>" if method in table.ranks.get(metric.name, {}) else "<td>–</td>"  # noqa: RUF001
+        return _Cell(text="★" if method in table.ranks.get(metric.name, {}) else _MISSING)
     difference, bounds = difference_parts(compared, metric)
-    interval = "" if bounds is None else f'<span class="interval">{bounds[0]} to {bounds[1]}</span>'
-    return f'<td><span class="mean">{difference}</span> <span class="rank">p = {compared.p:.2g}</span>{interval}</td>'
+    return _Cell(mean=difference, interval=_interval(bounds), rank=f"p = {compared.p:.2g}")
 
 
-def _published_table(table: ResultTable) -> str:
-    if not table.published:
-        return ""
-    headings, rows = published_rows(table.published)
-    lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    heads = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    return (
-        f"<h3>{escape(published_title(table.published))}</h3>"
-        "<p class='faint'>Other models and other data: nothing here was measured by this run.</p>"
-        f'<div class="scroll"><table class="published"><tr>{heads}</tr>{lines}</table></div>'
-    )
+def _interval(bounds: tuple[str, str] | None) -> str:
+    return "" if bounds is None else f"{bounds[0]} to {bounds[1]}"
 
 
-def _charts(title: str, curves: Sequence[Curves], styles: Mapping[str, str] | None) -> str:
+def _charts(title: str, curves: Sequence[Curves], styles: Mapping[str, str] | None) -> _ChartGroup | None:
     if not curves:
-        return ""
+        return None
     if styles is None:
         names = dict.fromkeys(name for curve in curves for name in curve.lines)
-        styles = {name: f"c{place}" for place, name in enumerate(list(names)[:LINES])}
-    figures = "".join(
-        f"<figure><figcaption>{escape(curve.title)}</figcaption>{curves_chart(curve, styles)}</figure>"
-        for curve in curves
-    )
-    more = "" if all(len(curve.lines) <= LINES for curve in curves) else _grey_note()
-    return f'<h3>{escape(title)}</h3>{_legend(styles)}{more}<div class="charts">{figures}</div>'
-
-
-def _grey_note() -> str:
-    return (
-        '<p class="faint">The methods with the best mean rank are coloured, all others grey; a line tells its name.</p>'
-    )
-
-
-def _legend(styles: Mapping[str, str]) -> str:
-    keys = "".join(
-        f'<li><svg viewBox="0 0 26 6"><line class="{style}" x1="0" x2="26" y1="3" y2="3" stroke-width="4"/></svg>'
-        f"<code>{escape(name)}</code></li>"
-        for name, style in styles.items()
-    )
-    return f'<ul class="legend">{keys}</ul>'
+        styles = {name: f"c{place}" for place, name in enumerate(list(names)[:_LINES])}
+    charts = [(curve.title, Markup(curves_chart(curve, styles))) for curve in curves]  # noqa: S704
+    return _ChartGroup(title, styles, charts, grey=any(len(curve.lines) > _LINES for curve in curves))
 
 
 def radar_of(table: ResultTable, methods: Sequence[str]) -> tuple[list[str], dict[str, list[float]]]:
-    """Axes and, for every method, how far out it is on each: from the worst method of all (0) to the best (1)."""
+    """Give the axes and the position of every method on each: from the worst of all methods (0) to the best (1)."""
     axes, columns = [], []
     for metric in table.metrics:
         means = {
@@ -232,72 +296,50 @@ def radar_of(table: ResultTable, methods: Sequence[str]) -> tuple[list[str], dic
     return axes, {method: [shares[method] for shares in columns] for method in methods}
 
 
-def _radar(table: ResultTable, styles: Mapping[str, str]) -> str:
+def _radar(table: ResultTable, styles: Mapping[str, str]) -> _Radar | None:
     methods = list(styles)[:_RADAR_METHODS]
     axes, shapes = radar_of(table, methods)
     if not _RADAR_METRICS[0] <= len(axes) <= _RADAR_METRICS[1] or len(table.methods) < 2:
-        return ""
+        return None
     chosen = {method: styles[method] for method in methods}
-    return (
-        '<h3>Radar</h3><p class="faint">Every axis runs from the worst method of this table in the centre to the best '
-        "at the rim.</p>"
-        f'{_legend(chosen)}<div class="charts wide"><figure>{radar_chart(axes, shapes, chosen)}</figure></div>'
-    )
+    return _Radar(chosen, Markup(radar_chart(axes, shapes, chosen)))  # noqa: S704  # rendered by our own templates
 
 
-def _images(results: Results, extremes: Sequence[Extremes]) -> str:
+def _samples(results: Results, extremes: Sequence[Extremes]) -> _Samples | None:
     shown = [each for each in extremes if each.best]
     if not shown:
-        return ""
+        return None
     thumbnails, problem = thumbnails_of(results, shown)
-    note = f'<p class="note">Pictures are missing: {escape(problem)}.</p>' if problem else ""
-    figures = "".join(
-        f"<figure><figcaption><code>{escape(each.method)}</code></figcaption>"
-        f"<h4>best by {escape(each.metric.name)}</h4>{_strip(each, each.best, thumbnails)}"
-        f"<h4>worst</h4>{_strip(each, each.worst, thumbnails)}</figure>"
-        for each in shown
+    images = results.run.things == "images"
+    return _Samples(
+        about="Maps" if images else "The words around the highest one, with human rationales underlined; scores",
+        problem=problem,
+        methods=[
+            _MethodSamples(
+                each.method,
+                each.metric.name,
+                _tiles(each, each.best, thumbnails),
+                _tiles(each, each.worst, thumbnails),
+            )
+            for each in shown
+        ],
     )
-    things = results.run.things
-    about = "Maps" if things == "images" else "The words around the highest one, what people marked underlined; scores"
-    return (
-        f'<h3>Best and worst {things}</h3><p class="faint">{about} of the predicted class; the number is the metric '
-        f'on this one alone.</p>{note}<div class="images {things}">{figures}</div>'
-    )
 
 
-def _strip(each: Extremes, images: Iterable[Extreme], thumbnails: Thumbnails) -> str:
-    tiles = []
-    for image in images:
-        picture = thumbnails.get((each.method, image.index), "")
-        tiles.append(f"<div>{picture}{escape(image.name)} · {image.value:.3g}</div>")
-    return f'<div class="strip">{"".join(tiles)}</div>'
+def _tiles(each: Extremes, images: Iterable[Extreme], thumbnails: Thumbnails) -> list[_SampleTile]:
+    return [
+        _SampleTile(
+            Markup(thumbnails.get((each.method, image.index), "")),  # noqa: S704  # rendered by our own templates
+            image.name,
+            f"{image.value:.3g}",
+        )
+        for image in images
+    ]
 
 
-def _failures(results: Results) -> str:
+def _failures(results: Results) -> _Failures | None:
     failures = results.failures()
     if not failures:
-        return ""
-    lines = "".join(_failure(failure) for failure in failures[:_SHOWN_FAILURES])
-    more = len(failures) - _SHOWN_FAILURES
-    rest = f"<p>And {more} more.</p>" if more > 0 else ""
-    return (
-        f"<h3>Not measured ({len(failures)})</h3><p class='faint'>Of the {results.run.things}, those count "
-        "where all methods could be measured.</p>"
-        f'<div class="scroll"><table class="published"><tr><th>image</th><th>method</th><th>why</th></tr>{lines}'
-        f"</table></div>{rest}"
-    )
-
-
-def _failure(failure: Failure) -> str:
-    cells = (failure.image, failure.method or "all", failure.error)
-    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-
-
-def _manifests(results: Results) -> str:
-    parts = []
-    for store in results.stores:
-        text = json.dumps(read_manifest(store.folder), indent=2, ensure_ascii=False)
-        parts.append(
-            f"<details><summary>Manifest of {escape(store.folder.name)}</summary><pre>{escape(text)}</pre></details>"
-        )
-    return "".join(parts)
+        return None
+    rows = [(failure.image, failure.method or "all", failure.error) for failure in failures[:_SHOWN_FAILURES]]
+    return _Failures(len(failures), rows, max(0, len(failures) - _SHOWN_FAILURES))

@@ -1,0 +1,208 @@
+"""Images of a model's input: photos and arrays as they are, tensors with their normalisation undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.errors import InputError
+from vitreous.images import Source, read_image
+
+if TYPE_CHECKING:
+    from vitreous.models.preprocessing import Preprocessing
+
+Drawable = Source | Tensor
+Photo = Image.Image | str | Path
+Channels = float | Sequence[float]
+
+STRETCHED = (
+    "Drawn on the normalised input tensor, stretched from its smallest to its largest value: these are not the colours "
+    "of the photo."
+)
+UNDONE = "Drawn on the input tensor, with the mean and std of the model's preprocessing undone."
+ADVICE = "Pass the picture, or a tensor with its mean and std, as image= to draw on that."
+_AVERAGED = " Its {} channels are averaged."
+
+# How far a tensor may leave [0, 1] when its normalisation is undone: half a step of 8 bits is lost when bfloat16 rounds
+# values near 2, and a photo that was resized as a tensor by bicubic interpolation overshoots by some percent.
+_OVERSHOOT = 0.1
+
+
+class InputPictures(NamedTuple):
+    """Pictures of a batch.
+
+    Attributes:
+        images: One RGB picture for each image.
+        note: What they are, where they are not photos as they were given.
+    """
+
+    images: tuple[Image.Image, ...]
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """What was done to pixels in [0, 1]: they were multiplied by ``full``, less ``mean``, divided by ``std``."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    full: float = 1.0
+
+    @classmethod
+    def given(cls, mean: Channels | None, std: Channels | None) -> Normalisation | None:
+        """Give the one that a caller names, or none.
+
+        Raises:
+            InputError: They are not numbers, one or one for each channel.
+        """
+        if mean is None and std is None:
+            return None
+        if mean is None or std is None:
+            raise InputError("mean and std belong together: pass both, one number or one for each channel")
+        found = cls(_numbers("mean", mean), _numbers("std", std))
+        if min(found.std) <= 0:
+            raise InputError(f"std must be positive, not {std}")
+        return found
+
+    @classmethod
+    def of(cls, preprocessing: Preprocessing | None) -> Normalisation | None:
+        """Give the one of a model's preprocessing, where that is known."""
+        if preprocessing is None:
+            return None
+        return cls(preprocessing.mean, preprocessing.std, 255 * preprocessing.rescale)
+
+    def undo(self, pixels: Tensor) -> Tensor:
+        """Give pixels (batch, channels, height, width) as they were in [0, 1].
+
+        Raises:
+            InputError: There are other numbers of channels.
+        """
+        mean, std = (pixels.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
+        if any(values.shape[1] not in (1, pixels.shape[1]) for values in (mean, std)):
+            raise InputError(f"mean and std must be one number or one for each of the {pixels.shape[1]} channels")
+        return (pixels * std + mean) / self.full
+
+
+def input_pictures(pixels: Tensor, preprocessing: Preprocessing | None) -> InputPictures:
+    """Draw a model's input (batch, channels, height, width), of which only the tensor is known.
+
+    The normalisation of the model's preprocessing is undone where it is known and fits the values; otherwise each
+    image is stretched from its smallest to its largest value.
+    """
+    known = Normalisation.of(preprocessing)
+    if (
+        known is not None
+        and pixels.shape[1] == len(known.mean)
+        and all(_fits(known.undo(one)) for one in _each(pixels))
+    ):
+        return InputPictures(_pictures(map(known.undo, _each(pixels))), UNDONE)
+    return _as_they_are(pixels)
+
+
+def given_pictures(
+    images: Drawable | Iterable[Drawable], count: int, mean: Channels | None = None, std: Channels | None = None
+) -> InputPictures:
+    """Give the pictures that a caller wants maps to be drawn on.
+
+    Args:
+        images: One picture for each image: a tensor (batch, channels, height, width), or a list of photos, uint8
+            arrays, arrays in [0, 1] (height, width, channels) and tensors (channels, height, width); for one image also
+            without the list.
+        count: How many images there are.
+        mean: What was subtracted from pixels in [0, 1] to make a tensor, one number or one for each channel.
+        std: What they were divided by.
+
+    Raises:
+        InputError: The pictures are something else, or not as many.
+    """
+    normalisation = Normalisation.given(mean, std)
+    listed = _listed(images, count)
+    if len(listed) != count:
+        raise InputError(f"{count} image{'s are' if count > 1 else ' is'} explained, but {len(listed)} were given")
+    drawn = [_given(image, normalisation) for image in listed]
+    notes = dict.fromkeys(one.note for one in drawn if one.note)
+    return InputPictures(tuple(image for one in drawn for image in one.images), " ".join(notes) or None)
+
+
+def _listed(images: Any, count: int) -> list[Any]:
+    """Give one picture for each image; whatever is not a list or batch of them is the picture itself."""
+    if isinstance(images, Tensor | np.ndarray):
+        return list(images) if images.ndim == 4 else [images]
+    if isinstance(images, list | tuple):
+        return list(images)
+    return [images] if count == 1 or not isinstance(images, Iterable) or isinstance(images, str) else list(images)
+
+
+def _given(image: Any, normalisation: Normalisation | None) -> InputPictures:
+    if isinstance(image, np.ndarray) and image.dtype.kind == "f" and image.ndim in (2, 3):
+        # Arrays have their channels last, as matplotlib and Pillow do.
+        image = torch.from_numpy(np.ascontiguousarray(image if image.ndim == 3 else image[..., None])).permute(2, 0, 1)
+    if isinstance(image, Tensor):
+        return _given_tensor(image, normalisation)
+    if normalisation is not None:
+        raise InputError("mean and std undo the normalisation of a tensor: leave them out for a photo or uint8 array")
+    return InputPictures((read_image(image),))
+
+
+def _given_tensor(image: Tensor, normalisation: Normalisation | None) -> InputPictures:
+    if image.ndim != 3 or 0 in image.shape:
+        raise InputError(f"a tensor to draw on has the shape (channels, height, width), not {tuple(image.shape)}")
+    if image.dtype == torch.uint8 and normalisation is None:
+        return InputPictures(_pictures([image[None].float().cpu() / 255]))
+    if not image.is_floating_point() or not bool(image.isfinite().all()):
+        raise InputError("a tensor to draw on holds uint8 pixels, or floating point ones that are finite")
+    if normalisation is None:
+        return _as_they_are(image[None])
+    return InputPictures(_pictures(map(normalisation.undo, _each(image[None]))))
+
+
+def _as_they_are(pixels: Tensor) -> InputPictures:
+    """Draw values in [0, 1] as they are, and others stretched."""
+    channels = pixels.shape[1]
+    averaged = "" if channels in (1, 3) else _AVERAGED.format(channels)
+    ranges = [torch.aminmax(one) for one in _each(pixels)]
+    if all(bool(low >= 0) and bool(high <= 1) for low, high in ranges):
+        return InputPictures(_pictures(_each(pixels)), averaged.strip() or None)
+    stretched = (
+        (one - low) / (1 if high == low else high - low) for one, (low, high) in zip(_each(pixels), ranges, strict=True)
+    )
+    return InputPictures(_pictures(stretched), STRETCHED + averaged)
+
+
+def _each(pixels: Tensor) -> Iterator[Tensor]:
+    """Give the images of a batch one by one, (1, channels, height, width): a large batch is never copied as a whole."""
+    for image in torch.split(pixels.detach(), 1):
+        yield image.float().cpu()
+
+
+def _fits(pixels: Tensor) -> bool:
+    low, high = torch.aminmax(pixels)
+    return bool(low >= -_OVERSHOOT) and bool(high <= 1 + _OVERSHOOT)
+
+
+def _pictures(images: Iterable[Tensor]) -> tuple[Image.Image, ...]:
+    """Give pixels in [0, 1], (1, channels, height, width), as pictures; those without three channels are grey."""
+    return tuple(map(_picture, images))
+
+
+def _picture(pixels: Tensor) -> Image.Image:
+    colours = pixels if pixels.shape[1] == 3 else pixels.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
+    bytes_ = (colours * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+    return Image.fromarray(bytes_[0].numpy())
+
+
+def _numbers(name: str, values: Channels) -> tuple[float, ...]:
+    try:
+        found = torch.as_tensor(values, dtype=torch.float64).flatten().tolist()
+    except (TypeError, ValueError, RuntimeError):
+        found = []
+    if not found or not np.isfinite(found).all():
+        raise InputError(f"{name} must be one number or one for each channel, not {values!r}")
+    return tuple(found)

@@ -1,1 +1,0 @@
-"""The numbers that figures show, as arrays; nothing here draws."""

@@ -1,0 +1,46 @@
+"""Recorded runs of one image for figures: tokens, attention and gradients, as methods see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from vitreous.architecture import find_architecture
+from vitreous.explaining import black_pixel, declared_outputs, network_of, stage_of
+from vitreous.methods import View
+from vitreous.models import LoadedModel
+from vitreous.output_detection import find_outputs
+from vitreous.outputs import with_outputs
+from vitreous.pixels import Images, find_pixels
+from vitreous.spelling import Recipe
+from vitreous.tape import Plan, record
+from vitreous.tape.runner import ModelRunner
+from vitreous.targets import Target, find_targets
+
+
+def open_runner(model: nn.Module | LoadedModel, images: Images) -> ModelRunner:
+    """Wrap a model and its images so that it can run again with fewer tokens or other pixels."""
+    network = network_of(model)
+    pixels, _ = find_pixels(model, network, images)
+    black = black_pixel(model, pixels)
+    return ModelRunner(network, pixels, black=black, outputs=declared_outputs(model), stage=stage_of(model))
+
+
+@contextmanager
+def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, target: Target = None) -> Iterator[View]:
+    """Run the model and yield what a recipe reads, for one class per image; it is valid inside the context."""
+    network = network_of(model)
+    pixels, _ = find_pixels(model, network, images)
+    architecture = find_architecture(network, pixels, stage_of(model))
+    needs = recipe.needs(architecture.depth)
+    with record(network, architecture, pixels, Plan(architecture.depth, needs)) as tape:
+        outputs = find_outputs(network, pixels, tape.logits, declared_outputs(model) or architecture.scale)
+        tape.architecture = with_outputs(tape.architecture, outputs)
+        classes = find_targets(tape.logits, target, None).classes[:, 0]
+        gradients = {backward: tape.backward(backward, classes, part) for backward, part in needs.gradients.items()}
+        runner = ModelRunner(network, pixels, classes[:, None], _architecture=tape.architecture, _layout=tape.layout)
+        with torch.autocast(pixels.device.type, enabled=False):
+            yield View(tape, gradients, classes, runner)

@@ -1,0 +1,201 @@
+"""Strips: maps of one image that differ in depth, head or start layer, as arrays; ``strips_figure`` draws them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.aggregate import Plus, Rollout
+from vitreous.architecture import find_architecture
+from vitreous.errors import MethodError
+from vitreous.explaining import explain, network_of, stage_of
+from vitreous.explanation import Explanation
+from vitreous.methods.gradtoken import QueryGradientKey
+from vitreous.models import LoadedModel
+from vitreous.pictures.recording import recorded
+from vitreous.pixels import Images, Model, find_model, find_pixels
+from vitreous.spelling import parse, plus_from_every_layer
+from vitreous.targets import Target
+from vitreous.torch_state import leaves_torch_as_it_was
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Maps of one image in a row.
+
+    Attributes:
+        method: The spelling that the maps are variations of.
+        explanation: The explanation of the image; it includes the scores of the maps that are spellings.
+        captions: One caption per map.
+        maps: Raw scores (maps, patches).
+        signed: Whether the sign of the scores carries meaning.
+        shared: Whether the maps are parts of one sum and so share one scale.
+
+    Examples:
+        >>> from vitreous.pictures import depth_strip
+        >>> strip = depth_strip(model, "demo.jpg", "rollout")
+        >>> strip.maps.shape == (len(strip.captions), strip.explanation.grid[0] * strip.explanation.grid[1])
+        True
+    """
+
+    method: str
+    explanation: Explanation
+    captions: tuple[str, ...]
+    maps: Tensor
+    signed: bool
+    shared: bool = False
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """The smallest and the largest finite score when the maps share a scale."""
+        drawn = self.maps[self.maps.isfinite().all(dim=1)]
+        return (float(drawn.min()), float(drawn.max())) if self.shared and len(drawn) else None
+
+
+def depth_strip(model: Model, image: Images, method: str, target: Target = None) -> Strip:
+    """Compute the maps of a method for every number of blocks that it can aggregate.
+
+    Figure 5 of [wu2024token][] and figure 11 of [cheng2025gradtoken][].
+
+    Args:
+        model: The model, in any form that ``explain`` takes.
+        image: The image.
+        method: A rollout, or gradtoken with propagation.
+        target: The class to explain; the predicted one by default.
+
+    Examples:
+        >>> from vitreous.pictures import depth_strip
+        >>> depth_strip(model, "demo.jpg", "tokentm").captions[:2]
+        ('1 block', '2 blocks')
+    """
+    loaded = find_model(model, image)
+    spellings = depth_spellings(method, depth_of(loaded, image))
+    captions = {f"{count} block{'s' if count != 1 else ''}": spelling for count, spelling in spellings.items()}
+    return strip_of_spellings(loaded, image, method, captions, target)
+
+
+def depth_spellings(method: str, depth: int) -> dict[int, str]:
+    """Give the spellings of a method by how many blocks they aggregate, in a model of ``depth`` blocks.
+
+    A rollout multiplies its lowest blocks, 1 to all of them; gradtoken propagates its map through the blocks below the
+    last one, 0 to all of them.
+    """
+    recipe = parse(method)
+    if isinstance(recipe.aggregation, Rollout):
+        most = depth - (recipe.aggregation.start % depth)
+        return {count: with_options(method, depth=count) for count in range(1, most + 1)}
+    if isinstance(recipe.readout, QueryGradientKey) and recipe.readout.propagation != "none":
+        return {count: with_options(method, depth=count) for count in range(depth)}
+    if isinstance(recipe.aggregation, Plus):
+        raise MethodError(f"{method!r} adds up blocks from a start layer; the layers figure shows that")
+    raise MethodError(f"{method!r} aggregates no blocks, so there is no depth to vary; tokentm and gradtoken do")
+
+
+def start_layer_strip(model: Model, image: Images, method: str, target: Target = None) -> Strip:
+    """Compute the maps of a method summed over the blocks from every start layer; the one of SkipPLUS is marked.
+
+    Figure 2 of [mehri2024skipplus][].
+
+    Args:
+        model: The model, in any form that ``explain`` takes.
+        image: The image.
+        method: A method with layers.
+        target: The class to explain; the predicted one by default.
+
+    Examples:
+        >>> from vitreous.pictures import start_layer_strip
+        >>> strip = start_layer_strip(model, "demo.jpg", "ixg")
+        >>> strip.captions[0], len(strip.maps) == len(strip.captions)
+        ('from block 0', True)
+    """
+    loaded = find_model(model, image)
+    depth = depth_of(loaded, image)
+    skipplus = None if isinstance(parse(method).aggregation, Rollout) else math.ceil(depth / 2)
+    captions = {
+        f"from block {start}{' (SkipPLUS)' if start == skipplus else ''}": spelling
+        for start, spelling in start_layer_spellings(method, depth).items()
+    }
+    return strip_of_spellings(loaded, image, method, captions, target)
+
+
+def start_layer_spellings(method: str, depth: int) -> dict[int, str]:
+    """Give the spellings of a method by their first block, in a model of ``depth`` blocks.
+
+    A rollout stays one; every other method is summed over blocks (PLUS).
+    """
+    if isinstance(parse(method).aggregation, Rollout):
+        return {start: with_options(method, drop=("depth",), start=start) for start in range(depth)}
+    return dict(enumerate(plus_from_every_layer(method, depth)))
+
+
+@leaves_torch_as_it_was
+def heads_strip(model: Model, image: Images, method: str = "gradtoken", target: Target = None) -> Strip:
+    """Compute gradtoken's map M_h of every head, propagated as its spelling says, signed and on one scale.
+
+    Figure 10 of [cheng2025gradtoken][].
+
+    Args:
+        model: The model, in any form that ``explain`` takes.
+        image: The image.
+        method: A spelling of gradtoken.
+        target: The class to explain; the predicted one by default.
+
+    Examples:
+        >>> from vitreous.pictures import heads_strip
+        >>> strip = heads_strip(model, "demo.jpg")
+        >>> strip.captions[0].startswith("head 0: "), strip.signed, strip.shared
+        (True, True, True)
+    """
+    recipe = parse(method)
+    readout = recipe.readout
+    if not isinstance(readout, QueryGradientKey):
+        raise MethodError(f"{method!r} has no map for each head; gradtoken has")
+    loaded = find_model(model, image)
+    explanation = explain(loaded, image, method, target)  # refuses, with reasons, what cannot be explained
+    with recorded(loaded, image, recipe, target) as view:
+        layers = recipe.aggregation.layers(view.depth)
+        if len(layers) > 1:
+            raise MethodError(f"{method!r} adds up several blocks, and their heads have nothing to do with each other")
+        maps = readout.propagate(view, readout.maps(view, layers[0]), layers[0])[0].T.clone()
+    # Propagated maps may be nearly flat and far from zero; then the numbers tell more than the colours.
+    captions = tuple(f"head {n}: {one.min():.2g} to {one.max():.2g}" for n, one in enumerate(maps))
+    return Strip(method, explanation, captions, maps.cpu(), signed=True, shared=True)
+
+
+def strip_of_spellings(
+    model: Model,
+    image: Images,
+    method: str,
+    spellings: Mapping[str, str],
+    target: Target = None,
+) -> Strip:
+    """Explain one image by several spellings, given by their captions.
+
+    All of them share one forward pass, and one backward pass per rule and objective.
+    """
+    explanation = explain(model, image, list(spellings.values()), target)
+    maps = torch.stack([explanation.scores_of(spelling).cpu() for spelling in explanation.methods])
+    signed = next(iter(explanation.signed.values()))
+    return Strip(method, explanation, tuple(spellings), maps, signed)
+
+
+def with_options(spelling: str, *, drop: tuple[str, ...] = (), **options: int) -> str:
+    """Set some options of a spelling and drop others."""
+    path, _, tail = spelling.strip().partition(":")
+    kept = dict(item.split("=", 1) for item in tail.split(",") if item)
+    kept = {name.strip(): value.strip() for name, value in kept.items() if name.strip() not in drop}
+    kept |= {name: str(value) for name, value in options.items()}
+    return path.strip() + (":" + ",".join(f"{name}={value}" for name, value in kept.items()) if kept else "")
+
+
+def depth_of(model: nn.Module | LoadedModel, images: Images | None = None) -> int:
+    """Count the blocks of a model; ``images`` are needed for a plain module, whose input size is not known."""
+    network = network_of(model)
+    if images is None:
+        assert isinstance(model, LoadedModel)
+        return find_architecture(network, model.example_input(), stage_of(model)).depth
+    return find_architecture(network, find_pixels(model, network, images)[0], stage_of(model)).depth

@@ -1,0 +1,66 @@
+"""Explanations are data: drawing registers itself, and is imported when something is shown."""
+
+import subprocess
+import sys
+
+import pytest
+
+from golden_figures import POSITIVE, explanation, photo
+from vitreous import explanation_views
+from vitreous.errors import InputError
+from vitreous.explanation import Explanation
+from vitreous.pictures import Canvas, overlay_figure, register_figure
+
+HEAVY = ("vitreous.pictures", "vitreous.html", "matplotlib", "jinja2")
+
+
+@pytest.fixture
+def views(monkeypatch):
+    """What a test registers is forgotten again."""
+    monkeypatch.setattr(explanation_views, "_views", dict(explanation_views._views))
+
+
+@pytest.mark.parametrize("module", ["vitreous.explanation", "vitreous.text_explanation", "vitreous.explanation_folder"])
+def test_explanations_import_neither_pictures_nor_pages(module):
+    code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_what_is_shown_imports_no_more_than_it_needs():
+    code = (
+        "import sys; from golden_figures import explanation, photo; import vitreous.explanation_views as views\n"
+        "explanation().overlay('tokentm', photo=photo()); print('jinja2' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+def test_a_registered_figure_is_drawn_by_its_name(views):
+    @register_figure(Explanation, "mine")
+    def mine(given, index, *, methods, photo, look):
+        assert look.opacity == 0.5
+        return overlay_figure(given, index, methods=methods or [POSITIVE], photo=photo, look=look)
+
+    drawn = explanation().figure("mine", photo=photo(), opacity=0.5)
+    assert isinstance(drawn, Canvas)
+    assert drawn.image().size == overlay_figure(explanation(), methods=[POSITIVE], photo=photo()).image().size
+
+
+def test_figures_of_a_type_are_those_of_its_subtypes_too(views):
+    class Mine(Explanation):
+        pass
+
+    register_figure(Mine, "only_mine")(lambda *_, **__: "drawn")
+    mine = Mine(**vars(explanation()))
+    assert mine.figure("only_mine", photo=photo()) == "drawn"
+    assert isinstance(mine.figure("overlay", photo=photo()), Canvas)
+    with pytest.raises(InputError, match=r"can be drawn as overlay, comparison or classes, not as 'only_mine'"):
+        explanation().figure("only_mine")
+
+
+def test_a_figure_that_does_not_exist_is_answered_with_those_that_do():
+    with pytest.raises(InputError, match=r"overlay, comparison or classes, not as 'overlays'; did you mean overlay\?"):
+        explanation().figure("overlays")
+    with pytest.raises(InputError, match=r"not as 3$"):
+        explanation().figure(3)
