@@ -129,7 +129,8 @@ class Job:
 
     def cancel(self, by: object = None) -> None:
         """Cancel the job; it ends before the model's next module runs."""
-        self.cancelled_by = by
+        if not self.cancelled:
+            self.cancelled_by = by
         self._cancel.set()
 
     def check(self) -> None:
@@ -272,7 +273,7 @@ class SessionJobs:
         """Cancel the session's job, if there is one."""
         with self._lock:
             job = self._jobs.get(session)
-        if job is not None and not job.cancelled:
+        if job is not None:
             job.cancel(by)
 
     def finish(self, session: str, job: Job) -> None:

@@ -195,9 +195,9 @@ class TabController:
                     job.cancel()
             return future.result()
         finally:
-            if not future.done():  # Gradio cancelled this event: the next one starts when the worker is free
+            if not job.future.done():  # Gradio cancelled this event; the job of the next one waits until this one ends
                 job.cancel()
-                await asyncio.wait({future})
+                future.add_done_callback(_ignore_result)
 
     def _failed(self, error: Exception, on_error: Callable[[Exception], Updates | None]) -> Updates:
         """Show an error in the status line and, wherever the visitor has scrolled to, in a toast."""
@@ -206,7 +206,7 @@ class TabController:
         if not isinstance(error, VitreousError):
             log.error("a request failed", exc_info=error)
         text = str(error) if isinstance(error, VitreousError) else _UNEXPECTED
-        gr.Warning(html.escape(text[:_MAX_TOAST]), title="")
+        gr.Warning(html.escape(text[:_MAX_TOAST]), title="Error")
         return {self._status: status_html(text, error=True)} | self.idle() | (on_error(error) or {})
 
     def _trim_later(self) -> None:
@@ -234,10 +234,22 @@ def click_script(element: str) -> str:
     )
 
 
+def _ignore_result(future: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of an abandoned job, which asyncio would otherwise log."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:  # noqa: PLR2004
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 2 * 3600 else f"{round(seconds / 3600)} h"
+
+
 def _report(job: Job, progress: gr.Progress) -> None:
     """Report stage, inputs processed of all, and the time left."""
     left = job.seconds_left
-    text = f"{job.stage[:1].upper()}{job.stage[1:]}" + ("" if left is None else f", about {max(1, round(left))} s left")
+    text = f"{job.stage[:1].upper()}{job.stage[1:]}" + ("" if left is None else f", about {_duration(left)} left")
     if job.total:
         progress((min(job.processed, job.total), job.total), desc=text, unit=job.unit)
     elif job.processed > 1:
