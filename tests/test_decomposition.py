@@ -24,7 +24,7 @@ from vitreous.speed.timing import one_thread
 from vitreous.spelling import parse
 from vitreous.tape import Needs, Plan, record
 from vitreous.tape.diagnosis import missing_linear_part
-from vitreous.web.rows import block_rows
+from vitreous.web.image_service import block_rows
 
 # As in test_literal: rounding is five digits smaller, any missing or doubled term far larger.
 EXACT = 1e-10

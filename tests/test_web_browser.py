@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -194,14 +195,14 @@ def test_sliders_change_the_picture_at_once(opened, server):
     opacity = opened.maps
     opened.slide("threshold", Keys.RIGHT, 12)
     opened.until(lambda: opened.maps != opacity)
-    opened.until(lambda: "from memory" in opened.status)
+    opened.until(lambda: "from cache" in opened.status)
     threshold = opened.maps
     opened.all("#vitreous-sign input[type=radio]")[2].click()
     opened.until(lambda: opened.maps != threshold)
     signed = opened.maps
     opened.one("#vitreous-smooth input").click()
     opened.until(lambda: opened.maps != signed)
-    assert "from memory" in opened.status  # nothing was worked out again
+    assert "from cache" in opened.status  # nothing was worked out again
 
 
 def test_depth_slider(opened):
@@ -211,7 +212,7 @@ def test_depth_slider(opened):
     assert opened.maps != before
     opened.slide("depth", Keys.RIGHT, 2)
     opened.until(lambda: "tokentm" in opened.texts("#vitreous-maps figcaption"))
-    assert "from memory" in opened.status
+    assert "from cache" in opened.status
 
 
 def test_methods_are_ticked_by_family(opened):
@@ -284,16 +285,48 @@ def test_slow_work_tells_how_far_it_is_and_can_be_stopped(opened, photo_file):
     opened.until(lambda: len(opened.maps) == 3)
     box = opened.one("#vitreous-spelled textarea, #vitreous-spelled input")
     box.send_keys(Keys.END, ", smoothgrad:samples=10000", Keys.ENTER)
-    opened.until(lambda: "images asked" in opened.status)
+    shown = "#vitreous-maps"
+    opened.until(lambda: "/10k images" in opened.one(shown).text and "Running smoothgrad" in opened.one(shown).text)
+    opened.until(lambda: re.search(r"about \d+ (s|min|h) left", opened.one(shown).text))
     opened.until(lambda: opened.one("#vitreous-stop").is_enabled())
     opened.press("#vitreous-stop")
     pressed = time.monotonic()
     opened.until(lambda: opened.status == "Stopped.")
     assert time.monotonic() - pressed < 20  # all of it would take minutes
+    opened.until(lambda: "left" not in opened.one(shown).text)
+    assert len(opened.maps) == 3
     # The model is free again, and what was there before is there still.
     opened.slide("opacity", Keys.LEFT)
     opened.press("#vitreous-look")
     opened.until(lambda: len(opened.all("#vitreous-rows figure img")) == 2)
+
+
+def choose_model(page, prefix, name):
+    box = page.one(f"#vitreous-{prefix}model input")
+    page.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", box)
+    box.click()
+    box.send_keys(Keys.CONTROL, "a")
+    box.send_keys(name, Keys.ENTER)
+
+
+def model_of(page, prefix=""):
+    return page.one(f"#vitreous-{prefix}model input").get_attribute("value")
+
+
+@pytest.mark.parametrize("name", ["timm/no_such_model", "py/no.py:model"])
+def test_a_failed_model_change_puts_the_old_choice_back(opened, photo_file, name):
+    opened.open()
+    opened.upload(photo_file)
+    opened.until(lambda: len(opened.maps) == 3)
+    before, maps = model_of(opened), opened.maps
+    choose_model(opened, "", name)
+    opened.until(lambda: opened.all("#vitreous-status [role=alert]"))
+    opened.until(lambda: model_of(opened) == before)
+    toasts = opened.texts(".toast-body, [data-testid=toast-body]")
+    assert any(opened.status in text for text in toasts)  # also where the page is scrolled down
+    time.sleep(1)  # the choice that is put back is a change as well, which must not hide the error
+    assert opened.all("#vitreous-status [role=alert]")
+    assert opened.maps == maps
 
 
 def test_example_and_second_visit(opened):
@@ -303,7 +336,7 @@ def test_example_and_second_visit(opened):
     opened.open()
     opened.press("#vitreous-examples button")
     opened.until(lambda: len(opened.maps) == 3)
-    assert "from memory" in opened.status
+    assert "from cache" in opened.status
 
 
 def test_keyboard_reaches_everything_that_counts(opened):
@@ -411,14 +444,14 @@ def test_sum_of_pieces_needs_no_run(texts):
     before = texts.one("#vitreous-text-words").text
     texts.all("#vitreous-text-by input[type=radio]")[1].click()
     texts.until(lambda: texts.one("#vitreous-text-words").text != before)
-    assert "from memory" in texts.text_status
+    assert "from cache" in texts.text_status
 
 
 def test_long_texts_are_cut_with_a_note_or_explained_in_windows(texts):
     texts.write("good film " * 30)
-    texts.until(lambda: f"takes the first {LONGEST - 2}" in texts.one("#vitreous-text-words").text)
+    texts.until(lambda: f"reads the first {LONGEST - 2}" in texts.one("#vitreous-text-words").text)
     texts.all("#vitreous-text-long input[type=radio]")[1].click()
-    texts.until(lambda: "takes the first" not in texts.one("#vitreous-text-words").text)
+    texts.until(lambda: "reads the first" not in texts.one("#vitreous-text-words").text)
     assert len(texts.all("#vitreous-text-words figure p span")) == 4 * 60
 
 
@@ -431,7 +464,14 @@ def test_texts_that_cannot_be_explained_get_a_sentence(texts):
         "arguments[0].value = 'x '.repeat(20000); arguments[0].dispatchEvent(new Event('input', {bubbles: true}))", box
     )
     texts.press("#vitreous-text-explain")
-    texts.until(lambda: "no more than 20,000 are taken here" in texts.text_status)
+    texts.until(lambda: "the limit is 20,000" in texts.text_status)
+
+
+def test_a_failed_change_of_the_text_model_puts_the_old_choice_back(texts):
+    before = model_of(texts, "text-")
+    choose_model(texts, "text-", "hf/..")
+    texts.until(lambda: "does not load checkpoints from that path" in texts.text_status)
+    texts.until(lambda: model_of(texts, "text-") == before)
 
 
 def test_the_page_of_a_text_is_downloaded(texts, folder):

@@ -20,20 +20,19 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("gradio", reason="the web page needs Gradio (extra vitreous[web])")
-from gradio import processing_utils
+from gradio import processing_utils, routes
 from gradio_client import Client, handle_file
 
 from running_server import TINY, running_server
-from vitreous.web import cards
-from vitreous.web.drawing import Sliders
-from vitreous.web.gate import Gate, fetch_nothing
+from vitreous.errors import ModelError
+from vitreous.web import gradio_env, rendering
+from vitreous.web.image_service import ImageService
 from vitreous.web.jobs import Job
-from vitreous.web.listeners import Listeners
+from vitreous.web.models import ModelCache
+from vitreous.web.rendering import DisplaySettings
+from vitreous.web.requests import ExplainRequest
+from vitreous.web.security import OpenStreams, SecurityMiddleware, names_remote_file
 from vitreous.web.server import Settings, start
-from vitreous.web.shelf import Shelf
-from vitreous.web.studio import Studio
-from vitreous.web.surroundings import leave, occupy
-from vitreous.web.wanted import Wanted
 
 METHODS = ("gae", "ixg")
 SETTINGS = ([], "", 6, 0.85, "both", 0.0, True)  # classes, spelled, depth, opacity, sign, threshold, smooth
@@ -57,34 +56,40 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_a_server_that_is_closed_leaves_gradio_as_it_was(monkeypatch):
-    download = processing_utils.async_ssrf_protected_download
+def test_a_server_leaves_gradio_unchanged_and_restores_the_environment(monkeypatch):
+    functions = processing_utils.async_ssrf_protected_download, routes.DEFAULT_TEMP_DIR
     monkeypatch.delenv("GRADIO_TEMP_DIR", raising=False)
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "True")
     server = start(Settings(model=TINY, port=free_port()))
     try:
-        assert processing_utils.async_ssrf_protected_download is fetch_nothing
         folder = Path(os.environ["GRADIO_TEMP_DIR"])
         assert folder.is_dir()
+        assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
+        assert (processing_utils.async_ssrf_protected_download, routes.DEFAULT_TEMP_DIR) == functions
     finally:
         server.close()
-    assert processing_utils.async_ssrf_protected_download is download
     assert "GRADIO_TEMP_DIR" not in os.environ
+    assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "True"
     assert not folder.exists()
 
 
-def test_gradio_stays_closed_until_the_last_page_is(monkeypatch, tmp_path):
-    download = processing_utils.async_ssrf_protected_download
-    monkeypatch.setenv("GRADIO_TEMP_DIR", "/of/somebody/else")
+def test_the_environment_is_restored_when_the_last_page_ends(monkeypatch, tmp_path):
+    monkeypatch.setenv("GRADIO_TEMP_DIR", "/of/another/app")
     first, second = tmp_path / "first", tmp_path / "second"
-    occupy(first)
-    occupy(second)
-    leave(first)
-    leave(first)  # closed twice
-    assert processing_utils.async_ssrf_protected_download is fetch_nothing
+    gradio_env.acquire(first)
+    gradio_env.acquire(second)
+    gradio_env.release(first)
+    gradio_env.release(first)  # closed twice
     assert os.environ["GRADIO_TEMP_DIR"] == str(second)
-    leave(second)
-    assert processing_utils.async_ssrf_protected_download is download
-    assert os.environ["GRADIO_TEMP_DIR"] == "/of/somebody/else"
+    gradio_env.release(second)
+    assert os.environ["GRADIO_TEMP_DIR"] == "/of/another/app"
+
+
+def test_a_server_that_cannot_start_restores_the_environment(monkeypatch):
+    monkeypatch.delenv("GRADIO_TEMP_DIR", raising=False)
+    with pytest.raises(ModelError):
+        start(Settings(model="timm/no_such_model", port=free_port()))
+    assert "GRADIO_TEMP_DIR" not in os.environ
 
 
 def photo(number):
@@ -98,9 +103,12 @@ def client_of(server):
     return Client(server.address, verbose=False, analytics_enabled=False, download_files=False)
 
 
-def ask(client, file, model=TINY):
-    """Upload a photo as the page does; the last answer of what the page would show."""
-    return client.predict(handle_file(str(file)), model, *SETTINGS, *GROUPS, api_name="/upload")
+def ask(client, file, model=TINY, settings=None):
+    """Upload a photo as the page does: all that the page would show."""
+    first = client.predict(handle_file(str(file)), model, *(settings or SETTINGS), *GROUPS, api_name="/upload")
+    if not any("Working" in part for part in texts(first)):
+        return first  # from the cache, or an error
+    return [*first, *client.predict(api_name="/run_maps")]
 
 
 def texts(answer):
@@ -133,13 +141,18 @@ def get(server, path, data=None, headers=None):
 def test_ten_visitors_at_once_get_right_answers_in_bounded_memory(server, tmp_path):
     for number in range(10):
         photo(number).save(tmp_path / f"{number}.png")
-    studio = Studio(Shelf(TINY))
+    service = ImageService(ModelCache(TINY))
     expected = []
     for number in range(10):
-        visit = studio.receive(tmp_path / f"{number}.png", "x.png", TINY)
-        record = studio.explain(visit, Wanted(METHODS), Job())
-        expected.append((cards.predictions(record), pictures(cards.maps(record, Wanted(METHODS), Sliders()))))
-    studio.close()
+        visit = service.read(tmp_path / f"{number}.png", "x.png", TINY)
+        record = service.explain(visit, ExplainRequest(METHODS), Job())
+        expected.append(
+            (
+                rendering.predictions_html(record),
+                pictures(rendering.maps_html(record, ExplainRequest(METHODS), DisplaySettings())),
+            )
+        )
+    service.close()
     assert len({predictions for predictions, _ in expected}) == 10
     clients = [client_of(server) for _ in range(10)]
     ask(clients[0], tmp_path / "0.png")
@@ -160,17 +173,26 @@ def test_ten_visitors_at_once_get_right_answers_in_bounded_memory(server, tmp_pa
         client.close()
 
 
+SLOW_SETTINGS = ([], SLOW, *SETTINGS[2:])
+
+
+def start_slow(client, file):
+    """Start a request that takes a minute."""
+    client.predict(handle_file(str(file)), TINY, *SLOW_SETTINGS, *GROUPS, api_name="/upload")
+    return client.submit(api_name="/run_maps")
+
+
 def test_a_visitor_who_leaves_frees_the_model(server, tmp_path):
     photo(50).save(tmp_path / "50.png")
     photo(51).save(tmp_path / "51.png")
     leaving = client_of(server)
-    slow = ([], SLOW, *SETTINGS[2:])
-    leaving.submit(handle_file(str(tmp_path / "50.png")), TINY, *slow, *GROUPS, api_name="/upload")
+    start_slow(leaving, tmp_path / "50.png")
     time.sleep(3)
     staying = client_of(server)
-    waiting = staying.submit(handle_file(str(tmp_path / "51.png")), TINY, *SETTINGS, *GROUPS, api_name="/upload")
+    staying.predict(handle_file(str(tmp_path / "51.png")), TINY, *SETTINGS, *GROUPS, api_name="/upload")
+    waiting = staying.submit(api_name="/run_maps")
     time.sleep(1)
-    assert not waiting.done()  # 10,000 passes take a minute, and this one waits behind them
+    assert not waiting.done()  # it waits behind 10,000 passes, which take a minute
     leaving.close()
     assert any("vitreous-grid" in part for part in texts(waiting.result(timeout=60)))
     staying.close()
@@ -182,14 +204,81 @@ def test_an_answer_that_nobody_reads_keeps_nobody_waiting(server, tmp_path):
     uploading = client_of(server)
     ask(uploading, tmp_path / "52.png")  # so that the file is on the server
     uploaded = next(server.log.parent.glob("vitreous-web-*/*/52.png"))
+    # This one reads the first step, so that the slow work is queued, and then nothing more.
+    assert "Working" in _answer(server, str(uploaded), session="leaving", spelled=SLOW)
+    status, text = _post_event(server, "run_maps", [None], "leaving")
+    assert status == 200, text
+    # This one never reads anything.
     status, text = _join(server, str(uploaded), spelled=SLOW)
     assert status == 200, text
     start = time.monotonic()
     answer = ask(uploading, tmp_path / "53.png")
     assert any("vitreous-grid" in part for part in texts(answer))
-    # Nobody has read for ten seconds, then the model's next block ends it; all of it takes a minute.
-    assert time.monotonic() - start < 30
+    # Nobody has read for ten seconds, then the job is not started or ends at the model's next block.
+    assert time.monotonic() - start < 40
     uploading.close()
+
+
+def test_a_new_request_stops_the_one_before_it(server, tmp_path):
+    photo(54).save(tmp_path / "54.png")
+    client = client_of(server)
+    slow = start_slow(client, tmp_path / "54.png")
+    time.sleep(3)
+    assert not slow.done()
+    answer = ask(client, tmp_path / "54.png")
+    assert any("vitreous-grid" in part for part in texts(answer))
+    assert texts(slow.result(timeout=60)) == []  # the newer request speaks for itself
+    client.close()
+
+
+def test_gradio_cancels_a_job(server, tmp_path):
+    photo(55).save(tmp_path / "55.png")
+    client = client_of(server)
+    slow = start_slow(client, tmp_path / "55.png")
+    time.sleep(3)
+    assert not slow.done()
+    slow.cancel()
+    start = time.monotonic()
+    assert any("vitreous-grid" in part for part in texts(ask(client, tmp_path / "55.png")))
+    assert time.monotonic() - start < 30  # all of it takes a minute
+    client.close()
+
+
+def test_a_full_queue_is_refused(server, tmp_path):
+    photo(56).save(tmp_path / "56.png")
+    clients = [client_of(server) for _ in range(2)]
+    for client in clients:  # both places in the queue for the model are taken
+        start_slow(client, tmp_path / "56.png")
+    time.sleep(2)
+    statuses = [_post_event(server, "run_maps", [None], uuid.uuid4().hex) for _ in range(70)]
+    assert statuses[0][0] == 200
+    status, text = statuses[-1]
+    assert status == 503
+    assert "full" in text.lower()
+    assert "Traceback" not in text
+    for client in clients:
+        client.close()
+    deadline = time.monotonic() + 120
+    while _post_event(server, "run_maps", [None], uuid.uuid4().hex)[0] != 200:  # the others are skipped one by one
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def test_a_failed_model_change_puts_the_old_choice_back(server, tmp_path):
+    photo(57).save(tmp_path / "57.png")
+    client = client_of(server)
+    ask(client, tmp_path / "57.png")
+    # Refused at once, and refused when it is loaded.
+    refused = client.predict("py/evil.py:model", *SETTINGS, *GROUPS, api_name="/change_model")
+    assert TINY in refused
+    assert "vitreous-error" in " ".join(texts(refused))
+    client.predict("timm/no_such_model", *SETTINGS, *GROUPS, api_name="/change_model")
+    failed = client.predict(api_name="/run_maps")
+    assert TINY in failed
+    assert "no_such_model" in " ".join(texts(failed))
+    # The page reacts to the choice that was put back, and must not hide the error by that.
+    assert texts(client.predict(TINY, *SETTINGS, *GROUPS, api_name="/change_model")) == []
+    client.close()
 
 
 # Refusals.
@@ -297,6 +386,14 @@ def test_no_file_of_the_machine_can_be_passed_off_as_an_upload(server):
         assert "vitreous-grid" not in text
 
 
+def test_files_named_by_a_url_are_refused():
+    file = {"path": "/tmp/vitreous-web-x/photo.png", "url": "http://127.0.0.1:7860/gradio_api/file=/tmp/photo.png"}
+    for allowed in (file, [file, "http://a.b/c"], {"data": [file, {"path": 3}, None]}, 3, None, "http://a.b/c"):
+        assert not names_remote_file(allowed)
+    for url in ("http://a.b/c.png", "HTTPS://a.b/c.png", " http://a.b", "ftp://a.b/c", "file:///etc/passwd"):
+        assert names_remote_file({"data": [1, [{"path": url, "meta": {}}]]})
+
+
 def test_the_server_fetches_nothing_for_a_visitor(server):
     asked = threading.Event()
     with socket.socket() as listener:
@@ -319,20 +416,25 @@ def test_the_server_fetches_nothing_for_a_visitor(server):
     assert "vitreous-grid" not in text
 
 
-def _join(server, path, session="nobody", spelled=""):
-    """Ask for an explanation of a file by its path, past the page; nobody reads the answer."""
+def _post_event(server, name, data, session):
+    """Trigger an event past the page; nobody reads the answer."""
     config = json.load(urllib.request.urlopen(server.address + "config", timeout=30))
-    number = next(one["id"] for one in config["dependencies"] if one.get("api_name") == "upload")
-    file = {"path": path, "meta": {"_type": "gradio.FileData"}, "orig_name": "x.png"}
-    data = [file, TINY, None, [], spelled, *SETTINGS[2:], *GROUPS]
+    number = next(one["id"] for one in config["dependencies"] if one.get("api_name") == name)
     body = json.dumps({"data": data, "fn_index": number, "session_hash": session}).encode()
     return get(server, "/gradio_api/queue/join", body, {"Content-Type": "application/json"})
 
 
-def _answer(server, path):
-    """Ask so, and give all that the server says about it."""
-    session = uuid.uuid4().hex
-    status, text = _join(server, path, session)
+def _join(server, path, session="nobody", spelled=""):
+    """Request an explanation of a file by its path, past the page; nobody reads the answer."""
+    file = {"path": path, "meta": {"_type": "gradio.FileData"}, "orig_name": "x.png"}
+    data = [file, None, TINY, None, [], spelled, *SETTINGS[2:], *GROUPS]
+    return _post_event(server, "upload", data, session)
+
+
+def _answer(server, path, session=None, spelled=""):
+    """Request that, and return all that the server answers."""
+    session = session or uuid.uuid4().hex
+    status, text = _join(server, path, session, spelled)
     if status != 200:
         return text
     request = urllib.request.urlopen(f"{server.address}gradio_api/queue/data?session_hash={session}", timeout=30)
@@ -375,14 +477,14 @@ def test_other_pages_and_other_names_are_turned_away(server):
 
 
 def test_a_server_for_everybody_answers_under_any_name_but_not_to_other_pages():
-    gate = Gate(None, "0.0.0.0", Listeners(), None)
+    middleware = SecurityMiddleware(None, "0.0.0.0", OpenStreams(), None)
     for name, origin, foreign in (
         ("here.example", None, False),
         ("here.example:80", "http://here.example:80", False),
         ("here.example", "http://evil.example", True),
     ):
         headers = [(b"host", name.encode()), *([(b"origin", origin.encode())] if origin else [])]
-        assert gate._is_foreign({"headers": headers}) == foreign
+        assert middleware._is_cross_origin({"headers": headers}) == foreign
 
 
 def test_what_the_page_does_not_need_is_closed(server):

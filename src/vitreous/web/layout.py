@@ -1,4 +1,4 @@
-"""What stands where on the photo tab; what happens when it is used is in ``events``."""
+"""The components of the page and its style sheet; their events are handled in ``tabs``."""
 
 from __future__ import annotations
 
@@ -10,23 +10,33 @@ from typing import Any
 import gradio as gr
 
 from vitreous.defaults import DEFAULT_OPACITY
-from vitreous.web import cards
-from vitreous.web.drawing import SIGNS
-from vitreous.web.wanted import MOST_CLASSES
+from vitreous.web import rendering
+from vitreous.web.rendering import SIGNS
+from vitreous.web.requests import MAX_CLASSES
 
-TITLE = "<h1>Vitreous</h1><p>Which parts of a picture, or words of a text, made the model say this class?</p>"
-_CHOSEN = ("tokentm", "gradtoken")
-_SPELLED = "decompx.skipplus"
-_HINT = "<p>Drop a photo on the left, or pick the example.</p>"
+TITLE = "<h1>Vitreous</h1><p>Which parts of a photo, or which words of a text, explain the prediction?</p>"
+TEXT_EXAMPLES = (
+    "A truly wonderful film, with a story that is never dull and a cast that could not be better.",
+    "Two hours that I will never get back: the jokes are old, the plot is thin, and nobody seems to care.",
+)
+_METHODS = ("tokentm", "gradtoken")
+_SPELLED_METHODS = "decompx.skipplus"
+_TEXT_METHODS = ("decompx", "gae")
+_PHOTO_HINT = "<p>Drop a photo on the left, or choose an example.</p>"
+_TEXT_HINT = "<p>Write or paste a text on the left, and press <b>Explain</b>.</p>"
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The parts of the page that are read or changed."""
+class PhotoComponents:
+    """The components of the photo tab.
 
-    visit: Any
-    model: Any
+    ``photo`` is the session's ``PhotoInput``; ``pending`` holds, for each panel, the task whose result it will show.
+    """
+
     photo: Any
+    pending: dict[str, Any]
+    model: Any
+    upload: Any
     example: Any
     predictions: Any
     classes: Any
@@ -53,32 +63,33 @@ class Parts:
     report: Any
     download: Any
 
-    def wanted(self) -> list[Any]:
-        """Give what says which maps are wanted, and how they are shown, in the order of ``events.read_controls``."""
+    def controls(self) -> list[Any]:
+        """Input components, in the order ``tabs.read_photo_controls`` expects."""
         shown = [self.depth, self.opacity, self.sign, self.threshold, self.smooth]
-        return [self.visit, self.classes, self.spelled, *shown, *self.methods]
+        return [self.photo, self.classes, self.spelled, *shown, *self.methods]
 
 
-def lay_out(models: Sequence[str], examples: Sequence[Path]) -> Parts:
-    """Make the parts, inside the tab that is being built."""
-    parts: dict[str, Any] = {"visit": gr.State(None)}
+def build_photo_tab(models: Sequence[str], examples: Sequence[Path]) -> PhotoComponents:
+    """Create the components of the photo tab."""
+    panels = ("maps", "rows", "curves", "download")
+    parts: dict[str, Any] = {"photo": gr.State(None), "pending": {panel: gr.State(None) for panel in panels}}
     with gr.Row(elem_classes="vitreous-columns"):
         with gr.Column(scale=2, min_width=280, elem_classes="vitreous-column"):
-            parts |= _photo(models, examples)
+            parts |= _photo_inputs(models, examples)
             with gr.Column(elem_id="vitreous-choices", elem_classes="vitreous-choices"):
-                parts |= method_choices(_CHOSEN, _SPELLED)
+                parts |= method_choices(_METHODS, _SPELLED_METHODS)
         with gr.Column(scale=5, min_width=280, elem_classes="vitreous-column"):
             with gr.Column(elem_classes="vitreous-shown"):
                 parts |= _maps()
             with gr.Column(elem_id="vitreous-more", elem_classes="vitreous-more"):
                 parts |= _patch() | _curves() | _downloads()
-    return Parts(**{part.name: parts[part.name] for part in fields(Parts)})
+    return PhotoComponents(**{part.name: parts[part.name] for part in fields(PhotoComponents)})
 
 
-def _photo(models: Sequence[str], examples: Sequence[Path]) -> dict[str, Any]:
+def _photo_inputs(models: Sequence[str], examples: Sequence[Path]) -> dict[str, Any]:
     return {
-        "photo": gr.File(
-            label="Photo: drop it here, or press to choose", file_types=["image"], height=130, elem_id="vitreous-upload"
+        "upload": gr.File(
+            label="Photo: drop it here, or click to choose", file_types=["image"], height=130, elem_id="vitreous-upload"
         ),
         "example": gr.Dataset(
             components=[gr.Image(visible=False, type="filepath")],
@@ -87,7 +98,7 @@ def _photo(models: Sequence[str], examples: Sequence[Path]) -> dict[str, Any]:
             label="Examples",
             elem_id="vitreous-examples",
         ),
-        "predictions": gr.HTML(cards.no_predictions(), elem_id="vitreous-predictions"),
+        "predictions": gr.HTML(rendering.NO_PREDICTION, elem_id="vitreous-predictions"),
         "classes": class_choice("vitreous-classes"),
         "model": gr.Dropdown(
             list(models),
@@ -101,22 +112,22 @@ def _photo(models: Sequence[str], examples: Sequence[Path]) -> dict[str, Any]:
 
 
 def class_choice(name: str) -> Any:
-    """Give what classes are chosen with."""
+    """Create the class selector."""
     return gr.Dropdown(
         [],
         label="Classes to explain",
-        info=f"Type to search; up to {MOST_CLASSES}. None: what the model says.",
+        info=f"Type to search; up to {MAX_CLASSES}. Empty: the predicted class.",
         multiselect=True,
-        max_choices=MOST_CLASSES,
+        max_choices=MAX_CLASSES,
         elem_id=name,
     )
 
 
 def status_bar(prefix: str = "") -> tuple[Any, Any]:
-    """Give what tells how far work is, and the button that stops it."""
+    """Create the status line and the Stop button."""
     with gr.Row(elem_classes="vitreous-bar"):
         with gr.Column(scale=5, min_width=200):
-            status = gr.HTML(cards.status("Ready."), elem_id=f"vitreous-{prefix}status")
+            status = gr.HTML(rendering.status_html("Ready."), elem_id=f"vitreous-{prefix}status")
         stop = gr.Button(
             "Stop",
             variant="stop",
@@ -130,10 +141,10 @@ def status_bar(prefix: str = "") -> tuple[Any, Any]:
 
 
 def method_choices(chosen: Sequence[str], spelling: str, *, prefix: str = "", texts: bool = False) -> dict[str, Any]:
-    """Give the methods to tick, by family, and a line for all other spellings."""
+    """Create the checkboxes of the methods, by family, and a text field for other spellings."""
     groups = []
     gr.HTML("<h2>Methods, by family</h2>")
-    for family, members in cards.families(texts=texts).items():
+    for family, members in rendering.method_families(texts=texts).items():
         title = "CAM" if family == "cam" else f"{family[:1].upper()}{family[1:]}"
         count = f"{len(members)} method{'s' if len(members) > 1 else ''}"
         with gr.Accordion(f"{title} ({count})", open=False, elem_id=f"vitreous-{prefix}family-{family}"):
@@ -146,11 +157,11 @@ def method_choices(chosen: Sequence[str], spelling: str, *, prefix: str = "", te
                 elem_id=f"vitreous-{prefix}{family}",
                 elem_classes="vitreous-methods",
             )
-            gr.HTML(cards.papers(family, texts=texts))
+            gr.HTML(rendering.papers_html(family, texts=texts))
         groups.append(group)
     spelled = gr.Textbox(
         spelling,
-        label="More methods, as they are spelled",
+        label="More methods",
         info="name[.aggregation][:option=value], separated by commas; press Enter",
         elem_id=f"vitreous-{prefix}spelled",
     )
@@ -171,7 +182,7 @@ def _maps() -> dict[str, Any]:
             elem_id="vitreous-sign",
         )
         smooth = gr.Checkbox(value=True, label="Smooth between patches", elem_id="vitreous-smooth")
-    maps = gr.HTML(_HINT, elem_id="vitreous-maps", elem_classes="vitreous-maps")
+    maps = gr.HTML(_PHOTO_HINT, elem_id="vitreous-maps", elem_classes="vitreous-maps")
     return {
         "status": status,
         "stop": stop,
@@ -185,31 +196,31 @@ def _maps() -> dict[str, Any]:
 
 
 def _patch() -> dict[str, Any]:
-    with gr.Accordion("Which patches does a patch draw on?", open=True), gr.Row():
+    with gr.Accordion("Which patches does a patch attend to?", open=True), gr.Row():
         with gr.Column(scale=2, min_width=240):
             picture = gr.Image(
-                label="Press on a patch",
+                label="Click on a patch",
                 interactive=False,
                 type="pil",
                 format="jpeg",
                 buttons=[],
                 height=300,
                 elem_id="vitreous-photo",
-                alt_text="The photo; press on a patch to see what it draws on",
+                alt_text="The photo; click on a patch to see what it attends to",
             )
             block = gr.Slider(0, 11, 11, step=1, label="Block", elem_id="vitreous-block", interactive=True)
             with gr.Row():
                 row = gr.Number(0, label="Row", precision=0, minimum=0, min_width=70, elem_id="vitreous-row")
                 column = gr.Number(0, label="Column", precision=0, minimum=0, min_width=70, elem_id="vitreous-column")
-                look = gr.Button("Look", size="sm", min_width=70, elem_id="vitreous-look")
+                look = gr.Button("Show", size="sm", min_width=70, elem_id="vitreous-look")
         with gr.Column(scale=4, min_width=280):
             rows = gr.HTML("", elem_id="vitreous-rows", elem_classes="vitreous-rows")
     return {"picture": picture, "block": block, "row": row, "column": column, "look": look, "rows": rows}
 
 
 def _curves() -> dict[str, Any]:
-    with gr.Accordion("Do the maps tell the truth? Deletion and insertion", open=True):
-        measure = gr.Button("Measure the curves of these maps", elem_id="vitreous-measure")
+    with gr.Accordion("How faithful are the maps? Deletion and insertion curves", open=True):
+        measure = gr.Button("Measure curves of these maps", elem_id="vitreous-measure")
         curves = gr.HTML("", elem_id="vitreous-curves")
     return {"measure": measure, "curves": curves}
 
@@ -221,3 +232,165 @@ def _downloads() -> dict[str, Any]:
         report = gr.Button("Download report (HTML)", min_width=150, elem_id="vitreous-report")
         download = gr.DownloadButton("Download", visible="hidden", elem_id="vitreous-download")
     return {"png": png, "npz": npz, "report": report, "download": download}
+
+
+@dataclass(frozen=True)
+class TextComponents:
+    """The components of the text tab.
+
+    ``shown_model`` is the model of the explanation that is shown; ``pending`` is as for photos.
+    """
+
+    pending: dict[str, Any]
+    shown_model: Any
+    text: Any
+    explain: Any
+    example: Any
+    long: Any
+    predictions: Any
+    classes: Any
+    model: Any
+    methods: list[Any]
+    spelled: Any
+    status: Any
+    stop: Any
+    by: Any
+    words: Any
+    save: Any
+    download: Any
+
+    def controls(self) -> list[Any]:
+        """Input components, in the order ``tabs.read_text_controls`` expects."""
+        return [self.text, self.model, self.long, self.classes, self.spelled, self.by, *self.methods]
+
+
+def build_text_tab(models: Sequence[str]) -> TextComponents:
+    """Create the components of the text tab."""
+    pending = {panel: gr.State(None) for panel in ("words", "download")}
+    parts: dict[str, Any] = {"pending": pending, "shown_model": gr.State(models[0])}
+    with gr.Row(elem_classes="vitreous-columns"):
+        with gr.Column(scale=2, min_width=280, elem_classes="vitreous-column"):
+            parts |= _text_inputs(models)
+            with gr.Column(elem_classes="vitreous-choices"):
+                parts |= method_choices(_TEXT_METHODS, "", prefix="text-", texts=True)
+        with gr.Column(scale=5, min_width=280, elem_classes=["vitreous-column", "vitreous-shown"]):
+            parts |= _words()
+    return TextComponents(**parts)
+
+
+def _text_inputs(models: Sequence[str]) -> dict[str, Any]:
+    return {
+        "text": gr.Textbox(
+            label="Text",
+            lines=5,
+            max_lines=14,
+            placeholder="Write or paste a text",
+            elem_id="vitreous-text",
+        ),
+        "explain": gr.Button("Explain", variant="primary", elem_id="vitreous-text-explain"),
+        "example": gr.Dataset(
+            components=[gr.Textbox(visible=False)],
+            samples=[[example] for example in TEXT_EXAMPLES],
+            type="index",
+            label="Examples",
+            elem_id="vitreous-text-examples",
+        ),
+        "predictions": gr.HTML(rendering.NO_PREDICTION, elem_id="vitreous-text-predictions"),
+        "classes": class_choice("vitreous-text-classes"),
+        "long": gr.Radio(
+            [("truncate", "cut"), ("explain in windows", "windows")],
+            value="cut",
+            label="Texts that are too long for the model",
+            elem_id="vitreous-text-long",
+        ),
+        "model": gr.Dropdown(
+            list(models),
+            value=models[0],
+            label="Model",
+            info="A text classifier, hf/NAME; press Enter",
+            allow_custom_value=True,
+            elem_id="vitreous-text-model",
+        ),
+    }
+
+
+def _words() -> dict[str, Any]:
+    status, stop = status_bar("text-")
+    by = gr.Radio(
+        [("maximum of its tokens", "max"), ("sum of its tokens", "sum")],
+        value="max",
+        label="Score of a word",
+        elem_id="vitreous-text-by",
+    )
+    words = gr.HTML(_TEXT_HINT, elem_id="vitreous-text-words")
+    with gr.Row():
+        save = gr.Button("Download page (HTML)", min_width=150, elem_id="vitreous-text-save")
+        download = gr.DownloadButton("Download", visible="hidden", elem_id="vitreous-text-download")
+    return {"status": status, "stop": stop, "by": by, "words": words, "save": save, "download": download}
+
+
+# Colours are Gradio's own, for its light and its dark theme.
+CSS = """
+.gradio-container { max-width: 86rem !important; margin: 0 auto !important; }
+:root { --body-text-color-subdued: #565d6b !important; --block-info-text-color: #565d6b !important; }
+.dark { --body-text-color-subdued: #aab2c0 !important; --block-info-text-color: #aab2c0 !important; }
+.gradio-container h2 { font-size: 1.15rem !important; margin: .6rem 0 .4rem !important; }
+.gradio-container h1 { font-size: 1.7rem; margin: 0; }
+.vitreous-faint { color: var(--body-text-color-subdued); }
+.vitreous-bar { align-items: center; }
+.gradio-container a { color: var(--link-text-color); text-decoration: underline; }
+#vitreous-title { margin: .25rem 0 0; }
+#vitreous-title p { margin: .1rem 0 .5rem; color: var(--body-text-color-subdued); }
+.vitreous-grid, .vitreous-curves .grid { display: grid; gap: .75rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 15.5rem), 1fr)); margin: .4rem 0 1rem; }
+.vitreous-curves .grid { grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); }
+.vitreous-grid figure, .vitreous-curves figure { margin: 0; padding: .5rem; border-radius: .5rem;
+  background: var(--background-fill-secondary); border: 1px solid var(--border-color-primary); }
+.vitreous-grid img { display: block; margin: 0 auto !important; border-radius: .25rem; }
+.vitreous-grid figcaption, .vitreous-curves figcaption { margin-top: .4rem; font-size: .9rem; overflow-wrap: anywhere; }
+.vitreous-grid figcaption span { color: var(--body-text-color-subdued); display: block; font-size: .8rem; }
+.vitreous-curves svg { max-width: 100%; height: auto; display: block; margin: 0 auto; }
+.entry { display: flex; gap: .45rem; align-items: center; } .entry svg { flex: none; margin: 0 !important; }
+.vitreous-words { --vitreous-strength: 1; }
+.dark .vitreous-words { --vitreous-strength: .62; }
+.vitreous-words h3 { font-size: 1.05rem; margin: .8rem 0 .2rem; }
+.vitreous-texts { grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); }
+.vitreous-texts figcaption { margin: 0 0 .4rem; font-weight: 600; }
+.vitreous-texts p { line-height: 1.75; overflow-wrap: anywhere; }
+.vitreous-strongest { display: flex; flex-wrap: wrap; gap: .2rem .9rem; list-style: none; margin: .6rem 0 0 !important;
+  padding: .45rem 0 0 !important; border-top: 1px solid var(--border-color-primary); font-size: .85rem; }
+.vitreous-strongest li { margin: 0 !important; overflow-wrap: anywhere; }
+.vitreous-strongest li > span:first-child { padding: 0 .3em; border-radius: .2em; }
+.vitreous-strongest .number { color: var(--body-text-color-subdued); font-variant-numeric: tabular-nums; }
+.vitreous-maps h3, .vitreous-rows h3, .vitreous-curves h3 { font-size: 1.05rem; margin: .6rem 0 .3rem; }
+.bars { display: grid; grid-template-columns: fit-content(50%) 1fr 3.6rem; gap: .3rem .6rem; align-items: center; }
+.bar { height: .65rem; border-radius: .35rem; overflow: hidden; background: var(--background-fill-secondary);
+  border: 1px solid var(--border-color-primary); }
+.bar span { display: block; height: 100%; background: var(--color-accent); }
+.bars .number { text-align: right; font-variant-numeric: tabular-nums; }
+.legend { display: flex; flex-wrap: wrap; gap: .25rem 2rem; font-size: .85rem; color: var(--body-text-color-subdued); }
+.legend div { display: flex; gap: .5rem; align-items: center; }
+.legend img { width: 8rem; height: .7rem !important; border-radius: .2rem; margin: 0 !important; }
+.vitreous-status { margin: 0; min-height: 1.5rem; display: flex; gap: .75rem; align-items: center; flex-wrap: wrap; }
+.gradio-container .progress-level { padding: .4rem .6rem; border-radius: .4rem; background: var(--body-background-fill); }
+.vitreous-error { color: var(--error-text-color, #b91c1c); font-weight: 600; }
+.dark .vitreous-error { color: #fca5a5; }
+.vitreous-papers { font-size: .85rem; margin: .25rem 0; }
+.vitreous-methods label { width: 100%; align-items: flex-start !important; }
+.vitreous-methods label span { white-space: normal; }
+.gradio-container :focus-visible { outline: 2px solid var(--color-accent); outline-offset: 2px; }
+.label-wrap span { text-align: left; }
+.vitreous-grid figcaption code { font-size: .85rem; padding: 0; }
+#vitreous-photo img { cursor: crosshair; }
+/* A phone shows one column: the photo, then the maps, then the long list of methods. */
+@media (max-width: 640px) {
+  .gradio-container, .gradio-container > main { padding: .25rem !important; }
+  .vitreous-columns { flex-direction: column; flex-wrap: nowrap; align-items: stretch; }
+  .vitreous-column { display: contents; }
+  .vitreous-shown { order: 1; } .vitreous-choices { order: 2; } .vitreous-more { order: 3; }
+  .vitreous-grid { grid-template-columns: repeat(auto-fill, minmax(min(100%, 9rem), 1fr)); gap: .4rem; }
+  .vitreous-grid figure { padding: .3rem; }
+  .vitreous-texts { grid-template-columns: 1fr; }
+  .vitreous-texts figure { padding: .5rem; }
+}
+"""

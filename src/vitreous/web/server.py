@@ -1,8 +1,7 @@
-"""The server: the page on a port of this machine, closed to everything that the page does not need."""
+"""The server of the page: on one port, closed to everything that the page does not need."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import tempfile
@@ -12,35 +11,34 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import InputError, MissingDependencyError
-from vitreous.web.jobs import Limits
-from vitreous.web.listeners import Listeners
-from vitreous.web.shelf import Shelf, TextShelf, checkpoints
-from vitreous.web.studio import Studio
-from vitreous.web.surroundings import leave, occupy
-from vitreous.web.text_studio import TextStudio
-from vitreous.web.uploads import Uploads
-from vitreous.web.visitors import Visitors
+from vitreous.web import gradio_env
+from vitreous.web.image_service import ImageService
+from vitreous.web.jobs import Limits, SessionJobs
+from vitreous.web.models import ModelCache, TextModelCache, find_checkpoints
+from vitreous.web.security import OpenStreams, SecurityMiddleware, UploadFolder
+from vitreous.web.text_service import TextService
 
 _HOUR = 3600
-_NO_DOCUMENTATION = ("docs_url", "redoc_url", "openapi_url")  # of the addresses, by which one could call them
-_PART_FOR_TEXTS = 16  # of what is remembered: a text takes kilobytes where a photo takes megabytes
-_UPLOADS_KEPT = 10  # of the largest size; the oldest go first
-_MOST_AT_ONCE = 32  # requests that may wait for work; they take no thread meanwhile
+_NO_API_DOCS = ("docs_url", "redoc_url", "openapi_url")
+_TEXT_CACHE_FRACTION = 16  # texts get a sixteenth of the cache: kilobytes each, where photos need megabytes
+_MAX_UPLOADS = 10  # of the largest size; the oldest are deleted first
+_CONCURRENCY = 32  # of events that do not run the model
+_MAX_QUEUE = 64  # waiting events; Gradio refuses more and says so
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the server was started.
+    """Settings of the server.
 
     Attributes:
-        model: The model that is there from the start.
+        model: The model that is loaded at the start.
         host: The address to listen on.
         port: The port.
-        folders: Where checkpoints and example photos may be read.
-        upload_bytes: The largest photo that is taken.
-        cache_bytes: How much is remembered.
-        text_model: The text classifier that is there from the start, if any.
-        limits: The time and memory that one request may take.
+        folders: Folders from which checkpoints and example photos may be read.
+        upload_bytes: The largest photo that is accepted.
+        cache_bytes: Size of the result cache.
+        text_model: The text classifier that is loaded at the start, if any.
+        limits: Time and memory limits of one request.
     """
 
     model: str = "demo"
@@ -56,120 +54,115 @@ class Settings:
 class Server:
     """A running page; ``close`` ends it."""
 
-    def __init__(self, settings: Settings, page: Any, studio: Studio, folder: Path) -> None:
-        self.settings, self.studio = settings, studio
+    def __init__(self, settings: Settings, page: Any, images: ImageService, folder: Path) -> None:
+        self.settings, self.images = settings, images
         self._page, self._folder = page, folder
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.address = f"http://{host}:{settings.port}/"
 
     def wait(self) -> None:
-        """Wait until somebody interrupts the program."""
+        """Wait until the program is interrupted."""
         self._page.block_thread()
 
     def close(self) -> None:
-        """Stop listening and working, delete what visitors left, and leave Gradio as it was."""
+        """Stop listening, cancel all jobs, delete uploads and restore Gradio's settings."""
         self._page.close(verbose=False)
-        _clear(self.studio, self._folder)
+        _clean_up(self.images, self._folder)
 
 
 def start(settings: Settings) -> Server:
-    """Load the model, build the page and begin to listen.
+    """Load the model, build the page and start listening.
 
     Raises:
         MissingDependencyError: Gradio is not installed.
         InputError: the port is taken, or a folder does not exist.
         ModelError: the model cannot be loaded.
     """
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported
-    gradio = _gradio()
     _check(settings)
-    for_texts = settings.cache_bytes // _PART_FOR_TEXTS
-    studio = Studio(
-        Shelf(settings.model, settings.folders),
-        cache_bytes=settings.cache_bytes - for_texts,
-        upload_bytes=settings.upload_bytes,
-        limits=settings.limits,
-    )
-    studio.shelf.take(settings.model)
-    texts = _text_studio(settings, studio, for_texts)
     folder = Path(tempfile.mkdtemp(prefix="vitreous-web-"))
-    occupy(folder)
+    gradio_env.acquire(folder)  # Gradio reads some of it when it is imported
+    images = None
     try:
-        listeners = Listeners()
-        page = build(gradio, studio, texts, settings.folders, folder, listeners)
-        _launch(gradio, page, settings, folder, listeners)
+        gradio = _import_gradio()
+        text_cache = settings.cache_bytes // _TEXT_CACHE_FRACTION
+        images = ImageService(
+            ModelCache(settings.model, settings.folders),
+            cache_bytes=settings.cache_bytes - text_cache,
+            upload_bytes=settings.upload_bytes,
+            limits=settings.limits,
+        )
+        images.models.get(settings.model)
+        texts = _text_service(settings, images, text_cache)
+        streams = OpenStreams()
+        page = build(gradio, images, texts, settings.folders, folder, streams)
+        _launch(gradio, page, settings, folder, streams)
     except BaseException:
-        _clear(studio, folder)
+        _clean_up(images, folder)
         raise
-    return Server(settings, page, studio, folder)
+    return Server(settings, page, images, folder)
 
 
-def _clear(studio: Studio, folder: Path) -> None:
-    studio.close()
-    leave(folder)
+def _clean_up(images: ImageService | None, folder: Path) -> None:
+    if images is not None:
+        images.close()
+    gradio_env.release(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _text_studio(settings: Settings, studio: Studio, cache_bytes: int) -> TextStudio | None:
-    """Give what explains texts, if there is a model for them: the one that was named, or one in the folders."""
-    found = checkpoints(settings.folders, text=True)
-    first = settings.text_model or next(iter(found), None)
-    if first is None:
+def _text_service(settings: Settings, images: ImageService, cache_bytes: int) -> TextService | None:
+    """Return a service with the text model that was given, or one from the allowed folders; ``None`` without one."""
+    default = settings.text_model or next(iter(find_checkpoints(settings.folders, text=True)), None)
+    if default is None:
         return None
-    shelf = TextShelf(first, settings.folders)
+    models = TextModelCache(default, settings.folders)
     if settings.text_model is not None:
-        shelf.take(settings.text_model)
-    return TextStudio(shelf, studio.worker, cache_bytes=cache_bytes)
+        models.get(settings.text_model)
+    return TextService(models, images.worker, cache_bytes=cache_bytes)
 
 
 def build(
     gradio: Any,
-    studio: Studio,
-    texts: TextStudio | None,
+    images: ImageService,
+    texts: TextService | None,
     folders: Sequence[Path],
     folder: Path,
-    listeners: Listeners,
+    streams: OpenStreams,
 ) -> Any:
     """Build the page."""
-    from vitreous.web import text_cards  # noqa: PLC0415  # these need Gradio
-    from vitreous.web.events import Events  # noqa: PLC0415
-    from vitreous.web.examples import example_photos, thumbnails  # noqa: PLC0415
-    from vitreous.web.layout import TITLE, lay_out  # noqa: PLC0415
-    from vitreous.web.text_events import TextEvents  # noqa: PLC0415
-    from vitreous.web.text_layout import lay_out_texts  # noqa: PLC0415
+    from vitreous.web.layout import TITLE, build_photo_tab, build_text_tab  # noqa: PLC0415  # these import Gradio
+    from vitreous.web.photo_tab import PhotoTab  # noqa: PLC0415
+    from vitreous.web.photos import example_photos, write_thumbnails  # noqa: PLC0415
+    from vitreous.web.rendering import NO_TEXT_MODEL  # noqa: PLC0415
+    from vitreous.web.text_tab import TextTab  # noqa: PLC0415
 
-    small = thumbnails(example_photos(folders), folder)
+    examples = write_thumbnails(example_photos(folders), folder)
     with gradio.Blocks(analytics_enabled=False, title="Vitreous", delete_cache=(_HOUR // 4, 2 * _HOUR)) as page:
         gradio.HTML(TITLE, elem_id="vitreous-title")
-        visitors = Visitors(studio.worker, listeners)
+        jobs = SessionJobs(images.worker)
         with gradio.Tabs(elem_id="vitreous-tabs"):
             with gradio.Tab("Photos"):
-                events = Events(
-                    studio, lay_out(studio.shelf.names(), list(small.values())), list(small), visitors, folder
-                )
-                events.connect()
+                parts = build_photo_tab(images.models.names(), list(examples.values()))
+                photos = PhotoTab(images, parts, list(examples), jobs, streams, folder)
+                photos.connect()
             with gradio.Tab("Texts"):
                 if texts is None:
-                    gradio.HTML(text_cards.NO_MODEL, elem_id="vitreous-text-none")
+                    gradio.HTML(NO_TEXT_MODEL, elem_id="vitreous-text-none")
                 else:
-                    TextEvents(texts, lay_out_texts(texts.shelf.names()), visitors, folder).connect()
-        page.unload(events.desk.stop)
-    # Past the queue there is no stream of answers, by which one could tell whether anybody reads them.
-    page.queue(default_concurrency_limit=_MOST_AT_ONCE, max_size=4 * _MOST_AT_ONCE, api_open=False)
+                    TextTab(texts, build_text_tab(texts.models.names()), jobs, streams, folder).connect()
+        page.unload(photos.cancel)
+    # api_open: requests that bypass the queue have no stream of answers, so it would be unknown whether anybody reads.
+    page.queue(default_concurrency_limit=_CONCURRENCY, max_size=_MAX_QUEUE, api_open=False)
     return page
 
 
-def _launch(gradio: Any, page: Any, settings: Settings, folder: Path, listeners: Listeners) -> None:
+def _launch(gradio: Any, page: Any, settings: Settings, folder: Path, streams: OpenStreams) -> None:
     from starlette.middleware import Middleware  # noqa: PLC0415  # comes with Gradio
 
-    from vitreous.web.gate import Gate  # noqa: PLC0415
-    from vitreous.web.sessions import MOST_SESSIONS, keep_little  # noqa: PLC0415
-    from vitreous.web.style import CSS  # noqa: PLC0415
+    from vitreous.web.layout import CSS  # noqa: PLC0415
 
-    uploads = Uploads(folder, settings.upload_bytes, _UPLOADS_KEPT * settings.upload_bytes)
-    gate = Middleware(Gate, host=settings.host, listeners=listeners, uploads=uploads)
-
-    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # nothing is fetched
+    uploads = UploadFolder(folder, settings.upload_bytes, _MAX_UPLOADS * settings.upload_bytes)
+    security = Middleware(SecurityMiddleware, host=settings.host, streams=streams, uploads=uploads)
+    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # no web fonts
     page.launch(
         server_name=settings.host,
         server_port=settings.port,
@@ -185,12 +178,12 @@ def _launch(gradio: Any, page: Any, settings: Settings, folder: Path, listeners:
         mcp_server=False,
         pwa=False,
         max_file_size=settings.upload_bytes,
-        state_session_capacity=MOST_SESSIONS,
-        app_kwargs={"middleware": [gate], **dict.fromkeys(_NO_DOCUMENTATION)},
+        state_session_capacity=gradio_env.MAX_SESSIONS,
+        app_kwargs={"middleware": [security], **dict.fromkeys(_NO_API_DOCS)},
         theme=gradio.themes.Default(primary_hue="blue", **fonts),
         css=CSS,
     )
-    keep_little(page)
+    gradio_env.limit_session_state(page)
 
 
 def _check(settings: Settings) -> None:
@@ -206,9 +199,9 @@ def _check(settings: Settings) -> None:
             raise InputError(f"port {settings.port} of {settings.host} cannot be used: {error.strerror}") from error
 
 
-def _gradio() -> Any:
+def _import_gradio() -> Any:
     try:
-        import gradio  # noqa: PLC0415  # an extra, and slow to import
+        import gradio  # noqa: PLC0415  # an optional dependency, and slow to import
     except ImportError as error:
         raise MissingDependencyError('the web page needs Gradio: pip install "vitreous[web]"') from error
     return gradio

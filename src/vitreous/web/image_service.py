@@ -1,0 +1,208 @@
+"""Explanations of photos, independent of the page: maps, attention rows and curves, each computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor
+
+import vitreous
+from vitreous.errors import UnsupportedModelError
+from vitreous.explaining import network_of
+from vitreous.html.report import measure
+from vitreous.methods.decomposition import ContributionMatrix
+from vitreous.models import LoadedModel
+from vitreous.pictures.curves import Curves
+from vitreous.pictures.recording import recorded
+from vitreous.pictures.strips import depth_of
+from vitreous.spelling import parse
+from vitreous.tape.diagnosis import missing_linear_part
+from vitreous.web.jobs import Job, Limits, Throughput, Worker, monitored
+from vitreous.web.models import ModelCache
+from vitreous.web.photos import Upload, load_photo, read_upload
+from vitreous.web.requests import ExplainRequest, RunMethods, all_depths, compute, compute_first, is_single_pass
+from vitreous.web.results import BlockRows, BoundedCache, ImageResults
+
+CURVE_POINTS = 11  # per curve
+
+
+@dataclass(frozen=True)
+class PhotoInput:
+    """A photo and the model to explain it with."""
+
+    upload: Upload
+    model: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The cache key: the file's content and the model, not the file's name."""
+        return self.upload.digest, self.model
+
+
+class ImageService:
+    """Explains photos and caches the results.
+
+    Methods that take a ``Job`` run the model and must be called on ``worker``; the others may be called from any
+    thread.
+
+    Attributes:
+        worker: The thread that runs models.
+        images_run: How many images models have processed since the start.
+    """
+
+    def __init__(
+        self,
+        models: ModelCache,
+        *,
+        cache_bytes: int = 256 * 2**20,
+        upload_bytes: int = 20 * 2**20,
+        limits: Limits | None = None,
+    ) -> None:
+        self.models = models
+        self.upload_bytes = upload_bytes
+        self.cache: BoundedCache[ImageResults] = BoundedCache(cache_bytes)
+        self.worker = Worker(limits)
+        self.images_run = 0
+        self._throughputs: dict[str, Throughput] = {}
+
+    def read(self, path: str | Path, name: str, model: str) -> PhotoInput:
+        """Read an uploaded file.
+
+        Raises:
+            ImageError: it is too large, or gone.
+        """
+        return PhotoInput(read_upload(path, name, self.upload_bytes), model)
+
+    def cached(self, photo: PhotoInput, request: ExplainRequest) -> ImageResults | None:
+        """Return the results of a photo if everything requested is there."""
+        results = self.cache.get(photo.key)
+        if results is None or results.sample is None:
+            return None
+        missing = results.missing(request.methods_for(results.depth), request.classes_for(results))
+        return None if missing else results
+
+    def explain(self, photo: PhotoInput, request: ExplainRequest, job: Job) -> ImageResults:
+        """Compute the maps that are requested and missing."""
+        model, results = self._open(photo, job)
+        with self._storing(photo, results), self._monitored(model, job):
+            if results.sample is None:
+                run = _explainer(model, results, request.classes)
+                count = max(1, len(request.classes))
+                compute_first(results, request.methods, run, job, classes=count, subject="the photo")
+            classes = request.classes_for(results)
+            shown = request.methods_for(results.depth)
+            ahead = _other_depths(request, results.depth) if results.missing(shown, classes) else []
+            missing = results.missing([*shown, *ahead], classes)
+            run = _explainer(model, results, classes)
+            compute(results, missing, run, job, classes=len(classes), subject="the photo")
+        return results
+
+    def rows(self, photo: PhotoInput, block: int, job: Job) -> BlockRows:
+        """Compute the attention rows of a block."""
+        model, results = self._open(photo, job)
+        if block not in results.rows:
+            with self._storing(photo, results), self._monitored(model, job):
+                job.start_stage(f"reading block {block}", 1)
+                results.rows[block] = block_rows(model, results.photo.pixels, block)
+        return results.rows[block]
+
+    def cached_rows(self, photo: PhotoInput, block: int) -> BlockRows | None:
+        """Return the attention rows of a block if they are there."""
+        results = self.cache.get(photo.key)
+        return None if results is None else results.rows.get(block)
+
+    def curves(self, photo: PhotoInput, request: ExplainRequest, job: Job) -> tuple[ImageResults, list[list[Curves]]]:
+        """Measure deletion and insertion of the maps shown, per class; no curves for regression outputs."""
+        results = self.explain(photo, request, job)
+        model = self.models.get(photo.model)
+        methods = shown_methods(results, request) if results.has_curves else []
+        classes = request.classes_for(results)
+        todo = {one: [method for method in methods if (method, one) not in results.curves] for one in classes}
+        with self._storing(photo, results), self._monitored(model, job):
+            job.start_stage("measuring curves", 2 * CURVE_POINTS * sum(map(len, todo.values())))
+            for one, missing in todo.items():
+                if missing:
+                    explanation = results.explanation(missing, [one])
+                    found = measure(model, results.photo.pixels, explanation, 0)
+                    results.curves |= {(curve.method, one): curve for curve in found.curves}
+                    results.by = found.by
+        return results, [[results.curves[method, one] for method in methods] for one in classes]
+
+    def close(self) -> None:
+        """Cancel all jobs and end the worker thread."""
+        self.worker.close()
+
+    def _open(self, photo: PhotoInput, job: Job) -> tuple[LoadedModel, ImageResults]:
+        job.start_stage(f"loading {photo.model}")
+        model = self.models.get(photo.model)
+        job.throughput = self._throughputs.setdefault(photo.model, job.throughput)
+        results = self.cache.get(photo.key)
+        if results is None:
+            job.start_stage("reading the photo")
+            loaded = load_photo(photo.upload, model, self.upload_bytes)
+            results = ImageResults(loaded, depth_of(model))
+        job.check()
+        return model, results
+
+    @contextmanager
+    def _monitored(self, model: LoadedModel, job: Job) -> Iterator[None]:
+        with monitored(network_of(model), job, self._count):
+            yield
+
+    def _count(self, images: int) -> None:
+        self.images_run += images
+
+    @contextmanager
+    def _storing(self, photo: PhotoInput, results: ImageResults) -> Iterator[None]:
+        """Store what was computed, even if the rest is cancelled or fails."""
+        try:
+            yield
+        finally:
+            if results.sample is not None:
+                self.cache.put(photo.key, results)
+
+
+def shown_methods(results: ImageResults, request: ExplainRequest) -> list[str]:
+    """Return the spellings of the maps shown: those requested, at the requested depth, that work on this model."""
+    return [method for method in request.methods_for(results.depth) if method not in results.failed]
+
+
+def block_rows(model: LoadedModel, pixels: Tensor, block: int) -> BlockRows:
+    """Run the model once and read the attention of one block.
+
+    Raises:
+        UnsupportedModelError: the block does not exist, or its attention cannot be recorded.
+    """
+    if not 0 <= block < depth_of(model, pixels):
+        raise UnsupportedModelError(f"there is no block {block}: this model has {depth_of(model, pixels)} blocks")
+    recipe = parse(f"attin:layer={block}")
+    with recorded(model, pixels, recipe) as view:
+        if block in view.tape.unseen_attention or view.tape.other_attention is not None:
+            raise UnsupportedModelError(f"block {block} of this model has no attention call, or more than one")
+        layout = view.layout
+        patches = slice(layout.prefix, layout.prefix + layout.patches)
+        attention = view.attention(block).rows(patches).mean(dim=1)[0][:, patches].clone().cpu()
+        contribution = None
+        if missing_linear_part(view.tape, recipe.needs(view.depth)) is None:
+            read = cast("ContributionMatrix", recipe.readout).reader(view, block)
+            contribution = read(patches)[0][:, patches].clone().cpu()
+        return BlockRows(block, layout.grid, attention, contribution)
+
+
+def _explainer(model: LoadedModel, results: ImageResults, classes: Sequence[int]) -> RunMethods:
+    def run(methods: Sequence[str]) -> None:
+        target = [list(classes)] if classes else None
+        results.add(vitreous.explain(model, results.photo.pixels, methods, target))
+
+    return run
+
+
+def _other_depths(request: ExplainRequest, depth: int) -> list[str]:
+    """Return the maps for all positions of the depth slider once it was moved: they share one run."""
+    if request.depth is None or request.depth >= depth:
+        return []
+    return [spelling for method in request.methods if is_single_pass(method) for spelling in all_depths(method, depth)]

@@ -1,0 +1,258 @@
+"""What the events of both tabs share.
+
+Every event has two steps. The first shows results that are cached, at once. If there are none, it stores a ``Task`` in
+a ``gr.State``, whose change triggers the second step: that one waits in Gradio's queue for the model, reports progress
+and is cancelled by the Stop button.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import logging
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from vitreous.errors import VitreousError
+from vitreous.method_lists import split_spellings
+from vitreous.web.jobs import CancelledError, Job, SessionJobs
+from vitreous.web.rendering import status_html
+from vitreous.web.security import OpenStreams
+
+_MODEL_QUEUE = "model"
+_MODEL_CONCURRENCY = 2  # one request runs the model while the results of the one before it are drawn
+_POLL_INTERVAL = 0.2  # seconds
+_TRIM_DELAY = 2.0  # seconds
+_MAX_DOWNLOADS = 64
+_MAX_TOAST = 300  # characters
+_UNEXPECTED = "Something went wrong; see the server's log."
+Updates = dict[Any, Any]
+SHARED_OPTIONS = {"show_progress": "hidden", "trigger_mode": "multiple", "api_visibility": "undocumented"}
+log = logging.getLogger("vitreous.web")
+
+
+def _nothing(*_: Any) -> Any:
+    return None
+
+
+@dataclass(eq=False)  # a new task differs from the one before it, which makes gr.State trigger its change event
+class Task:
+    """Work for the model.
+
+    Attributes:
+        work: Computes the result, on the worker thread.
+        show: Renders the result; the second argument is the duration, ``None`` for a cached result.
+        cached: Returns the result if it was computed before.
+        on_error: Updates of the page besides the error message.
+        superseded: Whether the session has made another request since.
+    """
+
+    work: Callable[[Job], Any]
+    show: Callable[[Any, float | None], Updates]
+    cached: Callable[[], Any] = _nothing
+    on_error: Callable[[Exception], Updates | None] = _nothing
+    superseded: bool = False
+
+
+class TabController:
+    """What the events of both tabs share.
+
+    Args:
+        jobs: The jobs of all sessions.
+        streams: The event streams of all sessions.
+        folder: Where downloads are written.
+        parts: The components of the tab.
+    """
+
+    def __init__(self, jobs: SessionJobs, streams: OpenStreams, folder: Path, parts: Any) -> None:
+        self._jobs, self._streams, self._folder = jobs, streams, folder
+        self._pending, self._status, self._stop = parts.pending, parts.status, parts.stop
+        self._downloads: deque[Path] = deque()
+
+    async def begin(
+        self,
+        panel: str,
+        previous: Task | None,
+        make: Callable[[], Task | Updates],
+        request: gr.Request,
+        on_error: Callable[[Exception], Updates | None] = _nothing,
+    ) -> Updates:
+        """First step of an event: show a cached result, or queue a task for the model.
+
+        Args:
+            panel: Where the result is shown.
+            previous: The task that was queued for this panel before.
+            make: Reads the request; returns a task, or updates if there is nothing to compute.
+            request: Whose request it is.
+            on_error: Updates besides the error message.
+        """
+        session = session_of(request)
+        if not await self._streams.is_open(session):  # messages for it would fill the memory
+            return gr.skip()
+        if previous is not None:
+            previous.superseded = True
+        self._jobs.cancel(session, by=self)
+        try:
+            task = await asyncio.to_thread(make)
+            if not isinstance(task, Task):
+                return task
+            task.on_error = on_error
+            result = task.cached()
+            if result is not None:
+                return await asyncio.to_thread(task.show, result, None)
+        except Exception as error:  # noqa: BLE001  # logged, unless it is a message for the visitor
+            return self._failed(error, on_error)
+        finally:
+            self._trim_later()
+        return {
+            self._pending[panel]: task,
+            self._status: status_html("Working …"),
+            self._stop: gr.update(interactive=True),
+        }
+
+    async def run(
+        self,
+        request: gr.Request,
+        task: Task | None,
+        progress: gr.Progress = gr.Progress(),  # noqa: B008  # this is how Gradio finds the parameter
+    ) -> Updates:
+        """Second step of an event: run a task when its turn comes."""
+        session = session_of(request)
+        if task is None or task.superseded or not await self._streams.is_open(session):
+            return gr.skip()
+        job = self._jobs.start(session, task.work, owner=self)
+        try:
+            result = await self._finished(job, session, progress)
+            return await asyncio.to_thread(task.show, result, job.seconds)  # drawing must not block other requests
+        except CancelledError as error:
+            if job.cancelled_by is self:  # a newer request on this tab shows its own status
+                return gr.skip()
+            return self._failed(error, task.on_error)
+        except Exception as error:  # noqa: BLE001  # logged, unless it is a message for the visitor
+            return self._failed(error, task.on_error)
+        finally:
+            self._jobs.finish(session, job)
+            self._trim_later()
+
+    def cancel(self, request: gr.Request) -> None:
+        """Cancel the session's job: the visitor pressed Stop or closed the page."""
+        self._jobs.cancel(session_of(request))
+
+    def done(self, seconds: float | None) -> Updates:
+        """Report that a result is shown; ``None`` seconds for a cached one."""
+        text = "Done, from cache." if seconds is None else f"Done in {seconds:.1f} s."
+        return {self._status: status_html(text)} | self.idle()
+
+    def idle(self) -> Updates:
+        """Disable the Stop button."""
+        return {self._stop: gr.update(interactive=False)}
+
+    def stopped(self) -> Updates:
+        """Report that the visitor stopped the job."""
+        return {self._status: status_html("Stopped.")} | self.idle()
+
+    def file_ready(self, download: Any, file: Path) -> Updates:
+        """Hand a file to the hidden download button."""
+        return {download: str(file), self._status: status_html(f"{file.name} is ready.")} | self.idle()
+
+    def new_folder(self) -> Path:
+        """Create a folder for one download and delete the oldest ones."""
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        self._downloads.append(folder)
+        while len(self._downloads) > _MAX_DOWNLOADS:
+            shutil.rmtree(self._downloads.popleft(), ignore_errors=True)
+        return folder
+
+    def connect_run(self, panel: str, outputs: Sequence[Any], shown_on: Any, api_name: str) -> Any:
+        """Run the tasks of a panel in the queue for the model."""
+        return self._pending[panel].change(
+            self.run,
+            self._pending[panel],
+            [self._status, self._stop, *outputs],
+            show_progress="full",
+            show_progress_on=shown_on,
+            trigger_mode="always_last",
+            concurrency_id=_MODEL_QUEUE,
+            concurrency_limit=_MODEL_CONCURRENCY,
+            api_name=api_name,
+            api_visibility="undocumented",
+        )
+
+    async def _finished(self, job: Job, session: str, progress: gr.Progress) -> Any:
+        """Wait for a job, report its progress, and cancel it if nobody reads the answer any more."""
+        future = asyncio.wrap_future(job.future)
+        try:
+            while not (await asyncio.wait({future}, timeout=_POLL_INTERVAL))[0]:
+                _report(job, progress)
+                if not await self._streams.is_open(session):
+                    job.cancel()
+            return future.result()
+        finally:
+            if not job.future.done():  # Gradio cancelled this event; the job of the next one waits until this one ends
+                job.cancel()
+                future.add_done_callback(_ignore_result)
+
+    def _failed(self, error: Exception, on_error: Callable[[Exception], Updates | None]) -> Updates:
+        """Show an error in the status line and, wherever the visitor has scrolled to, in a toast."""
+        if isinstance(error, CancelledError):
+            return self.stopped() | (on_error(error) or {})
+        if not isinstance(error, VitreousError):
+            log.error("a request failed", exc_info=error)
+        text = str(error) if isinstance(error, VitreousError) else _UNEXPECTED
+        gr.Warning(html.escape(text[:_MAX_TOAST]), title="Error")
+        return {self._status: status_html(text, error=True)} | self.idle() | (on_error(error) or {})
+
+    def _trim_later(self) -> None:
+        """Release memory once nobody holds what this request has used."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(_TRIM_DELAY, loop.run_in_executor, None, self._jobs.worker.trim_memory)
+
+
+def read_methods(spelled: str | None, groups: Sequence[Any]) -> tuple[str, ...]:
+    """Combine the ticked methods with the spelled ones."""
+    ticked = [method for group in groups for method in group or ()]
+    return tuple(dict.fromkeys([*ticked, *(split_spellings([spelled]) if spelled and spelled.strip() else [])]))
+
+
+def session_of(request: gr.Request) -> str:
+    """Return the id of a visitor's session."""
+    return str(request.session_hash)
+
+
+def click_script(element: str) -> str:
+    """Return a script that clicks a hidden download button."""
+    return (
+        f"() => setTimeout(() => {{ const link = document.querySelector('#{element} a') || "
+        f"document.querySelector('#{element}'); if (link) link.click(); }}, 50)"
+    )
+
+
+def _ignore_result(future: asyncio.Future[Any]) -> None:
+    """Retrieve the exception of an abandoned job, which asyncio would otherwise log."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 2 * 3600 else f"{round(seconds / 3600)} h"
+
+
+def _report(job: Job, progress: gr.Progress) -> None:
+    """Report stage, inputs processed of all, and the time left."""
+    left = job.seconds_left
+    text = f"{job.stage[:1].upper()}{job.stage[1:]}" + ("" if left is None else f", about {_duration(left)} left")
+    if job.total:
+        progress((min(job.processed, job.total), job.total), desc=text, unit=job.unit)
+    elif job.processed > 1:
+        progress((job.processed, None), desc=text, unit=job.unit)
+    else:
+        progress(None, desc=text)
