@@ -111,7 +111,7 @@ class AttentionListener:
         if call is None or call.spelling != "written":
             heads_first = call is not None and call.heads_first
             return tensor if tensor.dim() == 4 else heads_of(tensor, self._progress.batch, heads_first=heads_first)
-        arranged = call.output_arrangement().arrange(tensor, self._progress.batch)
+        arranged = call.arrangement("output").arrange(tensor, self._progress.batch)
         assert arranged is not None
         return arranged
 
@@ -333,8 +333,8 @@ class AttentionListener:
         assert operands is not None
         weights, value = operands if call.weights_first else operands[::-1]
         batch = self._progress.batch
-        matrix = call.weight_arrangement().arrange(weights, batch)
-        values = call.value_arrangement().arrange(value, batch)
+        matrix = call.arrangement("weights").arrange(weights, batch)
+        values = call.arrangement("value").arrange(value, batch)
         if matrix is None or values is None or len(matrix) != len(values):
             self._check(layer, weights.numel() // (call.queries * call.keys), call.queries, call.keys)
             return self._with_constant_weights(call, func, args, kwargs, weights)
@@ -360,7 +360,7 @@ class AttentionListener:
         if layer in self._plan.intervention.attention_scale and whole:
             output = self._attend_scaled(layer, call, record, values)
             shape = func(*args, **kwargs).shape
-            restored = call.output_arrangement().restore(output, batch, shape)
+            restored = call.arrangement("output").restore(output, batch, shape)
             if layer in self.outputs:
                 self.outputs[layer][-1] = restored
             return restored
@@ -407,7 +407,7 @@ class AttentionListener:
                 f"{', '.join(self._following)} cannot follow; use its fused attention, if it has one"
             )
         output: Tensor = func(*args, **kwargs).detach()
-        arrangement, batch = call.output_arrangement(), self._progress.batch
+        arrangement, batch = call.arrangement("output"), self._progress.batch
         arranged = arrangement.arrange(output, batch)
         assert arranged is not None
         record = AttentionRecord(query, key, value, factor, matrix=matrix.detach())
@@ -425,7 +425,7 @@ class AttentionListener:
             return None, None
         query, key = operands if call.query_first else operands[::-1]
         batch = self._progress.batch
-        arranged = call.query_arrangement().arrange(query, batch), call.key_arrangement().arrange(key, batch)
+        arranged = call.arrangement("query").arrange(query, batch), call.arrangement("key").arrange(key, batch)
         if arranged[0] is None or arranged[1] is None:
             return None, None
         return in_every_head(arranged[0], matrix), in_every_head(arranged[1], matrix)

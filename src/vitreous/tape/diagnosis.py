@@ -111,10 +111,8 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
     blocks = tape.architecture.blocks
     for layer in sorted(needs.projections):
         if not _leads_to_stream(tape, layer):
-            return (
-                f"in block {layer} no linear projection leads from the attention heads to the residual stream, or what "
-                "it gives is changed before it is added"
-            )
+            reason = blocks[layer].path_gap or "their channels are weighed both before and after a projection"
+            return f"in block {layer} no linear map leads from the attention heads to the residual stream: {reason}"
     for layer in sorted(needs.linear_norms):
         recorded = layer in tape.needs.linear_norms
         block = blocks[layer]
@@ -134,12 +132,12 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
 def _leads_to_stream(tape: Tape, layer: int) -> bool:
     """Whether W_O is known; of a run that was recorded for other methods, whether it would be."""
     if layer not in tape.needs.projections:
-        return bool(tape.architecture.blocks[layer].output_projections)
-    weight = tape.output_projection(layer)
-    if weight is None:
+        return bool(tape.architecture.blocks[layer].head_paths)
+    projection = tape.head_projection(layer)
+    if projection is None:
         return False
     attention = tape.attention(layer)
-    return weight.shape[1] == attention.heads * attention.value.shape[-1]
+    return projection.weight.shape[1] == attention.heads * attention.value.shape[-1]
 
 
 def _has_linear_values(tape: Tape, layer: int) -> bool:

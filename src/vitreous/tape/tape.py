@@ -35,6 +35,7 @@ from vitreous.tape.half import HALF, exact
 from vitreous.tape.interception import OtherRunError
 from vitreous.tape.intervention import Intervention
 from vitreous.tape.layout import Layout, find_layout
+from vitreous.tape.linear_maps import HeadProjection
 from vitreous.tape.output import class_scores
 from vitreous.tape.plan import PIXELS, GradientNeeds, Needs, Objective, Pass, Plan
 from vitreous.tape.recorder import Recorder
@@ -197,9 +198,19 @@ class Tape:
             self._attention[layer] = record.cut(*self._part)
         return self._attention[layer]
 
-    def output_projection(self, layer: int) -> Tensor | None:
-        """W_O, LayerScale included, (channels of the stream, channels of all heads); ``None`` where it is not known."""
-        return self._recorder.linear_maps.output_projection(layer)
+    def head_projection(self, layer: int) -> HeadProjection | None:
+        """How the heads of a block reach the residual stream; ``None`` where they do so in no linear way."""
+        found, order = (
+            self._recorder.linear_maps.head_projection(layer),
+            self.architecture.blocks[layer].input.axes.order,
+        )
+        if found is not None and order is not None:
+            found = found.in_order(torch.tensor(order))
+        return found if found is None or self._part is None else found.cut(*self._part)
+
+    def skip(self, layer: int) -> tuple[Tensor | float, Tensor | float]:
+        """What the stream itself is multiplied with when attention and feed-forward part are added; mostly 1."""
+        return self._recorder.linear_maps.skip(layer)
 
     def value_weight(self, layer: int) -> Tensor | None:
         """W_V, (channels of all heads, channels of the first norm); ``None`` where it is not known."""
