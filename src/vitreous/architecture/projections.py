@@ -78,6 +78,7 @@ class HeadMaps:
         """
         heads = self._trace.values[call.output]
         way = self._way(heads, write.summed)
+        self._check_sums(way, write)
         base, numbers = heads, self._numbers_of_heads(call, heads)
         beside = [self._trace.values[other.output] for other in calls if other is not call]
         found: list[PathStep] = []
@@ -102,6 +103,16 @@ class HeadMaps:
             raise NotLinearError("their channels cannot be followed to the stream's")
         found.append(PathStep(write.step.number, "sum", _position(write.step, write.summed), axes, channels))
         return HeadPath(tuple(found), call.output_step if call.spelling == "multi_head" else None)
+
+    def _check_sums(self, way: list[tuple[PathKind, Step, Value, Value]], write: ResidualWrite) -> None:
+        """See to it that the stream itself is added by the residual sum alone: x + c (f(x) - x) is no x + c f(x)."""
+        stream = {value.index for value in way_back(self._trace, write.skip, moves_numbers, scales)}
+        inner = None if write.inner is None else write.inner.step.number
+        for kind, step, source, _ in way:
+            others = [self._trace.values[index] for index in step.operands if index != source.index]
+            beside = (value for other in others for value in way_back(self._trace, other, moves_numbers, scales))
+            if kind in {"same", "sum"} and step.number != inner and any(value.index in stream for value in beside):
+                raise NotLinearError(f"the stream itself is part of what they are added to by {step.operation}()")
 
     def skip(self, write: ResidualWrite) -> tuple[PathStep, ...]:
         """The steps by which the stream itself is multiplied with constants on its way to a residual sum."""
@@ -134,7 +145,8 @@ class HeadMaps:
             if kind is None:
                 source = self._handed_on(heads, step, given)
             else:
-                source = given[0] if len(given) == 1 else self._weighed(heads, step, given)
+                factors = [trace.values[index] for index in step.operands if trace.values[index].comes_from(heads)]
+                source = given[0] if len(factors) == 1 else self._weighed(heads, step, factors)
                 found.append((kind, step, source, value))
             value = source
         return found[::-1]

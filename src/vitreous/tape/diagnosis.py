@@ -111,7 +111,7 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
     blocks = tape.architecture.blocks
     for layer in sorted(needs.projections):
         if not _leads_to_stream(tape, layer):
-            reason = blocks[layer].path_gap or "their channels are weighed both before and after a projection"
+            reason = blocks[layer].path_gap or "their channels are weighed token by token between two projections"
             return f"in block {layer} no linear map leads from the attention heads to the residual stream: {reason}"
     for layer in sorted(needs.linear_norms):
         recorded = layer in tape.needs.linear_norms
