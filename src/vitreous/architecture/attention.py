@@ -72,6 +72,7 @@ class AttentionCall:
         query_scales: steps that multiply q with a constant before it meets k.
         key_scales: the same of k.
         over_tokens: whether tokens look at tokens; cross-covariance and linear attention mix channels.
+        scores_alone: whether the weights are made of q kᵀ and constants alone, by whatever steps.
     """
 
     spelling: Spelling
@@ -94,6 +95,7 @@ class AttentionCall:
     query_scales: tuple[int, ...] = ()
     key_scales: tuple[int, ...] = ()
     over_tokens: bool = True
+    scores_alone: bool = True
 
     def arrangement(self, part: Literal["query", "key", "scores", "weights", "value", "output"]) -> Arrangement:
         """How a tensor lies in the two products, scores = q kᵀ and output = weights v, of a written call."""
@@ -408,7 +410,16 @@ class _Scores:
             query_scales=self._scales(score, score_operands[0 if query_first else 1]),
             key_scales=self._scales(score, score_operands[1 if query_first else 0]),
             over_tokens=over_tokens,
+            scores_alone=self._made_of_scores(origin, place),
         )
+
+    def _made_of_scores(self, origin: _Origin, weights: int) -> bool:
+        """Whether nothing else that depends on the input enters between q kᵀ and the weights."""
+        product = self._trace.values[self._trace.steps[origin.product].outputs[0]]
+        operands = (
+            index for number in self._own_steps(origin, weights) for index in self._trace.steps[number].operands
+        )
+        return all(self._trace.values[index].comes_from(product) for index in operands)
 
     def _is_exponential(self, place: int) -> bool:
         """Whether weights are exponentials that were not divided by their sum."""

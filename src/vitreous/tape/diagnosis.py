@@ -55,11 +55,12 @@ def _missing_attention(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
-    needs_all_keys = any(RULES[name].follows_scores for name in needs.rules)
-    if tape.unknown_keys and (needs.keys & tape.unknown_keys or needs_all_keys):
+    if needs.keys & tape.unknown_keys or (
+        tape.mixed_scores and any(RULES[name].follows_scores for name in needs.rules)
+    ):
         return (
-            "the scores of its attention are made of more than q and k (relative positions that depend on the tokens, "
-            "or a step in front of the softmax that is not known), so that q and k by themselves say only a part"
+            "its attention matrices are made of more than q and k (relative positions or gates that depend on the "
+            "tokens, perhaps), so that q and k by themselves say only a part"
         )
     return None
 

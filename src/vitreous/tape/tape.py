@@ -134,9 +134,14 @@ class Tape:
         return frozenset(self._recorder.attention.unknown)
 
     @property
+    def mixed_scores(self) -> frozenset[int]:
+        """The blocks in which more is done to q kᵀ before the softmax than scaling, adding constants and hiding."""
+        return frozenset(self._recorder.attention.mixed)
+
+    @property
     def unknown_keys(self) -> frozenset[int]:
         """The blocks in which more than q and k makes the scores, so that k by itself was not recognised."""
-        return frozenset(self._recorder.attention.mixed)
+        return frozenset(self._recorder.attention.unknown_keys)
 
     @property
     def reads_several_blocks(self) -> bool:
