@@ -385,7 +385,7 @@ def test_a_projection_with_a_forward_of_its_own_is_seen_and_refused(spelling, ho
     for block in model.blocks:
         block.attn.proj = LowRankAdapted(block.attn.proj)
     with pytest.raises(
-        UnsupportedModelError, match=r"no linear projection leads|adds attention and feed-forw|norm between attention"
+        UnsupportedModelError, match=r"no linear map leads|adds attention and feed-forw|norm between attention"
     ) as refusal:
         vitreous.explain(model, random_images(), spelling)
     assert "gae" in str(refusal.value)

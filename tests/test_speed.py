@@ -293,7 +293,7 @@ def test_a_method_that_the_model_cannot_serve_is_a_row_with_the_reason():
     for block in model.blocks:
         block.attn.proj = nn.Sequential(block.attn.proj, nn.Tanh())
     refused, served = measure_speed(model, images, ["tokentm", "ixg"], repeats=1)
-    assert refused.reason.startswith("in block 0 no linear projection leads")
+    assert refused.reason.startswith("in block 0 no linear map leads")
     assert "Methods that" not in refused.reason
     assert refused.ratio_forward is None
     assert served.reason is None

@@ -214,7 +214,7 @@ def _block(block: Block, tokens: int, batch: int) -> InspectedBlock:
         steps=(block.input.step + 1, block.output.step),
         norms=block.norm_place,
         attention=tuple(_attention(call, tokens, batch) for call in block.attention),
-        output_projection=bool(block.output_projections),
+        output_projection=bool(block.head_paths),
         value_weights=bool(block.value_maps),
         one_sum=block.one_sum,
     )

@@ -207,8 +207,8 @@ class TestDisentangledAttention:
 @pytest.mark.parametrize(
     ("name", "method", "reason"),
     [
-        ("ConvBert", "tokentm", "no linear projection leads"),  # half of what reaches it comes from a convolution
-        ("MobileBert", "tokentm", "no linear projection leads"),  # its stream is narrower inside
+        ("ConvBert", "tokentm", "no linear map leads"),  # half of what reaches it comes from a convolution
+        ("MobileBert", "tokentm", "norm between attention and feed-forward"),  # its stream is narrower inside
         ("IBert", "alti", "IntLayerNorm in block 0 is neither"),  # its norms give a scale beside the tokens
     ],
 )

@@ -72,6 +72,7 @@ class AttentionCall:
         query_scales: steps that multiply q with a constant before it meets k.
         key_scales: the same of k.
         over_tokens: whether tokens look at tokens; cross-covariance and linear attention mix channels.
+        scores_alone: whether the weights are made of q kᵀ and constants alone, by whatever steps.
     """
 
     spelling: Spelling
@@ -94,88 +95,44 @@ class AttentionCall:
     query_scales: tuple[int, ...] = ()
     key_scales: tuple[int, ...] = ()
     over_tokens: bool = True
+    scores_alone: bool = True
 
-    def query_arrangement(self) -> Arrangement:
-        """How q lies in q kᵀ."""
-        assert self.score_axes is not None
-        query, key = self._score_letters()
-        return Arrangement(
-            self.score_axes.left, (query, self.score_axes.contracted), self._ahead(key), self.heads_first
+    def arrangement(self, part: Literal["query", "key", "scores", "weights", "value", "output"]) -> Arrangement:
+        """How a tensor lies in the two products, scores = q kᵀ and output = weights v, of a written call."""
+        axes = self.score_axes if part in {"query", "key", "scores"} else self.value_axes
+        assert axes is not None
+        # Of scores: the query's and the key's tokens; of O: the query's tokens and the values' channels.
+        first, second = (
+            next(letter for letter in reversed(own) if letter in axes.output and letter not in other)
+            for own, other in ((axes.left, axes.right), (axes.right, axes.left))
         )
-
-    def key_arrangement(self) -> Arrangement:
-        """How k lies in q kᵀ."""
-        assert self.score_axes is not None
-        _, key = self._score_letters()
-        return Arrangement(self.score_axes.right, (key, self.score_axes.contracted), self._ahead(key), self.heads_first)
-
-    def score_arrangement(self) -> Arrangement:
-        """How q kᵀ lies."""
-        assert self.score_axes is not None
-        query, key = self._score_letters()
-        return Arrangement(self.score_axes.output, (query, key), self._ahead(key), self.heads_first)
+        ahead = "".join(letter for letter in axes.output if letter not in (first, second))
+        inner = axes.contracted
+        letters, last = {
+            "query": (axes.left, (first, inner)),
+            "key": (axes.right, (second, inner)),
+            "weights": (axes.left, (first, inner)),
+            "value": (axes.right, (inner, second)),
+        }.get(part, (axes.output, (first, second)))
+        return Arrangement(letters, last, ahead, self.heads_first)
 
     def arrange_scores(self, scores: Tensor, batch: int) -> Tensor | None:
         """What entered the softmax as (batch, head, query, key); ``None`` where it lies in another way.
 
         That may be q kᵀ in another shape: DeBERTa has batch x head in one axis up to there, and then in two.
         """
-        arrangement = self.score_arrangement()
+        arrangement = self.arrangement("scores")
         if scores.dim() == len(arrangement.axes):
             return arrangement.arrange(scores, batch)
         return scores if self._split_by_head(scores, batch) else None
 
     def restore_scores(self, arranged: Tensor, batch: int, shape: torch.Size) -> Tensor:
         """Scores of (batch, head, query, key) as ``arrange_scores`` got them, of that ``shape``."""
-        arrangement = self.score_arrangement()
+        arrangement = self.arrangement("scores")
         return arrangement.restore(arranged, batch, shape) if len(shape) == len(arrangement.axes) else arranged
 
     def _split_by_head(self, scores: Tensor, batch: int) -> bool:
         return scores.dim() == 4 and len(scores) == batch and not self.heads_first and self.query_first
-
-    def weight_arrangement(self) -> Arrangement:
-        """How A lies in the product with the values."""
-        assert self.value_axes is not None
-        query, channel = self._value_letters()
-        ahead = self._value_ahead(query, channel)
-        return Arrangement(self.value_axes.left, (query, self.value_axes.contracted), ahead, self.heads_first)
-
-    def value_arrangement(self) -> Arrangement:
-        """How v lies in that product."""
-        assert self.value_axes is not None
-        query, channel = self._value_letters()
-        ahead = self._value_ahead(query, channel)
-        return Arrangement(self.value_axes.right, (self.value_axes.contracted, channel), ahead, self.heads_first)
-
-    def output_arrangement(self) -> Arrangement:
-        """How O lies."""
-        assert self.value_axes is not None
-        query, channel = self._value_letters()
-        ahead = self._value_ahead(query, channel)
-        return Arrangement(self.value_axes.output, (query, channel), ahead, self.heads_first)
-
-    def _score_letters(self) -> tuple[str, str]:
-        assert self.score_axes is not None
-        axes = self.score_axes
-        key = next(letter for letter in reversed(axes.right) if letter in axes.output and letter not in axes.left)
-        query = next(letter for letter in reversed(axes.left) if letter in axes.output and letter not in axes.right)
-        return query, key
-
-    def _ahead(self, key: str) -> str:
-        assert self.score_axes is not None
-        query, _ = self._score_letters()
-        return "".join(letter for letter in self.score_axes.output if letter not in (query, key))
-
-    def _value_letters(self) -> tuple[str, str]:
-        assert self.value_axes is not None
-        axes = self.value_axes
-        channel = next(letter for letter in reversed(axes.right) if letter in axes.output and letter not in axes.left)
-        query = next(letter for letter in reversed(axes.left) if letter in axes.output and letter not in axes.right)
-        return query, channel
-
-    def _value_ahead(self, query: str, channel: str) -> str:
-        assert self.value_axes is not None
-        return "".join(letter for letter in self.value_axes.output if letter not in (query, channel))
 
 
 @dataclass(frozen=True)
@@ -453,7 +410,16 @@ class _Scores:
             query_scales=self._scales(score, score_operands[0 if query_first else 1]),
             key_scales=self._scales(score, score_operands[1 if query_first else 0]),
             over_tokens=over_tokens,
+            scores_alone=self._made_of_scores(origin, place),
         )
+
+    def _made_of_scores(self, origin: _Origin, weights: int) -> bool:
+        """Whether nothing else that depends on the input enters between q kᵀ and the weights."""
+        product = self._trace.values[self._trace.steps[origin.product].outputs[0]]
+        operands = (
+            index for number in self._own_steps(origin, weights) for index in self._trace.steps[number].operands
+        )
+        return all(self._trace.values[index].comes_from(product) for index in operands)
 
     def _is_exponential(self, place: int) -> bool:
         """Whether weights are exponentials that were not divided by their sum."""

@@ -108,19 +108,85 @@ class Norm:
     identity: bool = False
 
 
+# What a step does to every token by itself, statistics and gates held constant: multiply it with a matrix or with
+# factors, normalise it (LayerNorm, RMSNorm; to length 1; by BatchNorm), take off its mean, gate it (an activation f as
+# f(u) / u, a GLU), add something else, or add it to the stream, perhaps weighed.
+PathKind = Literal["linear", "factor", "norm", "normalize", "batch_norm", "centre", "activation", "glu", "same", "sum"]
+
+
 @dataclass(frozen=True)
-class Projection:
-    """The linear map from the heads to the stream.
+class TokenAxes:
+    """Which axes of a tensor are images, tokens and channels; heads may have an axis of their own among the latter.
 
     Attributes:
-        step: the linear layer.
-        scales: steps behind it that multiply with constants (LayerScale).
-        columns: which of its input channels each channel of each head is, (head, channel); ``None`` for their order.
+        order: its axes: images, tokens, channels.
+        images: how many of them are images.
+        channels: how many of them are channels.
+    """
+
+    order: tuple[int, ...]
+    images: int
+    channels: int
+
+    def tokens(self, tensor: Tensor) -> Tensor:
+        """A tensor as (batch, tokens, channels)."""
+        ordered = tensor.permute(self.order)
+        first = len(self.order) - self.channels
+        sizes = ordered.shape
+        return ordered.reshape(sizes[: self.images].numel(), sizes[self.images : first].numel(), sizes[first:].numel())
+
+    def channel_numbers(self, shape: torch.Size) -> Tensor:
+        """The number of its channel for every entry of a tensor of that shape."""
+        sizes = [shape[axis] for axis in self.order]
+        first = len(sizes) - self.channels
+        numbers = torch.arange(math.prod(sizes[first:])).reshape(sizes[first:]).expand(sizes)
+        return numbers.permute([self.order.index(axis) for axis in range(len(sizes))])
+
+    def spread(self, factor: Tensor, shape: torch.Size) -> Tensor | None:
+        """A factor that a tensor of that shape is multiplied with, (batch, tokens, .) or (1, 1, .)."""
+        if factor.dim() > len(shape):
+            return None
+        factor = factor.reshape(*[1] * (len(shape) - factor.dim()), *factor.shape)
+        first = len(self.order) - self.channels
+        sizes = list(factor.shape)
+        for axes in (self.order[:first], self.order[first:]):
+            if any(sizes[axis] > 1 for axis in axes):
+                for axis in axes:
+                    sizes[axis] = shape[axis]
+        return self.tokens(factor.expand(sizes))
+
+
+@dataclass(frozen=True)
+class PathStep:
+    """A step on the way from the heads to the residual sum.
+
+    Attributes:
+        step: its number.
+        kind: what it does.
+        position: which of its arguments is on the way; another one is a factor.
+        axes: how that argument lies; ``None`` where only its channels count.
+        channels: which channel each of its channels was behind the step before; at first, of all heads, head by head;
+            -1 for those of another attention call. ``None`` on the stream's own way.
     """
 
     step: int
-    scales: tuple[int, ...] = ()
-    columns: Tensor | None = None
+    kind: PathKind
+    position: int = 0
+    axes: TokenAxes | None = None
+    channels: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class HeadPath:
+    """The way from the heads of an attention call to the residual sum.
+
+    Attributes:
+        steps: what happens on it, in order; the last is the sum.
+        multi_head: the step that is attention and output projection in one, if it is one.
+    """
+
+    steps: tuple[PathStep, ...]
+    multi_head: int | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +216,9 @@ class Block:
         first_norm: the norm that belongs to the attention branch.
         second_norm: the norm that belongs to the feed-forward branch.
         norm_place: where the norms stand.
-        output_projections: W_O of every attention call; empty where values do not reach the stream by one linear map.
+        head_paths: the way of every attention call's heads to the stream; empty where it is not linear.
+        path_gap: why it is not, in words.
+        skips: by residual sum, attention first, the steps by which the stream itself is multiplied with constants.
         value_maps: W_V of every attention call; empty where values are no linear map of the first norm.
         joined: whether several attention calls read the same tokens side by side: one attention with all their heads.
         attention_steps: the first and the last step of the attention branch up to O.
@@ -169,7 +237,7 @@ class Block:
     first_norm: Norm | None
     second_norm: Norm | None
     norm_place: NormPlace
-    output_projections: tuple[Projection, ...]
+    head_paths: tuple[HeadPath, ...]
     value_maps: tuple[ValueMap, ...]
     attention_steps: tuple[int, int] = (-1, -1)
     module: nn.Module | None = None
@@ -177,6 +245,8 @@ class Block:
     writes: tuple[int, ...] = ()
     one_sum: bool = False
     joined: bool = False
+    path_gap: str = ""
+    skips: tuple[tuple[PathStep, ...], ...] = ()
 
     @property
     def normalised(self) -> Point:

@@ -15,30 +15,25 @@ from vitreous.architecture.channels import channel_axis
 from vitreous.architecture.description import (
     Architecture,
     Block,
+    HeadPath,
     Norm,
     NormPlace,
     Point,
-    Projection,
     StreamAxes,
     StreamStage,
-    ValueMap,
 )
 from vitreous.architecture.operations import (
     ALIAS,
-    JOIN,
     NORM,
-    SLICE,
     is_linear,
-    linear_weight,
     moves_numbers,
-    replay,
-    replay_from,
     scales,
     value_of,
     walk_back,
 )
 from vitreous.architecture.overwriting import changed_through_a_view, find_overwriting
 from vitreous.architecture.positions import PixelPositions, Placement, Places, find_placements
+from vitreous.architecture.projections import HeadMaps, NotLinearError
 from vitreous.architecture.stream import (
     ResidualWrite,
     Stage,
@@ -98,15 +93,14 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         else:
             later += reader.stage.attention
             ends.append(reader.stage.writes[-1].step.number)
+    maps = HeadMaps(trace)
     return Architecture(
         name,
         tuple(stages),
         chosen,
         tuple(step.operation for step in trace.steps),
         find_overwriting(trace, blocks, name),
-        pooling=tuple(
-            readers[chosen].with_head_order(call) for call in sorted(pooling, key=lambda call: call.output_step)
-        ),
+        pooling=tuple(maps.with_head_order(call) for call in sorted(pooling, key=lambda call: call.output_step)),
         chosen=stage,
         later=tuple(later),
         stream_end=max([blocks[-1].output.step, *ends]),
@@ -163,6 +157,7 @@ class _StageReader:
 
     def __init__(self, trace: Trace, stage: Stage, name: str) -> None:
         self._trace = self.trace = trace
+        self._maps = HeadMaps(trace)
         self.stage, self._name = stage, name
         self._writes = stage.writes
         self._known: dict[torch.Size | int, StreamAxes] = {}
@@ -337,9 +332,10 @@ class _StageReader:
         place = self._norm_place(start, attending, writes, following)
         output = following if following is not None else self._last_output(last, place)
         first, second = self._norms(start, attending, writes, place, output)
-        calls = tuple(self.with_head_order(call) for write in writes for call in write.attention)
+        calls = tuple(self._maps.with_head_order(call) for write in writes for call in write.attention)
         module = self._module(start, output)
         span = self._attention_span(start, first, calls)
+        paths, gap = self._head_paths(attending, calls)
         return Block(
             input=self._point(start),
             residual_mid=self._point(attending.result),
@@ -350,8 +346,10 @@ class _StageReader:
             first_norm=first,
             second_norm=second,
             norm_place=place,
-            output_projections=_all_known([self._projection(call, attending, calls) for call in calls]),
-            value_maps=() if first is None else _all_known([self._value_map(call) for call in calls]),
+            head_paths=paths,
+            path_gap=gap,
+            skips=tuple(self._maps.skip(write) for write in [attending, *(w for w in writes if w is not attending)]),
+            value_maps=() if first is None else _all_known([self._maps.value_map(call) for call in calls]),
             attention_steps=span,
             module=None if module is None else module.module,
             name="" if module is None else module.name,
@@ -370,7 +368,7 @@ class _StageReader:
     def _share_values(self, calls: tuple[AttentionCall, ...]) -> bool:
         """Whether calls weigh the same values, as in differential attention: what counts is A1 less some A2."""
         own = [call for call in calls if call.spelling != "multi_head"]  # which projects its values itself
-        values = [value.index for call in own if (value := self._values_of(call)) is not None]
+        values = [value.index for call in own if (value := self._maps.values_of(call)) is not None]
         return len(values) > len(set(values))
 
     def _middle(self, attending: ResidualWrite, writes: list[ResidualWrite], place: NormPlace) -> Value:
@@ -422,13 +420,21 @@ class _StageReader:
                 output = step.outputs[0] if around is None else around.outputs[0]
                 module = None if around is None else around.module
                 found.append((source, trace.values[output], step.number, module))
+        behind = -1
         for call in trace.calls:
             given = [trace.values[index] for index in call.inputs]
             results = [trace.values[index] for index in call.outputs]
-            if len(given) == len(results) == 1 and self._same(given[0], value):
-                steps = trace.steps[call.first : call.last]
-                if given[0].shape == results[0].shape and steps and self._looks_like_norm(steps):
-                    found.append((given[0], results[0], None, call.module))
+            if call.first < behind or not len(given) == len(results) == 1 or not self._same(given[0], value):
+                continue
+            steps = trace.steps[call.first : call.last]
+            if given[0].shape == results[0].shape and steps and self._looks_like_norm(steps):
+                # A module may multiply with its weights by itself, behind a norm without any.
+                made, behind = walk_back(trace, results[0], moves_numbers), call.last
+                inside = [norm for norm in found if norm[2] is not None and call.first <= norm[2] < behind]
+                for norm in inside:
+                    if walk_back(trace, norm[1], moves_numbers) is not made:
+                        found.remove(norm)
+                found.append((given[0], results[0], None, call.module))
         return sorted(found, key=lambda norm: norm[1].index)
 
     def _looks_like_norm(self, steps: list[Step]) -> bool:
@@ -507,145 +513,12 @@ class _StageReader:
         tensors = {id(self._trace.values[index].tensor) for index in step.operands}
         return lambda value: isinstance(value, Tensor) and id(value) in tensors
 
-    def _projection(
-        self, call: AttentionCall, write: ResidualWrite, calls: tuple[AttentionCall, ...]
-    ) -> Projection | None:
-        """The one linear map between O and the stream."""
-        trace = self._trace
-        plain = write.step.operation in {"add", "sum"} and write.step.kwargs.get("alpha", 1) == 1
-        skip, source = (walk_back(trace, each, moves_numbers) for each in (write.skip, write.source))
-        if not plain or skip is not source:
-            return None  # the stream itself is scaled, or this is more than a sum
-        heads, value, inside = trace.values[call.output], write.branch, call.spelling == "multi_head"
-        scaling: list[int] = []
-        while value is not heads:
-            step = trace.maker(value)
-            if step is None or value.index <= heads.index:
-                return None
-            if not inside and linear_weight(step, self._depends(step)) is not None:
-                # Whether its input is O in another order is seen by the channels.
-                mixed = value_of(trace, step)
-                beside = [trace.values[other.output] for other in calls if other is not call]
-                columns = None if mixed is None else self._columns(call, heads, mixed, beside)
-                return None if columns is None else Projection(step.number, tuple(scaling), columns)
-            before = self._towards(heads, step, value)
-            if before is None:
-                return None
-            if scales(trace, step, value) is not None and moves_numbers(trace, step, value) is None:
-                scaling.append(step.number)
-            value = before
-        return Projection(call.output_step, tuple(scaling), None) if inside else None
-
-    def _towards(self, heads: Value, step: Step, value: Value) -> Value | None:
-        """What a step that moves, scales, adds or joins values was given of those that come from O."""
-        trace = self._trace
-        source = moves_numbers(trace, step, value) or scales(trace, step, value)
-        if source is not None or step.operation not in {"add", "cat", "stack"}:
-            return source
-        parts = [trace.values[index] for index in step.operands if trace.values[index].comes_from(heads)]
-        return parts[0] if len(parts) == 1 else None
-
-    def _columns(self, call: AttentionCall, heads: Value, mixed: Value, beside: list[Value]) -> Tensor | None:
-        """Which input channel of W_O each channel of each head is, (head, channel); other calls may stand beside."""
-        moved = replay_from(self._trace, [heads, *beside], mixed)
-        if moved is None:
-            return None
-        places = torch.empty(heads.shape.numel(), dtype=torch.int64)
-        channels = torch.arange(mixed.shape[-1]).expand(mixed.shape)
-        here = moved.flatten() < heads.shape.numel()
-        places[moved.flatten()[here]] = channels.flatten()[here]
-        places = places.reshape(heads.shape)
-        if call.spelling == "written":
-            arranged = call.output_arrangement().arrange(places, self._trace.batch)
-        else:
-            arranged = self._by_head(call, places)
-        return None if arranged is None else arranged[0, :, 0]
-
-    def with_head_order(self, call: AttentionCall) -> AttentionCall:
-        """Find out, where heads and images lie along one axis, which of them come first."""
-        trace = self._trace
-        step = trace.steps[call.output_step]
-        rows = len(trace.values[call.output].shape) == 3
-        if call.spelling == "multi_head" or not rows or call.rows <= trace.batch or call.rows % trace.batch:
-            return call
-        for index in step.operands:
-            value = trace.values[index]
-            for _, before in self._linears_before(value) or ():
-                moved = replay(trace, before, value) if before.shape[0] == trace.batch else None
-                if moved is not None and moved.dim() == 3 and len(moved) == call.rows:
-                    images = moved[:, 0, 0] // (before.shape.numel() // trace.batch)
-                    return replace(call, heads_first=bool(images[0] != images[1]))
-        output = trace.values[call.output]
-        for value in trace.values[output.index + 1 :]:
-            # Where values are more than moved, what becomes of O tells it.
-            moved = replay(trace, output, value) if value.comes_from(output) and len(value.shape) > 2 else None
-            if moved is not None and len(moved) == trace.batch and moved.numel() == output.shape.numel():
-                row_numbers = moved[0] // (output.shape.numel() // call.rows)
-                return replace(call, heads_first=bool(row_numbers.max() >= call.rows // trace.batch))
-        return call
-
-    def _value_map(self, call: AttentionCall) -> ValueMap | None:
-        """The rows of the linear layer that makes the values of the first norm's output."""
-        trace = self._trace
-        step = trace.steps[call.output_step]
-        if call.spelling == "multi_head":
-            width = step.argument(0, "query").shape[-1]
-            rows = torch.arange(width)
-            return ValueMap(step.number, rows)
-        value = self._values_of(call)
-        if value is None:
-            return None
-        # Projections of queries, keys and values may be joined before heads are told apart.
-        linears = self._linears_before(value)
-        moved = None if linears is None else replay_from(trace, [before for _, before in linears], value)
-        if linears is None or moved is None:
-            return None
-        first = 0
-        for linear, before in linears:
-            last = first + before.shape.numel()
-            if bool(((moved >= first) & (moved < last)).all()):
-                heads = self._by_head(call, (moved - first) % before.shape[-1])
-                return None if heads is None else ValueMap(linear.number, heads[0, :, 0].flatten())
-            first = last
-        return None
-
-    def _values_of(self, call: AttentionCall) -> Value | None:
-        """What an attention call multiplies its weights with."""
-        trace, step = self._trace, self._trace.steps[call.output_step]
-        operands = [trace.values[index] for index in step.operands]
-        if call.spelling == "fused":
-            tensor = step.argument(2, "value")
-        else:
-            tensor = operands[1 if call.weights_first else 0].tensor
-        return next((value for value in operands if value.tensor is tensor), None)
-
-    def _linears_before(self, value: Value) -> list[tuple[Step, Value]] | None:
-        """The linear layers whose outputs a value was put together from; ``None`` where other numbers are in it."""
-        trace, found, open_values, seen = self._trace, {}, [value], set[int]()
-        while open_values:
-            value = open_values.pop()
-            step = trace.maker(value)
-            if step is None or value.index in seen:
-                continue
-            seen.add(value.index)
-            if linear_weight(step, self._depends(step)) is not None and step.operation in {"linear", "matmul", "addmm"}:
-                found[value.index] = step, value
-            elif step.operation in ALIAS | SLICE | JOIN:
-                open_values += [trace.values[index] for index in step.operands]
-            else:
-                return None
-        return [found[index] for index in sorted(found)] or None
-
-    def _by_head(self, call: AttentionCall, values: Tensor) -> Tensor | None:
-        """A tensor that lies as the values of a call do, as (batch, head, token, channel)."""
-        if call.spelling == "written":
-            return call.value_arrangement().arrange(values, self._trace.batch)
-        batch = self._trace.batch
-        if values.dim() == 3 and len(values) % batch == 0:
-            if call.heads_first:
-                return values.reshape(-1, batch, *values.shape[1:]).transpose(0, 1)
-            return values.reshape(batch, -1, *values.shape[1:])
-        return values if values.dim() == 4 else None
+    def _head_paths(self, write: ResidualWrite, calls: tuple[AttentionCall, ...]) -> tuple[tuple[HeadPath, ...], str]:
+        """The ways from the heads to the stream, or why they are not linear."""
+        try:
+            return tuple(self._maps.path_to_stream(call, write, calls) for call in calls), ""
+        except NotLinearError as reason:
+            return (), str(reason)
 
     def _attention_span(self, start: Value, norm: Norm | None, calls: tuple[AttentionCall, ...]) -> tuple[int, int]:
         """From the first step behind the norm to the last that gives O."""

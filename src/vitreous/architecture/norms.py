@@ -71,22 +71,34 @@ def _norm_by_answer(module: nn.Module, weight: Tensor | None, bias: Tensor | Non
     tokens = tokens.to(torch.promote_types(tokens.dtype, torch.float32))  # to compare with what half precision rounded
     named = _named_eps(module)
     factors = [weight] if weight is None else [weight, 1 + weight]
-    for centred, factor in product((False, True), factors):
-        norm = LinearNorm(factor, bias, 0.0, centred)
-        norm = replace(norm, eps=named or _measured_eps(norm, tokens[0, 1], given[0, 1]))
+    norms = [LinearNorm(factor, bias, 0.0, centred) for centred, factor in product((False, True), factors)]
+    # Parameters may have any names: what they are shows in what becomes of a long token and of its negative.
+    norms += [_measured_norm(tokens, given.to(tokens.dtype), centred=centred) for centred in (False, True)]
+    for norm in norms:
+        norm = replace(norm, eps=named or _measured_eps(norm, tokens[0, 1], given[0, 1]))  # noqa: PLW2901
         if _gives(norm, tokens, given):
             return norm
     return None
 
 
+def _measured_norm(tokens: Tensor, given: Tensor, *, centred: bool) -> LinearNorm:
+    """The norm with the weight and bias that a module seems to have: N(x) and N(-x) differ by their linear part."""
+    norm = LinearNorm(None, None, 0.0, centred)
+    plain = norm.linear(tokens[0, 2]) / norm.deviation(tokens[0, 2])
+    weight, bias = (given[0, 2] - given[0, 3]) / 2 / plain, (given[0, 2] + given[0, 3]) / 2
+    return LinearNorm(weight, bias if bool(bias.any()) else None, 0.0, centred)
+
+
 def _probe(module: nn.Module, weight: Tensor | None) -> Tensor:
-    """Two tokens, (1, 2, channels): one whose mean is not 0, and one so short that eps counts."""
-    channels = math.prod(getattr(module, "normalized_shape", (16,))) if weight is None else weight.numel()
-    like = torch.zeros(()) if weight is None else weight
+    """Four tokens, (1, 4, channels): one with a mean, one so short that eps counts, a long one, and its negative."""
+    parameters = [*module.parameters()] if weight is None else [weight]
+    like = max(parameters, key=Tensor.numel, default=torch.zeros(()))
+    channels = math.prod(getattr(module, "normalized_shape", (16,))) if like.dim() == 0 else like.numel()
     wave = torch.linspace(0, 6, channels, dtype=torch.float64).sin()
-    # Half precision has no room for the squares of small numbers.
-    short = 1e-3 if torch.finfo(like.dtype).bits > 16 else 0.1
-    return torch.stack([1 + wave, short * (wave - 0.5)])[None].to(like.dtype).to(like.device)
+    # Half precision has no room for the squares of small and large numbers.
+    short, long = (1e-3, 1e4) if torch.finfo(like.dtype).bits > 16 else (0.1, 1.0)
+    far = long * (1.5 + torch.linspace(0.3, 9, channels, dtype=torch.float64).cos())
+    return torch.stack([1 + wave, short * (wave - 0.5), far, -far])[None].to(like.dtype).to(like.device)
 
 
 def _answer(module: nn.Module, tokens: Tensor) -> Tensor | None:

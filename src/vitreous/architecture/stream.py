@@ -26,9 +26,11 @@ class ResidualWrite:
         step: the sum.
         source: x, before it was scaled or given another shape.
         skip: x as the sum got it.
-        branch: f(x) as the sum got it.
+        branch: f(x) as the sum got it; of an interpolation of x and x + f(x), as the inner sum got it.
         result: the sum's output.
         attention: the attention calls in f.
+        inner: the sum x + f(x), where it is interpolated with x.
+        summed: what was added to x by the step itself.
     """
 
     step: Step
@@ -37,6 +39,10 @@ class ResidualWrite:
     branch: Value
     result: Value
     attention: list[AttentionCall] = field(default_factory=list)
+    inner: ResidualWrite | None = None
+
+    def __post_init__(self) -> None:
+        self.summed = self.branch
 
 
 @dataclass
@@ -77,7 +83,7 @@ def find_segments(trace: Trace, attention: Sequence[AttentionCall]) -> list[Segm
         if earlier is not None and earlier in segment.writes and earlier.source is write.source:
             # x and x + f(x) are interpolated: one write of f(x).
             segment.writes.remove(earlier)
-            write.branch = earlier.branch
+            write.branch, write.inner = earlier.branch, earlier
         segment.writes.append(write)
         holders[write.result.index] = segment
     # nn.MultiheadAttention is given the stream itself.

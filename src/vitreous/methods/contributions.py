@@ -9,6 +9,7 @@ T_i(x_j) = Σ_t w_tij f_tj over a few terms t, and lengths and distances are wor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations_with_replacement
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from vitreous.architecture.norms import LinearNorm
 from vitreous.float64 import exact
-from vitreous.methods.linear_parts import value_without_bias
+from vitreous.methods.linear_parts import HeadUpdates, head_updates, value_without_bias
 from vitreous.methods.view import View
 from vitreous.tape import AttentionRecord
 from vitreous.tape.attention import Rows, pieces_of
@@ -48,11 +49,14 @@ class Contributions:
         attention: the attention call of the block.
         residual: whether the residual connection is the last term of every group.
         groups: the terms; the weights of all groups are the same but for their scale.
+        factor: what all heads' weights are multiplied with, (batch, to): 1 over the deviation of a norm between the
+            heads and the residual sum; ``None`` is 1.
     """
 
     attention: AttentionRecord
     residual: bool
     groups: tuple[Group, ...]
+    factor: Tensor | None = None
 
     def through(self, norm: LinearNorm, tokens: Tensor) -> Contributions:
         """Behind a norm that was given ``tokens``."""
@@ -92,6 +96,8 @@ class Contributions:
     def weights(self, rows: Rows) -> Tensor:
         """The weights w for some i, without the groups' scales, (batch, from, rows, terms)."""
         attention = exact(self.attention.rows(rows)).permute(0, 3, 2, 1)
+        if self.factor is not None:
+            attention = attention * self.factor[:, None, rows, None]
         batch, tokens, count, heads = attention.shape
         if not self.residual:
             return attention.contiguous()
@@ -122,7 +128,58 @@ def _product(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return first * second
 
 
-def contributions(view: View, layer: int, *, biases: bool, residual: bool) -> Contributions:
+@dataclass(frozen=True)
+class GatedContributions:
+    """The same where a gate weighs the channels of every token i differently, so that no f_j serves all i.
+
+    The vectors of one i are worked out at a time.
+
+    Attributes:
+        attention: the attention call of the block.
+        updates: what its heads carry.
+        tokens: what the residual connection adds, (batch, tokens, channels), if it counts.
+        summands: the norms that each summand has passed, with 1 over their deviations.
+    """
+
+    attention: AttentionRecord
+    updates: HeadUpdates
+    tokens: Tensor | None
+    summands: tuple[tuple[tuple[LinearNorm, Tensor], ...], ...] = ((),)
+
+    def through(self, norm: LinearNorm, tokens: Tensor) -> GatedContributions:
+        """Behind a norm that was given ``tokens``."""
+        passed = norm, norm.deviation(tokens).reciprocal_()
+        return replace(self, summands=tuple((*norms, passed) for norms in self.summands))
+
+    def __add__(self, other: GatedContributions) -> GatedContributions:
+        return replace(self, summands=self.summands + other.summands)
+
+    def lengths(self, rows: Rows) -> Tensor:
+        """||T_i(x_j)||_2 for some i, (batch, rows, tokens)."""
+        return torch.stack([vectors.norm(dim=-1) for _, vectors in self._vectors(rows)], dim=1)
+
+    def distances(self, rows: Rows, goals: Tensor, shift: float = 0.0) -> Tensor:
+        """||T_i(x_j) - goal_i + shift||_1 for some i, (batch, rows, tokens)."""
+        found = [(vectors - goals[:, row, None] + shift).abs_().sum(-1) for row, vectors in self._vectors(rows)]
+        return torch.stack(found, dim=1)
+
+    def _vectors(self, rows: Rows) -> Iterator[tuple[int, Tensor]]:
+        """T_i(x_j) for one i after the other, (batch, tokens, channels)."""
+        attention = exact(self.attention.rows(rows))
+        for place, row in enumerate(torch.arange(self.attention.value.shape[2])[rows].tolist()):
+            carried = self.updates.carried(row, attention[:, :, place])
+            if self.tokens is not None:
+                carried[:, row] += self.tokens[:, row]
+            parts = []
+            for norms in self.summands:
+                part = carried
+                for norm, inverse in norms:
+                    part = norm.linear(part) * inverse[:, row, None, None]
+                parts.append(part)
+            yield row, torch.stack(parts).sum(0)
+
+
+def contributions(view: View, layer: int, *, biases: bool, residual: bool) -> Contributions | GatedContributions:
     """What reaches the stream by the attention of a block, and by the residual connection.
 
     Args:
@@ -131,8 +188,11 @@ def contributions(view: View, layer: int, *, biases: bool, residual: bool) -> Co
         biases: whether the values' biases count; the output projection's, which belongs to no token, never does.
         residual: whether the residual connection counts.
     """
-    value = view.value(layer) if biases else value_without_bias(view, layer)
+    updates = head_updates(view, layer, None if biases else value_without_bias(view, layer))
+    tokens = view.tokens(layer) * view.tape.skip(layer)[0] if residual else None
+    if updates.by_channel:
+        return GatedContributions(view.attention(layer), updates, tokens)
     # W_O once per head: (head, tokens, head's channels) x (head, head's channels, channels).
-    carried = torch.matmul(value, view.output_projection(layer).permute(1, 2, 0)).transpose(1, 2)
-    vectors = torch.cat([carried, view.tokens(layer)[:, :, None]], dim=2) if residual else carried
-    return Contributions(view.attention(layer), residual, (Group(vectors, None),))
+    carried = torch.matmul(updates.value, updates.weight.permute(1, 2, 0)).transpose(1, 2)
+    vectors = carried if tokens is None else torch.cat([carried, tokens[:, :, None]], dim=2)
+    return Contributions(view.attention(layer), residual, (Group(vectors, None),), updates.token_factor)

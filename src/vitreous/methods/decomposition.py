@@ -14,9 +14,9 @@ from torch import Tensor
 
 from vitreous.float64 import has_float64
 from vitreous.methods.attention import MeanAttention
-from vitreous.methods.contributions import Contributions, contributions
-from vitreous.methods.linear_parts import norms
-from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, mean_over_heads, projected_lengths
+from vitreous.methods.contributions import Contributions, GatedContributions, contributions
+from vitreous.methods.linear_parts import head_updates, norms
+from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, mean_over_heads
 from vitreous.methods.registry import register
 from vitreous.methods.view import Row, View
 from vitreous.tape import Needs
@@ -26,6 +26,8 @@ Heads = Literal["together", "apart"]
 Norm = Literal["none", "following"]
 Setting = Literal["skipplus", "original"]
 Zero = Literal["length", "farthest"]
+
+AnyContributions = Contributions | GatedContributions
 
 
 class ContributionMatrix(MatrixReadout):
@@ -69,8 +71,8 @@ class AttentionLength(LengthMatrix):
         if self.heads == "together":
             return contributions(view, layer, biases=True, residual=False).lengths
         attention = view.attention(layer)
-        lengths = projected_lengths(view.value(layer), view.output_projection(layer))[:, :, None]
-        return lambda rows: mean_over_heads(attention.rows(rows) * lengths)
+        updates = head_updates(view, layer)
+        return lambda rows: mean_over_heads(attention.rows(rows) * updates.lengths(rows))
 
 
 class StreamLength(LengthMatrix):
@@ -117,7 +119,7 @@ class Nearness(ContributionMatrix):
         self.zero = zero
 
     @abstractmethod
-    def parts_and_whole(self, view: View, layer: int) -> tuple[Contributions, Tensor]:
+    def parts_and_whole(self, view: View, layer: int) -> tuple[AnyContributions, Tensor]:
         """T, and y (batch, tokens, channels)."""
 
     def reader(self, view: View, layer: int) -> ReadRows:
@@ -147,7 +149,7 @@ class NearnessToOutput(Nearness):
         """Also the block's output."""
         return super().needs(layer, depth) | Needs(tokens=frozenset({layer + 1}))
 
-    def parts_and_whole(self, view: View, layer: int) -> tuple[Contributions, Tensor]:
+    def parts_and_whole(self, view: View, layer: int) -> tuple[AnyContributions, Tensor]:
         """Behind the whole block."""
         return encoder_contributions(view, layer), view.tokens(layer + 1)
 
@@ -158,7 +160,7 @@ class NearnessToAttended(Nearness):
     values = NormedStreamLength.values
     shift = 1e-6  # by torch's pairwise_distance, which ALTI's program uses
 
-    def parts_and_whole(self, view: View, layer: int) -> tuple[Contributions, Tensor]:
+    def parts_and_whole(self, view: View, layer: int) -> tuple[AnyContributions, Tensor]:
         """With the values' biases, as in ALTI's program."""
         parts = contributions(view, layer, biases=True, residual=True)
         if view.tape.architecture.blocks[layer].norm_place == "post":
@@ -166,7 +168,7 @@ class NearnessToAttended(Nearness):
         return parts, view.middle(layer)
 
 
-def encoder_contributions(view: View, layer: int) -> Contributions:
+def encoder_contributions(view: View, layer: int) -> AnyContributions:
     """The contributions to a block's output with the identity for its feed-forward network.
 
     Post-norm, as Modarressi et al. 2022 have it: N_2(N_1(y)) with the values' biases. Pre-norm, as the SkipPLUS authors
@@ -177,10 +179,10 @@ def encoder_contributions(view: View, layer: int) -> Contributions:
         stream = contributions(view, layer, biases=True, residual=True)
         return _behind_following_norm(stream, view, layer).through(second, view.end(layer))
     stream = contributions(view, layer, biases=False, residual=True)
-    return stream + stream.through(second, view.attended(layer))
+    return stream + stream.through(second, view.attended(layer))  # type: ignore[operator]  # both of one kind
 
 
-def _behind_following_norm(stream: Contributions, view: View, layer: int) -> Contributions:
+def _behind_following_norm(stream: AnyContributions, view: View, layer: int) -> AnyContributions:
     """Behind the norm that reads the stream after attention: a post-norm block's first, a pre-norm block's second."""
     first, second = norms(view, layer)
     following = first if view.tape.architecture.blocks[layer].norm_place == "post" else second

@@ -83,14 +83,21 @@ class QueryGradientKey(TokenReadout):
 
 
 def query_gradient(view: View, backward: Pass, layer: int) -> Tensor:
-    """G_h = Σ_i dy_c/dq_i, (batch, head, channel): through the softmax from dA = (dO) Vᵀ (eqs. 4-5)."""
+    """G_h = Σ_i dy_c/dq_i, (batch, head, channel): through the softmax from dA = (dO) Vᵀ (eqs. 4-5).
+
+    Where heads are mixed before or behind the softmax, or scores are left out, it is the gradient by the model's own
+    way from q kᵀ to A; q and k of a head are then those that were multiplied, and A what multiplies the values.
+    """
     attention = view.attention(layer)
     only_read = layer == view.depth - 1 and view.layout.reads_prefix_only
+    key = exact(attention.key)
+    if attention.product_gradient is not None:
+        products = attention.product_gradient(view.gradients[backward].outputs[layer])
+        return torch.einsum("bhn,bhnk->bhk", products.sum(dim=2).to(key.dtype), key)
     scores = total(
         score_gradient(attention.rows(rows), view.attention_gradient(backward, layer, rows)).sum(dim=2)
         for rows in ([view.layout.read] if only_read else attention.pieces())
     )
-    key = exact(attention.key)
     gradient = torch.einsum("bhn,bhnk->bhk", scores.to(key.dtype), key) * attention.scale
     return gradient if attention.head_scale is None else gradient * attention.head_scale[..., 0]
 

@@ -4,12 +4,17 @@ Letters and equation numbers are the paper's. Per head, E are a block's original
 transformed ones; W = diag(L * NECC) with L_j = ||Ẽ_j|| / ||E_j|| (eq. 10) and NECC the softmax over tokens of
 cos(E_j, Ẽ_j) (eq. 12). Attention updates by U = I + mean_h[(dp_c/dA)^+ * (A W)], the feed-forward part by U = I + W,
 starting from C_0 = diag ||x_0|| (eqs. 14-20). Only the class token's row of the product is carried, from the top down.
+
+The paper's models have nothing but W_O between the heads and the residual sum. Where a model has more there (a norm, a
+gate, LayerScale), the update of token i by token j is A_ij T_i(v_j), T_i all of it as a linear map with the statistics
+and gates as they were in the run. Then Ẽ_j = T_i(v_j), and W has a row for every i. Where the stream is multiplied by
+s before the sum, the identity of U becomes diag(||s E_j|| / ||E_j||). With T_i = W_O and s = 1 this is the paper's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -17,8 +22,9 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention
+from vitreous.methods.linear_parts import head_updates
 from vitreous.methods.options import RuleOption
-from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, mean_over_heads, projected_lengths
+from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, mean_over_heads
 from vitreous.methods.registry import register
 from vitreous.methods.view import Row, View
 from vitreous.tape import Needs, Pass
@@ -48,48 +54,63 @@ class TokenTransformation(MatrixReadout):
 
     def reader(self, view: View, layer: int) -> ReadRows:
         """mean_h[(dp/dA)^+ * (A W_h)]: the attention part without the identity."""
-        weight = None if layer == view.depth else self.attention_weight(view, layer)
-        return lambda rows: self.update(view, layer, rows, weight)
+        weight_of = None if layer == view.depth else self.attention_weight(view, layer)
+        return lambda rows: self.update(view, layer, rows, None if weight_of is None else weight_of(rows))
 
     def update(self, view: View, layer: int, rows: Rows, weight: Tensor | None) -> Tensor:
         """mean_h[(dp/dA)^+ * (A W_h)] for some rows, (batch, rows, tokens)."""
         gradient = view.attention_gradient(self.backward, layer, rows)
         matrix = gradient.clamp_(min=0).mul_(view.attention(layer).rows(rows))
-        return mean_over_heads(matrix if weight is None else matrix.mul_(weight[:, :, None]))
+        return mean_over_heads(matrix if weight is None else matrix.mul_(weight))
 
     def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
         """Row x U_ffn x U_attention."""
         del residual  # the identity is part of both updates
-        entries = row.dense(view.layout.tokens) * (1 + self.feed_forward_weight(view, layer))
+        attention_skip, feed_forward_skip = self.skips(view, layer)
+        entries = row.dense(view.layout.tokens) * (feed_forward_skip + self.feed_forward_weight(view, layer))
         after_feed_forward = Row(entries, slice(None))
         if not isinstance(row.rows, slice):
             after_feed_forward = Row(entries[:, row.rows], row.rows)
-        return Row(entries + self.row_times(view, layer, after_feed_forward), slice(None))
+        return Row(entries * attention_skip + self.row_times(view, layer, after_feed_forward), slice(None))
+
+    def skips(self, view: View, layer: int) -> tuple[Tensor | float, Tensor | float]:
+        """The identity of both updates: 1, or ||s E_j|| / ||E_j|| where a model multiplies the stream with s first."""
+        if not self.length:
+            return 1.0, 1.0
+        attention, feed_forward = view.tape.skip(layer)
+        before, middle = view.tokens(layer), view.middle(layer)
+        return _scaled_length(before, attention), _scaled_length(middle, feed_forward)
 
     def finish(self, view: View, row: Row) -> Tensor:
         """Row x C_0 (eq. 14)."""
         entries = row.dense(view.layout.tokens)
         return entries * view.tokens(0).norm(dim=-1) if self.length else entries
 
-    def attention_weight(self, view: View, layer: int) -> Tensor | None:
-        """W of each head, (batch, head, tokens).
+    def attention_weight(self, view: View, layer: int) -> Callable[[Rows], Tensor] | None:
+        """W of each head for some rows i, (batch, head, rows or 1, tokens): L and NECC of E_j and Ẽ_j = T_i(v_j).
 
         Ẽ (batch, head, tokens, channels) is never built: <E, v W_O> = <E W_Oᵀ, v>, and lengths are had in the same way.
         """
         if not self.length:
             return None
-        value, projection = view.value(layer), view.output_projection(layer)
-        tokens = view.tokens(layer)
-        backwards = torch.einsum("bnd,dhk->bhnk", tokens.to(value.dtype), projection)
-        transformed = projected_lengths(value, projection)
-        return self.weight(transformed, tokens.norm(dim=-1)[:, None], (backwards * value).sum(-1))
+        updates = head_updates(view, layer)
+        tokens = view.tokens(layer).to(updates.value.dtype)
+        original = tokens.norm(dim=-1)[:, None, None]
+
+        def weight_of(rows: Rows) -> Tensor:
+            return self.weight(updates.lengths(rows), original, updates.products(tokens, rows))
+
+        if updates.by_channel or updates.after is not None:
+            return weight_of
+        alike = weight_of(slice(None))
+        return lambda _rows: alike
 
     def feed_forward_weight(self, view: View, layer: int) -> Tensor | float:
         """W of the feed-forward part, (batch, tokens): E the tokens before it, Ẽ what it adds."""
         if not self.length:
             return 1.0
         before = view.middle(layer)
-        return self.weight_between(before, view.end(layer) - before)
+        return self.weight_between(before, view.end(layer) - before * view.tape.skip(layer)[1])
 
     def weight_between(self, original: Tensor, transformed: Tensor) -> Tensor:
         """W from E and Ẽ, (batch, tokens, channels) each."""
@@ -137,15 +158,29 @@ class ThirdPartyTokenTransformation(TokenTransformation):
         """mean_h (dA)^+ * mean_h A, W from the right."""
         gradient = mean_over_heads(view.attention_gradient(self.backward, layer, rows).clamp_(min=0))
         matrix = gradient.mul_(mean_over_heads(view.attention(layer).rows(rows)))
-        return matrix if weight is None else matrix.mul_(weight[:, None])
+        return matrix if weight is None else matrix.mul_(weight)
 
-    def attention_weight(self, view: View, layer: int) -> Tensor:
-        """W from the stream before and after the attention part, (batch, tokens)."""
-        return self.weight_between(view.tokens(layer), view.middle(layer))
+    def skips(self, view: View, layer: int) -> tuple[float, float]:
+        """The identity is the identity: the transformed tokens are those after the residual addition."""
+        del view, layer
+        return 1.0, 1.0
+
+    def attention_weight(self, view: View, layer: int) -> Callable[[Rows], Tensor]:
+        """W from the stream before and after the attention part, (batch, 1, tokens)."""
+        weight = self.weight_between(view.tokens(layer), view.middle(layer))[:, None]
+        return lambda _rows: weight
 
     def feed_forward_weight(self, view: View, layer: int) -> Tensor:
         """W from the stream before and after the feed-forward part."""
         return self.weight_between(view.middle(layer), view.end(layer))
+
+
+def _scaled_length(tokens: Tensor, factor: Tensor | float) -> Tensor | float:
+    """||s x|| / ||x|| for a number or one factor per channel s; 1 where a token has no length."""
+    if not isinstance(factor, Tensor):
+        return abs(factor)
+    length = tokens.norm(dim=-1)
+    return torch.where(length == 0, 1.0, _quotient((tokens * factor.to(tokens)).norm(dim=-1), length))
 
 
 def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vitreous.errors import UnsupportedModelError
 from vitreous.float64 import exact
 from vitreous.tape import AttentionRecord, Gradients, Layout, Pass, Tape
 from vitreous.tape.attention import Rows
@@ -150,9 +151,14 @@ class View:
 
     def output_projection(self, layer: int) -> Tensor:
         """W_O of every head, LayerScale included, (channels of the stream, head, channels of the head)."""
-        projection = self.tape.output_projection(layer)
+        projection = self.tape.head_projection(layer)
         assert projection is not None
-        weight = exact(projection)
+        if not projection.same_for_all_tokens:
+            raise UnsupportedModelError(
+                f"in block {layer} what the attention heads give is normalised or gated, token by token, before it is "
+                "added to the residual stream, so that no single W_O leads there"
+            )
+        weight = exact(projection.weight)
         return weight.reshape(len(weight), self.attention(layer).heads, -1)
 
     def attention_gradient(self, backward: Pass, layer: int, rows: Rows = slice(None)) -> Tensor:

@@ -55,11 +55,12 @@ def _missing_attention(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
-    needs_all_keys = any(RULES[name].follows_scores for name in needs.rules)
-    if tape.unknown_keys and (needs.keys & tape.unknown_keys or needs_all_keys):
+    if needs.keys & tape.unknown_keys or (
+        tape.mixed_scores and any(RULES[name].follows_scores for name in needs.rules)
+    ):
         return (
-            "the scores of its attention are made of more than q and k (relative positions that depend on the tokens, "
-            "or a step in front of the softmax that is not known), so that q and k by themselves say only a part"
+            "its attention matrices are made of more than q and k (relative positions or gates that depend on the "
+            "tokens, perhaps), so that q and k by themselves say only a part"
         )
     return None
 
@@ -111,10 +112,8 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
     blocks = tape.architecture.blocks
     for layer in sorted(needs.projections):
         if not _leads_to_stream(tape, layer):
-            return (
-                f"in block {layer} no linear projection leads from the attention heads to the residual stream, or what "
-                "it gives is changed before it is added"
-            )
+            reason = blocks[layer].path_gap or "their channels are weighed token by token between two projections"
+            return f"in block {layer} no linear map leads from the attention heads to the residual stream: {reason}"
     for layer in sorted(needs.linear_norms):
         recorded = layer in tape.needs.linear_norms
         block = blocks[layer]
@@ -134,12 +133,12 @@ def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
 def _leads_to_stream(tape: Tape, layer: int) -> bool:
     """Whether W_O is known; of a run that was recorded for other methods, whether it would be."""
     if layer not in tape.needs.projections:
-        return bool(tape.architecture.blocks[layer].output_projections)
-    weight = tape.output_projection(layer)
-    if weight is None:
+        return bool(tape.architecture.blocks[layer].head_paths)
+    projection = tape.head_projection(layer)
+    if projection is None:
         return False
     attention = tape.attention(layer)
-    return weight.shape[1] == attention.heads * attention.value.shape[-1]
+    return projection.weight.shape[1] == attention.heads * attention.value.shape[-1]
 
 
 def _has_linear_values(tape: Tape, layer: int) -> bool:

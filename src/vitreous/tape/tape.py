@@ -34,6 +34,7 @@ from vitreous.tape.patches.grid_probe import PatchGridProbe
 from vitreous.tape.patches.layout import Layout, find_layout
 from vitreous.tape.recording.gradient_breaks import depends
 from vitreous.tape.recording.interception import OtherRunError
+from vitreous.tape.recording.linear_maps import HeadProjection
 from vitreous.tape.recording.plan import PIXELS, GradientNeeds, Intervention, Needs, Objective, Pass, Plan
 from vitreous.tape.recording.recorder import Recorder
 from vitreous.tape.rules import RULES
@@ -131,9 +132,14 @@ class Tape:
         return frozenset(self._recorder.attention.unknown)
 
     @property
+    def mixed_scores(self) -> frozenset[int]:
+        """The blocks in which more is done to q kᵀ before the softmax than scaling, adding constants and hiding."""
+        return frozenset(self._recorder.attention.mixed)
+
+    @property
     def unknown_keys(self) -> frozenset[int]:
         """The blocks in which more than q and k makes the scores, so that k by itself was not recognised."""
-        return frozenset(self._recorder.attention.mixed)
+        return frozenset(self._recorder.attention.unknown_keys)
 
     @property
     def reads_several_blocks(self) -> bool:
@@ -195,9 +201,19 @@ class Tape:
             self._attention[layer] = record.cut(*self._part)
         return self._attention[layer]
 
-    def output_projection(self, layer: int) -> Tensor | None:
-        """W_O, LayerScale included, (channels of the stream, channels of all heads); ``None`` where it is not known."""
-        return self._recorder.linear_maps.output_projection(layer)
+    def head_projection(self, layer: int) -> HeadProjection | None:
+        """How the heads of a block reach the residual stream; ``None`` where they do so in no linear way."""
+        found, order = (
+            self._recorder.linear_maps.head_projection(layer),
+            self.architecture.blocks[layer].input.axes.order,
+        )
+        if found is not None and order is not None:
+            found = found.in_order(torch.tensor(order))
+        return found if found is None or self._part is None else found.cut(*self._part)
+
+    def skip(self, layer: int) -> tuple[Tensor | float, Tensor | float]:
+        """What the stream itself is multiplied with when attention and feed-forward part are added; mostly 1."""
+        return self._recorder.linear_maps.skip(layer)
 
     def value_weight(self, layer: int) -> Tensor | None:
         """W_V, (channels of all heads, channels of the first norm); ``None`` where it is not known."""

@@ -45,7 +45,8 @@ class AttentionHandler:
         records: the attention calls of the blocks.
         outputs: O of the calls of each block, as they stand in the graph; several calls are one with all their heads.
         biases: all that is added to the scores of a block: relative positions, masks; ``None`` for what is not known.
-        mixed: the blocks whose scores are not q kᵀ alone or not followed to the softmax, so that k is not known.
+        mixed: the blocks whose scores are not q kᵀ alone or not followed to the softmax.
+        unknown_keys: those of them in which q and k by themselves do not say how the output depends on them.
         other: by block, why its attention is not one between all tokens of an image.
         unknown: the blocks in which tokens are multiplied with each other, or weighed, in a way that is no attention.
         after_blocks: the attention calls behind the last block, in order; one of them may be what pools the tokens.
@@ -67,6 +68,7 @@ class AttentionHandler:
         self.outputs: dict[int, list[Tensor]] = {}
         self.biases: dict[int, list[Tensor | None]] = {}
         self.mixed: set[int] = set()
+        self.unknown_keys: set[int] = set()
         self.other: dict[int, str] = {}
         self.unknown: set[int] = set()
         self.after_blocks: list[tuple[AttentionRecord, Tensor, AttentionCall]] = []
@@ -115,7 +117,7 @@ class AttentionHandler:
         if call is None or call.spelling != "written":
             heads_first = call is not None and call.heads_first
             return tensor if tensor.dim() == 4 else heads_of(tensor, self._progress.batch, heads_first=heads_first)
-        arranged = call.output_arrangement().arrange(tensor, self._progress.batch)
+        arranged = call.arrangement("output").arrange(tensor, self._progress.batch)
         assert arranged is not None
         return arranged
 
@@ -210,6 +212,7 @@ class AttentionHandler:
     ) -> Tensor:
         """With a mask that depends on the tokens, which has a gradient of its own where A has one."""
         self.mixed.add(layer)
+        self.unknown_keys.add(layer)
         weights = self._under_rule(partial(torch.softmax, dim=-1), scores, "softmax")
         record.matrix = weights.detach()
         output = weights.to(value.dtype) @ value
@@ -337,8 +340,8 @@ class AttentionHandler:
         assert operands is not None
         weights, value = operands if call.weights_first else operands[::-1]
         batch = self._progress.batch
-        matrix = call.weight_arrangement().arrange(weights, batch)
-        values = call.value_arrangement().arrange(value, batch)
+        matrix = call.arrangement("weights").arrange(weights, batch)
+        values = call.arrangement("value").arrange(value, batch)
         if matrix is None or values is None or len(matrix) != len(values):
             self._check(layer, weights.numel() // (call.queries * call.keys), call.queries, call.keys)
             return self._with_constant_weights(call, func, args, kwargs, weights)
@@ -346,7 +349,10 @@ class AttentionHandler:
         values = in_every_head(values, matrix)
         query, key = self._query_and_key(call, matrix)
         factor, head_factor, followed = self._scores_of(layer, call, query, key)
-        unknown = key is None or (layer in self.mixed and call.score_steps is not None)
+        mixed = layer in self.mixed or not call.plain_weights
+        unknown = key is None or (mixed and not self._follows_product(layer, call))
+        if unknown:
+            self.unknown_keys.add(layer)
         query_scale, key_scale = self._factor(call.query_scales), self._factor(call.key_scales)
         scale = factor * query_scale * key_scale
         # As the model made them: what q and k were scaled by counts with the scores.
@@ -364,7 +370,7 @@ class AttentionHandler:
         if layer in self._plan.intervention.attention_scale and whole:
             output = self._attend_scaled(layer, call, record, values)
             shape = func(*args, **kwargs).shape
-            restored = call.output_arrangement().restore(output, batch, shape)
+            restored = call.arrangement("output").restore(output, batch, shape)
             if layer in self.outputs:
                 self.outputs[layer][-1] = restored
             return restored
@@ -372,8 +378,33 @@ class AttentionHandler:
             output = self._follow(call, func, args, kwargs, (query, key, values, matrix), factor, followed=followed)
         else:
             output = self._with_constant_weights(call, func, args, kwargs, weights)
+            if mixed and not unknown:
+                factor = self._product_factor(call) * query_scale * key_scale
+                record.product_gradient = self._product_gradient(call, output, factor)
         self._keep(layer, call, record, output)
         return output
+
+    def _follows_product(self, layer: int, call: AttentionCall) -> bool:
+        """Whether dy/d(q kᵀ) can be had by autograd: A is made of nothing else, and the block has one call."""
+        calls = self._architecture.blocks[layer].attention if layer < self._architecture.depth else (call,)
+        return call.scores_alone and len(calls) == 1 and self._order(layer) is None
+
+    def _product_gradient(self, call: AttentionCall, output: Tensor, factor: float) -> Callable[[Tensor], Tensor]:
+        """A function that gives dy/d(q kᵀ) for dy/dO, both (batch, head, to, .), by the model's own steps."""
+        product, batch = self._noted[call.score_step][2], self._progress.batch
+
+        def gradient_of(output_gradient: Tensor) -> Tensor:
+            rule, self._in_force.rule = self._in_force.rule, RULES["plain"]
+            try:
+                given = call.arrangement("output").restore(output_gradient, batch, output.shape).to(output.dtype)
+                (found,) = torch.autograd.grad(output, product, given, retain_graph=True)
+            finally:
+                self._in_force.rule = rule
+            arranged = call.arrangement("scores").arrange(found, batch)
+            assert arranged is not None
+            return arranged * factor
+
+        return gradient_of
 
     def _with_constant_weights(
         self,
@@ -411,7 +442,7 @@ class AttentionHandler:
                 f"{', '.join(self._following)} cannot follow; use its fused attention, if it has one"
             )
         output: Tensor = func(*args, **kwargs).detach()
-        arrangement, batch = call.output_arrangement(), self._progress.batch
+        arrangement, batch = call.arrangement("output"), self._progress.batch
         arranged = arrangement.arrange(output, batch)
         assert arranged is not None
         record = AttentionRecord(query, key, value, factor, matrix=matrix.detach())
@@ -429,7 +460,7 @@ class AttentionHandler:
             return None, None
         query, key = operands if call.query_first else operands[::-1]
         batch = self._progress.batch
-        arranged = call.query_arrangement().arrange(query, batch), call.key_arrangement().arrange(key, batch)
+        arranged = call.arrangement("query").arrange(query, batch), call.arrangement("key").arrange(key, batch)
         if arranged[0] is None or arranged[1] is None:
             return None, None
         return in_every_head(arranged[0], matrix), in_every_head(arranged[1], matrix)

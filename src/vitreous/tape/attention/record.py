@@ -7,7 +7,7 @@ for the rows that are needed, a few rows at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,8 @@ class AttentionRecord:
         scores: what entered the softmax, where the model itself computed it and a method reads it.
         fused: the same call by a fused kernel, where it can return its gradients.
         head_scale: further factors in front of q kᵀ, one for every head (head, 1, 1), where a model has such.
+        product_gradient: gives dy/d(q kᵀ) for dy/dO where A is made of q kᵀ by more than scaling, adding constants and
+            a softmax: heads that are mixed before or behind it, scores of which the largest are kept.
     """
 
     query: Tensor | None
@@ -76,6 +78,7 @@ class AttentionRecord:
     scores: Tensor | None = None
     fused: FusedCall | None = None
     head_scale: Tensor | None = None
+    product_gradient: Callable[[Tensor], Tensor] | None = None
 
     @property
     def heads(self) -> int:
