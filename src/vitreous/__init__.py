@@ -17,12 +17,13 @@ __all__ = [
     "list_methods",
     "load_model",
     "load_text_model",
+    "rules",
     "speed",
     "supported",
 ]
 
 if TYPE_CHECKING:
-    from vitreous import errors, speed
+    from vitreous import errors, rules, speed
     from vitreous.benchmark.evaluation import evaluate
     from vitreous.explaining import explain
     from vitreous.explanation import Explanation
@@ -46,6 +47,7 @@ _HOMES = {
     "TextExplanation": "vitreous.text_explanation",
     "load_text_model": "vitreous.models.text_models",
     "errors": "vitreous.errors",
+    "rules": "vitreous.rules",
     "speed": "vitreous.speed",
 }
 

@@ -70,7 +70,7 @@ class AttentionHandler:
         self.unknown: set[int] = set()
         self.after_blocks: list[tuple[AttentionRecord, Tensor, AttentionCall]] = []
         self._rules_differ = bool(plan.rules - {"plain"})
-        self._plain_gradients = self._rules_differ and any(RULES[name].plain_attention for name in plan.rules)
+        self._plain_gradients = self._rules_differ and any(RULES[name].reads_plain_attention for name in plan.rules)
         self._following = sorted(name for name in plan.rules if RULES[name].follows_scores)
         self._calls: dict[int, tuple[int, AttentionCall]] = {}
         for layer, block in enumerate(architecture.blocks):

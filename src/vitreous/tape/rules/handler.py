@@ -42,7 +42,7 @@ class RuleHandler:
         # With the plain rule alone autograd itself does the right thing and nothing is replaced.
         self.rules_differ = bool(plan.rules - {"plain"})
         rules = [RULES[name] for name in plan.rules]
-        self.products_matter = any(rule.halves_products or rule.carries_relevance for rule in rules)
+        self.products_matter = any(rule.treats_products for rule in rules)
         self._gates: list[Tensor] = []
         self._deviations: list[Tensor] = []
 

@@ -21,7 +21,7 @@ from vitreous.tape.recording.interception import Progress, TorchCall, in_graph
 from vitreous.tape.recording.plan import PIXELS, Needs, Plan
 from vitreous.tape.rules import RULES
 from vitreous.tape.rules.autograd import ActiveRule, Follow, gradient_between
-from vitreous.tape.rules.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
+from vitreous.tape.rules.calls import Call, DropoutCall, EmbeddingCall, LinearCall, PoolCall, ScaleCall, SumCall
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -166,7 +166,7 @@ class RelevanceHandler:
         counts = call.name == "dropout" and self._progress.reached_blocks and self._scaling
         if not (counts and self._watches(call.args[0])):
             return output
-        return self._follow(SameCall(call.of_first()), call.args[0])
+        return self._follow(DropoutCall(call.of_first()), call.args[0])
 
     def on_embedding(self, call: TorchCall) -> Any:
         """The convolution of the picture itself."""
