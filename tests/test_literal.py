@@ -17,7 +17,8 @@ import vitreous
 from literal import attention, decompx, forward, gradtoken, tokentm
 from small_models import CLASSES, largest_difference, random_images, small_case, small_vit
 from vitreous.speed.timing import one_thread
-from vitreous.tape.rules.gradient_rules import ElementwiseCall, FrozenRule
+from vitreous.tape.rules.calls import ElementwiseCall
+from vitreous.tape.rules.gradient_rules import FrozenRule
 
 EXACT = 1e-10
 
@@ -202,7 +203,7 @@ def test_the_frozen_rule_leaves_the_logits_unchanged(case, methods):
 def test_the_gate_at_zero_is_the_slope_there(function, slope):
     """f(u)/u is 0/0 at 0, which real images reach; its limit is f'(0)."""
     call = ElementwiseCall(torch.tensor([-1.0, 0.0, -0.0, 2.0]), function, slope)
-    gates = FrozenRule().activation(call, torch.ones(4))
+    gates = FrozenRule().backward_activation(call, torch.ones(4))
     expected = [float(function(torch.tensor(-1.0))) / -1, slope, slope, float(function(torch.tensor(2.0))) / 2]
     assert torch.equal(gates, torch.tensor(expected))
 

@@ -238,8 +238,8 @@ def rule_parts():
 def test_a_linear_layer_conserves_relevance_with_ours_and_doubles_it_with_orig():
     """With separate denominators the positive and the negative part each pass on all that arrived: so it explodes."""
     tokens, weight, relevance, _ = rule_parts()
-    (ours,) = RULES["lrp_ours"].follow(LinearCall(weight, None), (tokens,), relevance)
-    (orig,) = RULES["lrp_orig"].follow(LinearCall(weight, None), (tokens,), relevance)
+    (ours,) = RULES["lrp_ours"].backward_call(LinearCall(weight, None), (tokens,), relevance)
+    (orig,) = RULES["lrp_orig"].backward_call(LinearCall(weight, None), (tokens,), relevance)
     assert abs(ours.sum() - relevance.sum()) < 1e-7 * relevance.abs().sum()
     assert abs(orig.sum() - 2 * relevance.sum()) < 1e-7 * relevance.abs().sum()
 
@@ -249,7 +249,7 @@ def test_a_sum_conserves_relevance_of_every_image(rule):
     left, _, _, right = rule_parts()
     relevance = torch.rand(2, 5, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     call = SumCall(torch.add, 0, False, lambda *_: None)  # noqa: FBT003
-    shares = RULES[rule].follow(call, (left, right), relevance)
+    shares = RULES[rule].backward_call(call, (left, right), relevance)
     found = sum(share.sum(dim=(1, 2)) for share in shares)
     assert (found - relevance.sum(dim=(1, 2))).abs().max() < 1e-6
 
@@ -258,7 +258,7 @@ def test_the_patch_embedding_conserves_relevance():
     pixels, weight = random_images(2), torch.randn(4, 3, 8, 8, dtype=torch.float64)
     convolve = lambda picture, kernel: nn.functional.conv2d(picture, kernel, stride=8)  # noqa: E731
     relevance = torch.rand(2, 4, 4, 4, dtype=torch.float64)
-    (found,) = RULES["lrp_ours"].follow(EmbeddingCall(None, weight, convolve), (pixels,), relevance)
+    (found,) = RULES["lrp_ours"].backward_call(EmbeddingCall(None, weight, convolve), (pixels,), relevance)
     assert (found.sum(dim=(1, 2, 3)) - relevance.sum(dim=(1, 2, 3))).abs().max() < 1e-6
 
 
@@ -266,6 +266,6 @@ def test_a_zero_denominator_gives_zero_not_nan():
     tokens, weight, relevance, _ = rule_parts()
     tokens[0] = 0
     for rule in ("lrp_ours", "lrp_orig", "abslrp"):
-        (found,) = RULES[rule].follow(LinearCall(weight, None), (tokens,), relevance)
+        (found,) = RULES[rule].backward_call(LinearCall(weight, None), (tokens,), relevance)
         assert found.isfinite().all()
         assert not found[0].any()

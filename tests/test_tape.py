@@ -29,7 +29,9 @@ from vitreous.cost import cost_of
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.methods import View
 from vitreous.speed.timing import one_thread
-from vitreous.tape import Needs, Plan, record
+from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
+from vitreous.tape.recording.interception import HandlerTable
+from vitreous.tape.recording.recorder import Recorder
 
 SAME = 1e-12
 # All that read one recorded run: the tape. LeGrad asks the head once more, the others that run again ask much more.
@@ -738,3 +740,58 @@ def test_a_head_that_reads_other_tokens_of_each_image_is_explained_as_of_single_
         assert largest_difference(alone.logits[0], together.logits[index]) < SAME
         for method in methods:
             assert largest_difference(together.scores[method][index], alone.scores[method][0]) < SAME, method
+
+
+def test_the_handlers_of_an_operation_are_one_ordered_list():
+    model, images = small_vit(), random_images()
+    architecture = find_architecture(model, images)
+
+    def names(function, *rules):
+        gradients = {Pass(rule, "logit"): GradientNeeds(tokens=frozenset({0})) for rule in rules}
+        recorder = Recorder(architecture, Plan(architecture.depth, Needs(gradients=gradients)), len(images))
+        table = recorder.interception().handlers
+        assert " -> ".join(handler.__qualname__ for handler in table.handlers_of(function)) in str(table)
+        return [handler.__qualname__ for handler in table.handlers_of(function)]
+
+    linear = torch.nn.functional.linear
+    assert names(linear, "plain") == ["GradientBreaks.check"]
+    assert names(linear, "libra") == ["GradientBreaks.check", "RuleHandler.on_linear"]
+    assert names(linear, "lrp_ours") == [
+        "GradientBreaks.check",
+        "RuleHandler.on_linear",
+        "RelevanceHandler.on_linear",
+    ]
+    assert names(torch.matmul, "plain", "lrp_ours") == [
+        "GradientBreaks.check",
+        "RuleHandler.on_matrix_product",
+        "AttentionHandler.on_matrix_product",
+        "RelevanceHandler.on_matrix_product",
+    ]
+    assert names(torch.Tensor.permute, "lrp_ours") == ["GradientBreaks.check", "RelevanceHandler.on_unknown"]
+
+
+def test_a_handler_acts_before_and_after_those_behind_it_and_may_take_a_call_over():
+    seen = []
+
+    def outer(call):
+        seen.append("outer")
+        output = call.proceed()
+        seen.append("outer again")
+        return output + 1
+
+    def inner(call):
+        seen.append("inner")
+        return call.proceed_with((call.args[0] * 2,), call.kwargs)
+
+    def takes_over(call):
+        seen.append("takes over")
+        return call.args[0]
+
+    table = HandlerTable()
+    table.add((torch.neg,), outer, inner)
+    table.add((torch.exp,), takes_over, outer)
+    one = torch.ones(())
+    assert table.run(torch.neg, (one,), {}) == -1
+    assert table.run(torch.exp, (one,), {}) == 1
+    assert table.run(torch.abs, (-one,), {}) == 1
+    assert seen == ["outer", "inner", "outer again", "takes over"]

@@ -18,12 +18,13 @@ __all__ = [
     "list_methods",
     "load_model",
     "load_text_model",
+    "rules",
     "speed",
     "supported",
 ]
 
 if TYPE_CHECKING:
-    from vitreous import errors, speed
+    from vitreous import errors, rules, speed
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.explaining import explain
     from vitreous.explanation import Explanation
@@ -47,6 +48,7 @@ _MODULES = {
     "list_methods": "vitreous.methods",
     "load_model": "vitreous.models",
     "load_text_model": "vitreous.models.text_models",
+    "rules": None,
     "speed": None,
     "supported": "vitreous.support",
 }

@@ -11,15 +11,22 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from vitreous.close_match import close_match
 from vitreous.errors import MethodError
+from vitreous.tape.rules import own_rules
 
 _LARGEST = 2**63  # whole numbers beyond 64 bits are none that torch can take, as a seed or as a count
 
+
+class AlsoOwnRules:
+    """In an annotation: besides the named values, the rules that the user has registered."""
+
+
 # The rule option, for methods that read the attention's gradient and for those that read the stream's.
 RuleName = Literal["plain", "frozen", "libra", "attnlrp", "conservative", "residual"]
-RuleOption = Annotated[RuleName, "how the backward pass treats attention, norms and activations"]
+RuleOption = Annotated[RuleName, "how the backward pass treats attention, norms and activations", AlsoOwnRules()]
 StreamRuleOption = Annotated[
     Literal["plain", "frozen", "libra", "attnlrp", "conservative"],
     "how the backward pass treats attention, norms and activations; under residual no gradient would reach the patches",
+    AlsoOwnRules(),
 ]
 
 
@@ -42,6 +49,7 @@ class OptionInfo:
     """One option: its default, the values it may take (``None``: any of ``kind``) and a line of help.
 
     Attributes:
+        own_rules: whether rules that the user has registered are values, too.
         most: the largest value, where the option sets what the method costs.
     """
 
@@ -50,14 +58,16 @@ class OptionInfo:
     help: str
     kind: type
     most: int | None = None
+    own_rules: bool = False
 
     def convert(self, name: str, text: str) -> Any:
         """The value that ``text`` stands for."""
         if self.choices is not None:
-            if text not in self.choices:
+            choices = (*self.choices, *own_rules()) if self.own_rules else self.choices
+            if text not in choices:
                 reason = f" ({self.help})" if self.help else ""
                 raise MethodError(
-                    f"{name}={text} is not one of {', '.join(self.choices)}{close_match(text, self.choices)}{reason}"
+                    f"{name}={text} is not one of {', '.join(choices)}{close_match(text, choices)}{reason}"
                 )
             return text
         try:
@@ -82,13 +92,14 @@ def options_of(function: Callable[..., Any]) -> Mapping[str, OptionInfo]:
 
 
 def _option(hint: Any, default: Any) -> OptionInfo:
-    explanation, most = "", None
+    explanation, most, also_own = "", None, False
     if get_origin(hint) is Annotated:
         hint, *notes = get_args(hint)
         explanation = next((note for note in notes if isinstance(note, str)), "")
         most = next((note.value for note in notes if isinstance(note, AtMost)), None)
+        also_own = any(isinstance(note, AlsoOwnRules) for note in notes)
     if get_origin(hint) is Literal:
-        return OptionInfo(default, get_args(hint), explanation, str)
+        return OptionInfo(default, get_args(hint), explanation, str, own_rules=also_own)
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(kind for kind in get_args(hint) if kind is not types.NoneType)
     return OptionInfo(default, None, explanation, hint, most)

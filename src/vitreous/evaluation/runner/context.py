@@ -21,7 +21,9 @@ from vitreous.models.fingerprint import fingerprint_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.outputs import given_outputs, settled_outputs
 from vitreous.plugin import load_plugins
+from vitreous.source_code import source_hash
 from vitreous.spelling import parse
+from vitreous.tape.rules import RULES, own_rules
 
 AnyModel = LoadedModel | LoadedTextModel
 
@@ -110,8 +112,13 @@ def open_data(spec: str, shuffled_by: int | None) -> DataSet:
 
 
 def own_code_of(spellings: Iterable[str]) -> dict[str, str]:
-    """The methods that are not of this package, by name, each with the hash of its code."""
-    return own_code(dict.fromkeys(parse(spelling).info.name for spelling in spellings))
+    """The methods and rules that are not of this package, by name, each with the hash of its code."""
+    recipes = [parse(spelling) for spelling in spellings]
+    rules = {recipe.readout.backward.rule for recipe in recipes}.intersection(
+        (*own_rules(), *own_rules(relevance=True))
+    )
+    methods = own_code(dict.fromkeys(recipe.info.name for recipe in recipes))
+    return methods | {f"rule {name}": source_hash(type(RULES[name])) for name in sorted(rules)}
 
 
 def hash_files(files: Iterable[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Recording attention, in whatever way a model spells it, and putting it under the rule in force."""
+"""Records attention, in whatever way a model spells it, and puts it under the active rule."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.operations import product_operands
-from vitreous.architecture.trace import operation
 from vitreous.errors import UnsupportedModelError
-from vitreous.float64 import EXACT, exact
+from vitreous.float64 import EXACT
 from vitreous.tape.attention import multihead
 from vitreous.tape.attention.record import (
-    HIDDEN,
     AttentionRecord,
     attend_fused,
     attention_arguments,
@@ -27,7 +25,8 @@ from vitreous.tape.attention.record import (
     rows_of,
     score_rows,
 )
-from vitreous.tape.recording.interception import Progress, in_graph, of_first
+from vitreous.tape.attention.written import ScoreReader, WrittenScores
+from vitreous.tape.recording.interception import Handler, Progress, TorchCall, in_graph
 from vitreous.tape.recording.plan import Plan
 from vitreous.tape.rules import RULES
 from vitreous.tape.rules.autograd import ActiveRule, Attend, Elementwise, Kind
@@ -35,11 +34,12 @@ from vitreous.tape.rules.autograd import ActiveRule, Attend, Elementwise, Kind
 # mypy: disable-error-code="no-untyped-call"
 
 _EMPTY = AttentionRecord(None, torch.empty(0), torch.empty(0), 1.0)
-_ROUNDING = 1e-4  # of the largest score: float32 sums a few hundred products; a capped score is off by far more
 
 
 class AttentionHandler:
-    """Keeps the attention calls that a plan asks for and puts them under the rule in force.
+    """Records the attention calls that a plan names and puts them under the active rule.
+
+    ``on_linear`` are the handlers of the projections inside ``multi_head_attention_forward``.
 
     Attributes:
         records: the attention calls of the blocks.
@@ -50,8 +50,7 @@ class AttentionHandler:
         other: by block, why its attention is not one between all tokens of an image.
         unknown: the blocks in which tokens are multiplied with each other, or weighed, in a way that is no attention.
         after_blocks: the attention calls behind the last block, in order; one of them may be what pools the tokens.
-        own_steps: the steps from q kᵀ to the weights.
-        score_steps: the steps whose operands are noted.
+        scores: reads the scores of attention that a model writes out itself.
     """
 
     def __init__(
@@ -60,10 +59,10 @@ class AttentionHandler:
         plan: Plan,
         progress: Progress,
         active_rule: ActiveRule,
-        linear: multihead.Linear,
+        on_linear: tuple[Handler, ...],
     ) -> None:
         self._architecture, self._plan, self._progress, self._active_rule = architecture, plan, progress, active_rule
-        self._linear = linear
+        self._on_linear = on_linear
         self.records: dict[int, AttentionRecord] = {}
         self.outputs: dict[int, list[Tensor]] = {}
         self.biases: dict[int, list[Tensor | None]] = {}
@@ -73,7 +72,7 @@ class AttentionHandler:
         self.unknown: set[int] = set()
         self.after_blocks: list[tuple[AttentionRecord, Tensor, AttentionCall]] = []
         self._rules_differ = bool(plan.rules - {"plain"})
-        self._plain_gradients = self._rules_differ and any(RULES[name].plain_attention for name in plan.rules)
+        self._plain_gradients = self._rules_differ and any(RULES[name].reads_plain_attention for name in plan.rules)
         self._following = sorted(name for name in plan.rules if RULES[name].follows_scores)
         self._calls: dict[int, tuple[int, AttentionCall]] = {}
         for layer, block in enumerate(architecture.blocks):
@@ -81,22 +80,8 @@ class AttentionHandler:
         others = (*architecture.pooling, *architecture.later)
         self._calls.update((call.output_step, (architecture.depth, call)) for call in others)
         self._later = {call.output_step for call in architecture.later}
-        written = [call for _, call in self._calls.values() if call.spelling == "written"]
-        self.own_steps = frozenset(step for call in written for step in call.own_steps)
-        products = {call.score_step for call in written}
-        self.score_steps = frozenset(
-            {*products, *(call.entering_step for call in written)}
-            | {step for call in written for step in (*call.query_scales, *call.key_scales)}
-            | {each.step for call in written for each in call.score_steps or ()}
-        ) - {-1}
-        self._noted: dict[int, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
-        self._known_products = products
+        self.scores = ScoreReader(architecture, progress, [spec for _, spec in self._calls.values()])
         self._pooling: AttentionCall | None = None
-
-    def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Note the operands of q kᵀ, and what was done to it."""
-        if number in self.score_steps:
-            self._noted[number] = args, kwargs, output
 
     def arranged(self, layer: int, tensors: Sequence[Tensor]) -> Tensor:
         """Tensors that lie as the outputs of a block do, as one (batch, head, token, channel)."""
@@ -113,11 +98,11 @@ class AttentionHandler:
         order = self._architecture.blocks[layer].input.axes.order
         return None if order is None else torch.tensor(order)
 
-    def _by_head(self, call: AttentionCall | None, tensor: Tensor) -> Tensor:
-        if call is None or call.spelling != "written":
-            heads_first = call is not None and call.heads_first
+    def _by_head(self, spec: AttentionCall | None, tensor: Tensor) -> Tensor:
+        if spec is None or spec.spelling != "written":
+            heads_first = spec is not None and spec.heads_first
             return tensor if tensor.dim() == 4 else heads_of(tensor, self._progress.batch, heads_first=heads_first)
-        arranged = call.arrangement("output").arrange(tensor, self._progress.batch)
+        arranged = spec.arrangement("output").arrange(tensor, self._progress.batch)
         assert arranged is not None
         return arranged
 
@@ -129,49 +114,54 @@ class AttentionHandler:
         self.records[depth] = record if record.key.shape[2] <= tokens else record.last_keys(tokens)
         self.outputs[depth] = [output]
 
-    def on_fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_fused(self, call: TorchCall) -> Any:
         """``scaled_dot_product_attention``."""
         found = self._calls.get(self._progress.step)
         if found is None:
-            return func(*args, **kwargs)
-        layer, call = found
-        if not call.over_tokens:
-            return self._between_channels(layer, func, args, kwargs)
-        query, key, value, bias, scale = attention_arguments(*args, **kwargs)
+            return call.proceed()
+        layer, spec = found
+        if not spec.over_tokens:
+            return self._between_channels(layer, call)
+        query, key, value, bias, scale = attention_arguments(*call.args, **call.kwargs)
         batch = self._progress.batch
         if query.dim() > 4:  # windows of an image, each of which counts as one
             ahead = query.shape[:-3]
             if bias is not None:
                 bias = bias.expand(*ahead, *bias.shape[-3:]).flatten(0, -4) if bias.dim() > 3 else bias
             query, key, value = (part.flatten(0, -4) for part in (query, key, value))
-            flat = self._attend(layer, call, query, key, value, bias, scale)
+            flat = self._attend(layer, spec, query, key, value, bias, scale)
             return flat.view(*ahead, *flat.shape[1:])
         if query.dim() != 3:
-            return self._attend(layer, call, query, key, value, bias, scale)
+            return self._attend(layer, spec, query, key, value, bias, scale)
         if len(query) % batch:
-            return func(*args, **kwargs)
-        first = call.heads_first
+            return call.proceed()
+        first = spec.heads_first
         query, key, value = (heads_of(part, batch, heads_first=first) for part in (query, key, value))
         bias = bias_of_heads(bias, batch, heads_first=first)
-        return rows_of(self._attend(layer, call, query, key, value, bias, scale), heads_first=first)
+        return rows_of(self._attend(layer, spec, query, key, value, bias, scale), heads_first=first)
 
-    def on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_multi_head(self, call: TorchCall) -> Any:
         """``multi_head_attention_forward``."""
         found = self._calls.get(self._progress.step)
-        if found is None or not multihead.can_open(args, kwargs):
-            return func(*args, **kwargs)
-        layer, call = found
+        if found is None or not multihead.can_open(call.args, call.kwargs):
+            return call.proceed()
+        layer, spec = found
         return multihead.open_up(
-            lambda query, key, value, bias: self._attend(layer, call, query, key, value, bias, query.shape[-1] ** -0.5),
+            lambda query, key, value, bias: self._attend(layer, spec, query, key, value, bias, query.shape[-1] ** -0.5),
             self._linear,
-            args,
-            kwargs,
+            call.args,
+            call.kwargs,
         )
+
+    def _linear(self, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """A projection inside ``multi_head_attention_forward``, through the handlers of a linear layer."""
+        result: Tensor = TorchCall(nn.functional.linear, (tokens, weight, bias), handlers=self._on_linear).proceed()
+        return result
 
     def _attend(
         self,
         layer: int,
-        call: AttentionCall,
+        spec: AttentionCall,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -184,9 +174,9 @@ class AttentionHandler:
         if bias is not None:
             self.biases.setdefault(layer, []).append(constant_bias)
         if layer in self._plan.intervention.attention_scale:
-            return self._attend_scaled(layer, call, record, value)
+            return self._attend_scaled(layer, spec, record, value)
         if in_graph(bias):
-            return self._attend_by_scores(layer, call, record, value, score_rows(query, key, scale, bias))
+            return self._attend_by_scores(layer, spec, record, value, score_rows(query, key, scale, bias))
         followed = query.requires_grad or key.requires_grad or value.requires_grad
         if self._worth_keeping(layer, record):
             record.matrix = record.rows(slice(None))
@@ -204,11 +194,11 @@ class AttentionHandler:
             output: Tensor = Attend.apply(query, key, value, forward_call, record, self._active_rule)
         else:
             output = forward_call()
-        self._keep(layer, call, record, output)
+        self._keep(layer, spec, record, output)
         return output
 
     def _attend_by_scores(
-        self, layer: int, call: AttentionCall, record: AttentionRecord, value: Tensor, scores: Tensor
+        self, layer: int, spec: AttentionCall, record: AttentionRecord, value: Tensor, scores: Tensor
     ) -> Tensor:
         """With a mask that depends on the tokens, which has a gradient of its own where A has one."""
         self.mixed.add(layer)
@@ -216,7 +206,7 @@ class AttentionHandler:
         weights = self._under_rule(partial(torch.softmax, dim=-1), scores, "softmax")
         record.matrix = weights.detach()
         output = weights.to(value.dtype) @ value
-        self._keep(layer, call, record, output)
+        self._keep(layer, spec, record, output)
         return output
 
     def _under_rule(self, function: Callable[[Tensor], Tensor], scores: Tensor, kind: Kind) -> Tensor:
@@ -226,12 +216,12 @@ class AttentionHandler:
         weights: Tensor = Elementwise.apply(scores, function, 0.0, kind, self._active_rule)
         return weights
 
-    def _attend_scaled(self, layer: int, call: AttentionCall, record: AttentionRecord, value: Tensor) -> Tensor:
+    def _attend_scaled(self, layer: int, spec: AttentionCall, record: AttentionRecord, value: Tensor) -> Tensor:
         """With another attention matrix than the model's: a multiple of it, and a constant."""
         factors = self._plan.intervention.attention_scale[layer].to(record.value)
         record.matrix = record.rows(slice(None)).to(value.dtype) * factors[:, None, None, None]
         output = record.matrix @ value
-        self._keep(layer, call, record, output)
+        self._keep(layer, spec, record, output)
         return output
 
     def _worth_keeping(self, layer: int, record: AttentionRecord) -> bool:
@@ -244,10 +234,10 @@ class AttentionHandler:
         width = record.heads * record.value.shape[-1]
         return record.heads * record.key.shape[2] <= 7 * width
 
-    def _keep(self, layer: int, call: AttentionCall, record: AttentionRecord, output: Tensor) -> None:
+    def _keep(self, layer: int, spec: AttentionCall, record: AttentionRecord, output: Tensor) -> None:
         if layer == self._architecture.depth:
-            if call.output_step not in self._later:
-                self.after_blocks.append((record, output, call))
+            if spec.output_step not in self._later:
+                self.after_blocks.append((record, output, spec))
             return
         order = self._order(layer)
         kept = _EMPTY if layer not in self._plan.attention else record if order is None else record.in_order(order)
@@ -274,52 +264,44 @@ class AttentionHandler:
             )
         return whole
 
-    def _between_channels(
-        self, layer: int, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Tensor:
+    def _between_channels(self, layer: int, call: TorchCall) -> Tensor:
         """Cross-covariance or linear attention, which has no A between tokens; only the plain gradient goes through."""
         self.unknown.add(layer)
         self.other.setdefault(
             layer, f"attention in its block {layer} is between channels, so there is no attention between all patches"
         )
-        output: Tensor = func(*args, **kwargs)
+        output: Tensor = call.proceed()
         return output
 
     # Written out by hand: q kᵀ, perhaps scaled and masked, softmax, A v ----------------------------------------------
 
-    def on_matrix_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_matrix_product(self, call: TorchCall) -> Any:
         """A product of matrices; at the step that the architecture names, that of A with v."""
         step = self._progress.step
         found = self._calls.get(step)
         if found is not None and found[1].spelling == "written" and not self._sums_over_tokens(found[1]):
-            return self._attend_by_hand(*found, func, args, kwargs)
-        output = func(*args, **kwargs)
-        layer = self._progress.layer
-        inside = layer is not None and self._progress.inside_block
-        known = step in self._known_products and found is None
-        if inside and not known and self._multiplies_tokens(func, args, kwargs):
+            return self._attend_written(*found, call)
+        output = call.proceed()
+        known = step in self.scores.products and found is None
+        if self._progress.inside_block and not known and _multiplies_tokens(call):
             self.unknown.add(self._progress.next_block)
         return output
 
-    def _sums_over_tokens(self, call: AttentionCall) -> bool:
+    def _sums_over_tokens(self, spec: AttentionCall) -> bool:
         """Whether what looks like weights are sums over tokens: linear attention, q (kᵀ v), without a softmax."""
-        placement = self._architecture.placements.get(call.score_step)
-        return call.softmax_step < 0 and placement is not None and bool((placement.tokens < 0).all())
+        placement = self._architecture.placements.get(spec.score_step)
+        return spec.softmax_step < 0 and placement is not None and bool((placement.tokens < 0).all())
 
-    def _multiplies_tokens(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        operands = product_operands(operation(func), args, kwargs)
-        return operands is not None and all(map(in_graph, operands))
-
-    def on_softmax(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_softmax(self, call: TorchCall) -> Any:
         """One that belongs to no attention: it weighs tokens in a head, or something else."""
-        scores, layer = args[0], self._progress.layer
+        scores, layer = call.args[0], self._progress.layer
         if layer is None or not isinstance(scores, Tensor):
-            return func(*args, **kwargs)
-        if self._weighs_tokens(scores, args[1] if len(args) > 1 else kwargs.get("dim")):
-            return self._under_rule(of_first(func, args, kwargs), scores, "pooling")
+            return call.proceed()
+        if self._weighs_tokens(scores, call.argument(1, "dim")):
+            return self._under_rule(call.of_first(), scores, "pooling")
         if in_graph(scores) and self._progress.inside_block:
             self.unknown.add(layer)
-        return func(*args, **kwargs)
+        return call.proceed()
 
     def _weighs_tokens(self, scores: Tensor, axis: Any) -> bool:
         """Whether a head is about to add up its tokens, by scores of shape (batch, tokens, any), some prefix left out.
@@ -331,239 +313,121 @@ class AttentionHandler:
         tokens = self._progress.tokens
         return len(scores) == self._progress.batch and tokens < 2 * scores.shape[1] <= 2 * tokens
 
-    def _attend_by_hand(
-        self, layer: int, call: AttentionCall, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Tensor:
-        if not call.over_tokens:
-            return self._between_channels(layer, func, args, kwargs)
-        operands = product_operands(operation(func), args, kwargs)
+    def _attend_written(self, layer: int, spec: AttentionCall, call: TorchCall) -> Tensor:
+        """A v of attention that a model writes out itself."""
+        if not spec.over_tokens:
+            return self._between_channels(layer, call)
+        operands = product_operands(call.operation, call.args, call.kwargs)
         assert operands is not None
-        weights, value = operands if call.weights_first else operands[::-1]
+        weights, value = operands if spec.weights_first else operands[::-1]
         batch = self._progress.batch
-        matrix = call.arrangement("weights").arrange(weights, batch)
-        values = call.arrangement("value").arrange(value, batch)
+        matrix = spec.arrangement("weights").arrange(weights, batch)
+        values = spec.arrangement("value").arrange(value, batch)
         if matrix is None or values is None or len(matrix) != len(values):
-            self._check(layer, weights.numel() // (call.queries * call.keys), call.queries, call.keys)
-            return self._with_constant_weights(call, func, args, kwargs, weights)
+            self._check(layer, weights.numel() // (spec.queries * spec.keys), spec.queries, spec.keys)
+            return self._with_ruled_weights(call, weights)
         whole = self._check(layer, matrix.shape[0], *matrix.shape[-2:])
         values = in_every_head(values, matrix)
-        query, key = self._query_and_key(call, matrix)
-        factor, head_factor, followed = self._scores_of(layer, call, query, key)
-        mixed = layer in self.mixed or not call.plain_weights
-        unknown = key is None or (mixed and not self._follows_product(layer, call))
-        if unknown:
-            self.unknown_keys.add(layer)
-        query_scale, key_scale = self._factor(call.query_scales), self._factor(call.key_scales)
-        scale = factor * query_scale * key_scale
-        # As the model made them: what q and k were scaled by counts with the scores.
-        own_key = key if key is None or key_scale == 1 else key.detach() / key_scale
-        record = AttentionRecord(
-            query=None,
-            key=values.new_full((), float("nan")).expand_as(values) if unknown or own_key is None else own_key.detach(),
-            value=values.detach(),
-            scale=self._scale(scale, head_factor, values if key is None else key),
-            matrix=matrix.detach(),
-            head_scale=head_factor,
-        )
-        if self._plan.needs.scores & {layer, layer - 1} and call.entering_step >= 0:  # behind the last block as in it
-            record.scores = self._entering(call)
+        scores = self.scores.read(spec, matrix)
+        record = self._written_record(layer, spec, scores, matrix, values)
         if layer in self._plan.intervention.attention_scale and whole:
-            output = self._attend_scaled(layer, call, record, values)
-            shape = func(*args, **kwargs).shape
-            restored = call.arrangement("output").restore(output, batch, shape)
+            scaled = self._attend_scaled(layer, spec, record, values)
+            restored = spec.arrangement("output").restore(scaled, batch, call.proceed().shape)
             if layer in self.outputs:
                 self.outputs[layer][-1] = restored
             return restored
         if self._following:
-            output = self._follow(call, func, args, kwargs, (query, key, values, matrix), factor, followed=followed)
+            output = self._follow(spec, call, scores, values, matrix)
         else:
-            output = self._with_constant_weights(call, func, args, kwargs, weights)
-            if mixed and not unknown:
-                factor = self._product_factor(call) * query_scale * key_scale
-                record.product_gradient = self._product_gradient(call, output, factor)
-        self._keep(layer, call, record, output)
+            output = self._with_ruled_weights(call, weights)
+            if layer not in self.unknown_keys and self._is_mixed(layer, spec):
+                record.product_gradient = self._product_gradient(spec, output, scores.own_scale)
+        self._keep(layer, spec, record, output)
         return output
 
-    def _follows_product(self, layer: int, call: AttentionCall) -> bool:
-        """Whether dy/d(q kᵀ) can be had by autograd: A is made of nothing else, and the block has one call."""
-        calls = self._architecture.blocks[layer].attention if layer < self._architecture.depth else (call,)
-        return call.scores_alone and len(calls) == 1 and self._order(layer) is None
+    def _is_mixed(self, layer: int, spec: AttentionCall) -> bool:
+        """Whether A is made of q kᵀ by more than scaling, adding constants and a softmax."""
+        return layer in self.mixed or not spec.plain_weights
 
-    def _product_gradient(self, call: AttentionCall, output: Tensor, factor: float) -> Callable[[Tensor], Tensor]:
+    def _follows_product(self, layer: int, spec: AttentionCall) -> bool:
+        """Whether autograd gives dy/d(q kᵀ): A is made of nothing else, and the block has one call."""
+        specs = self._architecture.blocks[layer].attention if layer < self._architecture.depth else (spec,)
+        return spec.scores_alone and len(specs) == 1 and self._order(layer) is None
+
+    def _product_gradient(self, spec: AttentionCall, output: Tensor, own_scale: float) -> Callable[[Tensor], Tensor]:
         """A function that gives dy/d(q kᵀ) for dy/dO, both (batch, head, to, .), by the model's own steps."""
-        product, batch = self._noted[call.score_step][2], self._progress.batch
+        product, batch = self.scores.product(spec), self._progress.batch
+        factor = self.scores.product_factor(spec) * own_scale
 
         def gradient_of(output_gradient: Tensor) -> Tensor:
-            rule, self._in_force.rule = self._in_force.rule, RULES["plain"]
+            rule, self._active_rule.rule = self._active_rule.rule, RULES["plain"]
             try:
-                given = call.arrangement("output").restore(output_gradient, batch, output.shape).to(output.dtype)
+                given = spec.arrangement("output").restore(output_gradient, batch, output.shape).to(output.dtype)
                 (found,) = torch.autograd.grad(output, product, given, retain_graph=True)
             finally:
-                self._in_force.rule = rule
-            arranged = call.arrangement("scores").arrange(found, batch)
+                self._active_rule.rule = rule
+            arranged = spec.arrangement("scores").arrange(found, batch)
             assert arranged is not None
             return arranged * factor
 
         return gradient_of
 
-    def _with_constant_weights(
-        self,
-        call: AttentionCall,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        weights: Tensor,
-    ) -> Tensor:
-        """The product, with A under the rule in force."""
-        del call
+    def _written_record(
+        self, layer: int, spec: AttentionCall, scores: WrittenScores, matrix: Tensor, values: Tensor
+    ) -> AttentionRecord:
+        if scores.mixed:
+            self.mixed.add(layer)
+        if scores.biases:
+            self.biases.setdefault(layer, []).extend(scores.biases)
+        key = scores.own_key
+        unknown = key is None or (self._is_mixed(layer, spec) and not self._follows_product(layer, spec))
+        if unknown:
+            self.unknown_keys.add(layer)
+        record = AttentionRecord(
+            query=None,
+            key=values.new_full((), float("nan")).expand_as(values) if unknown or key is None else key.detach(),
+            value=values.detach(),
+            scale=scores.scale(values),
+            matrix=matrix.detach(),
+            head_scale=scores.head_factor,
+        )
+        if self._plan.needs.scores & {layer, layer - 1} and spec.entering_step >= 0:  # after the last block as in it
+            record.scores = self.scores.entering(spec)
+        return record
+
+    def _with_ruled_weights(self, call: TorchCall, weights: Tensor) -> Tensor:
+        """The product A v, with A under the active rule."""
+        args, kwargs = call.args, call.kwargs
         if self._rules_differ and weights.requires_grad:
             ruled = self._under_rule(_identity, weights, "softmax")
             args = tuple(_replaced(value, weights, ruled) for value in args)
             kwargs = {name: _replaced(value, weights, ruled) for name, value in kwargs.items()}
-        product: Tensor = func(*args, **kwargs)
+        product: Tensor = call.proceed_with(args, kwargs)
         return product
 
     def _follow(
-        self,
-        call: AttentionCall,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        parts: tuple[Tensor | None, Tensor | None, Tensor, Tensor],
-        factor: float,
-        *,
-        followed: bool,
+        self, spec: AttentionCall, call: TorchCall, scores: WrittenScores, value: Tensor, matrix: Tensor
     ) -> Tensor:
         """The whole call under a rule that follows scores from q kᵀ to A v."""
-        query, key, value, matrix = parts
-        if not followed or query is None or key is None:
+        query, key = scores.query, scores.key
+        if not scores.followed or query is None or key is None:
             raise UnsupportedModelError(
                 f"{self._architecture.name} writes out its attention in a way that the rules "
                 f"{', '.join(self._following)} cannot follow; use its fused attention, if it has one"
             )
-        output: Tensor = func(*args, **kwargs).detach()
-        arrangement, batch = call.arrangement("output"), self._progress.batch
+        output: Tensor = call.proceed().detach()
+        arrangement, batch = spec.arrangement("output"), self._progress.batch
         arranged = arrangement.arrange(output, batch)
         assert arranged is not None
-        record = AttentionRecord(query, key, value, factor, matrix=matrix.detach())
+        record = AttentionRecord(query, key, value, scores.factor, matrix=matrix.detach())
         ruled = Attend.apply(query, key, value, arranged.clone, record, self._active_rule)
         return arrangement.restore(ruled, batch, output.shape)
 
-    def _query_and_key(self, call: AttentionCall, matrix: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """What was multiplied to scores, (batch, head, token, channel)."""
-        noted = self._noted.get(call.score_step)
-        if noted is None:
-            return None, None
-        args, kwargs, _ = noted
-        operands = product_operands(operation_of(self._architecture, call.score_step), args, kwargs)
-        if operands is None:
-            return None, None
-        query, key = operands if call.query_first else operands[::-1]
-        batch = self._progress.batch
-        arranged = call.arrangement("query").arrange(query, batch), call.arrangement("key").arrange(key, batch)
-        if arranged[0] is None or arranged[1] is None:
-            return None, None
-        return in_every_head(arranged[0], matrix), in_every_head(arranged[1], matrix)
 
-    def _factor(self, steps: tuple[int, ...]) -> float:
-        """What steps multiply with, where that is a number."""
-        product = 1.0
-        for step in steps:
-            args, kwargs, _ = self._noted.get(step, ((), {}, None))
-            number = _factor_of(_other_operand(args, kwargs)) if args else 1.0
-            if isinstance(number, int | float) and number != 0:
-                product *= 1 / number if operation_of(self._architecture, step) == "div" else number
-        return product
-
-    def _entering(self, call: AttentionCall) -> Tensor | None:
-        """What entered the softmax, (batch, head, to, from)."""
-        noted = self._noted.get(call.entering_step)
-        if noted is None:
-            return None
-        scores = noted[2]
-        return call.arrange_scores(scores.detach(), self._progress.batch) if isinstance(scores, Tensor) else None
-
-    def _scores_of(
-        self, layer: int, call: AttentionCall, query: Tensor | None, key: Tensor | None
-    ) -> tuple[float, Tensor | None, bool]:
-        """What q kᵀ was multiplied with, as a number or head by head, and whether rules can follow it."""
-        factors = None if call.score_steps is None else self._factors(call)
-        if factors is None:
-            measured = self._measured_factor(call, query, key)
-            if measured is None:
-                self.mixed.add(layer)
-            return (1.0, None, False) if measured is None else (*measured, False)
-        self._note_biases(layer, call)
-        factor, head_factor = factors
-        return factor, head_factor, head_factor is None and call.plain_weights
-
-    def _factors(self, call: AttentionCall) -> tuple[float, Tensor | None] | None:
-        """The constants that scores are multiplied with; ``None`` where one is more than a number for each head."""
-        factor, head_factor = self._product_factor(call), None
-        for each in call.score_steps or ():
-            if each.kind != "scale":
-                continue
-            args, kwargs, _ = self._noted[each.step]
-            number = _factor_of(_other_operand(args, kwargs))
-            if number is None:
-                return None
-            number = 1 / number if operation_of(self._architecture, each.step) == "div" else number
-            if isinstance(number, Tensor):
-                head_factor = number if head_factor is None else head_factor * number
-            else:
-                factor *= number
-        return factor, head_factor
-
-    def _note_biases(self, layer: int, call: AttentionCall) -> None:
-        """Keep what is added to scores, and what hides some of them."""
-        added: list[Tensor | None] = []
-        for each in call.score_steps or ():
-            args, kwargs, output = self._noted[each.step]
-            if each.kind == "bias":
-                added.append(torch.as_tensor(_other_operand(args, kwargs)).detach())
-            elif each.kind == "mask":
-                added.append(_hidden(args, kwargs, output))
-        if added:
-            self.biases.setdefault(layer, []).extend(added)
-
-    def _product_factor(self, call: AttentionCall) -> float:
-        """What the product itself multiplies with, as ``baddbmm`` may."""
-        _, kwargs, _ = self._noted[call.score_step]
-        return float(kwargs.get("alpha", 1)) if operation_of(self._architecture, call.score_step) == "baddbmm" else 1.0
-
-    def _measured_factor(
-        self, call: AttentionCall, query: Tensor | None, key: Tensor | None
-    ) -> tuple[float, Tensor | None] | None:
-        """Find out what q kᵀ was multiplied with on a way that was not followed; ``None`` if it is no number per head.
-
-        To a softmax it is the same what is added to a whole row (written-out ones take off the largest score), so rows
-        are compared without their means.
-        """
-        entering = self._entering(call)
-        if entering is None or query is None or key is None:
-            return None
-        products, scores = (
-            rows - rows.mean(dim=-1, keepdim=True)
-            for rows in (exact(query.detach() @ key.detach().transpose(-2, -1)), exact(entering))
-        )
-        factor = (products * scores).sum(dim=(0, 2, 3)) / products.square().sum(dim=(0, 2, 3))
-        factor = factor.view(-1, 1, 1)
-        if not bool((scores - factor * products).abs().amax() < _ROUNDING * scores.abs().amax()):
-            return None
-        one = float(factor.mean())
-        alike = bool((factor - one).abs().amax() < _ROUNDING * abs(one))
-        return (1.0 if abs(one - 1) < _ROUNDING else one, None) if alike else (1.0, factor)
-
-    def _scale(self, factor: float, head_factor: Tensor | None, key: Tensor) -> float:
-        """The number in front of q kᵀ: what scores were multiplied with, or else what q is likely to have been."""
-        if factor != 1:
-            return factor
-        return float(key.shape[-1] ** -0.5) if head_factor is None else 1.0
-
-
-def operation_of(architecture: Architecture, step: int) -> str:
-    """What a step does."""
-    return architecture.operations[step]
+def _multiplies_tokens(call: TorchCall) -> bool:
+    """Whether both factors of a product depend on the tokens."""
+    operands = product_operands(call.operation, call.args, call.kwargs)
+    return operands is not None and all(map(in_graph, operands))
 
 
 def _identity(values: Tensor) -> Tensor:
@@ -576,35 +440,3 @@ def _replaced(value: Any, old: Tensor, new: Tensor) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_replaced(item, old, new) for item in value)
     return value
-
-
-def _other_operand(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What scores are multiplied with, divided by, or what is added to them."""
-    operands = [*args[:2], *(kwargs[name] for name in ("other",) if name in kwargs)]
-    tensors = [value for value in operands if in_graph(value)]
-    if len(tensors) == 1:
-        return next(value for value in operands if value is not tensors[0])
-    widest = max((value for value in operands if isinstance(value, Tensor)), key=lambda value: value.numel())
-    return next((value for value in operands if value is not widest), widest)
-
-
-def _factor_of(other: Any) -> float | Tensor | None:
-    """A constant that scores are multiplied with: a number, or one for every head (head, 1, 1); ``None`` for others."""
-    if isinstance(other, int | float):
-        return other
-    if not isinstance(other, Tensor) or in_graph(other) or other.dtype == torch.bool:
-        return None
-    if other.numel() == 1:
-        return float(other)
-    by_head = other.dim() in (3, 4) and other.numel() == other.shape[-3]
-    return exact(other.detach()).reshape(-1, 1, 1) if by_head else None
-
-
-def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-    """The bias that ``masked_fill(scores, mask, value)`` stands for, if its value hides."""
-    value = args[2] if len(args) > 2 else kwargs.get("value")
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = float(value)
-    if not isinstance(value, int | float) or value >= HIDDEN:
-        return None
-    return torch.zeros((), dtype=output.dtype, device=output.device)

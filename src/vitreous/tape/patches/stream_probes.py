@@ -56,7 +56,7 @@ def first_block_input(
     With a ``graph`` it can be differentiated, where the model does not prevent that.
     """
     first, given = _FirstBlock(architecture), inputs if graph else outside_inference(inputs)
-    interception = Interception(architecture, first, {})
+    interception = Interception(architecture, first)
     interception.start(given)
     with (
         suppress(StopRun, Exception),
@@ -143,7 +143,7 @@ def check_block_order(architecture: Architecture, model: nn.Module, inputs: Inpu
         return
     twice = torch.zeros(2, dtype=torch.int64, device=inputs.device)
     given = outside_inference(inputs[twice])
-    interception = Interception(architecture, _Changing(architecture, patches), {})
+    interception = Interception(architecture, _Changing(architecture, patches))
     interception.start(given)
     try:
         with suppress(Exception), outside_inference_mode(), torch.no_grad(), interception:

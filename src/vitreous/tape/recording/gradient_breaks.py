@@ -6,7 +6,6 @@ plausible and be wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from vitreous.architecture.trace import is_factory, tensors_in
-from vitreous.tape.recording.interception import Handler, Progress, flat, in_graph
+from vitreous.tape.recording.interception import Progress, TorchCall, in_graph
 from vitreous.tape.recording.plan import PIXELS, Needs
 
 # What gives numbers without a gradient on purpose; by name, for most exist as a function and as a method.
@@ -55,24 +54,20 @@ class GradientBreaks:
         wanted = [layer for layer in reached if layer is not None] + [PIXELS] * needs.gradients_again
         return self.behind(min(wanted, default=None))
 
-    def over(self, handler: Handler) -> Handler:
-        """``handler``, with a note where what comes out has lost the gradient of what went in."""
-
-        def watched(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            output = handler(func, args, kwargs)
-            # Most calls end here.
-            if in_graph(output) and not isinstance(func, OpOverload | OpOverloadPacket):
-                return output
-            name = func.__name__
-            if torch.is_grad_enabled() and name not in _CONSTANT:
-                operands = args[:1] if name in _AS_ANOTHER else flat(args, kwargs)
-                if any(map(in_graph, operands)):
-                    self._note(name, output)
-                elif self._marks_below and not is_factory(func) and any(map(is_below_graph, operands)):
-                    mark_below_graph(args[0] if name == "__setitem__" else output)
+    def check(self, call: TorchCall) -> Any:
+        """Run a call and note it if its output has lost the gradient of its operands."""
+        output = call.proceed()
+        # Most calls end here.
+        if in_graph(output) and not isinstance(call.function, OpOverload | OpOverloadPacket):
             return output
-
-        return watched
+        name = call.name
+        if torch.is_grad_enabled() and name not in _CONSTANT:
+            operands = call.args[:1] if name in _AS_ANOTHER else call.operands()
+            if any(map(in_graph, operands)):
+                self._note(name, output)
+            elif self._marks_below and not is_factory(call.function) and any(map(is_below_graph, operands)):
+                mark_below_graph(call.args[0] if name == "__setitem__" else output)
+        return output
 
     def _note(self, name: str, output: Any) -> None:
         if name.startswith("new_") or name.endswith("_like"):

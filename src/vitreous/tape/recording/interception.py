@@ -9,7 +9,7 @@ or elsewhere.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from types import TracebackType
 from typing import Any, Protocol
@@ -24,11 +24,121 @@ from vitreous.errors import UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, Texts
 from vitreous.torch_state import function_modes
 
-Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 # Attributes that are calls in all but name: x @ W.T multiplies by a constant as F.linear(x, W) does.
 _TRANSPOSED = (Tensor.T.__get__, Tensor.mT.__get__, Tensor.H.__get__, Tensor.mH.__get__)  # type: ignore[attr-defined]
 _operation = cache(operation)
 _OUT_OF_PLACE = {"add": torch.add, "sub": torch.sub, "lerp": torch.lerp, "addcmul": torch.addcmul}
+
+
+class TorchCall:
+    """One intercepted call of a torch function, on its way through the handlers of that function.
+
+    A handler gets the call and returns its output. ``proceed`` runs the handlers behind it and at last the function
+    itself; a handler that does not call it has taken the call over.
+
+    Attributes:
+        function: the torch function.
+        args: its positional arguments.
+        kwargs: its named arguments.
+    """
+
+    __slots__ = ("_handlers", "_place", "args", "function", "kwargs")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        handlers: tuple[Handler, ...] = (),
+    ) -> None:
+        self.function, self.args, self.kwargs = function, args, {} if kwargs is None else kwargs
+        self._handlers, self._place = handlers, 0
+
+    @property
+    def name(self) -> str:
+        """The function's own name, ``__iadd__`` for ``+=``."""
+        return self.function.__name__
+
+    @property
+    def operation(self) -> str:
+        """What the function does, whichever way it is called: ``add`` for ``+=``."""
+        return _operation(self.function)
+
+    def proceed(self) -> Any:
+        """Run the next handler, or the function itself behind the last one."""
+        place = self._place
+        if place == len(self._handlers):
+            return self.function(*self.args, **self.kwargs)
+        self._place = place + 1
+        output = self._handlers[place](self)
+        self._place = place
+        return output
+
+    def proceed_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the next handler with other arguments."""
+        changed = TorchCall(self.function, args, kwargs, self._handlers)
+        changed._place = self._place
+        return changed.proceed()
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument by its position or name."""
+        return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)
+
+    def operands(self) -> list[Any]:
+        """All arguments, also those inside a list."""
+        operands: list[Any] = []
+        for value in (*self.args, *self.kwargs.values()):
+            operands.extend(value if isinstance(value, list | tuple) else [value])
+        return operands
+
+    def of_first(self) -> Callable[[Tensor], Tensor]:
+        """The torch function as a function of its first argument, never in place."""
+        function, others = self.function, self.args[1:]
+        options = {name: value for name, value in self.kwargs.items() if name != "inplace"}
+
+        def of_first(value: Tensor) -> Tensor:
+            result: Tensor = function(value, *others, **options)
+            return result
+
+        return of_first
+
+
+Handler = Callable[[TorchCall], Any]
+
+
+class HandlerTable:
+    """By torch function, the handlers that act on its calls, in order; ``default`` acts on all other functions."""
+
+    def __init__(self, default: tuple[Handler, ...] = ()) -> None:
+        self._default = default
+        self._handlers: dict[Callable[..., Any], tuple[Handler, ...]] = {}
+
+    def add(self, functions: Iterable[Callable[..., Any]], *handlers: Handler) -> None:
+        """Have these handlers act on calls of some functions, in this order, in the place of earlier ones."""
+        self._handlers.update(dict.fromkeys(functions, handlers))
+
+    def handlers_of(self, function: Callable[..., Any]) -> tuple[Handler, ...]:
+        """The handlers of a torch function, in the order in which they act."""
+        return self._handlers.get(function, self._default)
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function through its handlers."""
+        handlers = self._handlers.get(function)
+        if handlers is not None:
+            args, kwargs = _by_position(args, kwargs)
+            return TorchCall(function, args, kwargs, handlers).proceed()
+        if self._default:
+            return TorchCall(function, args, kwargs, self._default).proceed()
+        return function(*args, **kwargs)
+
+    def __str__(self) -> str:
+        """One line for every operation: its handlers in the order in which they act."""
+        lines = {
+            f"{_operation(function)}: {' -> '.join(handler.__qualname__ for handler in handlers) or 'none'}"
+            for function, handlers in self._handlers.items()
+        }
+        default = " -> ".join(handler.__qualname__ for handler in self._default) or "none"
+        return "\n".join([*sorted(lines), f"all others: {default}"])
 
 
 class Progress:
@@ -109,18 +219,21 @@ class StepHandler(Protocol):
 
 
 class Interception(TorchFunctionMode):
-    """A context that hands the steps of one thread's forward pass to ``step_handler`` and its calls to ``handlers``."""
+    """A context that hands the steps of one thread's forward pass to ``step_handler`` and its calls to ``handlers``.
+
+    Attributes:
+        handlers: by torch function, what acts on its calls; ``print(interception.handlers)`` lists it.
+    """
 
     def __init__(
         self,
         architecture: Architecture,
         step_handler: StepHandler,
-        handlers: Mapping[Callable[..., Any], Handler],
-        otherwise: Handler | None = None,
+        handlers: HandlerTable | None = None,
     ) -> None:
         super().__init__()
         self._architecture, self._step_handler = architecture, step_handler
-        self._handlers, self._otherwise = handlers, otherwise
+        self.handlers = handlers or HandlerTable()
         self._counter = StepCounter()
         # What changes the stream in place, x += f(x), makes a new tensor here: the one before is needed.
         self._newer: dict[int, tuple[Tensor, Tensor]] = {}
@@ -160,7 +273,7 @@ class Interception(TorchFunctionMode):
             args = tuple(as_constant(value) for value in args)
             kwargs = {name: as_constant(value) for name, value in kwargs.items()}
         if not self._counter.is_step(args, kwargs):
-            return self._handle(func, args, kwargs)
+            return self.handlers.run(func, args, kwargs)
         number = self._counter.number
         self._step_handler.before(number)
         rewritten = number in self._architecture.in_place
@@ -169,7 +282,7 @@ class Interception(TorchFunctionMode):
         elif number in self._step_handler.own_steps:
             output = func(*args, **kwargs)
         else:
-            output = self._handle(func, args, kwargs)
+            output = self.handlers.run(func, args, kwargs)
         if self._counter.finish(func, args, output):
             self._check(number, func)
             if number in self._step_handler.steps:
@@ -182,20 +295,14 @@ class Interception(TorchFunctionMode):
                 output = None if assigned else kept
         return output
 
-    def _handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        handler = self._handlers.get(func)
-        if handler is not None:
-            return handler(func, *_by_position(args, kwargs))
-        return func(*args, **kwargs) if self._otherwise is None else self._otherwise(func, args, kwargs)
-
     def _out_of_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
         """The arguments that a call had, and what it gave, on a copy of what it would have changed."""
         function, given = _OUT_OF_PLACE.get(_operation(func)), args[0]
         if function is not None:
-            new = output = self._handle(function, args, kwargs)
+            new = output = self.handlers.run(function, args, kwargs)
         else:
             args = (given.clone(), *args[1:])
-            output = self._handle(func, args, kwargs)
+            output = self.handlers.run(func, args, kwargs)
             new = output if isinstance(output, Tensor) else args[0]
         self._newer[id(given)] = given, new
         return args, output
@@ -238,22 +345,3 @@ def with_result(output: Any, place: int, value: Tensor) -> Any:
 def in_graph(value: Any) -> bool:
     """Whether a value is a tensor that a gradient will reach."""
     return isinstance(value, Tensor) and value.requires_grad
-
-
-def flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """All operands of a call, also those that it was given in a list."""
-    operands: list[Any] = []
-    for value in (*args, *kwargs.values()):
-        operands.extend(value if isinstance(value, list | tuple) else [value])
-    return operands
-
-
-def of_first(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    """The call as a function of its first argument, never in place."""
-    options = {name: value for name, value in kwargs.items() if name != "inplace"}
-
-    def function(value: Tensor) -> Tensor:
-        result: Tensor = func(value, *args[1:], **options)
-        return result
-
-    return function

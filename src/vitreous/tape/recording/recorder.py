@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from vitreous.architecture import Architecture, Point
@@ -15,7 +14,15 @@ from vitreous.tape.attention.handler import AttentionHandler
 from vitreous.tape.patches.embedding import Embedding, embedding_of
 from vitreous.tape.recording import torch_functions as ops
 from vitreous.tape.recording.gradient_breaks import GradientBreaks, mark_below_graph
-from vitreous.tape.recording.interception import Handler, Interception, Progress, result_at, with_result
+from vitreous.tape.recording.interception import (
+    Handler,
+    HandlerTable,
+    Interception,
+    Progress,
+    TorchCall,
+    result_at,
+    with_result,
+)
 from vitreous.tape.recording.linear_maps import LinearMaps
 from vitreous.tape.recording.plan import PIXELS, Plan
 from vitreous.tape.rules import RULES
@@ -61,17 +68,14 @@ class Recorder:
         self.leaf: Tensor | None = None
         self._rules = RuleHandler(plan, self.progress, self.active_rule, architecture)
         self.relevance = RelevanceHandler(architecture, plan, self.progress, self.active_rule, self._rules.is_gate)
-        on_linear = self.relevance.over(self._rules.on_opened_linear, self.relevance.on_linear)
-
-        def linear(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            result: Tensor = on_linear(F.linear, (tokens, weight, bias), {})
-            return result
-
-        self.attention = AttentionHandler(architecture, plan, self.progress, self.active_rule, linear)
+        # No bound method of the recorder itself: a cycle of references would keep the graph alive.
+        on_linear: tuple[Handler, ...] = (self._rules.on_opened_linear,)
+        on_linear = (*on_linear, self.relevance.on_linear) if self.relevance.follows else on_linear
+        self.attention = AttentionHandler(architecture, plan, self.progress, self.active_rule, on_linear)
         self.linear_maps = LinearMaps(architecture, plan.needs)
         self._points = self._wanted_points()
-        self.own_steps = self.attention.own_steps
-        self.steps = frozenset(self._points) | self.attention.score_steps | self.linear_maps.steps
+        self.own_steps = self.attention.scores.own_steps
+        self.steps = frozenset(self._points) | self.attention.scores.steps | self.linear_maps.steps
 
     def _wanted_points(self) -> dict[int, list[tuple[str, int, Point]]]:
         """By step: what of its results is kept, and as what."""
@@ -97,8 +101,7 @@ class Recorder:
 
     def interception(self) -> Interception:
         """The context in which the model has to run."""
-        handlers = {function: self.gradient_breaks.over(handler) for function, handler in self._handlers().items()}
-        return Interception(self.architecture, self, handlers, self.gradient_breaks.over(self._otherwise))
+        return Interception(self.architecture, self, self._handler_table())
 
     def start(self, pixels: Tensor) -> None:
         """The model is about to be given a picture; the graph may begin there."""
@@ -113,7 +116,7 @@ class Recorder:
 
     def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Keep what a step gave; start the graph where the first block that needs one begins."""
-        self.attention.after(number, args, kwargs, output)
+        self.attention.scores.after(number, args, kwargs, output)
         self.linear_maps.after(number, args, kwargs)
         for kind, layer, point in self._points.get(number, ()):
             value = result_at(output, point.output)
@@ -172,82 +175,77 @@ class Recorder:
         """A tensor that lies in memory as the output of a block's first norm does, as (batch, tokens, channels)."""
         return self.architecture.blocks[layer].normalised.axes.tokens(tensor)
 
-    def _otherwise(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that nobody waits for."""
-        return self.relevance.on_unknown(func, args, kwargs) if self.relevance.follows else func(*args, **kwargs)
+    def _handler_table(self) -> HandlerTable:
+        """By torch function, the handlers that act on its calls, from the outermost to the one next to the function.
 
-    def _handlers(self) -> dict[Callable[..., Any], Handler]:
+        Those of ``relevance`` take part only if a rule carries relevance.
+        """
         attention, rules, relevance = self.attention, self._rules, self.relevance
-        handlers: dict[Callable[..., Any], Handler] = {}
+        first = self.gradient_breaks.check
+        table = HandlerTable((first, relevance.on_unknown) if relevance.follows else (first,))
 
-        def hear(functions: tuple[Callable[..., Any], ...], handler: Handler) -> None:
-            handlers.update(dict.fromkeys(functions, handler))
+        def act(functions: Iterable[Callable[..., Any]], *handlers: Handler) -> None:
+            acting = [
+                each for each in handlers if relevance.follows or getattr(each, "__self__", None) is not relevance
+            ]
+            table.add(functions, first, *acting)
 
-        hear(ops.CONVOLUTION, relevance.over(self._on_convolution, relevance.on_embedding))
-        hear(ops.CONVOLUTION_OF_ROW, relevance.noting(self._on_convolution_of_row))
-        hear(ops.GRID_POOLING, self._on_pooling)
-        in_blocks = lambda: self.progress.layer is not None  # noqa: E731
-        hear(ops.ATTENTION, relevance.noting(attention.on_fused, unless=in_blocks))
-        hear(ops.MULTI_HEAD_ATTENTION, attention.on_multi_head)
-        hear(ops.SOFTMAX, relevance.noting(attention.on_softmax, unless=in_blocks))
-        product = relevance.over(attention.on_matrix_product, relevance.on_matrix_product)
-        hear(ops.MATRIX_PRODUCT, rules.before_product(product) if rules.rules_differ else product)
-        hear(ops.SAME_VALUES, relevance.over(_as_it_is, relevance.on_same_values))
+        act(ops.CONVOLUTION, self._record_convolution, rules.on_convolution, relevance.on_embedding)
+        act(ops.CONVOLUTION_OF_ROW, relevance.on_unknown, rules.on_convolution)
+        act(ops.GRID_POOLING, self._record_pooling, relevance.on_unknown)
+        act(ops.ATTENTION, relevance.on_unknown_before_blocks, attention.on_fused)
+        act(ops.MULTI_HEAD_ATTENTION, attention.on_multi_head)
+        act(ops.SOFTMAX, relevance.on_unknown_before_blocks, attention.on_softmax)
+        act(ops.MATRIX_PRODUCT, attention.on_matrix_product, relevance.on_matrix_product)
+        act(ops.SAME_VALUES, relevance.on_same_values)
         if rules.rules_differ:
-            hear(ops.RMS_NORM, rules.on_rms_norm)
-            hear(ops.NORMALIZE, relevance.noting(rules.on_normalize))
-            divided = (*ops.DIVISION, *ops.DIVISION_IN_PLACE, *ops.MASKED_FILL)
-            hear(divided, rules.over_division(relevance.on_divide))
+            act(ops.MATRIX_PRODUCT, rules.on_matrix_product, attention.on_matrix_product, relevance.on_matrix_product)
+            act(ops.RMS_NORM, rules.on_rms_norm)
+            act(ops.NORMALIZE, relevance.on_unknown, rules.on_normalize)
+            act((*ops.DIVISION, *ops.DIVISION_IN_PLACE, *ops.MASKED_FILL), rules.on_division, relevance.on_divide)
         if rules.rules_differ or self.plan.biases:
-            hear(ops.LAYER_NORM, rules.on_layer_norm)
-            hear(ops.BATCH_NORM, relevance.noting(rules.on_batch_norm))
-            hear(ops.GROUP_NORM, relevance.noting(rules.on_group_norm))
-            hear(ops.ADDED_PRODUCT, relevance.noting(rules.on_added_product))
-            hear(ops.JOINING, relevance.noting(rules.on_join))
-            hear(ops.INVERSE_ROOT, rules.on_deviation)
-            hear(ops.DEVIATION, relevance.noting(rules.on_deviation))
-            hear(ops.DEVIATION_AND_MEAN, relevance.noting(rules.on_deviation_and_mean))
-            hear(ops.DEVIATION_STEPS, relevance.noting(rules.on_deviation_step))
-            hear(ops.ROOT, rules.on_length)
-            hear(ops.SQUARE, relevance.noting(rules.on_square))
-            hear(ops.POWER, rules.on_power)
-            hear(ops.LENGTHS, relevance.noting(rules.on_length))
-            hear(tuple(ops.ACTIVATIONS), rules.on_activation)
-            hear(tuple(ops.GATES), relevance.noting(rules.on_gate, unless=lambda: self.progress.inside_block))
-            hear(ops.TANH, relevance.noting(rules.on_gate, unless=lambda: self.progress.layer is not None))
-            hear(ops.MULTIPLICATION, relevance.over(rules.on_multiply, relevance.on_multiply))
-            hear(ops.ADDITION, relevance.over(rules.on_add, relevance.on_add))
-            hear(ops.MULTIPLICATION_IN_PLACE, relevance.noting(rules.on_multiply_in_place))
-            hear(ops.ADDITION_IN_PLACE, relevance.noting(rules.on_add))
-            hear(ops.SUBTRACTION, relevance.noting(rules.on_subtract))
-            hear(ops.SUBTRACTION_FROM, relevance.noting(rules.on_subtract_from))
-            hear(ops.GATED, relevance.noting(rules.on_gated))
-            hear(ops.LINEAR, relevance.over(rules.on_linear, relevance.on_linear))
-            hear(ops.ADDMM, relevance.noting(rules.on_addmm))
+            act(ops.LAYER_NORM, rules.on_layer_norm)
+            act(ops.BATCH_NORM, relevance.on_unknown, rules.on_batch_norm)
+            act(ops.GROUP_NORM, relevance.on_unknown, rules.on_group_norm)
+            act(ops.ADDED_PRODUCT, relevance.on_unknown, rules.on_added_product)
+            act(ops.JOINING, relevance.on_unknown, rules.on_join)
+            act(ops.INVERSE_ROOT, rules.on_deviation)
+            act(ops.DEVIATION, relevance.on_unknown, rules.on_deviation)
+            act(ops.DEVIATION_AND_MEAN, relevance.on_unknown, rules.on_deviation_and_mean)
+            act(ops.DEVIATION_STEPS, relevance.on_unknown, rules.on_deviation_step)
+            act(ops.ROOT, rules.on_length)
+            act(ops.SQUARE, relevance.on_unknown, rules.on_square)
+            act(ops.POWER, rules.on_power)
+            act(ops.LENGTHS, relevance.on_unknown, rules.on_length)
+            act(ops.ACTIVATIONS, rules.on_activation)
+            act(ops.GATES, relevance.on_unknown_outside_blocks, rules.on_gate)
+            act(ops.TANH, relevance.on_unknown_before_blocks, rules.on_gate)
+            act(ops.MULTIPLICATION, rules.on_multiply, relevance.on_multiply)
+            act(ops.ADDITION, rules.on_add, relevance.on_add)
+            act(ops.MULTIPLICATION_IN_PLACE, relevance.on_unknown, rules.on_multiply_in_place)
+            act(ops.ADDITION_IN_PLACE, relevance.on_unknown, rules.on_add)
+            act(ops.SUBTRACTION, relevance.on_unknown, rules.on_subtract)
+            act(ops.SUBTRACTION_FROM, relevance.on_unknown, rules.on_subtract_from)
+            act(ops.GATED, relevance.on_unknown, rules.on_gated)
+            act(ops.LINEAR, rules.on_linear, relevance.on_linear)
+            act(ops.ADDMM, relevance.on_unknown, rules.on_addmm)
         if relevance.follows:
-            hear(ops.POOLING, relevance.on_pool)
-        return handlers
+            act(ops.POOLING, relevance.on_pool)
+        return table
 
-    def _on_convolution(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.progress.reached_blocks:
-            return self._rules.on_convolution(func, args, kwargs)
-        output = func(*args, **kwargs)
-        self.embeddings.append(embedding_of(output, *args, **kwargs))
+    def _record_convolution(self, call: TorchCall) -> Any:
+        """In front of the blocks, a convolution may make the patches."""
+        output = call.proceed()
+        if not self.progress.reached_blocks:
+            self.embeddings.append(embedding_of(output, *call.args, **call.kwargs))
         return output
 
-    def _on_convolution_of_row(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """In front of the blocks it makes no grid of patches."""
-        return self._rules.on_convolution(func, args, kwargs) if self.progress.reached_blocks else func(*args, **kwargs)
-
-    def _on_pooling(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        output = self._otherwise(func, args, kwargs)
+    def _record_pooling(self, call: TorchCall) -> Any:
+        """In front of the blocks, a pooling makes the grid of patches coarser."""
+        output = call.proceed()
         if not self.progress.reached_blocks and isinstance(output, Tensor):
-            self.embeddings.append(Embedding.without_patch(output, args[0]))
+            self.embeddings.append(Embedding.without_patch(output, call.args[0]))
         return output
-
-
-def _as_it_is(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func(*args, **kwargs)
 
 
 def _in_graph_from_here(tokens: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ positions, relative position bias, attention masks), the rows of the kept ones a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape.recording import torch_functions as ops
-from vitreous.tape.recording.interception import Handler, Interception, result_at, with_result
+from vitreous.tape.recording.interception import HandlerTable, Interception, TorchCall, result_at, with_result
 
 
 class TokenDropping:
@@ -37,14 +36,13 @@ class TokenDropping:
 
     def interception(self) -> Interception:
         """The context in which the model has to run."""
-        handlers: dict[Callable[..., Any], Handler] = {
-            **dict.fromkeys((*ops.ADDITION, *ops.ADDITION_IN_PLACE), self._on_pair),
-            **dict.fromkeys((*ops.MULTIPLICATION, *ops.MULTIPLICATION_IN_PLACE), self._on_pair),
-            **dict.fromkeys(ops.MASKED_FILL, self._on_pair),
-            **dict.fromkeys(ops.ATTENTION, self._on_attention),
-            **dict.fromkeys((torch.split, Tensor.split), self._on_split),
-        }
-        return Interception(self._architecture, self, handlers)
+        table = HandlerTable()
+        table.add((*ops.ADDITION, *ops.ADDITION_IN_PLACE), self._on_pair)
+        table.add((*ops.MULTIPLICATION, *ops.MULTIPLICATION_IN_PLACE), self._on_pair)
+        table.add(ops.MASKED_FILL, self._on_pair)
+        table.add(ops.ATTENTION, self._on_attention)
+        table.add((torch.split, Tensor.split), self._on_split)
+        return Interception(self._architecture, self, table)
 
     def before(self, number: int) -> None:
         """Nothing to do."""
@@ -68,15 +66,17 @@ class TokenDropping:
         sizes[axes.token_axes[0]] = taken.shape[1]
         return with_result(output, self._point.output, axes.stream(taken, torch.Size(sizes)))
 
-    def _on_pair(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_pair(self, call: TorchCall) -> Any:
         """A table that is added to the kept tokens, multiplied with them, or tells where to fill them."""
+        args, kwargs = call.args, call.kwargs
         if self._tokens is not None and len(args) > 1 and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
             first, second = args[0], args[1]
             args = (self._fitted(first, second), self._fitted(second, first), *args[2:])
-        return func(*args, **kwargs)
+        return call.proceed_with(args, kwargs)
 
-    def _on_attention(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_attention(self, call: TorchCall) -> Any:
         """The mask or position bias of a fused attention call."""
+        args, kwargs = call.args, call.kwargs
         if self._tokens is not None:
             query, key = args[0], args[1]
             scores = query[..., :1].expand(*query.shape[:-1], key.shape[-2])
@@ -84,14 +84,15 @@ class TokenDropping:
                 args = (*args[:3], self._fitted(args[3], scores), *args[4:])
             elif isinstance(kwargs.get("attn_mask"), Tensor):
                 kwargs = {**kwargs, "attn_mask": self._fitted(kwargs["attn_mask"], scores)}
-        return func(*args, **kwargs)
+        return call.proceed_with(args, kwargs)
 
-    def _on_split(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_split(self, call: TorchCall) -> Any:
         """Prefix tokens and patches taken apart by the size of the table that the patches will meet."""
+        args, kwargs = call.args, call.kwargs
         sizes = args[1] if len(args) > 1 else None
         if self._tokens is not None and isinstance(sizes, tuple | list) and tuple(sizes[1:]) == (self._patches,):
             args = (args[0], [self._prefix, self._kept.shape[1]], *args[2:])
-        return func(*args, **kwargs)
+        return call.proceed_with(args, kwargs)
 
     def _fitted(self, table: Tensor, stream: Tensor) -> Tensor:
         """``table`` as it is, or its rows for the kept tokens where ``stream`` has those only."""

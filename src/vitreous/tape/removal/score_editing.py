@@ -6,7 +6,6 @@ the bias of its column, so fused attention stays fused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from vitreous.errors import UnsupportedModelError
 from vitreous.tape.attention import multihead
 from vitreous.tape.attention.record import attention_arguments, bias_of_heads, heads_of, rows_of
 from vitreous.tape.recording import torch_functions as ops
-from vitreous.tape.recording.interception import Handler, Interception, result_at, with_result
+from vitreous.tape.recording.interception import HandlerTable, Interception, TorchCall, result_at, with_result
 from vitreous.tape.removal.dropping import with_prefix
 
 
@@ -55,11 +54,10 @@ class ScoreEditing:
 
     def interception(self) -> Interception:
         """The context in which the model has to run."""
-        handlers: dict[Callable[..., Any], Handler] = {
-            **dict.fromkeys(ops.ATTENTION, self._on_fused),
-            **dict.fromkeys(ops.MULTI_HEAD_ATTENTION, self._on_multi_head),
-        }
-        return Interception(self._architecture, self, handlers)
+        table = HandlerTable()
+        table.add(ops.ATTENTION, self._on_fused)
+        table.add(ops.MULTI_HEAD_ATTENTION, self._on_multi_head)
+        return Interception(self._architecture, self, table)
 
     def check(self) -> None:
         """Refuse a model in which some block's attention was not seen."""
@@ -112,30 +110,30 @@ class ScoreEditing:
         self._hidden = None
         return axes.stream(taken, torch.Size(sizes))
 
-    def _on_fused(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_fused(self, call: TorchCall) -> Any:
         found = self._calls.get(self._step)
         if found is None:
-            return func(*args, **kwargs)
-        layer, call = found
-        query, key, value, bias, scale = attention_arguments(*args, **kwargs)
+            return call.proceed()
+        layer, spec = found
+        query, key, value, bias, scale = attention_arguments(*call.args, **call.kwargs)
         batch = self._batch
         if query.dim() != 3 or len(query) % batch:
             return self._attend(layer, query, key, value, bias, scale)
-        first = call.heads_first
+        first = spec.heads_first
         query, key, value = (heads_of(part, batch, heads_first=first) for part in (query, key, value))
         bias = bias_of_heads(bias, batch, heads_first=first)
         return rows_of(self._attend(layer, query, key, value, bias, scale), heads_first=first)
 
-    def _on_multi_head(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_multi_head(self, call: TorchCall) -> Any:
         found = self._calls.get(self._step)
-        if found is None or not multihead.can_open(args, kwargs):
-            return func(*args, **kwargs)
+        if found is None or not multihead.can_open(call.args, call.kwargs):
+            return call.proceed()
         layer, _ = found
 
         def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
             return self._attend(layer, query, key, value, bias, query.shape[-1] ** -0.5)
 
-        return multihead.open_up(attend, nn.functional.linear, args, kwargs)
+        return multihead.open_up(attend, nn.functional.linear, call.args, call.kwargs)
 
     def _attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float

@@ -6,8 +6,19 @@ import torch
 from torch import Tensor
 
 from vitreous.tape.attention.record import AttentionRecord
-from vitreous.tape.rules.calls import EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
-from vitreous.tape.rules.gradient_rules import ElementwiseCall, NormCall, Rule, statistics, vector_jacobian
+from vitreous.tape.rules.calls import (
+    DropoutCall,
+    ElementwiseCall,
+    EmbeddingCall,
+    LinearCall,
+    NormCall,
+    PoolCall,
+    ScaleCall,
+    SumCall,
+    statistics,
+    vector_jacobian,
+)
+from vitreous.tape.rules.gradient_rules import Rule
 from vitreous.tape.rules.lrp import RelevanceRule, Shares
 
 _SMALL = 1e-9  # as in the authors' program
@@ -24,12 +35,12 @@ class AbsoluteLrpRule(RelevanceRule):
     name = "abslrp_share"
     scales_modules = True
 
-    def linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
+    def backward_linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """R_in = x (Wᵀ S) + |x| (|W|ᵀ S), S = R / |y|."""
         ratio = _ratio(relevance, call.function(tokens))
         return (_scale((ratio @ call.weight).mul_(tokens).add_((ratio @ call.weight.abs()).mul_(tokens.abs()))),)
 
-    def sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
+    def backward_sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
         """(a + |a|) S to each term, scaled separately."""
         ratio = _ratio(relevance, call.function(left, right))
         slopes = [ratio * (1 + value.sign()) for value in (left, right)]
@@ -43,24 +54,24 @@ class AbsoluteLrpRule(RelevanceRule):
         del call, left, right
         return slopes
 
-    def scale(self, call: ScaleCall, stream: Tensor, factor: Tensor, relevance: Tensor) -> Shares:
+    def backward_scale(self, call: ScaleCall, stream: Tensor, factor: Tensor, relevance: Tensor) -> Shares:
         """(y + |y|) S for a learned factor; a number is no module."""
         if factor.dim() == 0:
             return relevance, None
         output = call.function(stream, factor)
         return _scale((_doubled(output) * _ratio(relevance, output)).sum_to_size(stream.shape)), None
 
-    def pool(self, call: PoolCall, tokens: Tensor, relevance: Tensor) -> Shares:
+    def backward_pool(self, call: PoolCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """(x + |x|) S for the tokens that are read."""
         ratio = _ratio(relevance, call.function(tokens))
         return (_scale(vector_jacobian(call.function, tokens, ratio).mul_(_doubled(tokens))),)
 
-    def same(self, call: SameCall, tokens: Tensor, relevance: Tensor) -> Shares:
+    def backward_dropout(self, call: DropoutCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """(x + |x|) R / |x|."""
         del call
         return (_scale(_ratio(relevance, tokens).mul_(_doubled(tokens))),)
 
-    def embedding(self, call: EmbeddingCall, pixels: Tensor, relevance: Tensor) -> Shares:
+    def backward_embedding(self, call: EmbeddingCall, pixels: Tensor, relevance: Tensor) -> Shares:
         """As a linear layer."""
         weight = call.weight
         ratio = _ratio(relevance, call.function(pixels))
@@ -68,14 +79,14 @@ class AbsoluteLrpRule(RelevanceRule):
         absolute = vector_jacobian(lambda picture: call.convolve(picture, weight.abs()), pixels, ratio)
         return (_scale(signed.mul_(pixels).add_(absolute.mul_(pixels.abs()))),)
 
-    def product(self, left: Tensor, right: Tensor, gradient: Tensor) -> Shares:
+    def backward_product(self, left: Tensor, right: Tensor, gradient: Tensor) -> Shares:
         """(y + |y|) S to each factor, scaled separately."""
         output = left * right
         relevance = _doubled(output) * _ratio(gradient, output)
         # Of equal shapes both are the same tensor until one is copied.
         return _scale(relevance.sum_to_size(left.shape).clone()), _scale(relevance.sum_to_size(right.shape))
 
-    def attention(self, call: AttentionRecord, gradient: Tensor) -> Shares:
+    def backward_attention(self, call: AttentionRecord, gradient: Tensor) -> Shares:
         """Through A V, dropout, the softmax with its sum held constant, and q kᵀ.
 
         Head by head, for everything in between is as large as A. All heads of an image are scaled together, but each
@@ -90,7 +101,7 @@ class AbsoluteLrpRule(RelevanceRule):
         factor = factor.view(-1, 1, 1, 1)
         return _scale(query.mul_(factor)), _scale(key.mul_(factor)), _scale(value)
 
-    def norm(self, call: NormCall, gradient: Tensor) -> Tensor:
+    def backward_norm(self, call: NormCall, gradient: Tensor) -> Tensor:
         """R_in = x (w/σ(x) + sign(x) |w|/σ(|x|)) S."""
         tokens, size = call.input, call.input.abs()
         weight = torch.ones_like(tokens[..., :1]) if call.weight is None else call.weight
@@ -98,7 +109,7 @@ class AbsoluteLrpRule(RelevanceRule):
         slope = tokens * call.inverse_deviation * weight + size * inverse_deviation * weight.abs()
         return _scale(_ratio(gradient, call.function(tokens)).mul_(slope))
 
-    def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
+    def backward_activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
         """R_in = x (f'(x) + sign(x) f'(|x|)) S."""
         tokens = call.input
         ratio = _ratio(gradient, call.function(tokens))
@@ -129,12 +140,12 @@ class ConstantStatisticsRule(Rule):
 
     name = "constant_statistics"
 
-    def norm(self, call: NormCall, gradient: Tensor) -> Tensor:
+    def backward_norm(self, call: NormCall, gradient: Tensor) -> Tensor:
         """Times weight / deviation."""
         scaled = gradient * call.inverse_deviation
         return scaled if call.weight is None else scaled.mul_(call.weight)
 
-    def attention(self, call: AttentionRecord, gradient: Tensor) -> Shares:
+    def backward_attention(self, call: AttentionRecord, gradient: Tensor) -> Shares:
         """The softmax passes A * dA on."""
         shares = []
         for head, slope in zip(call.heads_apart(), gradient.chunk(call.heads, dim=1), strict=True):

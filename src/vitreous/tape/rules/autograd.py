@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vitreous.tape.attention.record import AttentionRecord
 from vitreous.tape.rules.abslrp import ConstantStatisticsRule
-from vitreous.tape.rules.calls import Call
-from vitreous.tape.rules.gradient_rules import ElementwiseCall, NormCall, Rule, statistics
+from vitreous.tape.rules.calls import Call, ElementwiseCall, NormCall, statistics
+from vitreous.tape.rules.gradient_rules import Rule
 
 # mypy: disable-error-code="no-untyped-call,override"
 
@@ -87,7 +87,7 @@ class Attend(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
         record = AttentionRecord(query, key, value, ctx.scale, ctx.bias, ctx.matrix, fused=ctx.fused)
-        return (*ctx.active_rule.rule.attention(record, gradient.to(value.dtype)), None, None, None)
+        return (*ctx.active_rule.rule.backward_attention(record, gradient.to(value.dtype)), None, None, None)
 
 
 class Normalise(torch.autograd.Function):
@@ -117,7 +117,7 @@ class Normalise(torch.autograd.Function):
         call = NormCall(
             tokens, inverse_deviation, mean if fused else None, weight, ctx.shape, ctx.eps, ctx.centred, ctx.function
         )
-        return (ctx.active_rule.rule.norm(call, gradient).to(tokens.dtype), *[None] * 6)
+        return (ctx.active_rule.rule.backward_norm(call, gradient).to(tokens.dtype), *[None] * 6)
 
 
 class Elementwise(torch.autograd.Function):
@@ -144,7 +144,7 @@ class Elementwise(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,) = ctx.saved_tensors
         call = ElementwiseCall(tokens, ctx.function, ctx.slope_at_zero, ctx.value_at_zero)
-        result: Tensor | None = getattr(ctx.active_rule.rule, ctx.kind)(call, gradient)
+        result: Tensor | None = getattr(ctx.active_rule.rule, f"backward_{ctx.kind}")(call, gradient)
         if ctx.remainder_hook is not None and result is not None:
             ctx.remainder_hook(call, gradient, result)
         return (result, *[None] * 6)
@@ -200,7 +200,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         left, right = ctx.saved_tensors
-        return (*ctx.active_rule.rule.product(left, right, gradient), None)
+        return (*ctx.active_rule.rule.backward_product(left, right, gradient), None)
 
 
 class Follow(torch.autograd.Function):
@@ -214,4 +214,4 @@ class Follow(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return (None, None, *ctx.active_rule.rule.follow(ctx.call, ctx.saved_tensors, gradient))
+        return (None, None, *ctx.active_rule.rule.backward_call(ctx.call, ctx.saved_tensors, gradient))

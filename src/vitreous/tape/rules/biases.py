@@ -18,7 +18,7 @@ from vitreous.tape.patches.layout import Layout
 from vitreous.tape.recording.interception import Progress
 from vitreous.tape.recording.plan import Plan
 from vitreous.tape.rules.autograd import ActiveRule, RemainderHook, origin_of
-from vitreous.tape.rules.gradient_rules import ElementwiseCall
+from vitreous.tape.rules.calls import ElementwiseCall
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -64,7 +64,7 @@ class BiasRecorder:
         tokens_first, step = self._tokens_first and self._progress.inside_block, self._progress.step
 
         def note(call: ElementwiseCall, gradient: Tensor, passed_on: Tensor) -> None:
-            left_over = call.value_at_zero or not active_rule.rule.constant_gates
+            left_over = call.value_at_zero or active_rule.rule.activation != "ratio"
             if left_over and active_rule.wants_biases_of(layer):
                 left = exact(gradient) * call.output
                 left.addcmul_(exact(passed_on), exact(call.input), value=-1)
@@ -75,7 +75,7 @@ class BiasRecorder:
     def record_gated(self, output: Tensor) -> None:
         """A product u g(u): where the gate has a gradient both factors explain it, and one of the two is taken back."""
         active_rule, product = self._active_rule, output.detach()
-        self._add_up(output, lambda gradient: None if active_rule.rule.constant_gates else -(gradient * product))
+        self._add_up(output, lambda gradient: None if active_rule.rule.gate == "constant" else -(gradient * product))
 
     def record_shifted(self, gate: Tensor, constants: Iterable[Tensor | float]) -> None:
         """A constant plus a gate, 1 + tanh(...): not followed any further where the gate has a gradient.
@@ -87,7 +87,7 @@ class BiasRecorder:
         def contribution(gradient: Tensor) -> Tensor | None:
             if getattr(origin, "kind", None) == "activation":
                 return gradient * shift
-            if active_rule.rule.constant_gates:
+            if active_rule.rule.gate == "constant":
                 return None
             raise UnsupportedModelError(
                 "the model writes out its activation function, with a constant added to a gate; what of it counts as a "

@@ -1,26 +1,86 @@
-"""Parts of a forward pass that gradients pass through by themselves and relevance does not: linear maps, sums, scales.
+"""The calls of a forward pass that rules act on, as a rule's ``backward_...`` methods get them.
 
-A call knows how to run and what an ordinary gradient becomes; a rule that carries relevance has a method for its
-``kind``.
+``NormCall`` and ``ElementwiseCall`` are non-linear; every rule treats them. The others, linear maps, sums, scales, are
+left to autograd unless a rule carries relevance.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from vitreous.float64 import exact
+
+
+@dataclass
+class NormCall:
+    """One normalisation: the input, its statistics over ``axes`` and the affine weight."""
+
+    input: Tensor
+    inverse_deviation: Tensor
+    mean: Tensor | None
+    weight: Tensor | None
+    shape: tuple[int, ...]
+    eps: float
+    centred: bool
+    function: Callable[[Tensor], Tensor]
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes that are normalised together."""
+        return tuple(range(-len(self.shape), 0))
+
+
+@dataclass
+class ElementwiseCall:
+    """One activation or gate: its input and the function."""
+
+    input: Tensor
+    function: Callable[[Tensor], Tensor]
+    slope_at_zero: float
+    value_at_zero: float = 0.0
+
+    @cached_property
+    def _run(self) -> tuple[Tensor, Tensor]:
+        return _run_again(self.function, self.input)
+
+    @property
+    def output(self) -> Tensor:
+        """f(u)."""
+        return self._run[1].detach()
+
+    def ratio(self) -> Tensor:
+        """f(u)/u, a new tensor: f'(0) where u is 0 (real images reach it), not 0/0.
+
+        Where f(0) is not 0, f(u)/u has no bound: then f(0) is a bias, and the rest is (f(u) - f(0))/u.
+        """
+        if self.value_at_zero:
+            # Near 0 the difference is mostly rounding.
+            small = self.input.abs() < torch.finfo(self.input.dtype).eps ** 0.5
+            secant = (self.function(self.input) - self.value_at_zero) / self.input
+            return torch.where(small, self.slope_at_zero, secant)
+        ratio = self.function(self.input).div_(self.input)
+        # A comparison with 0 and a masked fill would take longer than the function itself.
+        return torch.nan_to_num(ratio, nan=self.slope_at_zero, posinf=math.inf, neginf=-math.inf, out=ratio)
+
+    def gradient(self, gradient: Tensor) -> Tensor:
+        """The ordinary gradient at u, given the one at f(u)."""
+        return _vector_jacobian_of(*self._run, gradient)
+
 
 @dataclass
 class Call:
-    """One call as a function of the tensors that relevance may flow to; ``kind`` names the rule's method for it."""
+    """One call as a function of the tensors that relevance may reach; ``kind`` names the rule's method for it."""
 
     function: Callable[..., Tensor]
-    kind: ClassVar[Literal["linear", "sum", "scale", "pool", "same", "embedding"]]
+    kind: ClassVar[Literal["linear", "sum", "scale", "pool", "dropout", "embedding"]]
 
     def gradients(self, inputs: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The ordinary gradients at the inputs, by running the call once more."""
@@ -78,10 +138,10 @@ class PoolCall(Call):
     kind = "pool"
 
 
-class SameCall(Call):
+class DropoutCall(Call):
     """Dropout in evaluation: what enters comes out."""
 
-    kind = "same"
+    kind = "dropout"
 
     def gradients(self, inputs: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor | None, ...]:
         """What arrives."""
@@ -96,3 +156,33 @@ class EmbeddingCall(Call):
     weight: Tensor
     convolve: Callable[[Tensor, Tensor], Tensor]
     kind = "embedding"
+
+
+def vector_jacobian(function: Callable[[Tensor], Tensor], point: Tensor, gradient: Tensor) -> Tensor:
+    """The ordinary gradient of ``function`` at ``point``, by running it once more."""
+    return _vector_jacobian_of(*_run_again(function, point), gradient)
+
+
+def _run_again(function: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
+    """Input and output of a run with a graph of its own."""
+    with torch.enable_grad():
+        leaf = point.detach().requires_grad_()
+        return leaf, function(leaf)
+
+
+def _vector_jacobian_of(leaf: Tensor, output: Tensor, gradient: Tensor) -> Tensor:
+    """What a gradient at the output becomes at the input."""
+    (result,) = torch.autograd.grad(output, leaf, gradient.to(output.dtype))
+    return result
+
+
+def statistics(tokens: Tensor, shape: tuple[int, ...], eps: float, *, centred: bool) -> tuple[Tensor, Tensor]:
+    """Mean and 1/deviation over the last axes, in float32 at least."""
+    tokens = exact(tokens)
+    axes = tuple(range(-len(shape), 0))
+    if centred:
+        # By the kernel for layer normalisation, which takes a twentieth of the time of torch.var_mean.
+        _, mean, inverse_deviation = torch.native_layer_norm(tokens, shape, None, None, eps)
+        return mean, inverse_deviation
+    variance = tokens.square().mean(axes, keepdim=True)
+    return torch.zeros_like(tokens[..., :1]), torch.rsqrt(variance + eps)

@@ -1,94 +1,94 @@
-"""Rules: how the backward pass treats attention, normalisation and activation. The forward pass is never changed.
+"""Rules: how the backward pass treats attention, normalisation, activations and products.
 
-A rule answers, for each kind of non-linear part, what gradient goes on given the one that arrives. Everything linear
-is left to autograd. Since only the backward pass differs, one recorded forward pass serves every rule.
+The forward pass is never changed, so one recorded forward pass serves every rule. A rule is a class that states its
+treatment of each kind of call as class attributes. What no attribute can state, it computes in a ``backward_...``
+method, which gets the recorded call and the gradient at its output and returns the gradient at its input. Everything
+linear is left to autograd, unless a rule carries relevance (see ``lrp``).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from vitreous.float64 import exact
 from vitreous.tape.attention.record import AttentionRecord, plain_gradients, value_gradient
-from vitreous.tape.rules.calls import Call
-
-
-@dataclass
-class NormCall:
-    """One normalisation: the input, its statistics over ``axes`` and the affine weight."""
-
-    input: Tensor
-    inverse_deviation: Tensor
-    mean: Tensor | None
-    weight: Tensor | None
-    shape: tuple[int, ...]
-    eps: float
-    centred: bool
-    function: Callable[[Tensor], Tensor]
-
-    @property
-    def axes(self) -> tuple[int, ...]:
-        """The axes that are normalised together."""
-        return tuple(range(-len(self.shape), 0))
-
-
-@dataclass
-class ElementwiseCall:
-    """One activation or gate: its input and the function."""
-
-    input: Tensor
-    function: Callable[[Tensor], Tensor]
-    slope_at_zero: float
-    value_at_zero: float = 0.0
-
-    @cached_property
-    def _run(self) -> tuple[Tensor, Tensor]:
-        return _run_again(self.function, self.input)
-
-    @property
-    def output(self) -> Tensor:
-        """f(u)."""
-        return self._run[1].detach()
-
-    def gradient(self, gradient: Tensor) -> Tensor:
-        """The ordinary gradient at u, given the one at f(u)."""
-        return _pulled_back(*self._run, gradient)
+from vitreous.tape.rules.calls import Call, ElementwiseCall, NormCall, vector_jacobian
 
 
 class Rule:
-    """The ``plain`` rule, ordinary autograd, and the base of the others.
+    """The ``plain`` rule, ordinary autograd, and the base of all others.
 
     Attributes:
-        name: how it is spelled.
-        halves_products: whether each factor of a product of two streams gets half of the gradient.
-        constant_gates: whether an activation is its input times a constant, f(u)/u, so that nothing of it is a bias.
-        carries_relevance: whether relevance goes on instead of a gradient, so linear maps and sums need a rule too.
-        scales_modules: whether the relevance of every module is scaled by itself, so that it matters what is one.
-        plain_attention: whether the rule reads the ordinary gradients of attention.
-        follows_scores: whether attention that a model writes out itself has to be followed from q kᵀ to A v; if not, A
-            is a constant there, or an ordinary softmax.
+        name: how it is spelled, as in ``ixg:rule=libra``.
+        softmax: of attention. ``constant``: A is a constant and no gradient reaches q and k.
+        attention_product: of A and V. ``half``: each factor of A V, and of q kᵀ, gets half the gradient, unless A is a
+            constant; ``none``: no gradient passes through attention, only past it along the residual stream.
+        normalisation: ``constant``: the deviation is a constant, so the norm is a linear map.
+        activation: ``ratio``: f(u) is u times the constant f(u)/u.
+        gate: a sigmoid or tanh that multiplies something. ``constant``: no gradient reaches its input.
+        product: of two streams, such as SwiGLU's. ``half``: each factor gets half the gradient.
+        length: that a feature is divided by behind the blocks. ``constant``: no gradient passes through it.
+        carries_relevance: whether relevance is passed on instead of a gradient. Such a rule treats linear layers, sums,
+            scales, pooling, dropout and the patch embedding, too: ``backward_linear``, ``backward_sum`` and so on.
+        scales_modules: whether the relevance of every module is scaled by itself, so that dropout counts as one.
     """
 
-    name = "plain"
-    halves_products = False
-    constant_gates = False
-    carries_relevance = False
-    scales_modules = False
-    plain_attention = True
-    follows_scores = False
+    name: ClassVar[str] = "plain"
+    softmax: ClassVar[Literal["gradient", "constant"]] = "gradient"
+    attention_product: ClassVar[Literal["full", "half", "none"]] = "full"
+    normalisation: ClassVar[Literal["gradient", "constant"]] = "gradient"
+    activation: ClassVar[Literal["gradient", "ratio"]] = "gradient"
+    gate: ClassVar[Literal["gradient", "constant"]] = "gradient"
+    product: ClassVar[Literal["full", "half"]] = "full"
+    length: ClassVar[Literal["gradient", "constant"]] = "gradient"
+    carries_relevance: ClassVar[bool] = False
+    scales_modules: ClassVar[bool] = False
 
-    def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    @property
+    def reads_plain_attention(self) -> bool:
+        """Whether it uses the ordinary gradients of attention, which a fused kernel gives."""
+        return self.softmax == "gradient" and self.attention_product != "none" and not self.carries_relevance
+
+    @property
+    def follows_scores(self) -> bool:
+        """Whether it treats attention as a whole, from q kᵀ to A v, also where a model writes it out."""
+        own = type(self).backward_attention is not Rule.backward_attention
+        return own or self.attention_product != "full" or self.carries_relevance
+
+    @property
+    def treats_products(self) -> bool:
+        """Whether a product of two streams has another gradient than the ordinary one."""
+        own = type(self).backward_product is not Rule.backward_product
+        return own or self.product == "half" or self.carries_relevance
+
+    def backward_attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """dq, dk, dv from the gradient at O = A V; ``None`` for nothing."""
-        return plain_gradients(call, gradient)
+        if self.attention_product == "none":
+            return None, None, None
+        if self.softmax == "constant":
+            return None, None, value_gradient(call, gradient)
+        query, key, value = plain_gradients(call, gradient)
+        if self.attention_product == "half":
+            # Half through A V; of A's half, half through q kᵀ.
+            return query.div_(4), key.div_(4), value.div_(2)
+        return query, key, value
 
-    def norm(self, call: NormCall, gradient: Tensor) -> Tensor:
+    def backward_softmax(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """The gradient at scores, where attention is written out and not treated as a whole."""
+        # Without q and k, products cannot be halved: A counts as a constant.
+        constant = self.softmax == "constant" or self.attention_product == "half"
+        return None if constant else call.gradient(gradient)
+
+    def backward_pooling(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """The gradient at the scores by which a head weighs tokens; products there are not halved."""
+        return None if self.softmax == "constant" else call.gradient(gradient)
+
+    def backward_norm(self, call: NormCall, gradient: Tensor) -> Tensor:
         """The gradient at the input of a LayerNorm or RMSNorm."""
+        if self.normalisation == "constant":
+            return linear_norm_gradient(call, gradient)
         if call.mean is None:
             return vector_jacobian(call.function, call.input, gradient)
         backward = torch.ops.aten.native_layer_norm_backward
@@ -96,37 +96,29 @@ class Rule:
         result: Tensor = backward(*inputs, [True, False, False])[0]
         return result
 
-    def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
-        """The gradient at the input of an activation function."""
-        return call.gradient(gradient)
-
-    def softmax(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
-        """The gradient at the scores of attention that a model writes out itself."""
-        return call.gradient(gradient)
-
-    def pooling(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
-        """The gradient at the scores by which tokens are weighed where a head adds them up."""
-        return call.gradient(gradient)
-
-    def gate(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
-        """The gradient through a sigmoid or tanh that only weighs something else."""
-        return None if self.constant_gates else call.gradient(gradient)
-
-    def deviation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+    def backward_deviation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
         """The gradient through the deviation of a normalisation that a model writes out itself."""
-        return call.gradient(gradient)
+        return None if self.normalisation == "constant" else call.gradient(gradient)
 
-    def length(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+    def backward_activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
+        """The gradient at the input of an activation function."""
+        return call.ratio().mul_(gradient) if self.activation == "ratio" else call.gradient(gradient)
+
+    def backward_gate(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
+        """The gradient at the input of a sigmoid or tanh that multiplies something."""
+        return None if self.gate == "constant" else call.gradient(gradient)
+
+    def backward_length(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
         """The gradient through the length that a feature is divided by."""
-        return call.gradient(gradient)
+        return None if self.length == "constant" else call.gradient(gradient)
 
-    def product(self, left: Tensor, right: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward_product(self, left: Tensor, right: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients at the factors of a product of two streams."""
-        share = gradient / 2 if self.halves_products else gradient
+        share = gradient / 2 if self.product == "half" else gradient
         return (share * right).sum_to_size(left.shape), (share * left).sum_to_size(right.shape)
 
-    def follow(self, call: Call, inputs: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients at the inputs of a call that only relevance treats in another way."""
+    def backward_call(self, call: Call, inputs: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients at the inputs of a linear layer, sum or scale, which only relevance treats in another way."""
         return call.gradients(inputs, gradient)
 
 
@@ -139,48 +131,10 @@ class FrozenRule(Rule):
     """
 
     name = "frozen"
-    constant_gates = True
-    plain_attention = False
-
-    def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Nothing reaches q and k: A is a constant."""
-        return None, None, value_gradient(call, gradient)
-
-    def norm(self, call: NormCall, gradient: Tensor) -> Tensor:
-        """A linear map: subtract the mean (LayerNorm only), times weight / deviation."""
-        scaled = gradient * call.inverse_deviation
-        if call.weight is not None:
-            scaled = scaled.mul_(call.weight)
-        if call.centred:
-            scaled = scaled.sub_(scaled.mean(call.axes, keepdim=True))
-        return scaled
-
-    def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
-        """Times f(u)/u, which is f'(0) where u is 0 (real images reach it), not 0/0.
-
-        Where f(0) is not 0, f(u)/u has no bound: then f(0) is a bias, and the rest is (f(u) - f(0))/u.
-        """
-        if call.value_at_zero:
-            return gradient * _slope_from_zero(call)
-        gate = call.function(call.input).div_(call.input)
-        # A comparison with 0 and a masked fill would take longer than the function itself.
-        torch.nan_to_num(gate, nan=call.slope_at_zero, posinf=math.inf, neginf=-math.inf, out=gate)
-        return gate.mul_(gradient)
-
-    def softmax(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
-        """Nothing reaches the scores: A is a constant."""
-        del call, gradient
-        return None
-
-    def pooling(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
-        """Nothing reaches the scores: the weights are constants, as A is."""
-        del call, gradient
-        return None
-
-    def deviation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
-        """A constant passes nothing on."""
-        del call, gradient
-        return None
+    softmax = "constant"
+    normalisation = "constant"
+    activation = "ratio"
+    gate = "constant"
 
 
 class LibraRule(FrozenRule):
@@ -191,15 +145,11 @@ class LibraRule(FrozenRule):
     """
 
     name = "libra"
-    halves_products = True
-
-    def length(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
-        """A constant passes nothing on."""
-        del call, gradient
-        return None
+    product = "half"
+    length = "constant"
 
 
-class AttnLrpRule(LibraRule):
+class AttnLrpRule(Rule):
     """AttnLRP (Achtibat et al., ICML 2024) as a gradient: input x gradient under this rule is its relevance.
 
     Variance, length and activation gate are constants (identity rule, eq. 9), softmax has its ordinary gradient
@@ -208,28 +158,20 @@ class AttnLrpRule(LibraRule):
     """
 
     name = "attnlrp"
-    plain_attention = True
-    follows_scores = True
-
-    def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Half through A V; of A's half, half through q kᵀ."""
-        query, key, value = plain_gradients(call, gradient)
-        return query.div_(4), key.div_(4), value.div_(2)
-
-    def pooling(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
-        """A softmax has its ordinary gradient; products behind the blocks are not halved."""
-        return Rule.pooling(self, call, gradient)
+    attention_product = "half"
+    normalisation = "constant"
+    activation = "ratio"
+    gate = "constant"
+    product = "half"
+    length = "constant"
 
 
-class ConservativeRule(FrozenRule):
+class ConservativeRule(Rule):
     """Conservative LRP (Ali et al., ICML 2022): A and the normalisation variance are constants, activations are not."""
 
     name = "conservative"
-    constant_gates = False
-
-    def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
-        """As in the plain rule."""
-        return Rule.activation(self, call, gradient)
+    softmax = "constant"
+    normalisation = "constant"
 
 
 class ResidualRule(Rule):
@@ -239,46 +181,14 @@ class ResidualRule(Rule):
     """
 
     name = "residual"
-    plain_attention = False
-    follows_scores = True
-
-    def attention(self, call: AttentionRecord, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Nothing reaches q, k or v."""
-        del call, gradient
-        return None, None, None
+    attention_product = "none"
 
 
-def _slope_from_zero(call: ElementwiseCall) -> Tensor:
-    """(f(u) - f(0))/u, which is f'(0) where u is so small that the difference is mostly rounding."""
-    small = call.input.abs() < torch.finfo(call.input.dtype).eps ** 0.5
-    return torch.where(small, call.slope_at_zero, (call.function(call.input) - call.value_at_zero) / call.input)
-
-
-def vector_jacobian(function: Callable[[Tensor], Tensor], point: Tensor, gradient: Tensor) -> Tensor:
-    """The ordinary gradient of ``function`` at ``point``, by running it once more."""
-    return _pulled_back(*_run_again(function, point), gradient)
-
-
-def _run_again(function: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
-    """Input and output of a run with a graph of its own."""
-    with torch.enable_grad():
-        leaf = point.detach().requires_grad_()
-        return leaf, function(leaf)
-
-
-def _pulled_back(leaf: Tensor, output: Tensor, gradient: Tensor) -> Tensor:
-    """What a gradient at the output becomes at the input."""
-    (result,) = torch.autograd.grad(output, leaf, gradient.to(output.dtype))
-    return result
-
-
-def statistics(tokens: Tensor, shape: tuple[int, ...], eps: float, *, centred: bool) -> tuple[Tensor, Tensor]:
-    """Mean and 1/deviation over the last axes, in float32 at least."""
-    tokens = exact(tokens)
-    axes = tuple(range(-len(shape), 0))
-    if centred:
-        # By the kernel for layer normalisation, which takes a twentieth of the time of torch.var_mean.
-        _, mean, inverse_deviation = torch.native_layer_norm(tokens, shape, None, None, eps)
-        return mean, inverse_deviation
-    variance = tokens.square().mean(axes, keepdim=True)
-    return torch.zeros_like(tokens[..., :1]), torch.rsqrt(variance + eps)
+def linear_norm_gradient(call: NormCall, gradient: Tensor) -> Tensor:
+    """Through a norm with constant deviation: subtract the mean (LayerNorm only), times weight / deviation."""
+    scaled = gradient * call.inverse_deviation
+    if call.weight is not None:
+        scaled = scaled.mul_(call.weight)
+    if call.centred:
+        scaled = scaled.sub_(scaled.mean(call.axes, keepdim=True))
+    return scaled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape.recording import torch_functions as ops
 from vitreous.tape.recording.gradient_breaks import is_constant
-from vitreous.tape.recording.interception import Handler, Progress, in_graph, of_first
+from vitreous.tape.recording.interception import Progress, TorchCall, in_graph
 from vitreous.tape.recording.plan import Plan
 from vitreous.tape.rules import RULES
 from vitreous.tape.rules.autograd import (
@@ -43,7 +42,7 @@ class RuleHandler:
         # With the plain rule alone autograd itself does the right thing and nothing is replaced.
         self.rules_differ = bool(plan.rules - {"plain"})
         rules = [RULES[name] for name in plan.rules]
-        self.products_matter = any(rule.halves_products or rule.carries_relevance for rule in rules)
+        self.products_matter = any(rule.treats_products for rule in rules)
         self._gates: list[Tensor] = []
         self._deviations: list[Tensor] = []
 
@@ -56,29 +55,29 @@ class RuleHandler:
         """Whether a tensor only weighs something else."""
         return _among(self._gates, value)
 
-    def on_layer_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_layer_norm(self, call: TorchCall) -> Any:
         """Layer normalisation; its bias counts."""
-        output = self._normalise(func, args, kwargs, eps=_argument(args, kwargs, 4, "eps", 1e-5), centred=True)
-        self.biases.record(output, _argument(args, kwargs, 3, "bias", None))
+        output = self._normalise(call, eps=call.argument(4, "eps", 1e-5), centred=True)
+        self.biases.record(output, call.argument(3, "bias", None))
         return output
 
-    def on_batch_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_batch_norm(self, call: TorchCall) -> Any:
         """Batch normalisation in evaluation: a constant scale, and a shift, which is a bias."""
-        mark_as_activation(args[0])
-        output = func(*args, **kwargs)
+        mark_as_activation(call.args[0])
+        output = call.proceed()
         if self.biases.active and in_graph(output):
-            self.biases.record_channels(output, _batch_norm_shift(*args, **kwargs))
+            self.biases.record_channels(output, _batch_norm_shift(*call.args, **call.kwargs))
         return output
 
-    def on_group_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_group_norm(self, call: TorchCall) -> Any:
         """Group normalisation: groups of channels and all places together; its bias counts."""
-        grid, groups = args[0], _argument(args, kwargs, 1, "num_groups", 1)
-        weight, bias = (_argument(args, kwargs, place, name, None) for place, name in ((2, "weight"), (3, "bias")))
+        grid, groups = call.args[0], call.argument(1, "num_groups", 1)
+        weight, bias = (call.argument(place, name, None) for place, name in ((2, "weight"), (3, "bias")))
         mark_as_activation(grid)
         if not grid.requires_grad or not self.rules_differ:
-            output = func(*args, **kwargs)
+            output = call.proceed()
         else:
-            flat, eps = grid.reshape(len(grid), groups, -1), _argument(args, kwargs, 4, "eps", 1e-5)
+            flat, eps = grid.reshape(len(grid), groups, -1), call.argument(4, "eps", 1e-5)
             shape = (flat.shape[-1],)
 
             def normalise(values: Tensor) -> Tensor:
@@ -92,196 +91,187 @@ class RuleHandler:
             self.biases.record_channels(output, bias)
         return output
 
-    def on_added_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_added_product(self, call: TorchCall) -> Any:
         """``torch.addcmul``: a constant that is added to a scaled stream, as affine layers are written, is a bias."""
-        output = func(*args, **kwargs)
-        if is_constant(args[0]) and sum(map(in_graph, args[1:])) == 1:
-            self.biases.record(output, args[0].expand(output.shape))
+        output = call.proceed()
+        if is_constant(call.args[0]) and sum(map(in_graph, call.args[1:])) == 1:
+            self.biases.record(output, call.args[0].expand(output.shape))
         return output
 
-    def on_join(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_join(self, call: TorchCall) -> Any:
         """Constants that are put beside tokens, as class tokens of a later stage are, count as biases."""
-        output = func(*args, **kwargs)
-        parts = _argument(args, kwargs, 0, "tensors", ())
+        output = call.proceed()
+        parts = call.argument(0, "tensors", ())
         if self.biases.active and in_graph(output) and any(map(is_constant, parts)):
             constants = [part.detach() if is_constant(part) else torch.zeros_like(part) for part in parts]
-            self.biases.record(output, func(constants, *args[1:], **kwargs))
+            self.biases.record(output, call.function(constants, *call.args[1:], **call.kwargs))
         return output
 
-    def on_rms_norm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_rms_norm(self, call: TorchCall) -> Any:
         """RMS normalisation."""
-        eps = _argument(args, kwargs, 3, "eps", None)
-        eps = torch.finfo(args[0].dtype).eps if eps is None else eps
-        return self._normalise(func, args, kwargs, eps=eps, centred=False)
+        eps = call.argument(3, "eps", None)
+        eps = torch.finfo(call.args[0].dtype).eps if eps is None else eps
+        return self._normalise(call, eps=eps, centred=False)
 
-    def _normalise(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, eps: float, centred: bool
-    ) -> Any:
-        tokens = args[0]
+    def _normalise(self, call: TorchCall, *, eps: float, centred: bool) -> Any:
+        tokens = call.args[0]
         mark_as_activation(tokens)
         if not tokens.requires_grad or not self.rules_differ:
-            return func(*args, **kwargs)
-        shape = tuple(_argument(args, kwargs, 1, "normalized_shape", None))
-        weight = _argument(args, kwargs, 2, "weight", None)
-        return Normalise.apply(tokens, weight, shape, eps, centred, of_first(func, args, kwargs), self._active_rule)
+            return call.proceed()
+        shape = tuple(call.argument(1, "normalized_shape", None))
+        weight = call.argument(2, "weight", None)
+        return Normalise.apply(tokens, weight, shape, eps, centred, call.of_first(), self._active_rule)
 
-    def on_activation(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_activation(self, call: TorchCall) -> Any:
         """An activation function."""
-        return self._weigh(func, args, kwargs, ops.ACTIVATIONS[func], "activation")
+        return self._weigh(call, ops.ACTIVATIONS[call.function], "activation")
 
-    def on_gate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_gate(self, call: TorchCall) -> Any:
         """Inside a block these weigh something (hand-written GELU, gated attention); a head's tanh is an activation."""
-        if self._progress.after_blocks and func in ops.TANH:
-            return self._weigh(func, args, kwargs, 1.0, "activation")
+        if self._progress.after_blocks and call.function in ops.TANH:
+            return self._weigh(call, 1.0, "activation")
         if not self._progress.inside_block:
-            return func(*args, **kwargs)
-        gate = self._weigh(func, args, kwargs, ops.GATES[func], "gate")
+            return call.proceed()
+        gate = self._weigh(call, ops.GATES[call.function], "gate")
         self._gates.append(gate)
         return gate
 
-    def on_deviation(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_deviation(self, call: TorchCall) -> Any:
         """The deviation of a hand-written normalisation, or 1/deviation."""
         if self._progress.layer is None:
-            return func(*args, **kwargs)
-        deviation = self._elementwise(func, args, kwargs, 0.0, "deviation")
+            return call.proceed()
+        deviation = self._elementwise(call, 0.0, "deviation")
         self._deviations.append(deviation)
         return deviation
 
-    def on_deviation_and_mean(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_deviation_and_mean(self, call: TorchCall) -> Any:
         """``torch.std_mean``."""
-        _, mean = func(*args, **kwargs)
-        return self.on_deviation(torch.std, args, kwargs), mean
+        _, mean = call.proceed()
+        return self.on_deviation(TorchCall(torch.std, call.args, call.kwargs)), mean
 
-    def on_deviation_step(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_deviation_step(self, call: TorchCall) -> Any:
         """What is made of a deviation alone is one: 1/deviation, or one that is kept from 0."""
-        output = func(*args, **kwargs)
-        self._pass_on_deviation(args, output)
+        output = call.proceed()
+        self._pass_on_deviation(call.args, output)
         return output
 
-    def on_length(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_length(self, call: TorchCall) -> Any:
         """A root or a norm: the deviation of tokens; of the pooled feature behind the blocks, its length."""
-        if self._progress.after_blocks and args[0].dim() == 2:
-            return self._elementwise(func, args, kwargs, 0.0, "length")
-        return self.on_deviation(func, args, kwargs)
+        if self._progress.after_blocks and call.args[0].dim() == 2:
+            return self._elementwise(call, 0.0, "length")
+        return self.on_deviation(call)
 
-    def on_power(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_power(self, call: TorchCall) -> Any:
         """A root may be written as a power; a power of an activation is one: squared ReLU."""
-        exponent = _argument(args, kwargs, 1, "exponent", None)
+        exponent = call.argument(1, "exponent", None)
         if not isinstance(exponent, int | float):
-            return func(*args, **kwargs)
+            return call.proceed()
         if exponent > 1:
-            return self.on_square(func, args, kwargs)
+            return self.on_square(call)
         chosen = {0.5: self.on_length, -0.5: self.on_deviation}.get(exponent)
-        return func(*args, **kwargs) if chosen is None else chosen(func, args, kwargs)
+        return call.proceed() if chosen is None else chosen(call)
 
-    def on_square(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_square(self, call: TorchCall) -> Any:
         """Of an activation, an activation; in a norm or in a written-out GELU, nothing by itself."""
-        if kind_of(args[0]) != "activation":
-            return func(*args, **kwargs)
-        return self._weigh(func, args, kwargs, 0.0, "activation")
+        if kind_of(call.args[0]) != "activation":
+            return call.proceed()
+        return self._weigh(call, 0.0, "activation")
 
-    def on_normalize(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_normalize(self, call: TorchCall) -> Any:
         """``F.normalize``, which is a division by the length."""
-        if self._progress.layer is None or not in_graph(args[0]):
-            return func(*args, **kwargs)
+        if self._progress.layer is None or not in_graph(call.args[0]):
+            return call.proceed()
         power, axis, eps = (
-            _argument(args, kwargs, place, name, default)
+            call.argument(place, name, default)
             for place, name, default in ((1, "p", 2.0), (2, "dim", 1), (3, "eps", 1e-12))
         )
         options = {"ord": power, "dim": axis, "keepdim": True}
-        length = self.on_length(torch.linalg.vector_norm, (args[0],), options)
-        return args[0] / length.clamp_min(eps)
+        length = self.on_length(TorchCall(torch.linalg.vector_norm, (call.args[0],), options))
+        return call.args[0] / length.clamp_min(eps)
 
-    def on_multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_multiply(self, call: TorchCall) -> Any:
         """A product of two streams inside a block, unless one of them is only a gate."""
-        if self._halves(args):
-            return Product.apply(args[0], args[1], self._active_rule)
-        return self._multiply(func, args, kwargs)
+        if self._splits(call.args):
+            return Product.apply(call.args[0], call.args[1], self._active_rule)
+        return self._multiply(call)
 
-    def on_multiply_in_place(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_multiply_in_place(self, call: TorchCall) -> Any:
         """A product that takes the place of its first factor, which the way back needs as it was."""
-        if self._halves(args):
-            return args[0].copy_(Product.apply(args[0].clone(), args[1], self._active_rule))
-        return self._multiply(func, args, kwargs)
+        if self._splits(call.args):
+            return call.args[0].copy_(Product.apply(call.args[0].clone(), call.args[1], self._active_rule))
+        return self._multiply(call)
 
-    def _halves(self, args: tuple[Any, ...]) -> bool:
-        """Whether a rule may give half to each factor."""
+    def _splits(self, args: tuple[Any, ...]) -> bool:
+        """Whether a rule may split the gradient between two factors."""
         weighs = any(self.is_gate(value) or _among(self._deviations, value) for value in args[:2])
         return self.products_matter and self._are_streams(args) and not weighs
 
     def _are_streams(self, args: tuple[Any, ...]) -> bool:
         return len(args) > 1 and in_graph(args[0]) and in_graph(args[1]) and self._progress.inside_block
 
-    def _multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        gates, streams = [self.is_gate(value) for value in args[:2]], self._are_streams(args)
-        output = func(*args, **kwargs)
+    def _multiply(self, call: TorchCall) -> Any:
+        gates, streams = [self.is_gate(value) for value in call.args[:2]], self._are_streams(call.args)
+        output = call.proceed()
         if streams and any(gates) and not all(gates):
             self.biases.record_gated(output)
-        self._pass_on_gate(args, output)
-        self._pass_on_deviation(args, output)
+        self._pass_on_gate(call.args, output)
+        self._pass_on_deviation(call.args, output)
         return output
 
-    def over_division(self, inner: Handler) -> Handler:
-        """``inner``, which divides: a gate divided by a constant is a gate, tanh(u) / 2 as well as tanh(u) * 0.5."""
+    def on_division(self, call: TorchCall) -> Any:
+        """A gate divided by a constant is a gate: tanh(u) / 2 as well as tanh(u) * 0.5."""
+        output = call.proceed()
+        if len(call.args) > 1 and self.is_gate(call.args[0]):
+            self._pass_on_gate(call.args, output)
+        return output
 
-        def handler(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            output = inner(func, args, kwargs)
-            if len(args) > 1 and self.is_gate(args[0]):
-                self._pass_on_gate(args, output)
-            return output
-
-        return handler
-
-    def on_gated(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_gated(self, call: TorchCall) -> Any:
         """``F.glu``: the first half times a sigmoid of the second."""
-        if not self._progress.inside_block or not in_graph(args[0]):
-            return func(*args, **kwargs)
-        stream, gate = args[0].chunk(2, dim=_argument(args, kwargs, 1, "dim", -1))
-        return self.on_multiply(torch.mul, (stream, self.on_gate(torch.sigmoid, (gate,), {})), {})
+        if not self._progress.inside_block or not in_graph(call.args[0]):
+            return call.proceed()
+        stream, gate = call.args[0].chunk(2, dim=call.argument(1, "dim", -1))
+        weights = self.on_gate(TorchCall(torch.sigmoid, (gate,)))
+        return self.on_multiply(TorchCall(torch.mul, (stream, weights)))
 
-    def on_add(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_add(self, call: TorchCall) -> Any:
         """A gate plus a constant is a gate: 1 + tanh(...) of a hand-written GELU. Other constants are biases."""
-        return self._sum(func, args, kwargs, (1, kwargs.get("alpha", 1)))
+        return self._sum(call, (1, call.kwargs.get("alpha", 1)))
 
-    def on_subtract(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_subtract(self, call: TorchCall) -> Any:
         """A difference."""
-        return self._sum(func, args, kwargs, (1, -kwargs.get("alpha", 1)))
+        return self._sum(call, (1, -call.kwargs.get("alpha", 1)))
 
-    def on_subtract_from(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_subtract_from(self, call: TorchCall) -> Any:
         """The second minus the first."""
-        return self._sum(func, args, kwargs, (-kwargs.get("alpha", 1), 1))
+        return self._sum(call, (-call.kwargs.get("alpha", 1), 1))
 
-    def on_addmm(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_addmm(self, call: TorchCall) -> Any:
         """A bias plus a product."""
-        self._enter_product(args[1:])
-        return self._sum(func, args, kwargs, (kwargs.get("beta", 1),))
+        self._enter_product(call.args[1:])
+        return self._sum(call, (call.kwargs.get("beta", 1),))
 
-    def before_product(self, inner: Handler) -> Handler:
-        """``inner``, which multiplies matrices: with a constant one it is a linear layer."""
-
-        def handler(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            self._enter_product(args)
-            return inner(func, args, kwargs)
-
-        return handler
+    def on_matrix_product(self, call: TorchCall) -> Any:
+        """A product with a constant matrix is a linear layer, whose input was an activation and no gate."""
+        self._enter_product(call.args)
+        return call.proceed()
 
     @staticmethod
     def _enter_product(args: tuple[Any, ...]) -> None:
         if len(args) > 1 and not in_graph(args[1]):
             mark_as_activation(args[0])
 
-    def _sum(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], factors: tuple[float, ...]
-    ) -> Any:
-        constants = zip(args, factors, strict=False) if self.biases.active and any(map(in_graph, args)) else ()
+    def _sum(self, call: TorchCall, factors: tuple[float, ...]) -> Any:
+        constants = (
+            zip(call.args, factors, strict=False) if self.biases.active and any(map(in_graph, call.args)) else ()
+        )
         # As they are before the call, which may change its first operand.
         added = [value * factor for value, factor in constants if is_constant(value)]
         biases = [value for value in added if isinstance(value, Tensor)]
-        operands = [value for value in args[:2] if in_graph(value)]
-        output = func(*args, **kwargs)
-        if self._pass_on_gate(args, output):
+        operands = [value for value in call.args[:2] if in_graph(value)]
+        output = call.proceed()
+        if self._pass_on_gate(call.args, output):
             self.biases.record_shifted(output, added)
-        elif not self._pass_on_deviation(args, output):
+        elif not self._pass_on_deviation(call.args, output):
             for bias in biases:
                 self.biases.record(output, bias)
             for value in operands:
@@ -297,53 +287,49 @@ class RuleHandler:
         """Whether the output is a deviation, or one plus what keeps it from 0, in the same way."""
         return _pass_on(self._deviations, args, output)
 
-    def on_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_linear(self, call: TorchCall) -> Any:
         """A linear layer; its bias counts."""
-        mark_as_activation(args[0])
-        output = func(*args, **kwargs)
-        self.biases.record(output, _argument(args, kwargs, 2, "bias", None))
+        mark_as_activation(call.args[0])
+        output = call.proceed()
+        self.biases.record(output, call.argument(2, "bias", None))
         return output
 
-    def on_convolution(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A convolution in a block or behind: a linear layer whose channels lie along the second axis."""
-        mark_as_activation(args[0])
-        output = func(*args, **kwargs)
-        bias = _argument(args, kwargs, 2, "bias", None)
+    def on_convolution(self, call: TorchCall) -> Any:
+        """A convolution in a block or after them: a linear layer whose channels lie along the second axis."""
+        if not self._progress.reached_blocks:
+            return call.proceed()
+        mark_as_activation(call.args[0])
+        output = call.proceed()
+        bias = call.argument(2, "bias", None)
         if bias is not None:
             self.biases.record_channels(output, bias)
         return output
 
-    def on_opened_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_opened_linear(self, call: TorchCall) -> Any:
         """A linear layer that is part of an opened-up call, where the batch always comes first."""
-        mark_as_activation(args[0])
-        output = func(*args, **kwargs)
-        self.biases.record(output, _argument(args, kwargs, 2, "bias", None), tokens_first=False)
+        mark_as_activation(call.args[0])
+        output = call.proceed()
+        self.biases.record(output, call.argument(2, "bias", None), tokens_first=False)
         return output
 
-    def _weigh(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], slope_at_zero: float, kind: Kind
-    ) -> Any:
+    def _weigh(self, call: TorchCall, slope_at_zero: float, kind: Kind) -> Any:
         """An activation or gate; what a rule's slope leaves unexplained of it counts as a bias."""
-        note = self.biases.remainder_hook(args[0])
-        value = (
-            float(of_first(func, args, kwargs)(torch.zeros((), dtype=torch.float64))) if func in ops.NOT_0_AT_0 else 0.0
-        )
-        return self._elementwise(func, args, kwargs, slope_at_zero, kind, note, value)
+        note = self.biases.remainder_hook(call.args[0])
+        value = float(call.of_first()(torch.zeros((), dtype=torch.float64))) if call.function in ops.NOT_0_AT_0 else 0.0
+        return self._elementwise(call, slope_at_zero, kind, note, value)
 
     def _elementwise(
         self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: TorchCall,
         slope_at_zero: float,
         kind: Kind,
         note: RemainderHook | None = None,
         value_at_zero: float = 0.0,
     ) -> Any:
-        if note is None and not (self.rules_differ and in_graph(args[0])):
-            return func(*args, **kwargs)
-        function = of_first(func, args, kwargs)
-        return Elementwise.apply(args[0], function, slope_at_zero, kind, self._active_rule, note, value_at_zero)
+        if note is None and not (self.rules_differ and in_graph(call.args[0])):
+            return call.proceed()
+        function = call.of_first()
+        return Elementwise.apply(call.args[0], function, slope_at_zero, kind, self._active_rule, note, value_at_zero)
 
 
 def _batch_norm_shift(  # the signature of batch_norm
@@ -380,7 +366,3 @@ def _pass_on(tensors: list[Tensor], args: tuple[Any, ...], output: Any) -> bool:
 
 def _among(tensors: list[Tensor], value: Any) -> bool:
     return any(tensor is value for tensor in tensors)
-
-
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str, default: Any) -> Any:
-    return args[position] if len(args) > position else kwargs.get(name, default)

@@ -12,8 +12,19 @@ import torch
 from torch import Tensor
 
 from vitreous.tape.attention.record import AttentionRecord
-from vitreous.tape.rules.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
-from vitreous.tape.rules.gradient_rules import ElementwiseCall, NormCall, Rule, vector_jacobian
+from vitreous.tape.rules.calls import (
+    Call,
+    DropoutCall,
+    ElementwiseCall,
+    EmbeddingCall,
+    LinearCall,
+    NormCall,
+    PoolCall,
+    ScaleCall,
+    SumCall,
+    vector_jacobian,
+)
+from vitreous.tape.rules.gradient_rules import Rule
 
 _SMALL = 1e-9  # as in the authors' program; relevance that explodes ("orig") depends on it
 
@@ -43,42 +54,36 @@ class RelevanceRule(Rule):
     """What rules that carry relevance have in common."""
 
     carries_relevance = True
-    plain_attention = False
-    follows_scores = True
+    gate = "constant"
 
-    def follow(self, call: Call, inputs: tuple[Tensor, ...], gradient: Tensor) -> Shares:
+    def backward_call(self, call: Call, inputs: tuple[Tensor, ...], gradient: Tensor) -> Shares:
         """The relevance of the inputs of a linear map, sum, scale, pooling, dropout or patch embedding."""
-        shares: Shares = getattr(self, call.kind)(call, *inputs, gradient)
+        shares: Shares = getattr(self, f"backward_{call.kind}")(call, *inputs, gradient)
         return shares
 
     @abstractmethod
-    def linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
+    def backward_linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """Through a linear layer."""
 
     @abstractmethod
-    def sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
+    def backward_sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
         """Through a sum."""
 
     @abstractmethod
-    def scale(self, call: ScaleCall, stream: Tensor, factor: Tensor, relevance: Tensor) -> Shares:
+    def backward_scale(self, call: ScaleCall, stream: Tensor, factor: Tensor, relevance: Tensor) -> Shares:
         """Through a multiplication by something that only weighs."""
 
     @abstractmethod
-    def pool(self, call: PoolCall, tokens: Tensor, relevance: Tensor) -> Shares:
+    def backward_pool(self, call: PoolCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """Through the choice or mean of tokens."""
 
     @abstractmethod
-    def same(self, call: SameCall, tokens: Tensor, relevance: Tensor) -> Shares:
+    def backward_dropout(self, call: DropoutCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """Through dropout."""
 
     @abstractmethod
-    def embedding(self, call: EmbeddingCall, pixels: Tensor, relevance: Tensor) -> Shares:
+    def backward_embedding(self, call: EmbeddingCall, pixels: Tensor, relevance: Tensor) -> Shares:
         """Through the patch embedding."""
-
-    def gate(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
-        """What only weighs something else gets nothing."""
-        del call, gradient
-        return None
 
 
 class LrpRule(RelevanceRule):
@@ -92,7 +97,7 @@ class LrpRule(RelevanceRule):
 
     name = "lrp_ours"
 
-    def linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
+    def backward_linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """R_in = x⁺ (W⁺ᵀ S) + x⁻ (W⁻ᵀ S) with S = R / (x⁺ W⁺ + x⁻ W⁻)."""
         rows, relevance = tokens.flatten(0, -2), relevance.flatten(0, -2)
         positive, negative = call.weight.clamp(min=0), call.weight.clamp(max=0)
@@ -100,7 +105,7 @@ class LrpRule(RelevanceRule):
         ratio = _excited_ratio(relevance, excited.addmm_(rows.clamp(max=0), negative.T))
         return (_by_sign(rows, ratio @ positive, ratio @ negative).view_as(tokens),)
 
-    def sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
+    def backward_sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
         """Proportional, then rescaled branch by branch (eq. 10)."""
         relevance, shares = _proportional(call, left, right, relevance)
         axes = tuple(axis for axis in range(relevance.dim()) if axis != call.image_axis)
@@ -112,22 +117,22 @@ class LrpRule(RelevanceRule):
             for share, total, value in zip(shares, totals, (left, right), strict=True)
         )
 
-    def scale(self, call: ScaleCall, stream: Tensor, factor: Tensor, relevance: Tensor) -> Shares:
+    def backward_scale(self, call: ScaleCall, stream: Tensor, factor: Tensor, relevance: Tensor) -> Shares:
         """Unchanged; the factor gets nothing."""
         del call, factor
         return relevance.sum_to_size(stream.shape), None
 
-    def pool(self, call: PoolCall, tokens: Tensor, relevance: Tensor) -> Shares:
+    def backward_pool(self, call: PoolCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """By share."""
         ratio = safe_divide(relevance, call.function(tokens))
         return (vector_jacobian(call.function, tokens, ratio).mul_(tokens),)
 
-    def same(self, call: SameCall, tokens: Tensor, relevance: Tensor) -> Shares:
+    def backward_dropout(self, call: DropoutCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """Unchanged."""
         del call, tokens
         return (relevance,)
 
-    def embedding(self, call: EmbeddingCall, pixels: Tensor, relevance: Tensor) -> Shares:
+    def backward_embedding(self, call: EmbeddingCall, pixels: Tensor, relevance: Tensor) -> Shares:
         """The z^B rule (Montavon et al. 2017), with the smallest and largest value of each picture as bounds."""
         low = pixels.amin(dim=(1, 2, 3), keepdim=True).expand_as(pixels)
         high = pixels.amax(dim=(1, 2, 3), keepdim=True).expand_as(pixels)
@@ -141,12 +146,12 @@ class LrpRule(RelevanceRule):
         shares = (leaf.detach() * slope for leaf, slope in zip(leaves, slopes, strict=True))
         return (next(shares) + next(shares) + next(shares),)
 
-    def product(self, left: Tensor, right: Tensor, gradient: Tensor) -> Shares:
+    def backward_product(self, left: Tensor, right: Tensor, gradient: Tensor) -> Shares:
         """Half to each factor."""
         half = gradient / 2
         return half.sum_to_size(left.shape), half.sum_to_size(right.shape)
 
-    def attention(self, call: AttentionRecord, gradient: Tensor) -> Shares:
+    def backward_attention(self, call: AttentionRecord, gradient: Tensor) -> Shares:
         """Half through A V to each, of A's half through q kᵀ half to each; the softmax passes it on unchanged."""
         assert call.query is not None
         key, value = call.key, call.value
@@ -162,12 +167,12 @@ class LrpRule(RelevanceRule):
         shares = (torch.cat(query_parts, dim=2), key_total.mul_(key), value_total.mul_(value))
         return tuple(share.div_(2) for share in shares)
 
-    def norm(self, call: NormCall, gradient: Tensor) -> Tensor:
+    def backward_norm(self, call: NormCall, gradient: Tensor) -> Tensor:
         """Unchanged."""
         del call
         return gradient
 
-    def activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
+    def backward_activation(self, call: ElementwiseCall, gradient: Tensor) -> Tensor:
         """Unchanged."""
         del call
         return gradient
@@ -181,7 +186,7 @@ class OriginalLrpRule(LrpRule):
 
     name = "lrp_orig"
 
-    def linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
+    def backward_linear(self, call: LinearCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """R_in = x⁺ (W⁺ᵀ S⁺) + x⁻ (W⁻ᵀ S⁻) with S⁺ = R / (x⁺ W⁺) and S⁻ = R / (x⁻ W⁻)."""
         rows, relevance = tokens.flatten(0, -2), relevance.flatten(0, -2)
         positive, negative = call.weight.clamp(min=0), call.weight.clamp(max=0)
@@ -189,7 +194,7 @@ class OriginalLrpRule(LrpRule):
         below = _excited_ratio(relevance, rows.clamp(max=0) @ negative.T)
         return (_by_sign(rows, above @ positive, below @ negative).view_as(tokens),)
 
-    def sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
+    def backward_sum(self, call: SumCall, left: Tensor, right: Tensor, relevance: Tensor) -> Shares:
         """Proportional."""
         _, shares = _proportional(call, left, right, relevance)
         return tuple(share.sum_to_size(value.shape) for share, value in zip(shares, (left, right), strict=True))

@@ -7,7 +7,7 @@ is either followed, pure re-indexing, or noted as a gap, and a model with a gap 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +15,13 @@ from torch import Tensor
 
 from vitreous.architecture import Architecture
 from vitreous.architecture.operations import product_operands
-from vitreous.architecture.trace import is_factory, operation
+from vitreous.architecture.trace import is_factory
 from vitreous.float64 import EXACT
-from vitreous.tape.recording.interception import Handler, Progress, flat, in_graph
+from vitreous.tape.recording.interception import Progress, TorchCall, in_graph
 from vitreous.tape.recording.plan import PIXELS, Needs, Plan
 from vitreous.tape.rules import RULES
 from vitreous.tape.rules.autograd import ActiveRule, Follow, gradient_between
-from vitreous.tape.rules.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
+from vitreous.tape.rules.calls import Call, DropoutCall, EmbeddingCall, LinearCall, PoolCall, ScaleCall, SumCall
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -80,92 +80,70 @@ class RelevanceHandler:
             return NOT_FOLLOWED
         return next((self.gaps[name] for name in sorted(wanted) if name in self.gaps), None)
 
-    def noting(self, outer: Handler, unless: Callable[[], bool] = lambda: False) -> Handler:
-        """``outer``, with a gap wherever it works on the stream, unless a rule knows it there."""
-
-        def handler(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not unless():
-                self._note_unknown(func, args, kwargs)
-            return outer(func, args, kwargs)
-
-        return handler
-
-    def over(self, outer: Handler, inner: Handler) -> Handler:
-        """``outer``, which calls ``inner`` where it would have called the function itself."""
-        if not self.follows:
-            return outer
-
-        def handler(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            @wraps(func)
-            def followed(*given: Any, **named: Any) -> Any:
-                return inner(func, given, named)
-
-            return outer(followed, args, kwargs)
-
-        return handler
-
     def leave_last_block(self) -> None:
         """The sum that leaves the last block goes to the final norm alone."""
         if self._last_sum is not None:
             self._last_sum.forks = False
 
-    def on_linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_linear(self, call: TorchCall) -> Any:
         """A linear layer."""
-        tokens, weight, bias = _linear_arguments(*args, **kwargs)
+        tokens, weight, bias = _linear_arguments(*call.args, **call.kwargs)
         if not self._watches(tokens):
-            return func(*args, **kwargs)
+            return call.proceed()
         if in_graph(weight) or not self._progress.reached_blocks:
             self._gap("its patches are not embedded by one convolution, or weights of a layer depend on the picture")
         return self._follow(LinearCall(weight, bias), tokens)
 
-    def on_matrix_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_matrix_product(self, call: TorchCall) -> Any:
         """A product with a constant matrix is a linear layer; one of two streams belongs to the attention."""
-        if not any(self._watches(value) for value in args):
-            return func(*args, **kwargs)
-        left, right = product_operands(operation(func), args, kwargs) or args[:2]
-        if not in_graph(right) and operation(func) != "einsum" and right.dim() == 2 and self._progress.reached_blocks:
+        if not any(self._watches(value) for value in call.args):
+            return call.proceed()
+        left, right = product_operands(call.operation, call.args, call.kwargs) or call.args[:2]
+        if not in_graph(right) and call.operation != "einsum" and right.dim() == 2 and self._progress.reached_blocks:
             return self._follow(LinearCall(right.T, None), left)
         if not (in_graph(left) and in_graph(right)) or self._progress.layer is None:
             self._gap("it multiplies matrices outside attention and linear layers")
-        return func(*args, **kwargs)
+        return call.proceed()
 
-    def on_add(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_add(self, call: TorchCall) -> Any:
         """A sum of streams, or of a stream and a constant such as positions."""
-        if not any(self._watches(value) for value in args):
-            return func(*args, **kwargs)
-        if any(self._is_gate(value) for value in args):
-            return func(*args, **kwargs)
-        if kwargs or not all(isinstance(value, Tensor) for value in args):
+        if not any(self._watches(value) for value in call.args):
+            return call.proceed()
+        if any(self._is_gate(value) for value in call.args):
+            return call.proceed()
+        if call.kwargs or not all(isinstance(value, Tensor) for value in call.args):
             self._gap("it adds a number to its tokens")
         elif self._progress.attention_layer is not None:
             self._gap("it adds to queries, keys or values inside its attention (rotated positions)")
         else:
             inside = self._progress.inside_block or not self._progress.reached_blocks
             axis = 0 if self._axes.batch_first or not self._progress.inside_block else 1
-            if func(*args).shape[axis] != self._progress.batch:
+            if call.function(*call.args).shape[axis] != self._progress.batch:
                 self._gap("it adds tensors in which the images of a batch are not known")
-            call = SumCall(torch.add, axis, inside, partial(gradient_between, self._active_rule))
-            self._last_sum = call if inside else self._last_sum
-            return self._follow(call, *args)
-        return func(*args, **kwargs)
+            added = SumCall(torch.add, axis, inside, partial(gradient_between, self._active_rule))
+            self._last_sum = added if inside else self._last_sum
+            return self._follow(added, *call.args)
+        return call.proceed()
 
-    def on_multiply(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_multiply(self, call: TorchCall) -> Any:
         """A stream times a constant or a gate; products of two streams inside a block have been taken hold of."""
-        if not any(self._watches(value) for value in args):
-            return func(*args, **kwargs)
-        stream, factor = args if in_graph(args[0]) and not self._is_gate(args[0]) else reversed(args)
+        if not any(self._watches(value) for value in call.args):
+            return call.proceed()
+        stream, factor = (
+            call.args if in_graph(call.args[0]) and not self._is_gate(call.args[0]) else reversed(call.args)
+        )
         if in_graph(stream) and self._is_gate(factor):
             self._gap("an activation is written out by hand", self._scaling)
             return self._follow(ScaleCall(torch.mul), stream, factor)
         return self._scale(torch.mul, stream, factor)
 
-    def on_divide(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_divide(self, call: TorchCall) -> Any:
         """A stream divided by a constant."""
-        if func.__name__ not in {"div", "__truediv__"}:
-            return self.on_unknown(func, args, kwargs)
-        if kwargs or not any(self._watches(value) for value in args):
-            return self.on_unknown(func, args, kwargs)
-        return self._scale(torch.div, *args)
+        if call.name not in {"div", "__truediv__"}:
+            return self.on_unknown(call)
+        if call.kwargs or not any(self._watches(value) for value in call.args):
+            return self.on_unknown(call)
+        return self._scale(torch.div, *call.args)
 
     def _scale(self, func: Callable[..., Any], stream: Any, factor: Any) -> Any:
         if not in_graph(stream) or in_graph(factor):
@@ -174,48 +152,52 @@ class RelevanceHandler:
         weight = factor if isinstance(factor, Tensor) else torch.tensor(factor, dtype=torch.float64)
         return self._follow(ScaleCall(func), stream, weight)
 
-    def on_pool(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_pool(self, call: TorchCall) -> Any:
         """Behind the blocks, choosing tokens or taking their mean."""
-        if not self._progress.after_blocks and func.__name__ == "__getitem__":
-            return func(*args, **kwargs)
-        if not self._progress.after_blocks or not self._watches(args[0]):
-            return self.on_unknown(func, args, kwargs)
-        tokens, *options = args
-        return self._follow(PoolCall(lambda values: func(values, *options, **kwargs)), tokens)
+        if not self._progress.after_blocks and call.name == "__getitem__":
+            return call.proceed()
+        if not self._progress.after_blocks or not self._watches(call.args[0]):
+            return self.on_unknown(call)
+        return self._follow(PoolCall(call.of_first()), call.args[0])
 
-    def on_same_values(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_same_values(self, call: TorchCall) -> Any:
         """Dropout, from the first block on; another dtype would round relevance."""
-        output = func(*args, **kwargs)
-        counts = func.__name__ == "dropout" and self._progress.reached_blocks and self._scaling
-        if not (counts and self._watches(args[0])):
+        output = call.proceed()
+        counts = call.name == "dropout" and self._progress.reached_blocks and self._scaling
+        if not (counts and self._watches(call.args[0])):
             return output
-        tokens, *options = args
-        return self._follow(SameCall(lambda values: func(values, *options, **kwargs)), tokens)
+        return self._follow(DropoutCall(call.of_first()), call.args[0])
 
-    def on_embedding(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_embedding(self, call: TorchCall) -> Any:
         """The convolution of the picture itself."""
-        pixels, weight, bias, options, named = _convolution_arguments(*args, **kwargs)
+        pixels, weight, bias, options, named = _convolution_arguments(*call.args, **call.kwargs)
         if not self._watches(pixels):
-            return func(*args, **kwargs)
+            return call.proceed()
         if self._progress.reached_blocks or not pixels.is_leaf:
             self._gap("it has more convolutions than the patch embedding")
+        function = call.function  # not the call itself, whose handlers hold the recording
 
         def convolve(picture: Tensor, kernel: Tensor, shift: Tensor | None = None) -> Tensor:
-            result: Tensor = func(picture, kernel, shift, *options, **named)
+            result: Tensor = function(picture, kernel, shift, *options, **named)
             return result
 
         return self._follow(EmbeddingCall(lambda picture: convolve(picture, weight, bias), weight, convolve), pixels)
 
-    def on_unknown(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_unknown(self, call: TorchCall) -> Any:
         """Anything else that works on the stream leaves a gap, unless it only moves or reads numbers."""
-        self._note_unknown(func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _note_unknown(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        name = func.__name__
-        known = name in _REINDEXING or name in _READING or is_factory(func)
-        if not known and any(self._watches(value) for value in flat(args, kwargs)):
+        name = call.name
+        known = name in _REINDEXING or name in _READING or is_factory(call.function)
+        if not known and any(self._watches(value) for value in call.operands()):
             self._gap(f"there is no relevance rule for its {name}()")
+        return call.proceed()
+
+    def on_unknown_before_blocks(self, call: TorchCall) -> Any:
+        """Attention and softmax in front of the blocks, which have no rule there."""
+        return call.proceed() if self._progress.reached_blocks else self.on_unknown(call)
+
+    def on_unknown_outside_blocks(self, call: TorchCall) -> Any:
+        """A gate in front of the blocks or after them, where it does not weigh a stream."""
+        return call.proceed() if self._progress.inside_block else self.on_unknown(call)
 
     def _watches(self, value: Any) -> bool:
         """Whether relevance may come to a tensor; inside a function that was taken hold of, nothing is watched."""
