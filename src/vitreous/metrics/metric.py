@@ -21,6 +21,23 @@ class MetricError(VitreousError, ValueError):
 
 
 @dataclass(frozen=True)
+class Curve:
+    """Columns that hold one quantity at several steps, for reports to draw.
+
+    Attributes:
+        title: what is drawn.
+        axis: what the steps are.
+        steps: places on that axis.
+        columns: what is kept of every image at each step.
+    """
+
+    title: str
+    axis: str
+    steps: tuple[float, ...]
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Metric:
     """A number over a data set, made of what is kept of every image.
 
@@ -35,6 +52,7 @@ class Metric:
         description: one sentence.
         columns: what is kept of every image.
         combine: means over images (..., len(columns)) -> the number (...). It can be pickled and compared.
+        curves: those of the columns that are steps of a curve.
     """
 
     name: str
@@ -43,6 +61,7 @@ class Metric:
     description: str
     columns: tuple[str, ...]
     combine: Callable[[Floats], Floats]
+    curves: tuple[Curve, ...] = ()
 
     def row(self, *values: float) -> dict[str, float]:
         """Name what was measured on one image: one value for each of the columns."""

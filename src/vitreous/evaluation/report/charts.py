@@ -13,12 +13,10 @@ from vitreous.evaluation.report.results import Results, counted_values
 from vitreous.evaluation.statistics import Estimate
 from vitreous.html.chart import Axis, Line, line_chart
 from vitreous.html.page import escape
+from vitreous.metrics.metric import Curve
 
-_STEP = re.compile(r"(?P<what>\w*(?:hit|drop|probability|token_f1))_(?P<step>\d+)")
-_WORDS = {"hit": "accuracy", "drop": "fall of the probability", "mif": "MIF", "lif": "LIF", "label": "true class"}
 _SWEPT = re.compile(r"(?P<before>.*)\b(?P<option>start|layer|depth)=(?P<value>\d+)(?P<after>.*)")
 _SHORTEST = 3
-F1_CURVE = "token-F1"
 
 
 @dataclass(frozen=True)
@@ -41,33 +39,21 @@ class Curves:
 
 
 def curves_of(results: Results) -> list[Curves]:
-    """The curves in some results: what the model says with more and more of a photo or text erased or kept."""
-    groups: dict[str, dict[int, str]] = {}
-    for column in results.run.columns:
-        match = _STEP.fullmatch(column)
-        if match is not None:
-            groups.setdefault(match["what"], {})[int(match["step"])] = column
-    return [_curve(results, what, steps) for what, steps in groups.items() if len(steps) >= _SHORTEST]
+    """The curves that the protocol's metrics declare, averaged over images; of one title, the one with most steps."""
+    longest: dict[str, Curve] = {}
+    for curve in (curve for metric in results.protocol.metrics() for curve in metric.curves):
+        if curve.title not in longest or len(curve.steps) > len(longest[curve.title].steps):
+            longest[curve.title] = curve
+    return [_averaged(results, curve) for curve in longest.values() if len(curve.steps) >= _SHORTEST]
 
 
-def _curve(results: Results, what: str, columns: Mapping[int, str]) -> Curves:
-    steps = sorted(columns)
-    ordered = tuple(columns[step] for step in steps)
-    values = counted_values(results, ordered)
+def _averaged(results: Results, curve: Curve) -> Curves:
     lines = {}
-    for method, table in values.items():
+    for method, table in counted_values(results, curve.columns).items():
         known = table[np.isfinite(table).all(axis=1)]
         if len(known):
             lines[method] = tuple(float(mean) for mean in known.mean(axis=0))
-    words = [_WORDS.get(word, word) for word in what.split("_") if word]
-    title = F1_CURVE if what == "token_f1" else ", ".join(words)
-    return Curves(title, _axis(what), tuple(map(float, steps)), lines, ordered)
-
-
-def _axis(what: str) -> str:
-    if what == "token_f1":
-        return "words taken, the highest first"
-    return "share kept (%)" if "insertion" in what else "share erased (%)"
+    return Curves(curve.title, curve.axis, curve.steps, lines, curve.columns)
 
 
 def sweeps_of(estimates: Sequence[Estimate]) -> list[Curves]:

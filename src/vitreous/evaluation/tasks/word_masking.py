@@ -29,7 +29,7 @@ from vitreous.evaluation.tasks.task import (
 )
 from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation, text
-from vitreous.metrics.metric import Floats, Metric, row
+from vitreous.metrics.metric import Curve, Floats, Metric, row
 from vitreous.metrics.text import word_scores
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.tape.runner import TOKENS_AT_ONCE, ModelRunner
@@ -150,11 +150,11 @@ class WordErasing(WordTask):
     def metrics(self) -> tuple[Metric, ...]:
         found = []
         for way in self.ways:
-            columns = self._drop_columns(way)
+            curve = self._curve(way)
             description = f"Mean over texts and steps of the fall of the target's probability with words {way}."
-            weights = [1 / len(columns)] * len(columns)
+            weights = [1 / len(curve.steps)] * len(curve.steps)
             name = f"AOPC, words {way}"
-            found.append(perturbation.curve_metric(columns, weights, (-1.0, 1.0), name, "higher", description))
+            found.append(perturbation.curve_metric([curve], weights, (-1.0, 1.0), name, "higher", description))
             found.append(self._log_odds(way))
         return tuple(found)
 
@@ -167,12 +167,12 @@ class WordErasing(WordTask):
     def _values(self, before: float, along: Floats) -> Values:
         values: Values = {}
         for way, curve in zip(self.ways, along, strict=True):
-            values |= row(self._drop_columns(way), perturbation.drops(before, curve))
+            values |= row(self._curve(way).columns, perturbation.drops(before, curve))
             values |= self._log_odds(way).row(float(perturbation.log_odds(before, curve)))
         return values
 
-    def _drop_columns(self, way: str) -> tuple[str, ...]:
-        return perturbation.curve_columns(f"{way}_", "drop", [percent / 100 for percent in self.percent])
+    def _curve(self, way: str) -> Curve:
+        return perturbation.curve_of(f"{way}_", "drop", [percent / 100 for percent in self.percent])
 
 
 @dataclass(frozen=True)
