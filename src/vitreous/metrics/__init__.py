@@ -86,5 +86,11 @@ _MODULES = (segmentation, localisation, perturbation, sanity, text)
 
 
 def list_metrics() -> dict[str, Metric]:
-    """Return every metric in its usual form, by name: the ``METRICS`` of all modules."""
+    """Return every metric in its usual form, by name: the ``METRICS`` of all modules.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> {name: metric.direction for name, metric in metrics.list_metrics().items() if name in ("mIoU", "MIF")}
+        {'mIoU': 'higher', 'MIF': 'lower'}
+    """
     return {metric.name: metric for module in _MODULES for metric in module.METRICS}

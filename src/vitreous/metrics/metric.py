@@ -29,6 +29,12 @@ class Curve:
         axis: what the steps are.
         steps: places on that axis.
         columns: what is kept of every image at each step.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> (curve,) = metrics.list_metrics()["MIF"].curves
+        >>> curve.title, curve.steps[:3]
+        ('MIF, accuracy', (0.0, 10.0, 20.0))
     """
 
     title: str

@@ -17,7 +17,13 @@ _ROUNDING = 1e-12
 
 
 def pearson(first: ArrayLike, second: ArrayLike) -> Floats:
-    """Correlate values (..., n) along the last axis; NaN where one of the two is constant."""
+    """Correlate values (..., n) along the last axis; NaN where one of the two is constant.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.pearson([[1, 2, 3], [1, 2, 3]], [[2, 4, 6], [3, 2, 1]]).round(9).tolist()
+        [1.0, -1.0]
+    """
     one, other = finite(first, "a list of values"), finite(second, "a list of values")
     same_shape(one, other, "the two lists to correlate")
     constant = is_constant(one) | is_constant(other)
@@ -56,6 +62,8 @@ def random_subsets(features: int, size: int, subsets: int, seed: int) -> NDArray
 def faithfulness_correlation(relevance_sums: ArrayLike, score_drops: ArrayLike) -> Floats:
     """Correlate, over subsets of features, the summed relevance with the fall of the score (Bhatt et al., 2020).
 
+    The metric of [bhatt2020evaluating][].
+
     Args:
         relevance_sums: the relevance of every removed subset, (..., subsets).
         score_drops: by how much the target's score fell without it, (..., subsets).
@@ -63,6 +71,11 @@ def faithfulness_correlation(relevance_sums: ArrayLike, score_drops: ArrayLike) 
     Returns:
         (...): 0 for a map that gives every subset the same, which promises nothing; NaN where the score never moves,
         which tells nothing about any map.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> round(float(metrics.faithfulness_correlation([0.1, 0.5, 0.9], [0.0, 0.4, 0.8])), 9)
+        1.0
     """
     sums, fallen = finite(relevance_sums, "sums of relevance"), finite(score_drops, "falls of the score")
     correlation = pearson(sums, fallen)
@@ -78,7 +91,14 @@ def mean_faithfulness_correlation() -> Metric:
 def spearman(first: ArrayLike, second: ArrayLike) -> float:
     """Correlate the ranks of two maps of one image; equal values share their mean rank.
 
+    For the test of [adebayo2018sanity][].
+
     One constant map resembles no map that is not: 0; two constant maps are alike: 1.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> round(metrics.spearman([[1, 2], [3, 4]], [[10, 20], [30, 99]]), 9)
+        1.0
     """
     one, other = finite(first), finite(second)
     same_shape(one, other, "two maps")
@@ -101,8 +121,17 @@ def ranks(values: Floats) -> Floats:
 def structural_similarity(first: ArrayLike, second: ArrayLike, window: int = 7) -> float:
     """Compare two maps (height, width), each scaled to 0..1, by SSIM with a square window (Wang et al., 2004).
 
+    SSIM is defined in [wang2004image][].
+
     The constants are the paper's (0.01 and 0.03 of the scale), variances are those of samples, and only windows that
     lie wholly inside are averaged.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vitreous import metrics
+        >>> map_ = np.arange(64.0).reshape(8, 8)
+        >>> round(metrics.structural_similarity(map_, map_), 9)
+        1.0
     """
     one, other = min_max(first), min_max(second)
     same_shape(one, other, "two maps")
@@ -143,7 +172,14 @@ def mean_randomisation_ssim() -> Metric:
 def sparseness(maps: ArrayLike) -> Floats:
     """Measure the Gini index of |map| of maps (..., n) (Chalasani et al., 2020).
 
+    The metric of [chalasani2020concise][].
+
     It is 0 for a constant map and 1 - 1/n for a single feature.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.sparseness([[1, 1, 1, 1], [0, 0, 0, 1]]).tolist()
+        [0.0, 0.75]
     """
     shares = np.sort(_shares(maps), axis=-1)
     features = shares.shape[-1]
@@ -152,14 +188,30 @@ def sparseness(maps: ArrayLike) -> Floats:
 
 
 def complexity(maps: ArrayLike) -> Floats:
-    """Measure the entropy of |map| as shares, of maps (..., n), in nats (Bhatt et al., 2020): log n if constant."""
+    """Measure the entropy of |map| as shares, of maps (..., n), in nats (Bhatt et al., 2020): log n if constant.
+
+    The metric of [bhatt2020evaluating][].
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.complexity([[1, 1, 1, 1], [0, 0, 0, 1]]).round(3).tolist()
+        [1.386, 0.0]
+    """
     shares = _shares(maps)
     entropy: Floats = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=-1)
     return np.maximum(entropy, 0.0)
 
 
 def effective_complexity(maps: ArrayLike, threshold: float = 1e-5) -> Floats:
-    """Count the features of maps (..., n) above ``threshold`` times their largest (after Nguyen and Martínez, 2020)."""
+    """Count the features of maps (..., n) above ``threshold`` times their largest (after Nguyen and Martínez, 2020).
+
+    After [nguyen2020quantitative][].
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.effective_complexity([[0.5, -2.0, 0.0, 1e-9]]).tolist()
+        [2.0]
+    """
     shares = _shares(maps)
     count: Floats = (shares > threshold * shares.max(axis=-1, keepdims=True)).sum(axis=-1).astype(np.float64)
     return count
@@ -199,6 +251,11 @@ def relative_changes(original: ArrayLike, disturbed: ArrayLike) -> Floats:
 
     Returns:
         (samples, ...): 0 where both maps are zero, NaN where only the original one is.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.relative_changes([3.0, 4.0], [[3.0, 4.0], [3.0, 9.0]]).tolist()
+        [0.0, 1.0]
     """
     before, after = finite(original), finite(disturbed)
     if after.ndim != before.ndim + 1 or after.shape[1:] != before.shape:
@@ -211,13 +268,27 @@ def relative_changes(original: ArrayLike, disturbed: ArrayLike) -> Floats:
 
 
 def max_sensitivity(original: ArrayLike, disturbed: ArrayLike) -> Floats:
-    """Take the largest of ``relative_changes`` over the samples (Yeh et al., 2019)."""
+    """Take the largest of ``relative_changes`` over the samples (Yeh et al., 2019).
+
+    The metric of [yeh2019infidelity][].
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> float(metrics.max_sensitivity([3.0, 4.0], [[3.0, 4.0], [3.0, 9.0]]))
+        1.0
+    """
     largest: Floats = relative_changes(original, disturbed).max(axis=0)
     return largest
 
 
 def average_sensitivity(original: ArrayLike, disturbed: ArrayLike) -> Floats:
-    """Take the mean of ``relative_changes`` over the samples."""
+    """Take the mean of ``relative_changes`` over the samples.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> float(metrics.average_sensitivity([3.0, 4.0], [[3.0, 4.0], [3.0, 9.0]]))
+        0.5
+    """
     mean: Floats = relative_changes(original, disturbed).mean(axis=0)
     return mean
 

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vitreous import __version__
-from vitreous.evaluation.report.charts import LINES, STYLE, Curves, curves_chart, curves_of, radar_chart, sweeps_of
+from vitreous.evaluation.report.curves import Curves, curves_of, sweeps_of
 from vitreous.evaluation.report.images import Extreme, Extremes, Thumbnails, extremes_of, thumbnails_of
 from vitreous.evaluation.report.results import Failure, Results, summarise
+from vitreous.evaluation.report.style import LINES, STYLE
+from vitreous.evaluation.report.svg import curves_chart, radar_chart
 from vitreous.evaluation.report.tables import (
     ResultTable,
     difference_parts,
