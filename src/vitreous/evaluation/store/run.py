@@ -1,4 +1,4 @@
-"""What a run is: everything its numbers depend on, as plain data, and the key that is made of it."""
+"""What a run is: everything its numbers depend on, as plain data, and the key derived from it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vitreous.errors import VitreousError
 from vitreous.outputs import OutputActivation, check_outputs
 from vitreous.reason import reason_of, shown
 
-MOST_THREADS = 1024  # more end the process, where the system cannot start so many
+MOST_THREADS = 1024  # more may crash the process
 _MOST_SHARDS = 10_000_000
 
 
 class RunError(VitreousError, ValueError):
-    """A run is asked for in a way that makes no sense, or its parts are not those that it was started with."""
+    """The arguments of a run contradict each other, or its parts are not those that it was started with."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Run:
         settings: every choice of the protocol, its version included.
         model: which model.
         weights: fingerprint of its weights.
-        preprocessing: how photos or texts become its input.
+        preprocessing: how images or texts become its input.
         data: which data set, ``KIND:PATH``.
         data_fingerprint: changes when the data set does.
         images: how many images the data set has.
@@ -122,7 +122,7 @@ class Run:
 
     @property
     def key(self) -> str:
-        """A hash of everything that the numbers depend on; the place of files is not part of it, their content is."""
+        """A hash of everything that the numbers depend on: the content of files, not their paths."""
         values = asdict(self)
         # A limit cuts the list of shards and leaves them as they are; threads are kept by the run's manifest.
         for name in ("limit", "threads", "data", "images", "plugins"):

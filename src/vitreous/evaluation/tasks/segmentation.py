@@ -132,7 +132,7 @@ def maps_of_pixels(
 
 
 def mask_of(picture: Picture) -> NDArray[np.int16]:
-    """The mask of a photo.
+    """The mask of a image.
 
     Raises:
         MissingAnnotationError: it has none, or no pixel of it counts.

@@ -56,7 +56,7 @@ def perturbed(passage: Passage, words: NDArray[np.int64], way: Way, blank: int) 
 
 
 def logits_of(batch: TextBatch, rows: Sequence[Row]) -> Tensor:
-    """What the model says of texts as rows of pieces, (rows, classes)."""
+    """The model's outputs for texts given as rows of pieces, (rows, classes)."""
     new = [pieces for pieces in dict.fromkeys(rows) if pieces not in batch.memory]
     if new:
         batch.memory.update(zip(new, logits_of_rows(batch.model, new), strict=True))
@@ -64,7 +64,7 @@ def logits_of(batch: TextBatch, rows: Sequence[Row]) -> Tensor:
 
 
 def logits_of_rows(model: LoadedTextModel, rows: Sequence[Row]) -> Tensor:
-    """The same without a memory."""
+    """The same without a cache."""
     answers: list[Tensor] = [torch.empty(0)] * len(rows)
     for numbers in _alike([len(pieces) for pieces in rows]):
         inputs = model.reader.inputs([rows[number] for number in numbers])
@@ -74,7 +74,7 @@ def logits_of_rows(model: LoadedTextModel, rows: Sequence[Row]) -> Tensor:
 
 
 def _alike(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Positions of about equal lengths, as many as run at once, so that hardly anything is padding."""
+    """Positions of similar lengths, as many as run at once, to keep padding small."""
     order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     while order:
         together = max(1, TOKENS_AT_ONCE // max(1, lengths[order[0]]))
