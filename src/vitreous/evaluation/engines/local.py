@@ -37,7 +37,7 @@ def run_locally(store: Store, context: EvaluationContext, progress: ProgressCall
             _watch(store, processes, progress)
             failed = sum(process.returncode != 0 for process in processes)
             if failed:
-                progress.notice(f"{failed} of {workers} workers ended early; this process does what is left")
+                progress.notice(f"{failed} of {workers} workers ended early; this process computes the rest")
     # Nothing is left to do here, unless workers died or met an error: then this process raises it.
     worker_loop(store, lambda shard: compute_shard(store.run, context, shard), progress)
 

@@ -53,7 +53,7 @@ class Results:
 
     def __post_init__(self) -> None:
         if len({store.run.context for store in self.stores}) != 1:
-            raise RunError("these runs have not the same protocol, model and data set, so their numbers do not compare")
+            raise RunError("these runs differ in protocol, model or data set, so their numbers do not compare")
 
     @property
     def run(self) -> Run:
@@ -226,7 +226,7 @@ def compare(results: Results, first: str, second: str) -> list[Comparison]:
     for method in (first, second):
         if method not in results.measured_methods:
             known = ", ".join(results.measured_methods)
-            raise RunError(f"{method} was not measured here; what was: {known}")
+            raise RunError(f"{method} was not measured; measured methods are {known}")
     found = []
     for columns, alike in groupby(results.protocol.metrics(), key=lambda metric: metric.columns):
         values = counted_values(results, columns)

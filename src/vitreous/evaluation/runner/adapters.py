@@ -57,7 +57,7 @@ def label_outputs(model: LoadedTextModel, outputs: int | None = None) -> tuple[i
     meant = [_CALLED.get(name.strip().casefold()) for name in names]
     if any(meant.count(label) != 1 for label in range(len(LABELS))):
         raise UnsupportedModelError(
-            f"the model's classes are called {_listed(names)}, which does not tell which of them are {_listed(LABELS)}"
+            f"the model's class names are {_listed(names)}, so it is not known which of them are {_listed(LABELS)}"
         )
     return tuple(meant.index(label) for label in range(len(LABELS)))
 

@@ -78,7 +78,7 @@ def load(choice: ModelChoice, reads: Things) -> AnyModel:
     """Load a model for images or texts, with the outputs of the choice."""
     if reads == "texts":
         if choice != ModelChoice(choice.name, device=choice.device, outputs=choice.outputs):
-            raise RunError("mean, standard deviation, size and stage are of photos, and this protocol reads texts")
+            raise RunError("mean, standard deviation, size and stage apply to images, but this protocol reads texts")
         return given_outputs(load_text_model(choice.name, device=choice.device), choice.outputs)
     model = load_model(
         choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device

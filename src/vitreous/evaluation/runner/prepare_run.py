@@ -67,8 +67,8 @@ def check_labels(context: EvaluationContext) -> None:
     outputs = count_outputs(context.model)
     if outputs != counted:
         raise RunError(
-            f"{context.protocol.name} takes the labels of {context.data.kind} for outputs of the model, but they tell "
-            f"{counted} classes apart and the model {outputs}"
+            f"{context.protocol.name} uses the labels of {context.data.kind} as outputs of the model, but there are "
+            f"{counted} classes of labels and {outputs} of outputs"
         )
 
 
@@ -144,7 +144,7 @@ def prepare_run(
     load_plugins(plugins)
     opened = _open(data, options.seed if options.shuffle else None)
     if opened.holds != asked.reads:
-        raise RunError(f"{asked.name} is measured on {asked.reads}, and {opened.kind} holds {opened.holds}")
+        raise RunError(f"{asked.name} is measured on {asked.reads}, but {opened.kind} holds {opened.holds}")
     if not len(opened):
         raise RunError(f"there are no {opened.holds} in {opened.kind}:{opened.path}")
     choice, loaded = _load(model, asked.reads)
@@ -221,7 +221,7 @@ def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
     loaded = model if isinstance(model, LoadedModel | LoadedTextModel) else _with_preprocessing(model)
     if isinstance(loaded, LoadedTextModel) != (reads == "texts"):
         other = "photos" if reads == "texts" else "texts"
-        raise RunError(f"this protocol is measured on {reads}, and the model that was given reads {other}")
+        raise RunError(f"this protocol is measured on {reads}, but the given model reads {other}")
     loaded = replace(loaded, model=evaluation_copy(loaded.model))
     device = next((str(parameter.device) for parameter in loaded.model.parameters()), "cpu")
     stage = loaded.stage if isinstance(loaded, LoadedModel) else None
@@ -262,7 +262,7 @@ def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
     found = described(model)
     if found is None:
         raise ModelError(
-            f"it is not known how photos become the input of {type(model).__name__}: give (model, image processor) or "
+            f"the preprocessing of {type(model).__name__} is not known: give (model, image processor) or "
             "a vitreous.models.LoadedModel with its preprocessing"
         )
     if hasattr(found.model, "pretrained_cfg"):
@@ -281,11 +281,11 @@ def _spellings(context: EvaluationContext, methods: Sequence[str], notice: Notic
 
     if context.protocol.methods is not None:
         if list(methods) != [WHITE_BOX]:
-            notice(f"{context.protocol.name} has rows of its own; the methods that were asked for are not used")
+            notice(f"{context.protocol.name} has fixed rows; the given methods are ignored")
         return tuple(expand([]))
     spellings = expand(choose_methods(methods, context.model, expand, notice))
     if not spellings:
-        raise RunError("no method was asked for")
+        raise RunError("no method was given")
     return tuple(spellings)
 
 

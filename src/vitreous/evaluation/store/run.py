@@ -116,7 +116,7 @@ class Run:
         if self.shard_size < 1 or self.threads < 1 or (self.limit is not None and self.limit < 1):
             raise RunError("the shard size, the number of threads and the limit must be at least 1")
         if self.threads > MOST_THREADS:
-            raise RunError(f"{self.threads} threads are more than the {MOST_THREADS} that are possible")
+            raise RunError(f"{self.threads} threads are more than the maximum of {MOST_THREADS}")
         if self.wanted > self.shard_size * _MOST_SHARDS:
             raise RunError(f"a run of {self.wanted} images in shards of {self.shard_size} has too many shards")
 
@@ -185,7 +185,7 @@ class Run:
 
 def _run_of(values: object) -> Run:
     if not isinstance(values, Mapping):
-        raise TypeError("it describes no run")
+        raise TypeError("it is not a run")
     model = dict(values["model"])
     for name in ("mean", "std", "image_size"):
         model[name] = None if model[name] is None else tuple(model[name])

@@ -107,7 +107,7 @@ class Store:
             fault = fault_of(self.folder, self.run, shard)
             if fault not in (None, "missing"):
                 damaged.append(shard)
-                notice(f"{fault}; evaluate again to have it computed anew")
+                notice(f"{fault}; evaluate again to recompute it")
         return replace(self, damaged=frozenset(damaged))
 
     def missing(self, notice: Notice) -> list[Shard]:
@@ -118,7 +118,7 @@ class Store:
             if fault is not None:
                 missing.append(shard)
                 if fault != "missing":
-                    notice(f"{fault}; it is computed again")
+                    notice(f"{fault}; it is recomputed")
         return missing
 
     def is_done(self, shard: Shard) -> bool:
@@ -151,7 +151,7 @@ class Store:
         """
         forgotten = sum(self._forget_if_failed(shard) for shard in self.run.shards() if self._has_failed(shard))
         if forgotten:
-            notice(f"{forgotten} of {len(self.run.shards())} shards have failures in them and are computed again")
+            notice(f"{forgotten} of {len(self.run.shards())} shards contain failures and are recomputed")
 
     def _forget_if_failed(self, shard: Shard) -> bool:
         claim = self.claim(shard)

@@ -155,7 +155,7 @@ def fill_of(runner: ModelRunner, filling: Filling) -> Tensor:
     if filling == "zero after normalisation":
         return runner.images.new_zeros((runner.images.shape[1], 1, 1))
     if runner.black is None:
-        raise ProtocolError("what a black pixel is to this model is not known: its preprocessing is missing")
+        raise ProtocolError("the value of a black pixel is not known, because the model's preprocessing is missing")
     return runner.black[:, None, None]
 
 

@@ -122,7 +122,7 @@ class Batch(Generic[ModelT, SeenT]):
         """
         if self.runner.scale == "value":
             raise UnsupportedModelError(
-                "the model's outputs are values (regression), of which none is right and none has a probability"
+                "the model's outputs are values (regression), which have neither a true class nor a probability"
             )
         return self.runner.scale or "logits"
 
@@ -257,7 +257,7 @@ def label_of(picture: Seen) -> int:
         MissingAnnotationError: it is not known, or the model does not have it.
     """
     if picture.label is None:
-        raise MissingAnnotationError("the photo has no label")
+        raise MissingAnnotationError("the image has no label")
     if not 0 <= picture.label < picture.classes:
         raise MissingAnnotationError(f"the label {picture.label} is not one of the model's {picture.classes} classes")
     return picture.label

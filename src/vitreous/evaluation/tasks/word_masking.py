@@ -228,7 +228,7 @@ class Rationales(TextTask):
 
     def targets(self, picture: Passage) -> tuple[int, ...]:
         if not picture.rationale.any():
-            raise MissingAnnotationError("no word of a rationale is in the part of the text that the model takes")
+            raise MissingAnnotationError("no word of the rationale is within the model's maximum length")
         return (label_of(picture),)
 
     def measure(self, batch: TextBatch, cases: Sequence[Case]) -> list[Values]:
