@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitreous.evaluation.report.charts import F1_CURVE, Curves, curves_of
+from vitreous.evaluation.report.curves import Curves, curves_of
 from vitreous.evaluation.report.results import Results, counted_values, discover_runs, summarise
 from vitreous.evaluation.report.tables import ResultTable, as_rows
 from vitreous.evaluation.statistics import estimates
@@ -37,7 +37,7 @@ def main() -> None:
 def keep(results: Results, place: Path) -> None:
     """Write a file for each run behind some results; a line for each row, so that changes can be seen."""
     table = summarise(results)
-    curves = [row for curve in curves_of(results) if curve.title == F1_CURVE for row in _points(results, curve)]
+    curves = [row for curve in curves_of(results) if curve.title == "token-F1" for row in _points(results, curve)]
     for store in results.stores:
         manifest = read_manifest(store.folder)
         for name in ("command", "folder"):

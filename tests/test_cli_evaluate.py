@@ -89,7 +89,7 @@ class TestEvaluate:
         asked = ("evaluate", *SMALL, "--data", photos, "--methods", "gae,rollout", "--out", out, "--json")
         before, after = run(*asked), run(*asked, "--retry-failed")
         assert "resumed: 2 of 3 shards" in after.stderr
-        assert "1 of 3 shards have failures in them and are computed again" in after.stderr
+        assert "1 of 3 shards contain failures and are recomputed" in after.stderr
         assert "1 of 10 images could not be measured" in after.stderr  # a broken photo stays broken
         assert json.loads(after.stdout) == json.loads(before.stdout)
 
@@ -359,7 +359,7 @@ class TestReport:
         assert methods_of(damaged) == {"gae", "rollout"}
         (line,) = result.stderr.splitlines()
         assert line.startswith(f"warning: {file} ")
-        assert line.endswith("; evaluate again to have it computed anew")
+        assert line.endswith("; evaluate again to recompute it")
 
     def test_a_run_of_which_nothing_can_be_read_is_no_run_that_has_just_begun(self, out, tmp_path):
         runs = copied(out, tmp_path, "rollout", shards=1)

@@ -25,7 +25,7 @@ from vitreous.plugin import load_plugin
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PYTHON = [
@@ -268,7 +268,7 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere(tmp_p
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    pages = sorted((tmp_path / "site").glob("*.html"))
+    pages = sorted((tmp_path / "site").rglob("*.html"))
     assert {page.stem for page in pages} >= {page.stem for page in PAGES if page.name != "README.md"}
     for page in pages:
         parser = _Loaded()

@@ -60,7 +60,7 @@ def test_two_methods_of_ones_choice_are_compared_on_the_same_images(data, tmp_pa
         assert (turned.difference, turned.p) == (-one.difference, one.p)
         assert one.low <= one.difference <= one.high
         assert one.n == 6
-    with pytest.raises(RunError, match="tokentm was not measured here; what was: gae, rollout"):
+    with pytest.raises(RunError, match="tokentm was not measured; measured methods are gae, rollout"):
         results.compare("gae", "tokentm")
 
 
@@ -149,7 +149,7 @@ def test_an_error_of_the_moment_is_tried_again_where_it_is_asked_for(data, tmp_p
     assert [failure.error for failure in first.failures()] == ["[Errno 24] Too many open files"]
     assert len(evaluate(MODEL, data, tmp_path / "out").failures()) == 1
     assert computed == [0, 1, 2, 3, 4, 5], "without being asked for it, nothing is tried again"
-    with pytest.warns(UserWarning, match="1 of 2 shards have failures in them and are computed again"):
+    with pytest.warns(UserWarning, match="1 of 2 shards contain failures and are recomputed"):
         again = evaluate(MODEL, data, tmp_path / "out", retry_failed=True)
     assert computed[6:] == [4, 5], "a shard without failures is not computed again"
     assert not again.failures()
@@ -298,7 +298,7 @@ def test_a_worker_refuses_another_model_or_data_set(data, tmp_path):
 
 
 def test_a_protocol_with_rows_of_its_own_says_that_methods_are_not_used(data, tmp_path):
-    with pytest.warns(UserWarning, match="rows of its own"):
+    with pytest.warns(UserWarning, match="has fixed rows"):
         store, _ = prepare_run(
             MODEL, data, "tokentm-ablation", ["gae"], tmp_path, {"threads": 1}, SilentProgress().notice
         )
@@ -407,7 +407,7 @@ def test_labels_of_another_model_are_refused_before_anything_is_computed(tmp_pat
     options = {"protocol": "skipplus-faithfulness", "methods": "gae"}
     photos = write_cifar(tmp_path)
     for shuffle in (False, True):
-        with pytest.raises(RunError, match=r"labels of cifar10 .* tell 10 classes apart and the model 1000$"):
+        with pytest.raises(RunError, match=r"labels of cifar10 .* 10 classes of labels and 1000 of outputs$"):
             evaluate(MODEL, photos, tmp_path / "out", **options, shuffle=shuffle)
     assert not (tmp_path / "out").exists()
     assert evaluate(vit_of(10), photos, tmp_path / "out", **options).measured_methods
@@ -453,7 +453,7 @@ def test_a_table_of_labels_is_believed_where_it_does_not_say_what_they_count(tmp
 
 def test_a_model_with_background_first_is_refused_where_the_protocol_does_not_know_it(tmp_path):
     data = open_dataset(write_voc(tmp_path / "voc"))
-    with pytest.raises(RunError, match="tell 20 classes apart and the model 21"):
+    with pytest.raises(RunError, match="20 classes of labels and 21 of outputs"):
         check_labels(EvaluationContext(vit_of(21), data, find_protocol("skipplus-segmentation")))
     check_labels(EvaluationContext(vit_of(20), data, find_protocol("skipplus-segmentation")))
     results = evaluate(vit_of(21), data, tmp_path / "out", protocol="gradtoken-voc", methods="gae")

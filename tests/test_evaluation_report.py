@@ -8,13 +8,15 @@ import re
 import pytest
 
 from invented_runs import invented_results
-from vitreous.evaluation.report.charts import Curves, curves_chart, curves_of, radar_chart, sweeps_of
+from vitreous.evaluation.report.curves import Curves, curves_of, sweeps_of
 from vitreous.evaluation.report.images import Extreme, extremes_of
 from vitreous.evaluation.report.page import leaders, radar_of, write_page
 from vitreous.evaluation.report.results import summarise
+from vitreous.evaluation.report.svg import curves_chart, radar_chart
 from vitreous.evaluation.report.tables import ResultTable
 from vitreous.evaluation.statistics import Estimate
 from vitreous.metrics.metric import mean_of
+from vitreous.metrics.perturbation import accuracy_auc
 
 PRECISION = mean_of("precision", "precision", "higher", (0.0, 1.0), "Higher is better.")
 ERROR = mean_of("error_left", "error", "lower", (0.0, 9.0), "Lower is better.")
@@ -107,7 +109,8 @@ class TestCurves:
             "two": ((0, 0, 0), (1, 1, 0), (0, 0, 1), (0, 0, 0)),
         }
         numbers = {method: dict(zip(self.NAMES, columns, strict=True)) for method, columns in values.items()}
-        return invented_results(tmp_path, (PRECISION,), numbers, columns=self.NAMES, **options)
+        area = accuracy_auc("positive_", (0, 0.5, 1), direction="lower")
+        return invented_results(tmp_path, (PRECISION, area), numbers, columns=self.NAMES, **options)
 
     def test_a_line_is_the_mean_over_images_at_every_step(self, tmp_path):
         (found,) = curves_of(self.results(tmp_path))
@@ -117,6 +120,15 @@ class TestCurves:
     def test_an_image_that_one_method_could_not_be_measured_on_counts_for_none(self, tmp_path):
         (found,) = curves_of(self.results(tmp_path, failing={"two": [2]}))
         assert found.lines == {"one": pytest.approx((1, 1 / 2, 0)), "two": pytest.approx((1, 0, 0))}
+
+    def test_of_two_metrics_of_one_curve_the_longer_one_is_drawn(self, tmp_path):
+        names = [f"positive_hit_{step}" for step in (0, 10, 20, 30)]
+        numbers = {"one": dict.fromkeys(names, (1, 0, 1))}
+        metrics = [
+            accuracy_auc("positive_", ratios, direction="lower") for ratios in ((0.1, 0.2, 0.3), (0, 0.1, 0.2, 0.3))
+        ]
+        (found,) = curves_of(invented_results(tmp_path, metrics, numbers, columns=tuple(names)))
+        assert found.steps == (0, 10, 20, 30)
 
 
 class TestSweeps:
@@ -178,7 +190,7 @@ class TestPage:
         numbers = {
             method: {name: NUMBERS[method].get(name, (0, 1, 1)) for name in columns} for method in ("one", "two")
         }
-        metrics = (PRECISION, ERROR, mean_of("hit_30", "hits", "lower", (0.0, 1.0), "Lower is better."))
+        metrics = (PRECISION, ERROR, accuracy_auc("", (0.1, 0.2, 0.3), direction="lower"))
         page = write_page([invented_results(tmp_path, metrics, numbers)], pictures=0)
         curves = page.partition("<h3>Curves")[2].partition("<h3>")[0]
         assert curves.count("<polyline") == 2

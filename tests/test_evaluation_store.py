@@ -135,7 +135,7 @@ class TestFiles:
         notices = []
         assert store.missing(notices.append) == [RUN.shards()[1]]
         assert len(notices) == (damage in contents)
-        with pytest.warns(UserWarning, match="computed again") if notices else nullcontext():
+        with pytest.warns(UserWarning, match="recomputed") if notices else nullcontext():
             fill(store)
         assert file.read_bytes() == whole
 
@@ -148,7 +148,7 @@ class TestFiles:
         notices = []
         shorter = create(tmp_path, replace(RUN, limit=8))
         shorter.forget_failed(notices.append)
-        assert notices == ["1 of 2 shards have failures in them and are computed again"]
+        assert notices == ["1 of 2 shards contain failures and are recomputed"]
         assert [store.is_there(shard) for shard in RUN.shards()] == [False, True, True]
         assert not list(store.folder.glob("*.lock"))
         fill(shorter)
@@ -212,7 +212,7 @@ class TestFiles:
             file.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
             if shard not in store.missing(faults.append):
                 assert content_hash(store.read([shard], table(shard).column_names)) == before
-        assert all("computed again" in fault for fault in faults)
+        assert all("recomputed" in fault for fault in faults)
         assert any("is damaged ('utf-8' codec can't decode" in fault for fault in faults)
 
     def test_a_shard_of_another_run_or_place_does_not_count(self, tmp_path):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from vitreous.benchmark.workbench import own_code_of
 
 import vitreous
 from small_models import largest_difference, random_images, small_vit
 from vitreous.errors import MethodError
+from vitreous.evaluation.runner.context import own_code_of
 from vitreous.methods.registry import _methods
 from vitreous.plugin import load_plugin, method
 from vitreous.rules import RULES, FrozenRule, LrpRule, Rule, register

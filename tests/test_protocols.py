@@ -143,9 +143,9 @@ class TestRunsThatGoOn:
         first, second, third = samples(3)
         photos = [first, replace(second, label=None, mask=None, objects=()), third]
         for name, reason in (
-            ("chefer-2021-segmentation", "the photo has no mask"),
-            ("chefer-2021-perturbation", "the photo has no label"),
-            ("skipplus-faithfulness", "the photo has no label"),
+            ("chefer-2021-segmentation", "the image has no mask"),
+            ("chefer-2021-perturbation", "the image has no label"),
+            ("skipplus-faithfulness", "the image has no label"),
         ):
             rows = measure(loaded(), photos, find_protocol(name), ["gae"])
             assert [row["error"] for row in rows] == [None, reason, None]

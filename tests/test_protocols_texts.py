@@ -99,7 +99,7 @@ class TestTokenF1:
         cut = Review("x", ("good", "film") * 15, 0, np.arange(30) > 25)
         model = text_model()
         (row,) = measure(model, [cut], RATIONALES, ["gae"])
-        assert "no word of a rationale" in row["error"]
+        assert "no word of the rationale" in row["error"]
         (row,) = measure(model, [cut], MOVIES, ["gae"])
         assert row["error"] is None
         assert row["token_f1_10"] is None
@@ -147,9 +147,9 @@ class TestOutputsOfTheLabels:
     @pytest.mark.parametrize(
         ("order", "names", "reason"),
         [
-            ((0, 1), ("bad", "good"), "called bad, good, which does not tell which of them are NEG, POS"),
-            ((0, 1), ("NEG", "other"), "called NEG, other"),
-            ((0, None, 1), ("NEG", "POS", "positive"), "called NEG, POS, positive"),
+            ((0, 1), ("bad", "good"), "class names are bad, good, so it is not known which of them are NEG, POS"),
+            ((0, 1), ("NEG", "other"), "class names are NEG, other"),
+            ((0, None, 1), ("NEG", "POS", "positive"), "class names are NEG, POS, positive"),
             ((0, None, 1), None, "3 classes without names"),
             ((0,), None, "one output"),
         ],
@@ -280,15 +280,15 @@ class TestWrongCompany:
         return write_movies(tmp_path / "movies.tar.gz", reviews(2))
 
     def test_a_protocol_on_photos_refuses_texts(self, data, tmp_path):
-        with pytest.raises(RunError, match="segmentation is measured on photos, and eraser-movies holds texts"):
+        with pytest.raises(RunError, match="segmentation is measured on photos, but eraser-movies holds texts"):
             vitreous.evaluate("demo", data, "chefer-2021-segmentation", ["gae"], out=tmp_path)
 
     def test_a_protocol_on_texts_refuses_a_model_of_photos(self, data, tmp_path):
-        with pytest.raises(RunError, match="measured on texts, and the model that was given reads photos"):
+        with pytest.raises(RunError, match="measured on texts, but the given model reads photos"):
             vitreous.evaluate(loaded(), data, "eraser-movies", ["gae"], out=tmp_path)
 
     def test_a_protocol_on_photos_refuses_a_model_of_texts(self):
-        with pytest.raises(RunError, match="measured on photos, and the model that was given reads texts"):
+        with pytest.raises(RunError, match="measured on photos, but the given model reads texts"):
             _load(text_model(), "photos")
 
     def test_a_text_model_has_no_mean(self, data, tmp_path):

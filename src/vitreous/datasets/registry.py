@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 from vitreous.close_match import close_match
 from vitreous.datasets.dataset import DataSet
@@ -52,7 +53,7 @@ def _kinds() -> dict[str, type[DataSet]]:
     return {kind: named[kind] for kind in sorted(named)}
 
 
-def _subclasses(kind: type[DataSet]) -> Iterator[type[DataSet]]:
+def _subclasses(kind: type[Any]) -> Iterator[type[DataSet]]:
     for each in kind.__subclasses__():
         yield each
         yield from _subclasses(each)

@@ -61,6 +61,12 @@ def evaluate(
 
     Raises:
         VitreousError: an argument does not exist, or the arguments do not fit together.
+
+    Examples:
+        >>> import vitreous
+        >>> results = vitreous.evaluate(model, "labelled:images", "chefer-2021-perturbation", ["gae", "rollout"])
+        >>> results.methods, len(results.images)
+        (('gae', 'rollout'), 2)
     """
     if watcher is not None:
         warnings.warn("evaluate(watcher=...) is deprecated, use progress=...", DeprecationWarning, stacklevel=3)

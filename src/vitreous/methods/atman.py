@@ -57,13 +57,13 @@ class AtMan(PerturbationMethod):
         runner, squares = view.runner, windows_within(self._budget, view.layout.grid, 1, 1)
         single = self.factors(view)
         factors = torch.stack([single[:, square].amin(dim=1) for square in squares], dim=1)
-        said = run_pairs(
+        outputs = run_pairs(
             view,
             [torch.arange(len(squares))],
             lambda image, square: runner.logits_of_damped(runner.inputs[image], factors[image, square]),
             self._of,
         )
-        return average_over(squares, original_output(view, self._of)[..., None] - said.mT)
+        return average_over(squares, original_output(view, self._of)[..., None] - outputs.mT)
 
     def factors(self, view: View) -> Tensor:
         """What every column is multiplied with when a patch is suppressed, (batch, patches, tokens)."""

@@ -43,11 +43,11 @@ class Hsic(PerturbationMethod):
         """The dependence on every patch."""
         patches = view.layout.patches
         kept = balanced(self._budget, patches, seeded(self._seed)) if self._given is None else self._given
-        said = masked_outputs(view, PatchMasks(kept, view.layout, view.runner.size), self._by, self._of)
-        signs = (2 * kept.to(said) - 1) / 2**0.5
+        outputs = masked_outputs(view, PatchMasks(kept, view.layout, view.runner.size), self._by, self._of)
+        signs = (2 * kept.to(outputs) - 1) / 2**0.5
         signs = signs - signs.mean(dim=0)
         return torch.stack(
-            [torch.stack([dependence(signs, values) for values in image.unbind(dim=1)]) for image in said]
+            [torch.stack([dependence(signs, values) for values in image.unbind(dim=1)]) for image in outputs]
         )
 
 

@@ -49,8 +49,8 @@ class Occlusion(PerturbationMethod):
     def maps(self, view: View) -> Tensor:
         """What hiding each patch costs."""
         hidden = windows_within(self._budget, view.layout.grid, self._window, self._stride)
-        said = masked_outputs(view, PatchMasks(~hidden, view.layout, view.runner.size), self._by, self._of)
-        return average_over(hidden, original_output(view, self._of)[..., None] - said.mT)
+        outputs = masked_outputs(view, PatchMasks(~hidden, view.layout, view.runner.size), self._by, self._of)
+        return average_over(hidden, original_output(view, self._of)[..., None] - outputs.mT)
 
 
 class Pami(PerturbationMethod):
@@ -73,8 +73,8 @@ class Pami(PerturbationMethod):
         """What each patch achieves with its neighbours alone."""
         grid = view.layout.grid
         shown = windows_within(self._budget, grid, self._window or max(1, round(min(grid) / 4)), self._stride)
-        said = masked_outputs(view, PatchMasks(shown, view.layout, view.runner.size), self._by, self._of)
-        return average_over(shown, said.mT)
+        outputs = masked_outputs(view, PatchMasks(shown, view.layout, view.runner.size), self._by, self._of)
+        return average_over(shown, outputs.mT)
 
 
 def average_over(inside: Tensor, values: Tensor) -> Tensor:

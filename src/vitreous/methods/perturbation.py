@@ -1,4 +1,4 @@
-"""Asking a model again with parts of the picture painted or dropped, in batches across images and masks."""
+"""Perturbation methods: run the model with parts of the image painted or dropped, in batches over images and masks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vitreous.tape import Needs
 from vitreous.tape.output import Quantity, explained
 
 By = Literal["paint", "drop"]
-Ask = Callable[[Tensor, Tensor], Tensor]
+RunMasked = Callable[[Tensor, Tensor], Tensor]
 
 
 def masked_outputs(view: View, masks: Masks, by: By, quantity: Quantity) -> Tensor:
-    """What the model says of every target with every mask, (batch, masks, targets).
+    """The model's output of every target for every mask, (batch, masks, targets).
 
-    Painted parts become 0, the mean colour of normalised pictures; dropped patches are really gone (only masks of whole
-    patches can be dropped), and masks that keep equally many share batches.
+    Painted parts become 0, the mean colour of normalised images; dropped patches are removed from the sequence (only
+    masks of whole patches can be dropped), and masks that keep equally many patches share batches.
     """
     runner = view.runner
     if by == "paint":
@@ -37,17 +37,17 @@ def masked_outputs(view: View, masks: Masks, by: By, quantity: Quantity) -> Tens
     assert isinstance(masks, PatchMasks)
     counts = masks.kept.sum(dim=1)
 
-    def ask(image: Tensor, mask: Tensor) -> Tensor:
+    def run(image: Tensor, mask: Tensor) -> Tensor:
         patches = masks.kept[mask].nonzero()[:, 1].view(len(mask), -1)
         return runner.logits_of_kept(runner.inputs[image], patches)
 
-    return run_pairs(view, [torch.where(counts == count)[0] for count in sorted(set(counts.tolist()))], ask, quantity)
+    return run_pairs(view, [torch.where(counts == count)[0] for count in sorted(set(counts.tolist()))], run, quantity)
 
 
-def run_pairs(view: View, groups: Iterable[Tensor], ask: Ask, quantity: Quantity) -> Tensor:
-    """(batch, masks, targets) from ``ask(image numbers, mask numbers)``, which gives logits.
+def run_pairs(view: View, groups: Iterable[Tensor], run: RunMasked, quantity: Quantity) -> Tensor:
+    """(batch, masks, targets) from ``run(image numbers, mask numbers)``, which returns logits.
 
-    The masks of one group may be asked together; the groups have all masks between them.
+    The masks of one group may be run together; every mask is in one group.
     """
     runner, targets = view.runner, all_targets(view)
     batch = len(runner.inputs)
@@ -56,28 +56,28 @@ def run_pairs(view: View, groups: Iterable[Tensor], ask: Ask, quantity: Quantity
     for group in groups:
         image, mask = torch.arange(batch).repeat_interleave(len(group)), group.repeat(batch)
         for images, masks in zip(*(torch.split(numbers, runner.batch) for numbers in (image, mask)), strict=True):
-            said = explained(exact(ask(images, masks)), quantity, runner.scale)
-            found[images, masks] = said.gather(1, targets[images])
+            outputs = explained(exact(run(images, masks)), quantity, runner.scale)
+            found[images, masks] = outputs.gather(1, targets[images])
     return found
 
 
 def original_output(view: View, quantity: Quantity) -> Tensor:
-    """What the model says of every target for the picture as it is, (batch, targets); this is on the tape."""
+    """The model's output of every target for the original image, (batch, targets), from the tape."""
     return explained(exact(view.tape.logits), quantity, view.runner.scale).gather(1, all_targets(view))
 
 
 def all_targets(view: View) -> Tensor:
-    """The classes that a method will be asked for, (batch, targets): one evaluation of the model serves all of them."""
+    """All targets that are explained, (batch, targets): one run of the model serves all of them."""
     return view.target[:, None] if view.runner.targets is None else view.runner.targets
 
 
 class PerturbationMethod(Procedure):
-    """A method that asks the model again, once for all targets."""
+    """A method that runs the model on masked inputs, once for all targets."""
 
     _by: By = "paint"
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """A picture where something is painted over; tokens can be dropped of a text too."""
+        """Painting needs an image; tokens of a text can be dropped too."""
         del layer, depth
         return Needs(picture=self._by == "paint")
 

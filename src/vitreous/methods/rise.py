@@ -61,8 +61,8 @@ class Rise(PerturbationMethod):
     def maps(self, view: View) -> Tensor:
         """The weighted average of the masks."""
         masks = self._masks(view)
-        said = masked_outputs(view, masks, self._by, "probability")
-        maps = masks.weighted_sum(said.mT) / (len(masks) * self._keep)
+        outputs = masked_outputs(view, masks, self._by, "probability")
+        maps = masks.weighted_sum(outputs.mT) / (len(masks) * self._keep)
         soft = self._by == "paint" and self.resolution == "patch"
         return layout_means(maps, view.runner.size, view.layout) if soft else maps
 

@@ -54,9 +54,9 @@ class Lime(PerturbationMethod):
         """The coefficients w."""
         patches = view.layout.patches
         kept = independent(self._budget, patches, seeded(self._seed)) if self._given is None else self._given
-        said = masked_outputs(view, PatchMasks(kept, view.layout, view.runner.size), self._by, self._of)
+        outputs = masked_outputs(view, PatchMasks(kept, view.layout, view.runner.size), self._by, self._of)
         samples = torch.cat((torch.ones(1, patches, dtype=torch.bool), kept))
-        outcomes = torch.cat((original_output(view, self._of)[:, None], said), dim=1)
+        outcomes = torch.cat((original_output(view, self._of)[:, None], outputs), dim=1)
         # The cosine between a set of k patches and all of them is k / sqrt(k patches).
         distance = 1 - (samples.double().mean(dim=1)).sqrt()
         return fitted(samples, outcomes, (-((distance / self._width) ** 2) / 2).exp(), self._ridge)
@@ -81,8 +81,8 @@ class KernelShap(PerturbationMethod):
         patches = view.layout.patches
         kept, weights = coalitions(patches, self._budget - 1, self._seed)
         asked = torch.cat((torch.zeros(1, patches, dtype=torch.bool), kept))
-        said = masked_outputs(view, PatchMasks(asked, view.layout, view.runner.size), self._by, self._of)
-        whole, nothing, outcomes = original_output(view, self._of), said[:, 0], said[:, 1:]
+        outputs = masked_outputs(view, PatchMasks(asked, view.layout, view.runner.size), self._by, self._of)
+        whole, nothing, outcomes = original_output(view, self._of), outputs[:, 0], outputs[:, 1:]
         mean = (whole - nothing)[..., None] / patches
         # φ = mean + u with Σu = 0: what u explains is what the number of patches does not.
         size = kept.to(mean).sum(dim=1)

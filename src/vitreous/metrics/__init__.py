@@ -3,7 +3,7 @@
 from vitreous.metrics import localisation, perturbation, sanity, segmentation, text
 from vitreous.metrics.arrays import min_max
 from vitreous.metrics.localisation import energy_in_mask, pointing_game, rank_accuracy
-from vitreous.metrics.metric import Direction, Metric, MetricError, prefixed, row
+from vitreous.metrics.metric import Curve, Direction, Metric, MetricError, prefixed, row
 from vitreous.metrics.perturbation import (
     aopc,
     change_of_highest,
@@ -39,6 +39,7 @@ from vitreous.metrics.segmentation import (
 from vitreous.metrics.text import comprehensiveness, sufficiency, token_f1, word_scores
 
 __all__ = [
+    "Curve",
     "Direction",
     "Metric",
     "MetricError",

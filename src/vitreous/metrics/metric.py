@@ -28,6 +28,29 @@ class MetricError(VitreousError, ValueError):
 
 
 @dataclass(frozen=True)
+class Curve:
+    """Columns that hold one quantity at several steps, for reports to draw.
+
+    Attributes:
+        title: what is drawn.
+        axis: what the steps are.
+        steps: places on that axis.
+        columns: what is kept of every image at each step.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> (curve,) = metrics.list_metrics()["MIF"].curves
+        >>> curve.title, curve.steps[:3]
+        ('MIF, accuracy', (0.0, 10.0, 20.0))
+    """
+
+    title: str
+    axis: str
+    steps: tuple[float, ...]
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Metric:
     """A number over a data set, made of what is kept of every image.
 
@@ -42,6 +65,7 @@ class Metric:
         description: one sentence.
         columns: what is kept of every image.
         combine: means over images (..., len(columns)) -> the number (...). It can be pickled and compared.
+        curves: those of the columns that are steps of a curve.
 
     Examples:
         >>> import numpy as np
@@ -60,6 +84,7 @@ class Metric:
     description: str
     columns: tuple[str, ...]
     combine: Callable[[Floats], Floats]
+    curves: tuple[Curve, ...] = ()
 
     def row(self, *values: float) -> dict[str, float]:
         """Name what was measured on one image: one value for each of the columns."""

@@ -6,13 +6,14 @@ Curves have one value per ratio; they start at the unperturbed image or end ther
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vitreous.metrics.arrays import finite, whole
-from vitreous.metrics.metric import Direction, Floats, Metric, MetricError, Weighted, mean_of
+from vitreous.metrics.metric import Curve, Direction, Floats, Metric, MetricError, Weighted, mean_of
 
 Convention = Literal["trapezoid", "mean"]
 Quantity = Literal["hit", "probability", "drop"]
@@ -205,20 +206,38 @@ def curve_columns(prefix: str, quantity: Quantity, ratios: Sequence[float]) -> t
     return tuple(f"{prefix}{quantity}_{100 * ratio:.6g}" for ratio in ratios)
 
 
+_IN_WORDS: dict[Quantity, str] = {
+    "hit": "accuracy",
+    "probability": "target's probability",
+    "drop": "fall of the target's probability",
+}
+_TITLES: dict[Quantity, str] = {"hit": "accuracy", "probability": "probability", "drop": "fall of the probability"}
+_PREFIXES = {"mif": "MIF", "lif": "LIF", "label": "true class"}
+
+
+def curve_of(prefix: str, quantity: Quantity, ratios: Sequence[float]) -> Curve:
+    """Describe the curve over the columns ``<prefix><quantity>_<percent>``."""
+    words = [_PREFIXES.get(word, word) for word in prefix.split("_") if word]
+    axis = "share kept (%)" if "insertion" in prefix else "share erased (%)"
+    steps = tuple(round(100 * ratio, 9) for ratio in ratios)
+    return Curve(", ".join([*words, _TITLES[quantity]]), axis, steps, curve_columns(prefix, quantity, ratios))
+
+
 def curve_metric(
-    columns: Sequence[str],
+    curves: Sequence[Curve],
     weights: Sequence[float],
     bounds: tuple[float, float],
     name: str,
     direction: Direction,
     description: str,
 ) -> Metric:
-    """Make Σ weight x mean(column); ``bounds`` are those of one column."""
+    """Make Σ weight x mean(column) over the columns of some curves; ``bounds`` are those of one column."""
     low = sum(min(weight * bound for bound in bounds) for weight in weights)
     high = sum(max(weight * bound for bound in bounds) for weight in weights)
     # Sums of tenths have a last digit of their own, which nobody wants to read in a range.
     range_ = (round(low, 9), round(high, 9))
-    return Metric(name, direction, range_, description, tuple(columns), Weighted(tuple(weights)))
+    columns = tuple(column for curve in curves for column in curve.columns)
+    return Metric(name, direction, range_, description, columns, Weighted(tuple(weights)), tuple(curves))
 
 
 def accuracy_auc(
@@ -259,13 +278,6 @@ def probability_auc(
     return _area(prefix, "probability", ratios, convention, direction, name)
 
 
-_IN_WORDS: dict[Quantity, str] = {
-    "hit": "accuracy",
-    "probability": "target's probability",
-    "drop": "fall of the target's probability",
-}
-
-
 def _area(
     prefix: str,
     quantity: Quantity,
@@ -275,10 +287,10 @@ def _area(
     name: str,
 ) -> Metric:
     weights = [100 * weight for weight in area_weights(ratios, convention)]
-    columns = curve_columns(prefix, quantity, ratios)
+    curve = curve_of(prefix, quantity, ratios)
     description = f"{_convention_in_words(ratios, convention)} of the curve of the {_IN_WORDS[quantity]}, in percent."
     bounds = (-1.0 if quantity == "drop" else 0.0, 1.0)
-    return curve_metric(columns, weights, bounds, name, direction, description)
+    return curve_metric([curve], weights, bounds, name, direction, description)
 
 
 def _convention_in_words(ratios: Sequence[float], convention: Convention) -> str:
@@ -292,10 +304,10 @@ def area_between_curves(
 ) -> Metric:
     """Make AGCAM's area between the perturbation curves: negative - positive, in percent."""
     weights = [100 * weight for weight in area_weights(ratios, "mean")]
-    columns = (*curve_columns("negative_", quantity, ratios), *curve_columns("positive_", quantity, ratios))
+    curves = [curve_of(prefix, quantity, ratios) for prefix in ("negative_", "positive_")]
     description = "Curve of the least relevant first minus curve of the most relevant first, averaged, in percent."
     both = [*weights, *(-weight for weight in weights)]
-    return curve_metric(columns, both, (0.0, 1.0), "ABPC", "higher", description)
+    return curve_metric(curves, both, (0.0, 1.0), "ABPC", "higher", description)
 
 
 def insertion_accuracy(*, ratios: Sequence[float] = TO_ONE) -> Metric:
@@ -326,7 +338,7 @@ def _complement(metric: Metric) -> Metric:
     low, high = metric.range
     description = f"100 minus: {metric.description[0].lower()}{metric.description[1:]}"
     direction: Direction = "higher" if metric.direction == "lower" else "lower"
-    return Metric(metric.name, direction, (100 - high, 100 - low), description, metric.columns, combine)
+    return replace(metric, direction=direction, range=(100 - high, 100 - low), description=description, combine=combine)
 
 
 def mif(*, ratios: Sequence[float] = FROM_ZERO) -> Metric:

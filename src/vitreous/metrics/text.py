@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from vitreous.metrics.arrays import finite, same_shape, whole, yes_or_no
-from vitreous.metrics.metric import Floats, Metric, MetricError, Weighted, mean_of
+from vitreous.metrics.metric import Curve, Floats, Metric, MetricError, Weighted, mean_of
 from vitreous.metrics.perturbation import aopc
 
 GRADTOKEN_TOP = tuple(range(10, 81, 10))
@@ -97,7 +97,9 @@ def average_token_f1(tops: Sequence[int] = GRADTOKEN_TOP, name: str = "token-F1"
     weights = (1 / len(tops),) * len(tops)
     sizes = f"{len(tops)} sizes from {tops[0]} to {tops[-1]}"
     description = f"Mean F1 of the highest tokens against the rationale, over {sizes}."
-    return Metric(name, "higher", (0.0, 1.0), description, token_f1_columns(tops), Weighted(weights))
+    columns = token_f1_columns(tops)
+    curve = Curve("token-F1", "words taken, the highest first", tuple(map(float, tops)), columns)
+    return Metric(name, "higher", (0.0, 1.0), description, columns, Weighted(weights), (curve,))
 
 
 def mean_comprehensiveness() -> Metric:

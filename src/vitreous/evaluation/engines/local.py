@@ -17,7 +17,7 @@ from vitreous.evaluation.store.run import Run, RunError
 from vitreous.evaluation.store.store import Store
 from vitreous.reason import reason_of
 
-_PAUSE = 0.3  # seconds between two looks at what the workers have done
+_PAUSE = 0.3  # seconds between two checks of the workers' progress
 
 
 def run_locally(store: Store, context: EvaluationContext, progress: ProgressCallback, *, workers: int = 1) -> None:
@@ -26,8 +26,8 @@ def run_locally(store: Store, context: EvaluationContext, progress: ProgressCall
     Args:
         store: the run's folder.
         context: the run's model, data set and protocol.
-        progress: who is told.
-        workers: how many processes do it; more than one open the model and the data set by their names.
+        progress: receives the progress.
+        workers: number of processes; several open the model and the data set by name.
 
     Raises:
         RunError: a worker cannot be started.
@@ -37,14 +37,14 @@ def run_locally(store: Store, context: EvaluationContext, progress: ProgressCall
             _watch(store, processes, progress)
             failed = sum(process.returncode != 0 for process in processes)
             if failed:
-                progress.notice(f"{failed} of {workers} workers ended early; this process does what is left")
-    # With workers there is nothing left to do here, unless they died or met an error: then it shows in this process.
+                progress.notice(f"{failed} of {workers} workers ended early; this process computes the rest")
+    # Nothing is left to do here, unless workers died or met an error: then this process raises it.
     worker_loop(store, lambda shard: compute_shard(store.run, context, shard), progress)
 
 
 @contextmanager
 def _workers(store: Store, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Start worker processes, and end them whatever happens here, also while the others are being started.
+    """Start worker processes, and end them on any exit, also while others are being started.
 
     Raises:
         RunError: one cannot be started.
@@ -55,14 +55,14 @@ def _workers(store: Store, count: int) -> Iterator[list[subprocess.Popen[bytes]]
             for _ in range(count):
                 processes.append(_start(store))
                 _tell(processes[-1], store.run)
-        except OSError as error:  # a broken pipe among them, which would be taken for one of the program's own output
+        except OSError as error:  # a broken pipe here must not be taken for one of the program's own output
             raise RunError(
                 f"the workers cannot be started ({reason_of(error)}): give fewer of them, or one to compute here"
             ) from error
         yield processes
     finally:
         for process in processes:
-            process.kill()  # killed anywhere, they leave a run that can go on
+            process.kill()  # a run can be resumed wherever they are killed
             process.wait()
 
 
@@ -76,18 +76,18 @@ def _start(store: Store) -> subprocess.Popen[bytes]:
 
 
 def _tell(process: subprocess.Popen[bytes], run: Run) -> None:
-    """Say to a worker what it computes."""
+    """Send the run to a worker."""
     assert process.stdin is not None
     with process.stdin as told:
         told.write(json.dumps(run.as_json()).encode())
 
 
 def _watch(store: Store, processes: Sequence[subprocess.Popen[bytes]], progress: ProgressCallback) -> None:
-    """Tell what the workers do until all have ended."""
+    """Report the progress of the workers until all have ended."""
     waiting = missing_shards(store, progress)
     while any(process.poll() is None for process in processes):
         time.sleep(_PAUSE)
         there = {shard for shard in waiting if store.is_there(shard)}
         progress.advance(sum(map(len, there)))
-        # Not asked again: a shard that appeared meanwhile would never be told of.
+        # From the same set: a shard that appeared meanwhile would never be reported.
         waiting = [shard for shard in waiting if shard not in there]

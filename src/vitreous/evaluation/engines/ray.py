@@ -30,7 +30,7 @@ def run_on_ray(store: Store, progress: ProgressCallback, *, tasks: int | None = 
 
     Args:
         store: the run's folder, on the machine of the driver.
-        progress: who is told.
+        progress: receives the progress.
         tasks: how many shards are computed at once; by default as many as the cluster has processors for.
 
     Raises:
@@ -52,12 +52,12 @@ def run_on_ray(store: Store, progress: ProgressCallback, *, tasks: int | None = 
                 in_flight.finish_one()
         finally:
             in_flight.abandon()
-    # What other processes held meanwhile is waited for, and computed here if they died.
+    # Wait for shards of other processes, and compute them here if those died.
     worker_loop(store, lambda shard: compute_by_name(store.run, shard, str(Path.cwd())), progress)
 
 
 def compute_by_name(run: Run, shard: Shard, folder: str) -> pa.Table:
-    """Compute a shard in a process that has nothing opened yet; what it opens it keeps for the next.
+    """Compute a shard in a Ray worker, which keeps the context open for the next shard.
 
     Args:
         run: what is evaluated.
@@ -73,7 +73,7 @@ def compute_by_name(run: Run, shard: Shard, folder: str) -> pa.Table:
 
 
 class _InFlight:
-    """The shards that were handed to the cluster, each claimed for this driver until it is written."""
+    """The shards submitted to the cluster, each claimed by this driver until it is written."""
 
     def __init__(self, ray: Any, store: Store, progress: ProgressCallback, remote: Any) -> None:
         self._ray, self._store, self._progress, self._remote = ray, store, progress, remote
@@ -84,7 +84,7 @@ class _InFlight:
         return len(self._claims)
 
     def start(self, shard: Shard) -> None:
-        """Hand a shard to the cluster, unless another process has it."""
+        """Submit a shard to the cluster, unless another process holds it."""
         claim = self._store.claim(shard)
         if claim is None:
             return
@@ -110,7 +110,7 @@ class _InFlight:
         self._progress.advance(len(shard))
 
     def abandon(self) -> None:
-        """Give back what is not finished, where the driver stops early."""
+        """Release and cancel unfinished shards when the driver stops early."""
         while self._claims:
             task, (_, claim) = self._claims.popitem()
             claim.release()
@@ -120,7 +120,7 @@ class _InFlight:
         try:
             return self._ray.get(done)
         except self._ray.exceptions.RayTaskError as error:
-            # An error that was foreseen is told like everywhere else.
+            # Expected errors are raised as they are.
             cause = error.cause if isinstance(error.cause, VitreousError) else error
             raise cause from None
         except self._ray.exceptions.RayError as error:
@@ -139,9 +139,9 @@ def _ray() -> Any:
 
 
 def _check_that_a_node_has(ray: Any, threads: int) -> None:
-    """Refuse tasks that no node is large enough for: Ray would wait for such a node for ever."""
+    """Refuse tasks that are too large for every node: Ray would wait forever."""
     largest = max((int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
-    # Where no node offers any processor, a cluster that grows has not begun to: its nodes come when tasks wait.
+    # An autoscaling cluster may start without processors: its nodes come when tasks wait.
     if 0 < largest < threads:
         raise RunError(
             f"a task takes {threads} processors, one for each thread, and the largest node of the Ray cluster has "
@@ -156,11 +156,11 @@ def _remote(ray: Any, threads: int) -> Any:
 
 @contextmanager
 def _connected(ray: Any) -> Iterator[None]:
-    """Use the connection that is there, or make one and close it."""
+    """Use the existing connection, or open one and close it."""
     if ray.is_initialized():
         yield
         return
-    # Without the address nothing is looked for: a cluster that happens to run here may belong to something else.
+    # Without RAY_ADDRESS no cluster is searched: one that runs here may belong to something else.
     settings = {} if os.environ.get("RAY_ADDRESS") else {"address": "local", "include_dashboard": False}
     ray.init(log_to_driver=False, logging_level="warning", **settings)
     try:

@@ -26,20 +26,20 @@ from vitreous.evaluation.store.store import Store
 
 
 class ProgressCallback(Protocol):
-    """Somebody who is told how a run goes on."""
+    """Receives the progress of a run."""
 
     def begin(self, store: Store, done: int) -> None:
-        """``done`` of the run's images are there already."""
+        """``done`` of the run's images are stored already."""
 
     def advance(self, images: int) -> None:
-        """So many more images are done."""
+        """So many more images are finished."""
 
     def notice(self, text: str) -> None:
-        """Something happened that does not stop the run and that people should know."""
+        """Something happened that the user should know; the run continues."""
 
 
 class SilentProgress:
-    """A progress for programs: no progress, notices as warnings."""
+    """Reports no progress, and notices as warnings."""
 
     def begin(self, store: Store, done: int) -> None:
         pass
@@ -51,7 +51,7 @@ class SilentProgress:
         warnings.warn(text, stacklevel=2)
 
 
-_PAUSE = 0.2  # seconds between two looks at shards that other processes work on
+_PAUSE = 0.2  # seconds between two checks of shards that other processes hold
 
 
 def worker_loop(
@@ -61,13 +61,13 @@ def worker_loop(
     *,
     go_on: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Compute all shards that are missing, together with whoever else does the same, and wait for theirs.
+    """Compute all missing shards, together with other processes that do the same, and wait for theirs.
 
     Args:
         store: the run's folder.
         compute: the shard function.
-        progress: who is told.
-        go_on: asked before every shard.
+        progress: receives the progress.
+        go_on: called before every shard; the loop ends when it returns False.
     """
     waiting = missing_shards(store, progress)
     while waiting:
@@ -85,7 +85,7 @@ def worker_loop(
 
 
 def missing_shards(store: Store, progress: ProgressCallback) -> list[Shard]:
-    """Clean up, tell how much is there, and give the shards that are missing."""
+    """Clean up, report how much is stored, and return the missing shards."""
     store.clean()
     waiting = store.missing(progress.notice)
     progress.begin(store, store.run.wanted - sum(map(len, waiting)))
@@ -93,7 +93,7 @@ def missing_shards(store: Store, progress: ProgressCallback) -> list[Shard]:
 
 
 def _compute_one(store: Store, shard: Shard, compute: Callable[[Shard], pa.Table]) -> bool:
-    """Whether the shard is done now; not where another process holds it."""
+    """Compute a shard; False where another process holds it."""
     claim = store.claim(shard)
     if claim is None:
         return False
@@ -106,9 +106,9 @@ def _compute_one(store: Store, shard: Shard, compute: Callable[[Shard], pa.Table
 
 
 def main() -> None:
-    """Compute shards until none is left or the process that started this one is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the keyboard goes to all; the starter ends this one
-    starter = int(sys.argv[2])  # told, not asked for: it may have died while this process was starting
+    """Compute shards until none is left or the parent process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
+    starter = int(sys.argv[2])  # an argument, not getppid(): the parent may die while this process starts
     store = Store(Path(sys.argv[1]), Run.from_json(json.loads(sys.stdin.read())))
     try:
         context = open_context(store.run)
@@ -119,7 +119,7 @@ def main() -> None:
             go_on=lambda: os.getppid() == starter,
         )
     except VitreousError:
-        sys.exit(1)  # the starter meets the same error when it does what is left, and tells it
+        sys.exit(1)  # the parent meets the same error when it computes the rest, and reports it
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ class Protocol:
         title: One line on what it measures.
         paper: Where it was published.
         version: Raised whenever a release changes numbers.
-        tasks: What is measured; all of them on photos, or all on texts.
-        resize: ``squash``: a photo is resized to the model's input size and nothing is cropped; ``model``: resized and
+        tasks: What is measured; all of them on images, or all on texts.
+        resize: ``squash``: a image is resized to the model's input size and nothing is cropped; ``model``: resized and
             cropped as the model's own preprocessing does. Size, interpolation, mean and standard deviation are always
             the model's.
         methods: The rows, where the protocol fixes them; otherwise they are the caller's.
@@ -83,7 +83,7 @@ class Protocol:
         rows += [spelling for sweep in self.sweeps for spelling in sweep.spellings(depth)]
         if self.start_layers:
             rows = [started for spelling in rows for started in plus_from_every_layer(spelling, depth)]
-        # By spelling, for blanks around it are not part of it.
+        # By spelling, for without surrounding blanks.
         return list(dict.fromkeys(parse(spelling).spelling for spelling in rows))
 
     def metrics(self) -> tuple[Metric, ...]:

@@ -12,9 +12,10 @@ from typing import Any
 from markupsafe import Markup
 
 from vitreous import __version__
-from vitreous.evaluation.report.charts import Curves, curves_chart, curves_of, radar_chart, sweeps_of
+from vitreous.evaluation.report.curves import Curves, curves_of, sweeps_of
 from vitreous.evaluation.report.images import Extreme, Extremes, Thumbnails, extremes_of, thumbnails_of
 from vitreous.evaluation.report.results import Results, summarise
+from vitreous.evaluation.report.svg import curves_chart, radar_chart
 from vitreous.evaluation.report.tables import (
     ResultTable,
     difference_parts,

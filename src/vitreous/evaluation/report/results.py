@@ -53,7 +53,7 @@ class Results:
 
     def __post_init__(self) -> None:
         if len({store.run.context for store in self.stores}) != 1:
-            raise RunError("these runs have not the same protocol, model and data set, so their numbers do not compare")
+            raise RunError("these runs differ in protocol, model or data set, so their numbers do not compare")
 
     @property
     def run(self) -> Run:
@@ -226,7 +226,7 @@ def compare(results: Results, first: str, second: str) -> list[Comparison]:
     for method in (first, second):
         if method not in results.measured_methods:
             known = ", ".join(results.measured_methods)
-            raise RunError(f"{method} was not measured here; what was: {known}")
+            raise RunError(f"{method} was not measured; measured methods are {known}")
     found = []
     for columns, alike in groupby(results.protocol.metrics(), key=lambda metric: metric.columns):
         values = counted_values(results, columns)
@@ -258,7 +258,7 @@ def _by_method(found: Sequence[Estimate], results: Results, metrics: Sequence[Me
 
 
 def discover_runs(folder: Path, notice: Notice) -> list[Results]:
-    """Give the results in ``folder``, which is a run's folder or holds some.
+    """Find the results in ``folder``, which is a run's folder or holds some.
 
     Runs that have their protocol, model and data set, the number of images they want and the images they have finished
     in common are one table; a method that several of them have measured is taken from the one that was started last.
@@ -267,8 +267,8 @@ def discover_runs(folder: Path, notice: Notice) -> list[Results]:
 
     Args:
         folder: where to look.
-        notice: told about every folder that is left out: it is no run, one of a protocol that is not known here, or
-            one that has not stored anything yet; and about damaged files, whose images count as not finished.
+        notice: receives every folder that is left out (no run, an unknown protocol, or nothing stored yet) and every
+            damaged file, whose images count as not finished.
 
     Raises:
         StorageError: nothing is left.

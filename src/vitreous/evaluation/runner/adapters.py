@@ -57,7 +57,7 @@ def label_outputs(model: LoadedTextModel, outputs: int | None = None) -> tuple[i
     meant = [_CALLED.get(name.strip().casefold()) for name in names]
     if any(meant.count(label) != 1 for label in range(len(LABELS))):
         raise UnsupportedModelError(
-            f"the model's classes are called {_listed(names)}, which does not tell which of them are {_listed(LABELS)}"
+            f"the model's class names are {_listed(names)}, so it is not known which of them are {_listed(LABELS)}"
         )
     return tuple(meant.index(label) for label in range(len(LABELS)))
 
@@ -82,11 +82,11 @@ Maps = dict[Case, dict[int, Tensor]]
 
 
 class SampleAdapter(ABC):
-    """Photos or texts for one model."""
+    """Turns images or texts into inputs of one model, and explains them."""
 
     @abstractmethod
     def prepare(self, sample: Any) -> Any:
-        """What the model takes of one sample.
+        """Prepare one sample as input of the model.
 
         Raises:
             VitreousError: it cannot be used.
@@ -94,7 +94,7 @@ class SampleAdapter(ABC):
 
     @abstractmethod
     def open(self, samples: Sequence[Any], prepared: Sequence[Any]) -> Batch[Any, Any]:
-        """Ask the model about samples, and give what is known of them; there are no maps yet."""
+        """Run the model on samples and return the batch, without maps."""
 
     @abstractmethod
     def maps(
@@ -104,7 +104,7 @@ class SampleAdapter(ABC):
 
 
 class ImageAdapter(SampleAdapter):
-    """Photos, resized as the protocol says."""
+    """Images, resized as the protocol says."""
 
     def __init__(self, model: LoadedModel, resize: Resize) -> None:
         self._model = replace(model, preprocessing=resized(model.preprocessing, resize))
@@ -116,9 +116,9 @@ class ImageAdapter(SampleAdapter):
     def open(self, samples: Sequence[Sample], prepared: Sequence[Tensor]) -> ImageBatch:
         pixels = torch.cat(list(prepared))
         runner, logits = first_run(self._model, pixels)
-        # One output for "yes" has two answers that can be right, and be explained; a value is explained as it is.
+        # A single logit stands for two classes, both of which can be explained; a value is explained as it is.
         if logits.shape[1] == 1 and runner.scale != "value":
-            # Kept for the next photos: of a model that is new, everything would have to be found out again.
+            # Reuse the wrapper: caches are keyed by module.
             self._model = two_sided(self._model, runner.scale)
             runner, logits = first_run(self._model, pixels)
         pictures = tuple(self._picture(sample, row) for sample, row in zip(samples, logits, strict=True))
@@ -161,25 +161,25 @@ def resized(preprocessing: Preprocessing, resize: Resize) -> Preprocessing:
 
 
 def first_run(model: LoadedModel, pixels: Tensor) -> tuple[ModelRunner, Tensor]:
-    """A model with photos, and what it says of them."""
+    """A runner for the images, and the model's outputs."""
     runner = ModelRunner(
         model.model, pixels, black=black_pixel(model, pixels), outputs=model.outputs, stage=model.stage
     )
     try:
         return runner, runner.logits(pixels)
     except FAILURES:
-        _ = runner.layout  # a recorded run says what is wrong with the photos, if it is they
+        _ = runner.layout  # a recorded run raises the error that names what is wrong with the images
         raise
 
 
 class TextAdapter(SampleAdapter):
-    """Texts, cut where the model ends."""
+    """Texts, truncated to the model's maximum length."""
 
     def __init__(self, model: LoadedTextModel) -> None:
         self._model = model
 
     def prepare(self, sample: Review) -> ReadText:
-        """The pieces of a text, as many as the model takes."""
+        """The pieces of a text, truncated to the model's maximum length."""
         read = self._model.reader.read(" ".join(sample.words), f"the text {sample.name}")
         capacity = self._model.reader.capacity
         return read if capacity is None else read.shortened(capacity)
@@ -223,5 +223,5 @@ def places_of(sample: Review, words: Sequence[Word]) -> NDArray[np.int64]:
 
 
 def adapter_for(model: LoadedModel | LoadedTextModel, protocol: Protocol) -> SampleAdapter:
-    """What a protocol reads, for a model."""
+    """The adapter of a model for the samples of a protocol."""
     return TextAdapter(model) if isinstance(model, LoadedTextModel) else ImageAdapter(model, protocol.resize)

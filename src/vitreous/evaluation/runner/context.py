@@ -30,7 +30,7 @@ AnyModel = LoadedModel | LoadedTextModel
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """A model, a data set and a protocol, opened; all three for photos, or all for texts."""
+    """A model, a data set and a protocol, opened; all three for images, or all for texts."""
 
     model: AnyModel
     data: DataSet
@@ -38,7 +38,7 @@ class EvaluationContext:
 
     @cached_property
     def adapter(self) -> SampleAdapter:
-        """What the protocol reads, one for all shards: it keeps what it finds out about the model."""
+        """One adapter for all shards: it caches what it finds out about the model."""
         return adapter_for(self.model, self.protocol)
 
 
@@ -46,13 +46,13 @@ _opened: dict[str, EvaluationContext] = {}
 
 
 def open_context(run: Run) -> EvaluationContext:
-    """Open what a run is made of; one who computes several shards of it opens it once.
+    """Open the model, the data set and the protocol of a run, once per process.
 
     Raises:
         RunError: this machine has another model, data set, plugin or protocol than the run was started with.
     """
     if run.key not in _opened:
-        _opened.clear()  # one model at a time
+        _opened.clear()  # keep one model in memory
         _opened[run.key] = _open(run)
     return _opened[run.key]
 
@@ -77,10 +77,10 @@ def _open(run: Run) -> EvaluationContext:
 
 
 def load(choice: ModelChoice, reads: Things) -> AnyModel:
-    """Load a model that reads photos or texts, its outputs being what the choice says."""
+    """Load a model for images or texts, with the outputs of the choice."""
     if reads == "texts":
         if choice != ModelChoice(choice.name, device=choice.device, outputs=choice.outputs):
-            raise RunError("mean, standard deviation, size and stage are of photos, and this protocol reads texts")
+            raise RunError("mean, standard deviation, size and stage apply to images, but this protocol reads texts")
         return given_outputs(load_text_model(choice.name, device=choice.device), choice.outputs)
     model = load_model(
         choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device
@@ -89,18 +89,18 @@ def load(choice: ModelChoice, reads: Things) -> AnyModel:
 
 
 def weights_of(model: AnyModel) -> str:
-    """What tells a model from all others: its weights and parts, and the user's own code that built it."""
+    """The fingerprint of a model: its weights, its modules, and the user's code that built it."""
     found = fingerprint_of(model.model)
     code = model.code if isinstance(model, LoadedModel) else ""
     return hash_of([found, code]) if code else found
 
 
 def preprocessing_of(model: AnyModel) -> dict[str, Any]:
-    """How photos or texts become a model's input, and which outputs stand for their labels, as JSON values."""
+    """The preprocessing of a model and which outputs stand for which labels, as JSON values."""
     if not isinstance(model, LoadedTextModel):
         return asdict(model.preprocessing)
     outputs = label_outputs(model)
-    # Names may be the caller's, which no fingerprint knows. In the data set's own order there is nothing to say.
+    # Names may be the caller's, which no fingerprint covers. The data set's own order is the default.
     named = {} if outputs == tuple(range(len(outputs))) else {"outputs": list(outputs)}
     return {**model.reader.settings, **named}
 

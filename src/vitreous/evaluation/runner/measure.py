@@ -27,8 +27,8 @@ from vitreous.spelling import parse
 
 Row = dict[str, str | int | float | None]
 
-_MEASURED_TOGETHER = 16  # photos or texts
-_OF_THE_MOMENT = (MemoryError, torch.OutOfMemoryError)  # they say nothing of a photo, so they are not kept as its error
+_MEASURED_TOGETHER = 16  # images or texts
+_OF_THE_MOMENT = (MemoryError, torch.OutOfMemoryError)  # not the image's fault, so they are not stored as its error
 
 
 def columns_of(protocol: Protocol) -> tuple[str, ...]:
@@ -42,13 +42,13 @@ def measure(
     protocol: Protocol,
     methods: Sequence[str],
 ) -> list[Row]:
-    """Measure the maps of all methods on some photos or texts.
+    """Measure the maps of all methods on some images or texts.
 
-    All methods share tapes. What a row says does not depend on the other photos, beyond rounding.
+    All methods share tapes. What a row says does not depend on the other images, beyond rounding.
 
     Args:
-        model: What is explained, or the adapter of it that is kept from one call to the next.
-        samples: The photos, or the texts; a few at a time are in memory.
+        model: The model, or its adapter, which keeps caches between calls.
+        samples: The images, or the texts; a few at a time are in memory.
         protocol: How it is measured.
         methods: Spellings, as ``protocol.spellings`` gives them.
 
@@ -56,12 +56,12 @@ def measure(
         MethodError: a spelling is wrong.
 
     Returns:
-        One row per photo and method, photos in order: ``image``, ``method``, ``error`` (a sentence where it could not
-        be measured) and the protocol's columns. Where a protocol has several tasks and a photo lacks what one of them
+        One row per image and method, images in order: ``image``, ``method``, ``error`` (a sentence where it could not
+        be measured) and the protocol's columns. Where a protocol has several tasks and a image lacks what one of them
         has to know (a label, a mask), the columns of that task are None.
     """
     adapter = model if isinstance(model, SampleAdapter) else adapter_for(model, protocol)
-    methods = list(dict.fromkeys(parse(method).spelling for method in methods))  # blanks around it are not part of it
+    methods = list(dict.fromkeys(parse(method).spelling for method in methods))  # without surrounding blanks
     rows: list[Row] = []
     left = iter(samples)
     while some := list(islice(left, _MEASURED_TOGETHER)):
@@ -72,7 +72,7 @@ def measure(
 def _rows(
     adapter: SampleAdapter, samples: Sequence[Sample | Review], protocol: Protocol, methods: Sequence[str]
 ) -> list[Row]:
-    """Rows of a few photos; one that cannot be prepared does not take part, so that it spoils no other."""
+    """Rows of one batch; a sample that cannot be prepared gets an error and is left out of the batch."""
     prepared: dict[int, Any] = {}
     problems: dict[int, str] = {}
     for number, sample in enumerate(samples):
@@ -99,19 +99,19 @@ def _row(columns: Sequence[str], image: str, method: str, values: Values, error:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is measured on all photos or texts."""
+    """What is measured on every image or text."""
 
     adapter: SampleAdapter
     protocol: Protocol
     methods: Sequence[str]
 
 
-# What is known of a photo: for each method its numbers, and why there are none.
+# The result of one image: for each method its values, or the error.
 _Found = dict[str, tuple[Values, str | None]]
 
 
 def _measured(asked: _Asked, samples: Sequence[Sample | Review], prepared: Sequence[Any]) -> list[_Found]:
-    """Measure photos together; if the model fails on them, one by one, so that none spoils another."""
+    """Measure images together; if the model fails on them, one by one, so that one error affects one image."""
     if not samples:
         return []
     measurement = _Measurement(asked)
@@ -130,14 +130,14 @@ def _measured(asked: _Asked, samples: Sequence[Sample | Review], prepared: Seque
 
 @dataclass
 class _Measurement:
-    """A few photos or texts on their way from samples to rows."""
+    """The measurement of one batch."""
 
     asked: _Asked
     values: dict[Case, Values] = field(default_factory=dict)
     errors: dict[Case, str] = field(default_factory=dict)
 
     def found(self, image: int) -> _Found:
-        """Give what was measured of a photo."""
+        """Return the result of one image."""
         cases = {method: Case(image, method) for method in self.asked.methods}
         return {method: (self.values.get(case, {}), self.errors.get(case)) for method, case in cases.items()}
 
@@ -154,7 +154,7 @@ class _Measurement:
             self._ask(task, batch, sorted(cases, key=lambda case: (case.image, self.asked.methods.index(case.method))))
 
     def _targets(self, image: int, picture: Seen) -> dict[Task[Any, Any], frozenset[int]]:
-        """The classes that each task wants to see explained; tasks that lack an annotation are left out."""
+        """The classes to explain for each task; tasks whose annotation is missing are left out."""
         wanted: dict[Task[Any, Any], frozenset[int]] = {}
         reasons: list[str] = []
         for task in self.asked.protocol.tasks:
@@ -170,13 +170,13 @@ class _Measurement:
     def _maps(
         self, batch: Batch[Any, Any], images: Sequence[int], targets: list[list[int]], methods: Sequence[str]
     ) -> Maps:
-        """Maps for a few photos, each for equally many classes; where that fails, method by method, photo by photo."""
+        """Maps of images with equally many classes; after a failure method by method, then image by image."""
         parts: list[tuple[Sequence[int], list[list[int]], Sequence[str]]]
         try:
             return self._explained(batch, images, targets, methods)
         except _OF_THE_MOMENT:
             raise
-        except Exception as error:  # noqa: BLE001  a plugin's, or a solver's: one map's failure is no run's
+        except Exception as error:  # noqa: BLE001  plugins and solvers may raise anything; the run goes on
             if len(methods) > 1:
                 parts = [(images, targets, [method]) for method in methods]
             elif len(images) > 1:
@@ -199,15 +199,15 @@ class _Measurement:
         return maps
 
     def _ask(self, task: Task[Any, Any], batch: Batch[Any, Any], cases: Sequence[Case]) -> None:
-        """Measure cases together; if that fails, one by one, so that none spoils another."""
+        """Measure cases together; after a failure one by one, so that one error affects one case."""
         try:
             found = task.measure(batch, cases) if cases else []
         except _OF_THE_MOMENT:
             raise
-        except Exception as error:  # noqa: BLE001  tasks ask methods too
+        except Exception as error:  # noqa: BLE001  tasks run methods too
             if len(cases) == 1:
                 self.errors[cases[0]] = _sentence(error)
-            else:  # find out whose fault it is; what the model said already is remembered
+            else:  # find the failing case; outputs so far are cached
                 for case in cases:
                     self._ask(task, batch, [case])
             return
@@ -216,7 +216,7 @@ class _Measurement:
 
 
 def _sentence(error: Exception) -> str:
-    """What is kept of a failure; one that nobody foresaw has its type, for its words may not say much."""
+    """The stored text of an error; an unexpected one includes its type."""
     return str(error) if isinstance(error, VitreousError) else f"{type(error).__name__}: {reason_of(error)}"
 
 
@@ -227,11 +227,11 @@ def _alike(counts: Sequence[int]) -> Iterator[list[int]]:
         yield from (alike[first : first + EXPLAINED_TOGETHER] for first in range(0, len(alike), EXPLAINED_TOGETHER))
 
 
-_SEEDS = 2**63  # as many are different to torch
+_SEEDS = 2**63  # torch takes seeds below this
 
 
 def compute_shard(run: Run, context: EvaluationContext, shard: Shard) -> pa.Table:
-    """Measure the images of a shard; one that cannot be read has rows with its error and takes no other with it."""
+    """Measure the images of a shard; one that cannot be read gets rows with its error."""
     rows: dict[tuple[str, str], Row] = {}
     names = {index: context.data.name(index) for index in shard}
 
@@ -249,7 +249,7 @@ def compute_shard(run: Run, context: EvaluationContext, shard: Shard) -> pa.Tabl
 
 
 def _table(run: Run, order: Sequence[tuple[int, str, str]], rows: dict[tuple[str, str], Row]) -> pa.Table:
-    """Put the rows into a table, image by image and method by method, so that readers need not look for them."""
+    """Make the table of a shard, ordered by image and method."""
     if len(order) != len(rows) or {(name, method) for _, name, method in order} != rows.keys():
         raise RunError("an image of the data set was not measured, or its name is not unique")
     found = [rows[name, method] for _, name, method in order]
@@ -269,7 +269,7 @@ def _one_line(error: Exception) -> str:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Let the model use so many threads, for another number may add up numbers in another order."""
+    """Fix the number of threads: another number may sum in another order."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -280,7 +280,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Make random draws depend on the shard alone, not on what the process did before."""
+    """Make random draws depend on the shard alone."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed % _SEEDS)
         yield

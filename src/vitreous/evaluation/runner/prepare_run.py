@@ -51,35 +51,35 @@ from vitreous.text_explaining import TextModel, find_text_model
 
 
 def check_labels(context: EvaluationContext) -> None:
-    """Raise where a protocol takes labels for outputs of the model and there are more or fewer of one than the other.
+    """Check that the labels of a data set match the outputs of the model, where the protocol uses labels.
 
-    Sets that do not say what their labels count are believed, and so are protocols that do not look at labels or that
-    say themselves which output stands for which class.
+    Data sets with an unknown number of classes are not checked, nor are protocols that ignore labels or map them to
+    outputs themselves.
 
     Raises:
         RunError: The labels are not those of the model's outputs.
     """
     counted = context.data.classes
     if isinstance(context.model, LoadedTextModel):
-        return  # what its classes are called tells which of them the labels are, see label_outputs
+        return  # its class names map labels to outputs, see label_outputs
     if counted is None or not any(task.uses_labels for task in context.protocol.tasks):
         return
     outputs = count_outputs(context.model)
     if outputs != counted:
         raise RunError(
-            f"{context.protocol.name} takes the labels of {context.data.kind} for outputs of the model, but they tell "
-            f"{counted} classes apart and the model {outputs}"
+            f"{context.protocol.name} uses the labels of {context.data.kind} as outputs of the model, but there are "
+            f"{counted} classes of labels and {outputs} of outputs"
         )
 
 
 def count_outputs(model: LoadedModel) -> int:
-    """How many classes a model tells apart; one output, for yes or no, tells two."""
+    """The number of classes of a model; a single logit stands for two."""
     _, logits = first_run(model, empty_picture(model))
     return max(2, logits.shape[1])
 
 
 Model = str | ModelChoice | nn.Module | LoadedModel | TextModel
-_DECISIVE = ("vitreous", "torch")  # programs whose version is part of a run's key, beside the model's own library
+_DECISIVE = ("vitreous", "torch")  # packages whose version is part of a run's key, besides the model's library
 
 
 def prepare_run(
@@ -91,7 +91,7 @@ def prepare_run(
     options: EvaluateOptions,
     notice: Notice,
 ) -> tuple[Store, EvaluationContext]:
-    """Open everything, find out which methods are meant, and make the run's folder or find it."""
+    """Open model, data set and protocol, resolve the methods, and create or find the run's folder."""
     options = resolve_options(options)
     _check(model, data, protocol, options)
     asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
@@ -99,7 +99,7 @@ def prepare_run(
     load_plugins(plugins)
     opened = _open(data, options["seed"] if options["shuffle"] else None)
     if opened.holds != asked.reads:
-        raise RunError(f"{asked.name} is measured on {asked.reads}, and {opened.kind} holds {opened.holds}")
+        raise RunError(f"{asked.name} is measured on {asked.reads}, but {opened.kind} holds {opened.holds}")
     if not len(opened):
         raise RunError(f"there are no {opened.holds} in {opened.kind}:{opened.path}")
     choice, loaded = _load(model, asked.reads)
@@ -170,7 +170,7 @@ def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
     loaded = model if isinstance(model, LoadedModel | LoadedTextModel) else _with_preprocessing(model)
     if isinstance(loaded, LoadedTextModel) != (reads == "texts"):
         other = "photos" if reads == "texts" else "texts"
-        raise RunError(f"this protocol is measured on {reads}, and the model that was given reads {other}")
+        raise RunError(f"this protocol is measured on {reads}, but the given model reads {other}")
     loaded = replace(loaded, model=evaluation_copy(loaded.model))
     device = next((str(parameter.device) for parameter in loaded.model.parameters()), "cpu")
     stage = loaded.stage if isinstance(loaded, LoadedModel) else None
@@ -178,9 +178,9 @@ def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:
 
 
 def _with_outputs(choice: ModelChoice, model: AnyModel, asked: OutputActivation | None) -> tuple[ModelChoice, AnyModel]:
-    """Settle what a model's outputs are: what was asked for, or else what its configuration or the outputs say.
+    """Decide what a model's outputs are: as given, or else from its configuration or from the outputs.
 
-    A run names them only where they are not what every worker would take them as.
+    A run stores them only where a worker would not find the same.
     """
     said = asked or model.outputs
     usual = scale_of(model.model)
@@ -190,7 +190,7 @@ def _with_outputs(choice: ModelChoice, model: AnyModel, asked: OutputActivation 
 
 
 def _recognised(model: AnyModel) -> OutputActivation | None:
-    """What a model's outputs look like for a picture of noise, or for a short text."""
+    """Detect what a model's outputs are from an image of noise or a short text."""
     if isinstance(model, LoadedTextModel):
         inputs: Inputs = model.reader.inputs([model.reader.read(text, "a text").numbers for text in ("a", "b c")])
     else:
@@ -202,7 +202,7 @@ def _recognised(model: AnyModel) -> OutputActivation | None:
 
 
 def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
-    """The classifier, with how photos become its input, which has to be known."""
+    """The classifier with its preprocessing, which must be known."""
     if not isinstance(model, nn.Module | tuple):
         raise RunError(
             "model must be a name, an nn.Module, a LoadedModel, a LoadedTextModel, (model, image processor) or "
@@ -211,7 +211,7 @@ def _with_preprocessing(model: nn.Module | Pair) -> LoadedModel:
     found = infer_preprocessing(model)
     if found is None:
         raise ModelError(
-            f"it is not known how photos become the input of {type(model).__name__}: give (model, image processor) or "
+            f"the preprocessing of {type(model).__name__} is not known: give (model, image processor) or "
             "a vitreous.models.LoadedModel with its preprocessing"
         )
     if hasattr(found.model, "pretrained_cfg"):
@@ -230,16 +230,16 @@ def _spellings(context: EvaluationContext, methods: Sequence[str], notice: Notic
 
     if context.protocol.methods is not None:
         if list(methods) != [WHITE_BOX]:
-            notice(f"{context.protocol.name} has rows of its own; the methods that were asked for are not used")
+            notice(f"{context.protocol.name} has fixed rows; the given methods are ignored")
         return tuple(expand([]))
     spellings = expand(choose_methods(methods, context.model, expand, notice))
     if not spellings:
-        raise RunError("no method was asked for")
+        raise RunError("no method was given")
     return tuple(spellings)
 
 
 def _versions(model: nn.Module) -> dict[str, str]:
-    """What computes the numbers; vitreous by its code too, for a checkout changes more often than its version."""
+    """The versions that the numbers depend on; for vitreous with a hash of its code, for development versions."""
     decisive = {*_DECISIVE, type(model).__module__.partition(".")[0]}
     versions = {name: version for name, version in software_versions().items() if name in decisive}
     return versions | {"vitreous": f"{versions['vitreous']}+{_own_code_hash()[:12]}"}
@@ -256,13 +256,13 @@ def _own_code_hash() -> str:
 
 
 def _absolute(data: str) -> str:
-    """Make the path absolute, so that a worker elsewhere means the same files."""
+    """Make the path absolute, so that workers open the same files."""
     kind, colon, path = data.partition(":")
     return f"{kind}:{expanded(path).absolute()}" if colon and path else data
 
 
 def _details(context: EvaluationContext) -> dict[str, Any]:
-    """What a manifest says beside what the numbers depend on."""
+    """The fields of the manifest that the numbers do not depend on."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -274,6 +274,6 @@ def _details(context: EvaluationContext) -> dict[str, Any]:
 
 
 def threads_for(workers: int) -> int:
-    """How many threads each of so many processes gets, when they share the processor."""
+    """Threads per process when so many processes share the processor."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, available // workers)

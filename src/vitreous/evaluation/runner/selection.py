@@ -1,4 +1,4 @@
-"""Which methods are meant: spellings, and words that stand for many of them."""
+"""Which methods to run: spellings, and names of groups of methods."""
 
 from __future__ import annotations
 
@@ -32,23 +32,22 @@ def choose_methods(
     expand: Callable[[Sequence[str]], list[str]],
     notice: Callable[[str], None],
 ) -> list[str]:
-    """Give the spellings that ``asked`` stands for, each once.
+    """Resolve spellings and groups of methods to spellings, each once.
 
-    ``white-box`` is every method that does not ask the model about masked pictures: all but the family perturbation,
-    and plugins, which may do anything. ``one-run`` is those of them that need no run beyond forward and backward,
-    ``all`` every method there is, and the name of a family all its methods (``gradient-methods`` where a method has the
-    same name). Of such a group, methods that the model or the protocol cannot serve are left out with a notice; one
-    that was spelled out is an error.
+    ``white-box`` is every method except the family perturbation and plugins. ``one-run`` is those of them that need no
+    run beyond forward and backward, ``all`` every method there is, and the name of a family all its methods
+    (``gradient-methods`` where a method has the same name). Methods of a group that the model or the protocol does not
+    support are left out with a notice; one that was given by name is an error.
 
     Args:
-        asked: spellings and words for groups.
-        model: what they are to explain.
-        expand: makes the rows of a protocol from spellings.
-        notice: told what is left out.
+        asked: spellings and names of groups.
+        model: the model to explain.
+        expand: turns spellings into the rows of a protocol.
+        notice: receives what is left out.
 
     Raises:
-        MethodError: a spelling is wrong, or the protocol cannot do with it.
-        UnsupportedModelError: a method that was asked for by its own name does not work on the model.
+        MethodError: a spelling is wrong, or the protocol does not support it.
+        UnsupportedModelError: a method that was given by name does not work on the model.
     """
     spelled, grouped = [], []
     chosen: dict[str, None] = {}
@@ -67,13 +66,13 @@ def choose_methods(
 
 
 def spelled_out(asked: Sequence[str]) -> list[str]:
-    """The spellings that words for groups and spellings stand for, each once, whatever a model can do with them."""
+    """Resolve spellings and groups of methods to spellings, each once, without checking a model."""
     found = (_group(word.strip()) or [parse(word).spelling] for word in asked)
     return list(dict.fromkeys(spelling for group in found for spelling in group))
 
 
 def _group(word: str) -> list[str] | None:
-    """The methods that a word stands for, or None where it is a spelling."""
+    """The methods of a group, or None for a spelling."""
     methods = list_methods()
     names = {method.name for method in methods}
     if word == ALL:
@@ -92,7 +91,7 @@ def _group(word: str) -> list[str] | None:
 def _unsupported(
     model: LoadedModel | LoadedTextModel, expand: Callable[[Sequence[str]], list[str]], names: Sequence[str]
 ) -> dict[str, str]:
-    """Why the protocol or the model cannot serve some of the methods."""
+    """Why the protocol or the model does not support some of the methods."""
     reasons: dict[str, str] = {}
     rows: dict[str, list[str]] = {}
     for name in names:
@@ -104,12 +103,12 @@ def _unsupported(
 
 
 def _refused(model: LoadedModel | LoadedTextModel, rows: Mapping[str, list[str]]) -> dict[str, str]:
-    """Why the model cannot serve some of the methods, each with its rows."""
+    """Why the model does not support some of the methods, each with its rows."""
 
     def run(names: list[str]) -> None:
         try:
             _ask(model, [row for name in names for row in rows[name]])
-        except RefusedMethodsError as error:  # of rows, and names are asked about
+        except RefusedMethodsError as error:  # per row; reasons are reported per method
             told = {name: error.reasons[row] for name in names for row in rows[name] if row in error.reasons}
             raise RefusedMethodsError(str(error), told) from error
 
@@ -117,22 +116,22 @@ def _refused(model: LoadedModel | LoadedTextModel, rows: Mapping[str, list[str]]
 
 
 def _ask(model: LoadedModel | LoadedTextModel, spellings: Sequence[str]) -> None:
-    """Explain an empty picture or a short text, because what works on a model shows when it runs.
+    """Explain a zero image or a short text: whether a method works shows in a run.
 
-    What the outputs of an empty picture look like says nothing of the model's.
+    Outputs are settled first, because those of a zero image are not typical.
     """
     if isinstance(model, LoadedTextModel):
         if spellings:
             explain_text(settled_outputs(model), "a", spellings)
         return
-    # Many runs of a picture are spared.
+    # Skips perturbation methods: they need many forward passes.
     tried = [spelling for spelling in spellings if not parse(spelling).readout.runs_again]
     if tried:
         explain(settled_outputs(model), empty_picture(model), tried)
 
 
 def empty_picture(model: LoadedModel) -> Tensor:
-    """An input of zeros, (1, 3, height, width), where only a model's ways are of interest."""
+    """A zero image, (1, 3, height, width), to try a model with."""
     height, width = model.preprocessing.image_size
     like = next(model.model.parameters(), torch.empty(0))
     return torch.zeros(1, 3, height, width, dtype=like.dtype, device=like.device)

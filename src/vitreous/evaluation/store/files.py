@@ -87,7 +87,7 @@ class Lock:
         return self.held is not None
 
     def release(self) -> None:
-        """Let other processes have it."""
+        """Release it."""
         # Removed while it is held: a process that has opened the file sees that it is gone once it has the lock.
         with suppress(OSError):  # an open file cannot be removed everywhere; then it stays
             self.path.unlink()
@@ -116,7 +116,7 @@ def take_lock(path: Path) -> Lock | None:
 
 
 ENDING = ".parquet"
-PLACE_COLUMNS = ("index", "method")  # they tell which image and method a row is of
+PLACE_COLUMNS = ("index", "method")  # they identify the image and method of a row
 _ABOUT = ("key", "first", "last", "rows", "sha256")
 
 
@@ -141,7 +141,7 @@ def write_shard(folder: Path, run: Run, shard: Shard, table: pa.Table) -> None:
 
 
 def read_columns(place: Path, columns: Sequence[str]) -> pa.Table:
-    """Some columns of a shard's file, which is believed to be whole."""
+    """Some columns of a shard's file, which must be undamaged."""
     with place.open("rb") as stream, pq.ParquetFile(stream) as file:
         return file.read(columns=list(columns), use_threads=False).replace_schema_metadata(None)
 

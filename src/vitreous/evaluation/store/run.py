@@ -1,4 +1,4 @@
-"""What a run is: everything its numbers depend on, as plain data, and the key that is made of it."""
+"""What a run is: everything its numbers depend on, as plain data, and the key derived from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitreous.errors import RunError as RunError  # noqa: PLC0414  # re-exported
 from vitreous.outputs import OutputActivation, check_outputs
 from vitreous.reason import reason_of, shown
 
-MOST_THREADS = 1024  # more end the process, where the system cannot start so many
+MOST_THREADS = 1024  # more may crash the process
 _MOST_SHARDS = 10_000_000
 
 
@@ -73,7 +73,7 @@ class Run:
         settings: every choice of the protocol, its version included.
         model: which model.
         weights: fingerprint of its weights.
-        preprocessing: how photos or texts become its input.
+        preprocessing: how images or texts become its input.
         data: which data set, ``KIND:PATH``.
         data_fingerprint: changes when the data set does.
         images: how many images the data set has.
@@ -112,13 +112,13 @@ class Run:
         if self.shard_size < 1 or self.threads < 1 or (self.limit is not None and self.limit < 1):
             raise RunError("the shard size, the number of threads and the limit must be at least 1")
         if self.threads > MOST_THREADS:
-            raise RunError(f"{self.threads} threads are more than the {MOST_THREADS} that are possible")
+            raise RunError(f"{self.threads} threads are more than the maximum of {MOST_THREADS}")
         if self.wanted > self.shard_size * _MOST_SHARDS:
             raise RunError(f"a run of {self.wanted} images in shards of {self.shard_size} has too many shards")
 
     @property
     def key(self) -> str:
-        """A hash of everything that the numbers depend on; the place of files is not part of it, their content is."""
+        """A hash of everything that the numbers depend on: the content of files, not their paths."""
         values = asdict(self)
         # A limit cuts the list of shards and leaves them as they are; threads are kept by the run's manifest.
         for name in ("limit", "threads", "data", "images", "plugins"):
@@ -181,7 +181,7 @@ class Run:
 
 def _run_of(values: object) -> Run:
     if not isinstance(values, Mapping):
-        raise TypeError("it describes no run")
+        raise TypeError("it is not a run")
     model = dict(values["model"])
     for name in ("mean", "std", "image_size"):
         model[name] = None if model[name] is None else tuple(model[name])

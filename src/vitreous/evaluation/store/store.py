@@ -31,7 +31,7 @@ from vitreous.storage import MANIFEST, StorageError, parse_manifest, sealed
 KIND = "vitreous evaluation"
 SCHEMA = 2
 _SEALED_SINCE = 2  # the schema from which on a manifest carries its checksum
-# What a manifest may say beside the run, which only reports read.
+# Further fields of a manifest, which only reports read.
 _DETAILS = {"created": str, "command": list, "folder": str, "title": str, "paper": str, "software": dict}
 _LOCK_ENDING = ".lock"
 
@@ -40,7 +40,7 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Claim:
-    """A shard that no other process works on as long as this is held.
+    """A shard that this process holds the lock of.
 
     Attributes:
         done: whether its file is there already.
@@ -50,7 +50,7 @@ class Claim:
     done: bool
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release it."""
         self.lock.release()
 
 
@@ -72,13 +72,13 @@ class Store:
 
     @classmethod
     def create(cls, out: Path, run: Run, details: Mapping[str, Any], *, keep_threads: bool = True) -> Store:
-        """Make the run's folder in ``out``, or go on with the one that is there.
+        """Create the run's folder in ``out``, or resume the existing one.
 
         Args:
             out: the folder of all runs.
             run: what is evaluated.
             details: JSON values for the manifest that the numbers do not depend on.
-            keep_threads: take the number of threads that an earlier start has fixed; otherwise it must be the same.
+            keep_threads: use the number of threads of an earlier start; otherwise it must be the same.
 
         Raises:
             StorageError: the folder cannot be written or holds something else.
@@ -101,13 +101,13 @@ class Store:
         return cls(folder, read_run(folder))
 
     def readable(self, notice: Notice) -> Store:
-        """The same folder for who only reads it: what is not as it was written is reported, and not there."""
+        """The same folder for reading: damaged shards are reported and count as missing."""
         damaged = []
         for shard in self.run.shards():
             fault = fault_of(self.folder, self.run, shard)
             if fault not in (None, "missing"):
                 damaged.append(shard)
-                notice(f"{fault}; evaluate again to have it computed anew")
+                notice(f"{fault}; evaluate again to recompute it")
         return replace(self, damaged=frozenset(damaged))
 
     def missing(self, notice: Notice) -> list[Shard]:
@@ -118,7 +118,7 @@ class Store:
             if fault is not None:
                 missing.append(shard)
                 if fault != "missing":
-                    notice(f"{fault}; it is computed again")
+                    notice(f"{fault}; it is recomputed")
         return missing
 
     def is_done(self, shard: Shard) -> bool:
@@ -130,7 +130,7 @@ class Store:
         return shard not in self.damaged and self._place(shard).exists()
 
     def claim(self, shard: Shard) -> Claim | None:
-        """Try to have a shard for this process alone; None where another process works on it."""
+        """Lock a shard for this process; None where another process holds it."""
         lock = take_lock(self.folder / f"{shard.name}{_LOCK_ENDING}")
         if lock is None:
             return None
@@ -139,26 +139,26 @@ class Store:
                 remove_partial_files(self.folder, shard.name)
             return Claim(lock, done=self.is_done(shard))
         except BaseException:
-            # An interrupted notebook lives on, and would wait for itself the next time.
+            # An interrupted notebook keeps its process, which would wait for its own lock.
             lock.release()
             raise
 
     def forget_failed(self, notice: Notice) -> None:
         """Forget the shards of the plan in which something could not be measured, so that they are computed again.
 
-        What went wrong may have been for the moment: too many open files, a disk that was away. Each shard is claimed
-        first, so one that another process computes now is left to it.
+        The cause may have been temporary: too many open files, a disk that was offline. Each shard is claimed first, so
+        one that another process computes now is left to it.
         """
         forgotten = sum(self._forget_if_failed(shard) for shard in self.run.shards() if self._has_failed(shard))
         if forgotten:
-            notice(f"{forgotten} of {len(self.run.shards())} shards have failures in them and are computed again")
+            notice(f"{forgotten} of {len(self.run.shards())} shards contain failures and are recomputed")
 
     def _forget_if_failed(self, shard: Shard) -> bool:
         claim = self.claim(shard)
         if claim is None:
             return False
         try:
-            # Looked at once more: who held it before may have computed it again meanwhile.
+            # Checked again: the previous holder may have recomputed it.
             if not self._has_failed(shard):
                 return False
             self._place(shard).unlink()
@@ -179,7 +179,7 @@ class Store:
         write_shard(self.folder, self.run, shard, table)
 
     def clean(self) -> None:
-        """Remove what killed processes left behind, also of shards that an earlier limit asked for."""
+        """Remove what killed processes left behind, also for shards of an earlier limit."""
         left = [file for ending in (PARTIAL_ENDING, _LOCK_ENDING) for file in self.folder.glob(f"shard-*{ending}")]
         for name in {file.name.partition(".")[0] for file in left}:
             lock = take_lock(self.folder / f"{name}{_LOCK_ENDING}")
@@ -264,7 +264,7 @@ def _agree(folder: Path, run: Run, details: Mapping[str, Any], *, keep_threads: 
     try:
         started = read_run(folder)
     except StorageError as error:
-        # Not written anew unasked: it alone knows the number of threads.
+        # Not rewritten automatically: only the manifest knows the number of threads.
         advice = f"without {folder / MANIFEST} the same command goes on with what is stored"
         raise StorageError(f"{error}; {advice}") from error
     if started.key != run.key:
@@ -289,7 +289,7 @@ def _write_manifest(folder: Path, run: Run, details: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time look at the manifest and write it; it takes an instant."""
+    """Let one process at a time read and write the manifest."""
     while (lock := take_lock(folder / f"{MANIFEST}{_LOCK_ENDING}")) is None:
         time.sleep(0.01)
     try:

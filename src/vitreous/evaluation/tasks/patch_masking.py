@@ -40,26 +40,26 @@ class Kept(NamedTuple):
     number: int
 
 
-class _Question(NamedTuple):
+class _KeptPatches(NamedTuple):
     name: Hashable
     image: int
     patches: Tensor
 
 
 def kept_logits(batch: ImageBatch, orders: Orders, kept: Sequence[Kept]) -> Tensor:
-    """What the model says of the kept patches, (orders, kept, classes)."""
+    """The model's outputs for the kept patches, (orders, kept, classes)."""
     names = [[("kept", order.key, each) for each in kept] for order in orders.different]
-    questions: dict[int, dict[Hashable, _Question]] = {}
+    inputs: dict[int, dict[Hashable, _KeptPatches]] = {}
     for order, own in zip(orders.different, names, strict=True):
         ranking = patch_scores(batch, order.map).argsort(descending=True, stable=True)
         for name, (side, count) in zip(own, kept, strict=True):
-            if count == len(ranking):  # the whole photo, of which the answer is known
+            if count == len(ranking):  # the whole image, whose output is known
                 batch.memory[name] = batch.logits[order.image]
             patches = ranking[:count] if side == "top" else ranking[len(ranking) - count :]
             if name not in batch.memory:
-                questions.setdefault(count, {})[name] = _Question(name, order.image, patches)
-    for alike in questions.values():
-        _ask(batch, list(alike.values()))
+                inputs.setdefault(count, {})[name] = _KeptPatches(name, order.image, patches)
+    for alike in inputs.values():
+        _run(batch, list(alike.values()))
     flat = [batch.memory[name] for own in names for name in own]
     shape = (len(names), len(kept), batch.logits.shape[1])
     return torch.stack(flat).view(shape) if flat else batch.logits.new_empty(shape)
@@ -73,14 +73,14 @@ def patch_scores(batch: ImageBatch, map_: Tensor) -> Tensor:
     return layout_means(map_.flatten(), (map_.shape[0], map_.shape[1]), layout)
 
 
-def _ask(batch: ImageBatch, questions: Sequence[_Question]) -> None:
-    """Ask about equally many patches of each, a batch at a time, so that photos are copied a few at a time."""
+def _run(batch: ImageBatch, inputs: Sequence[_KeptPatches]) -> None:
+    """Run inputs that keep the same number of patches, a batch at a time, so that few images are copied at once."""
     runner = batch.runner
-    for first in range(0, len(questions), runner.batch):
-        part = questions[first : first + runner.batch]
-        images = runner.images[[question.image for question in part]]
-        logits = runner.logits_of_kept(images, torch.stack([question.patches for question in part]))
-        batch.memory.update(zip((question.name for question in part), logits, strict=True))
+    for first in range(0, len(inputs), runner.batch):
+        part = inputs[first : first + runner.batch]
+        images = runner.images[[kept_patches.image for kept_patches in part]]
+        logits = runner.logits_of_kept(images, torch.stack([kept_patches.patches for kept_patches in part]))
+        batch.memory.update(zip((kept_patches.name for kept_patches in part), logits, strict=True))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class TokenDropping(ImageTask):
         dropping: How patches are dropped.
         prefix_tokens: Whether class, distillation and register tokens stay.
         ties: Which of equal patches ranks higher.
-        area: How the steps and the unmasked photo become one number, in percent.
+        area: How the steps and the unmasked image become one number, in percent.
     """
 
     explained: Explained = "label"
@@ -110,10 +110,10 @@ class TokenDropping(ImageTask):
     def targets(self, picture: Picture) -> tuple[int, ...]:
         return (explained_class(picture, self.explained),)
 
-    def answers(
+    def outputs_along(
         self, batch: ImageBatch, cases: Sequence[Case], curves: Sequence[Sequence[Kept]]
-    ) -> list[list[_Answers]]:
-        """For every case, what is kept of the answers along each curve."""
+    ) -> list[list[_CurveOutputs]]:
+        """For every case, what is kept of the outputs along each curve."""
         targets = [explained_class(batch.pictures[case.image], self.explained) for case in cases]
         orders = find_orders(batch, zip(cases, targets, strict=True))
         logits = kept_logits(batch, orders, [kept for curve in curves for kept in curve])
@@ -121,7 +121,7 @@ class TokenDropping(ImageTask):
         for case, target, position in zip(cases, targets, orders.positions, strict=True):
             along = torch.split(logits[position], [len(curve) for curve in curves])
             whole = batch.logits[case.image]
-            found.append([_answers(whole, part, target, outputs=batch.outputs) for part in along])
+            found.append([_curve_outputs(whole, part, target, outputs=batch.outputs) for part in along])
         return found
 
     def counts(self, batch: ImageBatch) -> list[int]:
@@ -135,24 +135,24 @@ class TokenDropping(ImageTask):
 
     @property
     def from_zero(self) -> tuple[float, ...]:
-        """The steps of dropping, which begins at the unmasked photo."""
+        """The steps of dropping, which begins at the unmasked image."""
         return (0.0, *self.ratios)
 
 
 @dataclass(frozen=True)
-class _Answers:
-    """Along one curve: is the class on top, and by how much has its probability fallen; of the whole photo as well."""
+class _CurveOutputs:
+    """Along one curve: whether the class is on top, and the drop of its probability; for the whole image as well."""
 
     whole_hit: float
     hits: Floats
     drops: Floats
 
 
-def _answers(whole: Tensor, along: Tensor, target: int, *, outputs: ClassOutputs) -> _Answers:
+def _curve_outputs(whole: Tensor, along: Tensor, target: int, *, outputs: ClassOutputs) -> _CurveOutputs:
     before, after = float64_array(whole), float64_array(along)
     p0, pk = (perturbation.probabilities(logits, outputs=outputs)[..., target] for logits in (before, after))
     drops = perturbation.drops(p0, pk)
-    return _Answers(float(perturbation.hits(before, target)), perturbation.hits(after, target), drops)
+    return _CurveOutputs(float(perturbation.hits(before, target)), perturbation.hits(after, target), drops)
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,9 @@ class InsertionDeletion(TokenDropping):
         patches = batch.runner.layout.patches
         insertion = [Kept("top", count) for count in self.counts(batch)]
         deletion = [Kept("bottom", patches - count) for count in self.counts(batch)]
-        return [self._values(*pair) for pair in self.answers(batch, cases, (insertion, deletion))]
+        return [self._values(*pair) for pair in self.outputs_along(batch, cases, (insertion, deletion))]
 
-    def _values(self, insertion: _Answers, deletion: _Answers) -> Values:
+    def _values(self, insertion: _CurveOutputs, deletion: _CurveOutputs) -> Values:
         return (
             row(perturbation.curve_columns("insertion_", "hit", self._to_one), [*insertion.hits, insertion.whole_hit])
             | row(perturbation.curve_columns("insertion_", "drop", self._to_one), [*insertion.drops, 0.0])
@@ -194,13 +194,13 @@ class InsertionDeletion(TokenDropping):
 
     @property
     def _to_one(self) -> tuple[float, ...]:
-        """The steps of insertion, which ends at the unmasked photo."""
+        """The steps of insertion, which ends at the unmasked image."""
         return (*self.ratios, 1.0)
 
 
 @dataclass(frozen=True)
 class InfluenceDeletion(TokenDropping):
-    """How often the model keeps its answer while the most (MIF) or the least (LIF) influential patches are dropped."""
+    """Accuracy against the prediction while the most (MIF) or the least (LIF) influential patches are dropped."""
 
     kind: ClassVar[str] = "deletion of the most and the least influential patches"
 
@@ -217,5 +217,5 @@ class InfluenceDeletion(TokenDropping):
         mif, lif = (perturbation.curve_columns(name, "hit", self.from_zero) for name in ("mif_", "lif_"))
         return [
             row(mif, [of_most.whole_hit, *of_most.hits]) | row(lif, [of_least.whole_hit, *of_least.hits])
-            for of_most, of_least in self.answers(batch, cases, (most, least))
+            for of_most, of_least in self.outputs_along(batch, cases, (most, least))
         ]

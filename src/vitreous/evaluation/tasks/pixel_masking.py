@@ -39,7 +39,7 @@ Filling = Literal["black before normalisation", "zero after normalisation"]
 
 
 class Order(NamedTuple):
-    """A photo of a batch, by its position, a map (height, width) that ranks its pixels, and a name for the two."""
+    """A image of a batch, by its position, a map (height, width) that ranks its pixels, and a name for the two."""
 
     image: int
     map: Tensor
@@ -47,14 +47,14 @@ class Order(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """Orders that differ from each other, and which of them each of the asked ones is."""
+    """The distinct orders, and for each requested one its position among them."""
 
     different: list[Order]
     positions: list[int]
 
 
 def find_orders(batch: ImageBatch, asked: Iterable[tuple[Case, int]]) -> Orders:
-    """The maps of cases for classes; equal maps of a photo, by whatever method or for whatever class, are one."""
+    """The maps of cases for classes; equal maps of an image are one order, whatever their method or class."""
     different: list[Order] = []
     known: dict[Hashable, int] = {}
     positions = []
@@ -85,11 +85,11 @@ def erased_logits(
     filling: Filling,
     upsampling: str = "bilinear",
 ) -> Tensor:
-    """What the model says of photos with pixels erased.
+    """The model's outputs for images with pixels erased.
 
     Args:
-        batch: The photos.
-        orders: In which order their pixels go; maps smaller than the photo are enlarged first.
+        batch: The images.
+        orders: In which order their pixels go; maps smaller than the image are enlarged first.
         counts: How many pixels are erased at each step.
         directions: ``positive`` erases the highest first, ``negative`` the lowest.
         filling: What erased pixels become.
@@ -131,7 +131,7 @@ def _pictures(
     fill: Tensor,
     upsampling: str,
 ) -> Iterator[tuple[list[Hashable], Tensor]]:
-    """Full batches of erased photos and the name of each; all are painted into one buffer."""
+    """Full batches of erased images and the name of each; all are painted into one buffer."""
     pixels = runner.size[0] * runner.size[1]
     buffer = runner.images.new_empty((runner.batch, *runner.images.shape[1:]))
     names: list[Hashable] = []
@@ -155,7 +155,7 @@ def fill_of(runner: ModelRunner, filling: Filling) -> Tensor:
     if filling == "zero after normalisation":
         return runner.images.new_zeros((runner.images.shape[1], 1, 1))
     if runner.black is None:
-        raise ProtocolError("what a black pixel is to this model is not known: its preprocessing is missing")
+        raise ProtocolError("the value of a black pixel is not known, because the model's preprocessing is missing")
     return runner.black[:, None, None]
 
 
@@ -163,10 +163,10 @@ ELEVEN = tuple(range(0, 101, 10))
 
 
 class Curves(NamedTuple):
-    """Logits of one photo.
+    """Logits of one image.
 
     Attributes:
-        whole: Of the unperturbed photo, (classes,).
+        whole: Of the unperturbed image, (classes,).
         erased: With pixels erased, (explained, directions, steps, classes).
         explained: The class that each of the maps explains, (explained,).
         outputs: What the model's outputs are, see ``Batch``.
@@ -193,7 +193,7 @@ class PixelErasing(ImageTask):
         percent: How much is erased at each step.
         directions: ``positive``: the highest pixels first; ``negative``: the lowest.
         filling: What erased pixels become.
-        upsampling: How a map of patches gets the size of the photo.
+        upsampling: How a map of patches gets the size of the image.
         count: Pixels erased at p percent.
         ties: Which of equal pixels ranks higher.
     """
@@ -210,7 +210,7 @@ class PixelErasing(ImageTask):
         return tuple(dict.fromkeys(explained_class(picture, explained) for explained in self.explained))
 
     def curves(self, batch: ImageBatch, cases: Sequence[Case]) -> Iterator[Curves]:
-        """What the model says of every case, with the unperturbed photo and step by step."""
+        """The model's outputs for every case: for the original image and at every step."""
         targets = [self._explained_classes(batch.pictures[case.image]) for case in cases]
         asked = [(case, target) for case, classes in zip(cases, targets, strict=True) for target in classes]
         orders = find_orders(batch, asked)
@@ -243,7 +243,7 @@ class ErasingAccuracy(PixelErasing):
     """Top-1 accuracy against the label while pixels are erased, and the area under that curve in percent.
 
     Attributes:
-        area: How the points become one number; the point at 0% is the unperturbed photo.
+        area: How the points become one number; the point at 0% is the unperturbed image.
     """
 
     kind: ClassVar[str] = "accuracy while pixels are erased"
@@ -256,7 +256,7 @@ class ErasingAccuracy(PixelErasing):
         found = []
         for explained in self.explained:
             for direction in self.directions:
-                # Papers mean the predicted class where they do not say which.
+                # Papers that do not name the class mean the predicted one.
                 whose = "" if explained == "predicted" else ", true class"
                 name, prefix = f"AUC {direction}{whose}", f"{explained}_{direction}_"
                 better: Direction = "lower" if direction == "positive" else "higher"

@@ -52,7 +52,7 @@ STAGES = ("head", "top quarter", "top half", "top three quarters", "all blocks",
 
 
 def randomised_models(batch: ImageBatch, stages: Sequence[str], seed: int) -> Iterator[tuple[str, nn.Module]]:
-    """One copy of the model, more random at every stage; it must be used before the next stage is asked for."""
+    """Yield one copy of the model, more random at every stage; use it before the next stage is requested."""
     parts = _parts(batch)
     network = copy.deepcopy(batch.model.model)
     parameters = dict(network.named_parameters())
@@ -110,7 +110,7 @@ class MapTask(ImageTask):
     """A task about the map of one class.
 
     Attributes:
-        explained: The class whose map is measured; the model's own answer on the untouched photo.
+        explained: The class whose map is measured; the model's own answer on the untouched image.
     """
 
     explained: Explained = "predicted"
@@ -128,7 +128,7 @@ class MapTask(ImageTask):
     def other_maps(
         self, batch: ImageBatch, cases: Sequence[Case], network: nn.Module, images: Tensor
     ) -> Iterator[tuple[Case, Floats]]:
-        """Maps of the same cases and classes from another network or for other images, one for each photo."""
+        """Maps of the same cases and classes from another network or for other images, one for each image."""
         methods = list(dict.fromkeys(case.method for case in cases))
         wanted = sorted({case.image for case in cases})
         model = replace(batch.model, model=network)
@@ -179,12 +179,12 @@ class Randomisation(MapTask):
 
 @dataclass(frozen=True)
 class Sensitivity(MapTask):
-    """The largest relative change of a map when noise is added to the photo; the explained class stays.
+    """The largest relative change of a map when noise is added to the image; the explained class stays.
 
     Attributes:
-        noise: How it is distributed, on the normalised photo.
+        noise: How it is distributed, on the normalised image.
         radius: Its largest value.
-        draws: How often it is drawn, seeded by the photo's name.
+        draws: How often it is drawn, seeded by the image's name.
     """
 
     kind: ClassVar[str] = "max-sensitivity"
@@ -239,7 +239,7 @@ class Faithfulness(MapTask):
     """Correlation, over random sets of patches, of their summed scores with the fall of the logit without them.
 
     Attributes:
-        subsets: How many sets are drawn, seeded by the photo's name and the same for all methods.
+        subsets: How many sets are drawn, seeded by the image's name and the same for all methods.
         percent: How many patches each has, rounded down, at least one.
         filling: What their pixels become.
         score: What falls.

@@ -132,13 +132,13 @@ def maps_of_pixels(
 
 
 def mask_of(picture: Picture) -> NDArray[np.int16]:
-    """The mask of a photo.
+    """The mask of a image.
 
     Raises:
         MissingAnnotationError: it has none, or no pixel of it counts.
     """
     if picture.mask is None:
-        raise MissingAnnotationError("the photo has no mask")
+        raise MissingAnnotationError("the image has no mask")
     if not (picture.mask >= 0).any():
         raise MissingAnnotationError("the mask has no pixel that counts")
     return picture.mask

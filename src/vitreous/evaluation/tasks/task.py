@@ -24,20 +24,20 @@ from vitreous.patch_geometry import PatchGeometry, enlarge
 from vitreous.tape.runner import ModelRunner
 from vitreous.texts import ReadText
 
-# Maps are made from tapes of so many photos: enough to keep a processor busy, few enough that the tapes of all blocks
+# Images explained together: enough to keep a processor busy, few enough that the tapes of all blocks
 # of a large model fit into memory.
 EXPLAINED_TOGETHER = 8
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One photo or text as the model sees it.
+    """One image or text as the model sees it.
 
     Attributes:
         name: Of its sample.
-        predicted: The class that the model says.
+        predicted: The predicted class.
         classes: How many classes the model has.
-        label: The class that is right, where known.
+        label: The true class, where known.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Picture(Seen):
-    """One photo.
+    """One image.
 
     Attributes:
         mask: At the model's resolution: 0 background, n the n-th object, -1 not counted.
@@ -90,15 +90,15 @@ SeenT = TypeVar("SeenT", bound=Seen)
 
 @dataclass(frozen=True)
 class Batch(Generic[ModelT, SeenT]):
-    """Photos or texts, and their maps.
+    """Images or texts, and their maps.
 
     Attributes:
         model: The model with its name and preprocessing, or its tokenizer.
-        runner: The model with the photos or texts as its input, to be asked again.
-        pictures: One per photo or text.
-        logits: What the model says of them as they are, (photos, classes).
-        maps: For each photo and method, maps by the class they explain: (rows, columns), or (pieces,) of a text.
-        memory: What the model has been asked already and another task would ask again.
+        runner: The model with these images or texts as its input.
+        pictures: One per image or text.
+        logits: The model's outputs for the originals, (images, classes).
+        maps: For each image and method, maps by the class they explain: (rows, columns), or (pieces,) of a text.
+        memory: Outputs of the model that another task may need again.
     """
 
     model: ModelT
@@ -110,7 +110,7 @@ class Batch(Generic[ModelT, SeenT]):
 
     @property
     def images(self) -> Tensor:
-        """The model's input, (photos, channel, height, width)."""
+        """The model's input, (images, channel, height, width)."""
         return self.runner.images
 
     @property
@@ -122,7 +122,7 @@ class Batch(Generic[ModelT, SeenT]):
         """
         if self.runner.scale == "value":
             raise UnsupportedModelError(
-                "the model's outputs are values (regression), of which none is right and none has a probability"
+                "the model's outputs are values (regression), which have neither a true class nor a probability"
             )
         return self.runner.scale or "logits"
 
@@ -174,7 +174,7 @@ def _neighbours(
 
 
 def seed_of(name: str, purpose: str) -> int:
-    """A seed that depends on nothing but a name, of a photo or of a weight, and what it is for."""
+    """A seed that depends on nothing but a name, of a image or of a weight, and what it is for."""
     return int.from_bytes(hashlib.sha256(f"{purpose}|{name}".encode()).digest()[:8], "big") >> 1
 
 
@@ -188,11 +188,11 @@ Explained = Literal["predicted", "label"]  # the class whose map is measured
 
 NINE = tuple(range(10, 100, 10))  # percent: the steps of most curves
 
-_OF_THE_DATA = ("label", "largest object")  # classes to explain that a data set tells, not the model
+_OF_THE_DATA = ("label", "largest object")  # classes to explain that come from the data set, not from the model
 
 
 class MissingAnnotationError(VitreousError, ValueError):
-    """A photo or text comes without something that a task needs to know of it."""
+    """An image or text lacks an annotation that a task needs."""
 
 
 BatchT = TypeVar("BatchT")
@@ -208,11 +208,11 @@ class Task(ABC, Generic[SeenT, BatchT]):
     @property
     @abstractmethod
     def metrics(self) -> tuple[Metric, ...]:
-        """The numbers that it ends in."""
+        """The metrics that it reports."""
 
     @abstractmethod
     def targets(self, picture: SeenT) -> tuple[int, ...]:
-        """The classes that have to be explained of a photo or text.
+        """The classes to explain for an image or text.
 
         Raises:
             MissingAnnotationError: it cannot be measured.
@@ -224,7 +224,7 @@ class Task(ABC, Generic[SeenT, BatchT]):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What is kept of every photo or text and method."""
+        """What is kept of every image or text and method."""
         return tuple(dict.fromkeys(column for metric in self.metrics for column in metric.columns))
 
     @property
@@ -234,12 +234,12 @@ class Task(ABC, Generic[SeenT, BatchT]):
         return any(each in _OF_THE_DATA for each in ((explained,) if isinstance(explained, str) else explained))
 
     def settings(self) -> dict[str, Any]:
-        """All choices, as JSON values."""
+        """All settings, as JSON values."""
         return {"task": self.kind, **asdict(self)}
 
 
 class ImageTask(Task[Picture, ImageBatch]):
-    """A measurement on photos."""
+    """A measurement on images."""
 
     reads: ClassVar[Things] = "photos"
 
@@ -251,13 +251,13 @@ class TextTask(Task[Passage, TextBatch]):
 
 
 def label_of(picture: Seen) -> int:
-    """The class that is right.
+    """The true class.
 
     Raises:
         MissingAnnotationError: it is not known, or the model does not have it.
     """
     if picture.label is None:
-        raise MissingAnnotationError("the photo has no label")
+        raise MissingAnnotationError("the image has no label")
     if not 0 <= picture.label < picture.classes:
         raise MissingAnnotationError(f"the label {picture.label} is not one of the model's {picture.classes} classes")
     return picture.label

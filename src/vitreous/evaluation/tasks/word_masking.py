@@ -29,7 +29,7 @@ from vitreous.evaluation.tasks.task import (
 )
 from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation, text
-from vitreous.metrics.metric import Floats, Metric, row
+from vitreous.metrics.metric import Curve, Floats, Metric, row
 from vitreous.metrics.text import word_scores
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.tape.runner import TOKENS_AT_ONCE, ModelRunner
@@ -56,7 +56,7 @@ def perturbed(passage: Passage, words: NDArray[np.int64], way: Way, blank: int) 
 
 
 def logits_of(batch: TextBatch, rows: Sequence[Row]) -> Tensor:
-    """What the model says of texts as rows of pieces, (rows, classes)."""
+    """The model's outputs for texts given as rows of pieces, (rows, classes)."""
     new = [pieces for pieces in dict.fromkeys(rows) if pieces not in batch.memory]
     if new:
         batch.memory.update(zip(new, logits_of_rows(batch.model, new), strict=True))
@@ -64,7 +64,7 @@ def logits_of(batch: TextBatch, rows: Sequence[Row]) -> Tensor:
 
 
 def logits_of_rows(model: LoadedTextModel, rows: Sequence[Row]) -> Tensor:
-    """The same without a memory."""
+    """The same without a cache."""
     answers: list[Tensor] = [torch.empty(0)] * len(rows)
     for numbers in _alike([len(pieces) for pieces in rows]):
         inputs = model.reader.inputs([rows[number] for number in numbers])
@@ -74,7 +74,7 @@ def logits_of_rows(model: LoadedTextModel, rows: Sequence[Row]) -> Tensor:
 
 
 def _alike(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Positions of about equal lengths, as many as run at once, so that hardly anything is padding."""
+    """Positions of similar lengths, as many as run at once, to keep padding small."""
     order = sorted(range(len(lengths)), key=lambda number: -lengths[number])
     while order:
         together = max(1, TOKENS_AT_ONCE // max(1, lengths[order[0]]))
@@ -150,11 +150,11 @@ class WordErasing(WordTask):
     def metrics(self) -> tuple[Metric, ...]:
         found = []
         for way in self.ways:
-            columns = self._drop_columns(way)
+            curve = self._curve(way)
             description = f"Mean over texts and steps of the fall of the target's probability with words {way}."
-            weights = [1 / len(columns)] * len(columns)
+            weights = [1 / len(curve.steps)] * len(curve.steps)
             name = f"AOPC, words {way}"
-            found.append(perturbation.curve_metric(columns, weights, (-1.0, 1.0), name, "higher", description))
+            found.append(perturbation.curve_metric([curve], weights, (-1.0, 1.0), name, "higher", description))
             found.append(self._log_odds(way))
         return tuple(found)
 
@@ -167,12 +167,12 @@ class WordErasing(WordTask):
     def _values(self, before: float, along: Floats) -> Values:
         values: Values = {}
         for way, curve in zip(self.ways, along, strict=True):
-            values |= row(self._drop_columns(way), perturbation.drops(before, curve))
+            values |= row(self._curve(way).columns, perturbation.drops(before, curve))
             values |= self._log_odds(way).row(float(perturbation.log_odds(before, curve)))
         return values
 
-    def _drop_columns(self, way: str) -> tuple[str, ...]:
-        return perturbation.curve_columns(f"{way}_", "drop", [percent / 100 for percent in self.percent])
+    def _curve(self, way: str) -> Curve:
+        return perturbation.curve_of(f"{way}_", "drop", [percent / 100 for percent in self.percent])
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Rationales(TextTask):
 
     def targets(self, picture: Passage) -> tuple[int, ...]:
         if not picture.rationale.any():
-            raise MissingAnnotationError("no word of a rationale is in the part of the text that the model takes")
+            raise MissingAnnotationError("no word of the rationale is within the model's maximum length")
         return (label_of(picture),)
 
     def measure(self, batch: TextBatch, cases: Sequence[Case]) -> list[Values]:
