@@ -60,7 +60,7 @@ def test_killed_again_and_again_it_resumes_to_the_same_results(photos, unbroken,
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert f"of {IMAGES} images done; the same command goes on from there" in errors
+    assert f"of {IMAGES} images; run the same command to resume" in errors
     assert "Traceback" not in errors
 
     process, before = start(command(photos, tmp_path)), shards(tmp_path)

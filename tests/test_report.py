@@ -138,7 +138,7 @@ class TestCommand:
         for number in range(3):
             (photos / f"{number}.png").write_bytes((photos / "cat.png").read_bytes())
         result = run("explain", photos, "--model", value_model, "--method", "gae", "--out", tmp_path / "out")
-        assert result.stdout.splitlines()[0].split() == ["photo", "class", "value"]
+        assert result.stdout.splitlines()[0].split() == ["image", "class", "value"]
 
     @pytest.mark.parametrize("size", [(1000, 1), (1, 1000)])
     def test_a_strip_of_a_photo_is_drawn_like_any_other(self, photos, tmp_path, size):

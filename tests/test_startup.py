@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import vitreous
 from loading_scripts import load_script
@@ -78,6 +79,16 @@ def test_commands_do_not_import_packages_that_they_do_not_use(module, unused):
     assert not heavy & unused
 
 
+def test_only_the_entry_point_imports_the_command_line():
+    package = Path(vitreous.__path__[0])
+    for file in package.rglob("*.py"):
+        place = file.relative_to(package).as_posix()
+        if place != "__main__.py" and not place.startswith("cli/"):
+            imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+            modules = [f"{line.module}.{name.name}" for line in imports for name in line.names]
+            assert not [module for module in modules if module.startswith("vitreous.cli.")], place
+
+
 class TestPublicNames:
     def test_type_checkers_and_the_interpreter_see_the_same(self):
         """The imports under TYPE_CHECKING name the modules that ``__getattr__`` imports from."""
@@ -117,8 +128,7 @@ class TestCatalog:
         named = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["vitreous"]
         assert FILE.relative_to(root / "src" / "vitreous").as_posix() in named
 
-    @pytest.mark.parametrize("form", ["", "--json"])
-    def test_methods_of_a_plugin_are_listed(self, tmp_path, form):
+    def test_methods_of_a_plugin_are_listed(self, registry, tmp_path):
         """With a plugin the registry is listed, not the file."""
         plugin = tmp_path / "own.py"
         plugin.write_text(
@@ -126,10 +136,11 @@ class TestCatalog:
             '@method("own_method", values=("tokens",), summary="A method of a plugin.")\n'
             "def own(view, layer):\n    return view.tokens(layer).sum(-1)\n"
         )
-        command = [sys.executable, "-m", "vitreous", "methods", *filter(None, [form]), "--plugin", str(plugin)]
-        listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert "own_method" in listed
-        assert "A method of a plugin." in listed
-        if form:
-            names = [method["name"] for method in json.loads(listed)]
-            assert names == [*(method["name"] for method in load_catalog()["methods"]), "own_method"]
+        table, listed = (
+            CliRunner().invoke(app, ["methods", *form, "--plugin", str(plugin)]).stdout for form in ([], ["--json"])
+        )
+        assert "own_method" in table
+        assert "A method of a plugin." in table
+        *others, own = json.loads(listed)
+        assert (own["name"], own["family"]) == ("own_method", "plugin")
+        assert others == load_catalog()["methods"]

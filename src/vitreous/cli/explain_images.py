@@ -188,8 +188,8 @@ class _ExplainJob:
             return False
         self.result.explained.append(ExplainedImage(file, folder, explanation.without_images()))
         if methods := _methods_without_map(explanation):
-            error = ExplanationError(f"{file}: no map by {', '.join(methods)}: the scores contain NaN or infinity")
-            self._add_failure(str(file), error)
+            message = f"{file}: no map by {', '.join(methods)}: the scores contain NaN or infinity"
+            self._add_failure(str(file), ExplanationError(message))
         return True
 
     def _add_to(

@@ -18,7 +18,7 @@ DEBUG = "vitreous.debug"  # key in the metadata that a command and its group sha
 METHOD_HELP = "A method, see `vitreous methods`. Repeat the option or separate methods by commas."
 METHODS_HELP = (
     "Methods separated by commas, a family of methods, or a group: white-box (all but the perturbation family, which "
-    "runs the model on masked images), one-run (those that need one forward and one backward pass at most), all."
+    "runs the model on masked images), one-run (white-box methods without a second forward pass), all."
 )
 
 
