@@ -241,7 +241,7 @@ def _ignore_result(future: asyncio.Future[Any]) -> None:
 
 
 def _duration(seconds: float) -> str:
-    if seconds < 100:  # noqa: PLR2004
+    if seconds < 100:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 2 * 3600 else f"{round(seconds / 3600)} h"
 

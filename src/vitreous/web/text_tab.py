@@ -136,8 +136,8 @@ class TextTab(TabController):
         offer_classes: bool,
     ) -> Updates:
         def make() -> Task:
+            self.service.models.check(str(values[1] or "").strip())
             controls = read_text_controls(values)
-            self.service.models.check(controls.text.model)
             arguments = (controls.text, controls.request)
             return Task(
                 partial(self.service.explain, *arguments),
