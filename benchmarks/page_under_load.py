@@ -53,18 +53,23 @@ class Visitor:
             self._request("POST", "/gradio_api/upload", body, f"multipart/form-data; boundary={boundary}")
         )
         file = {"path": path, "meta": {"_type": "gradio.FileData"}, "orig_name": "photo.png"}
-        return self._ask("upload", [file, self._model, None, [], ",".join(methods), *SLIDERS], listen=listen)
+        data = [file, None, self._model, None, [], ",".join(methods), *SLIDERS]
+        return self._ask("upload", data, listen=listen)
 
     def show(self, methods: Sequence[str], classes: Sequence[int] = ()) -> str:
         """Have other maps of the same photo shown."""
-        return self._ask("show", [None, list(classes), ",".join(methods), *SLIDERS])
+        return self._ask("show", [None, None, list(classes), ",".join(methods), *SLIDERS])
 
     def _ask(self, name: str, data: list[Any], *, listen: bool = True) -> str:
         function = next(one for one in self._config["dependencies"] if one.get("api_name") == name)
         data += [[]] * (len(function["inputs"]) - len(data))  # nothing is ticked
         body = {"data": data, "fn_index": function["id"], "session_hash": self.session}
         self._request("POST", "/gradio_api/queue/join", json.dumps(body).encode(), "application/json")
-        return self._listen() if listen else ""
+        if not listen:
+            return ""
+        told = self._listen()
+        # What is not cached is queued, and the page then asks for its turn.
+        return told + self._ask("run_maps", [None]) if "Working" in told else told
 
     def _listen(self) -> str:
         connection = http.client.HTTPConnection(self._place, timeout=600)

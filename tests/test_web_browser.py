@@ -322,8 +322,9 @@ def test_a_failed_model_change_puts_the_old_choice_back(opened, photo_file, name
     choose_model(opened, "", name)
     opened.until(lambda: opened.all("#vitreous-status [role=alert]"))
     opened.until(lambda: model_of(opened) == before)
-    toasts = opened.texts(".toast-body, [data-testid=toast-body]")
-    assert any(opened.status in text for text in toasts)  # also where the page is scrolled down
+    message = opened.status
+    toast = ".toast-body, [data-testid=toast-body]"  # also where the page is scrolled down
+    opened.until(lambda: any(message in text for text in opened.texts(toast)))
     time.sleep(1)  # the choice that is put back is a change as well, which must not hide the error
     assert opened.all("#vitreous-status [role=alert]")
     assert opened.maps == maps

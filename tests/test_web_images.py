@@ -5,6 +5,7 @@ import os
 import pickle
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 import vitreous
+import vitreous.web
 from vitreous.errors import ImageError, MethodError, ModelError, TargetError, UnsupportedModelError, VitreousError
 from vitreous.methods import list_methods
 from vitreous.models import load_model
@@ -752,3 +754,8 @@ def test_serve_refuses_what_cannot_be(tmp_path):
         taken.listen()
         with pytest.raises(InputError, match="cannot be used"):
             _check(Settings(port=taken.getsockname()[1]))
+
+
+def test_the_page_does_not_import_the_command_line():
+    for file in Path(vitreous.web.__file__).parent.glob("*.py"):
+        assert "vitreous.cli" not in file.read_text(encoding="utf-8"), file.name

@@ -19,7 +19,15 @@ from vitreous.web.rendering import DisplaySettings, base_image, mark_patch, patc
 from vitreous.web.requests import ExplainRequest
 from vitreous.web.results import BlockRows, ImageResults
 from vitreous.web.security import OpenStreams
-from vitreous.web.tab_controller import SHARED_OPTIONS, TabController, Task, Updates, click_script, read_methods
+from vitreous.web.tab_controller import (
+    SHARED_OPTIONS,
+    TabController,
+    Task,
+    Updates,
+    click_script,
+    read_methods,
+    unchanged,
+)
 
 _NO_PHOTO = "Choose a photo first."
 
@@ -121,7 +129,7 @@ class PhotoTab(TabController):
     ) -> Updates:
         """Explain an uploaded photo."""
         if path is None:
-            return gr.skip()
+            return unchanged()
         return await self._open(path, Path(path).name, previous, model, values, request)
 
     async def open_example(
@@ -129,7 +137,7 @@ class PhotoTab(TabController):
     ) -> Updates:
         """Explain an example photo."""
         if number is None or not 0 <= int(number) < len(self.examples):
-            return gr.skip()
+            return unchanged()
         example = self.examples[int(number)]
         return await self._open(example, example.name, previous, model, values, request)
 
@@ -137,7 +145,7 @@ class PhotoTab(TabController):
         """Explain the photo with another model."""
         photo: PhotoInput | None = values[0]
         if model == (self.service.models.default if photo is None else photo.model):
-            return gr.skip()  # the choice was put back
+            return unchanged()  # the choice was put back
         if photo is not None:
             return await self._open(photo.upload.path, photo.upload.name, previous, model, values, request)
 
@@ -271,7 +279,7 @@ class PhotoTab(TabController):
 
             return Task(partial(work, photo, controls.request), show)
 
-        return {self.parts.download: None} | await self.begin("download", previous, make, request)
+        return await self.begin_download(self.parts.download, previous, make, request)
 
     def _explain_task(
         self, photo: PhotoInput, controls: PhotoControls, show: Callable[[ImageResults, float | None], Updates]

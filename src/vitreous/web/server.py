@@ -23,7 +23,7 @@ _NO_API_DOCS = ("docs_url", "redoc_url", "openapi_url")
 _TEXT_CACHE_FRACTION = 16  # texts get a sixteenth of the cache: kilobytes each, where photos need megabytes
 _MAX_UPLOADS = 10  # of the largest size; the oldest are deleted first
 _CONCURRENCY = 32  # of events that do not run the model
-_MAX_QUEUE = 64  # waiting events; Gradio refuses more and says so
+_MAX_QUEUE = 128  # waiting events; Gradio refuses more and says so
 
 
 @dataclass(frozen=True)

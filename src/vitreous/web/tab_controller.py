@@ -95,7 +95,7 @@ class TabController:
         """
         session = session_of(request)
         if not await self._streams.is_open(session):  # messages for it would fill the memory
-            return gr.skip()
+            return unchanged()
         if previous is not None:
             previous.superseded = True
         self._jobs.cancel(session, by=self)
@@ -126,20 +126,27 @@ class TabController:
         """Second step of an event: run a task when its turn comes."""
         session = session_of(request)
         if task is None or task.superseded or not await self._streams.is_open(session):
-            return gr.skip()
+            return unchanged()
         job = self._jobs.start(session, task.work, owner=self)
         try:
             result = await self._finished(job, session, progress)
             return await asyncio.to_thread(task.show, result, job.seconds)  # drawing must not block other requests
         except CancelledError as error:
             if job.cancelled_by is self:  # a newer request on this tab shows its own status
-                return gr.skip()
+                return unchanged()
             return self._failed(error, task.on_error)
         except Exception as error:  # noqa: BLE001  # logged, unless it is a message for the visitor
             return self._failed(error, task.on_error)
         finally:
             self._jobs.finish(session, job)
             self._trim_later()
+
+    async def begin_download(
+        self, button: Any, previous: Task | None, make: Callable[[], Task], request: gr.Request
+    ) -> Updates:
+        """First step of a download: also forget the file of the one before."""
+        updates = await self.begin("download", previous, make, request)
+        return updates if updates == unchanged() else {button: None} | updates
 
     def cancel(self, request: gr.Request) -> None:
         """Cancel the session's job: the visitor pressed Stop or closed the page."""
@@ -224,6 +231,12 @@ def read_methods(spelled: str | None, groups: Sequence[Any]) -> tuple[str, ...]:
 def session_of(request: gr.Request) -> str:
     """Return the id of a visitor's session."""
     return str(request.session_hash)
+
+
+def unchanged() -> Updates:
+    """Return what leaves all outputs of an event unchanged."""
+    updates: Updates = gr.skip()
+    return updates
 
 
 def click_script(element: str) -> str:

@@ -19,7 +19,15 @@ from vitreous.web.rendering import status_html
 from vitreous.web.requests import ExplainRequest
 from vitreous.web.results import TextResults
 from vitreous.web.security import OpenStreams
-from vitreous.web.tab_controller import SHARED_OPTIONS, TabController, Task, Updates, click_script, read_methods
+from vitreous.web.tab_controller import (
+    SHARED_OPTIONS,
+    TabController,
+    Task,
+    Updates,
+    click_script,
+    read_methods,
+    unchanged,
+)
 from vitreous.web.text_service import TextInput, TextService
 
 
@@ -92,7 +100,7 @@ class TextTab(TabController):
         """Explain the text with another model, which has other classes."""
         text, model, long, _, *others = values
         if model == shown_model:
-            return gr.skip()  # the choice was put back
+            return unchanged()  # the choice was put back
         if str(text or "").strip():
             changed = (text, model, long, [], *others)
             return await self._explain(request, previous, shown_model, changed, offer_classes=True)
@@ -119,7 +127,7 @@ class TextTab(TabController):
 
             return Task(partial(self.service.explain, controls.text, controls.request), show)
 
-        return {self.parts.download: None} | await self.begin("download", previous, make, request)
+        return await self.begin_download(self.parts.download, previous, make, request)
 
     def stop(self, request: gr.Request, shown_model: str) -> Updates:
         """Stop the session's job; the words shown are those of the model before it."""
@@ -136,8 +144,8 @@ class TextTab(TabController):
         offer_classes: bool,
     ) -> Updates:
         def make() -> Task:
+            self.service.models.check(str(values[1] or "").strip())
             controls = read_text_controls(values)
-            self.service.models.check(controls.text.model)
             arguments = (controls.text, controls.request)
             return Task(
                 partial(self.service.explain, *arguments),
