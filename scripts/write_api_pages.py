@@ -31,7 +31,7 @@ def pages() -> dict[str, str]:
     return {
         "api.md": _page(
             "API: vitreous",
-            f"{CONTEXT}\nSee also [methods](api-methods.md), [pictures](api-pictures.md) and [metrics](api-metrics.md).\n",
+            f"{CONTEXT}\nSee also [methods](api-methods.md), [pictures](api-pictures.md), [metrics](api-metrics.md).\n",
             {
                 "Functions and classes": [f"vitreous.{name}" for name in package],
                 "Models": ["vitreous.models.LoadedModel", "vitreous.models.Preprocessing"],

@@ -61,7 +61,9 @@ def _show_photo(explained: Explained, console: Console) -> None:
     table.add_column(explanation.quantity, justify="right")
     table.add_column()
     for prediction in explanation.top(_TOP):
-        table.add_row(_name(explanation, prediction), explanation.saying(prediction.class_index), _bar(prediction))
+        table.add_row(
+            _name(explanation, prediction), explanation.format_output(prediction.class_index), _bar(prediction)
+        )
     console.print(table)
     say(console, f"explained: {'; '.join(_targets(explanation))}")
     say(console, f"pictures:  {explained.folder / COMPARISON}")
@@ -77,7 +79,9 @@ def _show_summary(explained: Sequence[Explained], console: Console) -> None:
     for one in explained:
         first = one.explanation.top(1)[0]
         photo = Text(one_line(one.photo.name))
-        table.add_row(photo, _name(one.explanation, first), one.explanation.saying(first.class_index), _bar(first, 10))
+        table.add_row(
+            photo, _name(one.explanation, first), one.explanation.format_output(first.class_index), _bar(first, 10)
+        )
     console.print(table)
     say(console, f"pictures: {explained[0].folder.parent / 'PHOTO' / COMPARISON}, one folder for each photo")
 

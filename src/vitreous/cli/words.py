@@ -24,7 +24,9 @@ def show(explanation: TextExplanation, console: Console, *, by: By) -> None:
     """Print what the model says of each text, then the text once for every method and class."""
     for index in range(len(explanation)):
         likely = explanation.top(_TOP, index=index)
-        said = [f"{prediction.label} {explanation.saying(prediction.class_index, index)}" for prediction in likely]
+        said = [
+            f"{prediction.label} {explanation.format_output(prediction.class_index, index)}" for prediction in likely
+        ]
         say(console, ", ".join(said), "bold")
         for method in explanation.methods:
             for number in range(explanation.classes_per_image):

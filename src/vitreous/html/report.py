@@ -172,7 +172,7 @@ def photo_section(name: str, photo: Image.Image | None, explanation: Explanation
     base = BaseImage.of(explanation, 0, photo).fitted(_PICTURE, _PICTURE)
     prefix = "" if explanation.class_names else "class "
     predictions = [
-        (prefix + one.label.replace("_", " "), one.probability or 0.0, explanation.saying(one.class_index))
+        (prefix + one.label.replace("_", " "), one.probability or 0.0, explanation.format_output(one.class_index))
         for one in explanation.top(_TOP)
     ]
     targets = [

@@ -99,7 +99,7 @@ def _samples(explanation: TextExplanation, paint: Paint) -> list[tuple[str, str]
 
 def _text(explanation: TextExplanation, index: int, by: By) -> _Text:
     likely = explanation.top(_TOP, index=index)
-    predictions = ", ".join(f"{label} {explanation.saying(number, index)}" for number, label, _ in likely)
+    predictions = ", ".join(f"{label} {explanation.format_output(number, index)}" for number, label, _ in likely)
     maps = [
         _map(explanation, method, index, number, by, word_colour)
         for method in explanation.methods

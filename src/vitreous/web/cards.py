@@ -33,7 +33,7 @@ def predictions(record: Findings[Any]) -> str:
     assert record.sample is not None
     prefix = "" if record.sample.class_names else "class "
     rows = [
-        (prefix + one.label.replace("_", " "), one.probability or 0.0, record.sample.saying(one.class_index))
+        (prefix + one.label.replace("_", " "), one.probability or 0.0, record.sample.format_output(one.class_index))
         for one in record.sample.top(_TOP)
     ]
     return f"<h2>What the model says</h2>{page.bars(rows)}"

@@ -44,7 +44,7 @@ class Findings(Generic[Made]):
     def caption(self, class_index: int) -> str:
         """Name a class and tell how likely the model finds it."""
         assert self.sample is not None
-        return f"{self.class_names()[class_index]} · {self.sample.saying(class_index)}"
+        return f"{self.class_names()[class_index]} · {self.sample.format_output(class_index)}"
 
     def class_names(self) -> list[str]:
         """Name all classes, for people to read."""
