@@ -58,7 +58,7 @@ def save_report(record: Record, visit: Visit, wanted: Wanted, found: Sequence[Se
     body = (
         report.photo_section(visit.upload.name, record.photo.picture, explanation, measured)
         + report.methods_section(methods, curves=record.has_curves)
-        + report.making_section(explanation.provenance, command)
+        + report.provenance_section(explanation.provenance, command)
     )
     place = folder / _name(visit, "html")
     write_text(place, page.document("Why did the model say this?", body, style=report.STYLE))
