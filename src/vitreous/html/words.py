@@ -49,7 +49,7 @@ class _Text:
 @register_view(TextExplanation, "html")
 def page(explanation: TextExplanation, *, by: By) -> str:
     """Render a whole page."""
-    return document("Vitreous: words that made the model say this", body(explanation, by=by))
+    return document("Which words made the model say this?", body(explanation, by=by))
 
 
 @register_view(TextExplanation, "notebook:html")
