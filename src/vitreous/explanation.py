@@ -383,7 +383,7 @@ def _plain_fields(explanation: Explanation) -> dict[str, Any]:
             "left_out": {_spelling(method): str(reason) for method, reason in explanation.left_out.items()},
             "provenance": json.loads(json.dumps(dict(explanation.provenance), allow_nan=False)),
         }
-    except Exception as error:  # forged values fail with any type there is
+    except Exception as error:  # forged values can raise any exception
         raise ExplanationError(f"a part of the explanation is not valid: {reason_of(error)}") from error
 
 
@@ -405,7 +405,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _check_scores(explanation: Explanation) -> None:
-    """Raise unless every method has scores for every target and patch, and is known to be signed or not."""
+    """Raise unless every method has scores for every target and patch, and a sign."""
     if not explanation.scores:
         raise ExplanationError("an explanation needs the scores of at least one method")
     if set(explanation.signed) != set(explanation.scores):
@@ -422,7 +422,7 @@ def _check_scores(explanation: Explanation) -> None:
 
 
 def _check_images(explanation: Explanation) -> None:
-    """Raise unless there is one picture for each image."""
+    """Raise unless there is one picture per image."""
     images = explanation.images
     if images is not None and len(images) != len(explanation):
         raise ExplanationError(f"images must hold one picture for each of the {len(explanation)} images")
