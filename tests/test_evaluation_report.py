@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 
@@ -199,3 +200,10 @@ class TestPage:
         assert points_of(radar, "polygon", "one")[0] == (165, 40)
         assert points_of(radar, "polygon", "two")[0] == (165, 165)
         assert "Best and worst" not in page
+
+    def test_names_of_methods_stay_text(self, tmp_path):
+        hostile = "<script>alert(1)</script>&\"'"
+        values = {hostile: NUMBERS["one"], "two": NUMBERS["two"]}
+        page = write_page([invented_results(tmp_path, (PRECISION, ERROR, SIZE), values)], pictures=1)
+        assert "<script" not in page
+        assert html.unescape(page).count(hostile) == 3  # in both tables and above its images

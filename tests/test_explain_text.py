@@ -285,8 +285,8 @@ class TestWhatOutputsAre:
             number, _, likely = one.top(1)[0]
             assert number == int(explanation.logits[0].argmax())
             assert likely is None
-            assert one.saying(number) == f"{float(explanation.logits[0].max()):.3g}"
-            assert f"{number} {one.saying(number)}" in one.html()
+            assert one.format_output(number) == f"{float(explanation.logits[0].max()):.3g}"
+            assert f"{number} {one.format_output(number)}" in one.html()
             assert "%</b>" not in one.html()
         values = vitreous.explain_text((model, small_tokenizer()), [TEXT, SHORT], "tokentm:gradient=logit")
         for one, other in zip(values.scores["tokentm:gradient=logit"], explanation.scores["tokentm"], strict=True):

@@ -162,11 +162,13 @@ class TestFields:
         fields = {"batch": 1, "logits": logits, "target": torch.tensor([0]), "class_names": ("dog",)}
         yes = make(**fields)
         assert yes.top(1) == ((0, "dog", pytest.approx(float(logits.sigmoid()))),)
-        assert yes.saying(0) == "81.8%"
+        assert yes.format_output(0) == "81.8%"
         value = Explanation.load(make(**fields, scale="value").save(tmp_path / "value"))
         assert value.scale == "value"
         assert value.top(1) == ((0, "dog", None),)
-        assert value.saying(0) == "1.5"
+        assert value.format_output(0) == "1.5"
+        with pytest.warns(DeprecationWarning, match="format_output"):
+            assert value.saying(0) == "1.5"
         with pytest.raises(ExplanationError, match="have no probability"):
             _ = value.probabilities
         with pytest.raises(ExplanationError, match=r"scale must be one of logits, .*, value, not 'percent'"):

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import vitreous
+from small_models import golden_model
 from vitreous.cost import cost_of
-from vitreous.methods import list_methods
+from vitreous.methods import list_methods, method_info
 from vitreous.spelling import parse
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +52,18 @@ def test_every_citation_is_in_the_bibliography():
     }
     assert cited
     assert not [each for each in cited if f"### {each[1]}\n" not in BIBLIOGRAPHY]
+
+
+def test_the_example_of_the_contributing_page_is_a_method(registry):
+    page = (ROOT / "docs" / "contributing-method.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    exec(compile(code, "contributing-method.md", "exec"), {"__name__": "vitreous.methods.example"})
+    model, images = golden_model()
+    found = vitreous.explain(model, images, ["my_method", "ixg.plus"]).scores
+    assert torch.equal(found["my_method"], found["ixg.plus"])
+    info = method_info("my_method")
+    assert (info.link, info.citation_key) == ("https://arxiv.org/abs/2601.00001", "author2026title")
+    assert info.cost.label == "forward + backward"
 
 
 def test_spellings_fit_for_bf16_are_of_the_method_that_declares_them():

@@ -124,7 +124,7 @@ class TestCommand:
             *("--out", tmp_path / "out", "--report", file),
         )
         assert result.exit_code == 0, result.output
-        said = Explanation.load(tmp_path / "out" / "cat").saying(0)
+        said = Explanation.load(tmp_path / "out" / "cat").format_output(0)
         assert result.stdout.splitlines()[1].split() == ["class", "value"]
         assert said in result.stdout
         html = file.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a method costs: how many passes it takes, and how deep they go."""
+"""The cost of a method: how many passes it takes, and how deep they go; derived from what its read-out needs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Cost:
     """The passes that a method takes.
 
     Attributes:
-        label: in words, cheapest first: forward; forward + last block; forward + half; forward + backward; forward +
+        label: In words, cheapest first: forward; forward + last block; forward + half; forward + backward; forward +
             backward + head again; several backward; many runs.
-        passes: the backward passes, by rule and objective, with the part of the blocks that each has to reach.
-        one_run: whether it reads the recorded run and asks neither the model nor its head again.
+        passes: The backward passes, by rule and objective, with the lowest block that each has to reach.
+        one_run: Whether it reads the recorded run and runs neither the model nor its head again.
     """
 
     label: str
@@ -27,12 +27,12 @@ class Cost:
 
 
 def cost_of(spelling: str) -> Cost:
-    """The cost of a method on a model with twelve blocks."""
+    """Give the cost of a spelling on a model with twelve blocks."""
     recipe = parse(spelling)
     gradients = recipe.needs(EXAMPLE_DEPTH).gradients
     reach = {backward: needs.lowest for backward, needs in gradients.items()}
     passes = tuple(f"{backward.rule}, {backward.objective}, {_reach(lowest)}" for backward, lowest in reach.items())
-    # The score that a block's own output would get is the head's, asked once more.
+    # The score of an intermediate block takes another run of the head.
     head_again = any(backward.objective == "intermediate" for backward in gradients)
     lowest = [lowest for lowest in reach.values() if lowest is not None]
     label = _label(recipe, lowest) + (" + head again" if head_again else "")

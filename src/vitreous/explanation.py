@@ -44,18 +44,18 @@ class Explanation(Predicted):
         scores: For each method spelling, raw scores (batch, patches), or (batch, k, patches) for k classes.
         grid: Rows and columns of patches.
         target: The classes explained, int64, (batch,) or (batch, k).
-        logits: The model's output (batch, classes). Where a target was given and no method needed them, the model is
-            run when they are first read.
+        logits: The model's output (batch, classes). If a target was given and no method needed the logits, the model
+            runs when they are first read.
         image_size: Height and width of the model's input.
         signed: For each method spelling, whether the sign of its scores carries meaning.
-        class_names: One name per class, where they are known.
-        images: The pictures that maps are drawn on, one per image: photos as the model saw them, or its input tensor.
-        preprocessing: How photos became the model's input, where it is known: it tells which part of a photo was seen.
+        class_names: One name per class, if known.
+        images: The images that maps are drawn on: photos as the model saw them, or its input tensor.
+        preprocessing: How photos became the model's input, if known: which part of a photo was seen.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
         scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
-        images_note: What ``images`` are where they are not photos, such as a normalised tensor; figures show it.
-        left_out: Methods that are used where none is asked for and that the model does not allow, and why.
-        geometry: Where in the model's input patches are centred; ``None`` where they are equal cells of it.
+        images_note: A sentence on ``images`` that are not photos, such as a normalised tensor; figures show it.
+        left_out: Default methods that the model does not support, and why.
+        geometry: Where in the model's input patches are centred; ``None`` for equal cells.
 
     Examples:
         >>> import vitreous
@@ -106,7 +106,7 @@ class Explanation(Predicted):
             return logits
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give what is copied or pickled: with the logits, without the model."""
+        """Copy or pickle the logits, not the model that computes them."""
         self.logits  # noqa: B018 - computes them
         return dict(self.__dict__)
 
@@ -171,9 +171,9 @@ class Explanation(Predicted):
         std: Channels | None = None,
         photo: Photo | None = None,
     ) -> Image.Image:
-        """Lay a method's heatmap over a picture.
+        """Lay a method's heatmap over an image.
 
-        Warns where that is a normalised tensor, whose colours are not a photo's.
+        Warns when that is a normalised tensor, whose colours are not a photo's.
 
         Args:
             method: One of ``methods``.
@@ -181,12 +181,12 @@ class Explanation(Predicted):
             target_index: Which of its explained classes.
             opacity: From 0 (the grey photo alone) to 1.
             smooth: See ``heatmap``.
-            image: The picture to draw on, cropped as the model saw it; by default the one in ``images``. A picture, a
+            image: The image to draw on, cropped as the model saw it; by default the one in ``images``. A PIL image, a
                 path, an array (height, width, 3) or a tensor (3, height, width).
             mean: With a tensor as ``image``: what was subtracted to normalise it, a number or one for each channel.
             std: With a tensor as ``image``: what it was divided by.
             photo: Instead, the photo before preprocessing: the result has its resolution and aspect, and no colour
-                where the model did not look.
+                outside of the model's crop.
         """
         shown, index = self._drawn_on(index, image, mean, std, photo)
         if photo is None and shown.images_note:
@@ -197,13 +197,13 @@ class Explanation(Predicted):
         return drawn
 
     def scores_of(self, method: str, index: int = 0, target_index: int = 0) -> Tensor:
-        """Give the raw scores of one map, (patches,), or of all pixels where the method was asked for them."""
+        """Give the raw scores of one map: (patches,), or (pixels,) for methods that score pixels."""
         scores: Tensor = self._scores_of(method)
         index, target_index = self.position(index, target_index)
         return scores[index, target_index] if self.target.ndim == 2 else scores[index]
 
     def shows(self, method: str, index: int = 0, target_index: int = 0) -> bool:
-        """Tell whether a map can be drawn: colours of NaN or infinity would pretend that it has a meaning."""
+        """Tell whether a map can be drawn: it has no NaN or infinity."""
         return bool(self.scores_of(method, index, target_index).isfinite().all())
 
     def figure(
@@ -219,16 +219,17 @@ class Explanation(Predicted):
         smooth: bool = True,
         opacity: float = DEFAULT_OPACITY,
     ) -> Drawing:
-        """Draw a figure, which shows itself in a notebook and is saved as PNG, SVG or PDF.
+        """Draw a figure. It shows itself in notebooks and is saved as PNG, SVG or PDF.
 
-        A line at its bottom says so where it is drawn on a normalised tensor, whose colours are not a photo's.
+        A line at the bottom says when it is drawn on a normalised tensor, whose colours are not a photo's.
 
         Args:
             name: ``overlay``: large maps with colour bars; ``comparison``: the photo and every method's map;
-                ``classes``: a map for each explained class.
+                ``classes``: a map for each explained class; or one registered with
+                ``vitreous.pictures.register_figure``.
             index: Which image of the batch.
             methods: Which methods, in this order; all by default.
-            image: The picture to draw on, see ``overlay``; by default the one in ``images``.
+            image: The image to draw on, see ``overlay``; by default the one in ``images``.
             mean: See ``overlay``.
             std: See ``overlay``.
             photo: The photo before preprocessing, to be drawn in its own resolution and aspect.
@@ -249,11 +250,11 @@ class Explanation(Predicted):
         mean: Channels | None = None,
         std: Channels | None = None,
     ) -> Path:
-        """Write one HTML page with the predictions and maps of all images; it needs no network.
+        """Write a self-contained HTML report with the predictions and maps of all images.
 
         Args:
             path: The file to write.
-            image: The pictures to draw on, one for each image, see ``with_images``; by default those in ``images``.
+            image: The images to draw on, one per image, see ``with_images``; by default those in ``images``.
             mean: See ``with_images``.
             std: See ``with_images``.
 
@@ -267,11 +268,12 @@ class Explanation(Predicted):
     def with_images(
         self, images: Drawable | Iterable[Drawable], *, mean: Channels | None = None, std: Channels | None = None
     ) -> Explanation:
-        """Give the same explanation with other pictures to draw on, for notebooks, folders, figures and reports.
+        """Give the same explanation with other images to draw on, in notebooks, folders, figures and reports.
 
         Args:
-            images: One for each image, as the model saw it: a tensor (batch, 3, height, width), or a list of pictures,
-                paths, arrays (height, width, 3) and tensors (3, height, width). A tensor in [0, 1] is drawn as it is.
+            images: One for each image, as the model saw it: a tensor (batch, 3, height, width), or a list of PIL
+                images, paths, arrays (height, width, 3) and tensors (3, height, width). A tensor in [0, 1]
+                is drawn as it is.
             mean: What was subtracted to normalise a tensor, one number or one for each channel.
             std: What it was divided by.
         """
@@ -286,7 +288,7 @@ class Explanation(Predicted):
         std: Channels | None,
         photo: Photo | None,
     ) -> tuple[Explanation, int]:
-        """Give an explanation with the picture that one image is drawn on, and where that image is in it."""
+        """Give an explanation that holds the image to draw on, and the index of that image in it."""
         if image is None or photo is not None:
             if image is not None:
                 raise InputError("pass image=, the picture as the model saw it, or photo=, the whole photo, not both")
@@ -299,7 +301,7 @@ class Explanation(Predicted):
     def _with_normalised(
         self, images: Drawable | Iterable[Drawable] | None, mean: Channels | None, std: Channels | None
     ) -> Explanation:
-        """Give an explanation with pictures where there are some; mean and std alone have nothing to act on."""
+        """Give an explanation with the images, if any; mean and std need a tensor to act on."""
         if images is not None:
             return self.with_images(images, mean=mean, std=std)
         if mean is not None or std is not None:
@@ -319,7 +321,7 @@ class Explanation(Predicted):
         )
 
     def without_images(self) -> Explanation:
-        """Give the same explanation without its pictures, which take most of the memory."""
+        """Give the same explanation without its images, which take most of the memory."""
         return replace(self, images=None, images_note=None)
 
     def save(
@@ -329,14 +331,14 @@ class Explanation(Predicted):
         overwrite: bool = False,
         pictures: Mapping[str, Image.Image] | None = None,
     ) -> Path:
-        """Write the arrays, the pictures and a manifest into a folder of their own.
+        """Write the arrays, the images and a manifest into a new folder.
 
         The folder appears complete or not at all.
 
         Args:
             directory: The folder to write.
             overwrite: Replace an explanation that was saved there before.
-            pictures: Further pictures to keep with it, by file name, such as a comparison.
+            pictures: Further images to store, by file name, such as a comparison.
 
         Returns:
             The folder.
@@ -358,14 +360,14 @@ class Explanation(Predicted):
 
 
 def with_deferred_logits(explanation: Explanation, compute: Callable[[], Tensor]) -> Explanation:
-    """Let the logits of a new explanation, which have only their shape, be computed when they are first read."""
+    """Defer the logits of a new explanation: they are computed when they are first read."""
     explanation.__dict__[_DEFERRED] = compute
     del explanation.__dict__["logits"]
     return explanation
 
 
 def _plain_fields(explanation: Explanation) -> dict[str, Any]:
-    """Give the fields in their plain forms: graph-free tensors, tuples of ints, RGB pictures, JSON values."""
+    """Normalise the fields: tensors without a graph, tuples of ints, RGB images, JSON values."""
     names, images = explanation.class_names, explanation.images
     try:
         return {
@@ -381,7 +383,7 @@ def _plain_fields(explanation: Explanation) -> dict[str, Any]:
             "left_out": {_spelling(method): str(reason) for method, reason in explanation.left_out.items()},
             "provenance": json.loads(json.dumps(dict(explanation.provenance), allow_nan=False)),
         }
-    except Exception as error:  # forged values fail with any type there is
+    except Exception as error:  # forged values can raise any exception
         raise ExplanationError(f"a part of the explanation is not valid: {reason_of(error)}") from error
 
 
@@ -403,7 +405,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _check_scores(explanation: Explanation) -> None:
-    """Raise unless every method has scores for every target and patch, and is known to be signed or not."""
+    """Raise unless every method has scores for every target and patch, and a sign."""
     if not explanation.scores:
         raise ExplanationError("an explanation needs the scores of at least one method")
     if set(explanation.signed) != set(explanation.scores):
@@ -420,7 +422,7 @@ def _check_scores(explanation: Explanation) -> None:
 
 
 def _check_images(explanation: Explanation) -> None:
-    """Raise unless there is one picture for each image."""
+    """Raise unless there is one picture per image."""
     images = explanation.images
     if images is not None and len(images) != len(explanation):
         raise ExplanationError(f"images must hold one picture for each of the {len(explanation)} images")

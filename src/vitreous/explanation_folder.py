@@ -1,4 +1,4 @@
-"""The folder of a saved explanation: which files it holds, how they are named, written and read."""
+"""The folder of a saved explanation: its files, their names, writing and reading."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DTYPES = {
 
 
 def write(explanation: Explanation, directory: Path, *, overwrite: bool, pictures: Mapping[str, Image.Image]) -> Path:
-    """Write an explanation and further pictures into a folder that appears complete or not at all."""
+    """Write an explanation and further images into a folder that appears complete or not at all."""
     names = file_names(explanation.methods)
     _check_picture_names(pictures)
     with complete_folder(directory, overwrite=overwrite) as folder:
@@ -70,7 +70,7 @@ def write(explanation: Explanation, directory: Path, *, overwrite: bool, picture
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """Verify a folder and give the fields of the explanation in it."""
+    """Verify a folder and read the fields of the explanation in it."""
     manifest = read_manifest(directory, _FORMAT, _SCHEMA)
     try:
         arrays = _read_arrays(directory / ARRAYS)
@@ -93,12 +93,12 @@ def read(directory: Path) -> dict[str, Any]:
         }
     except VitreousError:
         raise
-    except Exception as error:  # forged values fail with any type there is
+    except Exception as error:  # forged values can raise any exception
         raise StorageError(f"{directory / MANIFEST} is damaged: {reason_of(error)} does not fit") from error
 
 
 def file_names(spellings: tuple[str, ...]) -> dict[str, str]:
-    """Give each method spelling a name that every file system takes, no two alike."""
+    """Give each method spelling a unique name that is valid on every file system."""
     names: dict[str, str] = {}
     for spelling in spellings:
         name = re.sub(r"[^a-z0-9._]+", "-", spelling.lower()).strip("-.")
@@ -110,7 +110,7 @@ def file_names(spellings: tuple[str, ...]) -> dict[str, str]:
 
 
 def _check_picture_names(pictures: Mapping[str, Image.Image]) -> None:
-    """Raise unless the further pictures have plain names that nothing else in the folder can have."""
+    """Raise unless the further images have plain names that collide with no other file."""
     for name in pictures:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*\.png", name) or name.startswith(("image-", "overlay-")):
             raise StorageError(f"{name!r} is not a free name for a picture; take one such as comparison.png")
@@ -124,7 +124,7 @@ def _preprocessing(directory: Path, manifest: Mapping[str, Any]) -> Preprocessin
 
 
 def arrays_of(explanation: Explanation) -> dict[str, Any]:
-    """Give everything numeric, by its name in the archive."""
+    """Give all arrays, by their names in the archive."""
     names = file_names(explanation.methods)
     scores = {_array_name(names[method]): _array(scores) for method, scores in explanation.scores.items()}
     return {"target": _array(explanation.target), "logits": _array(explanation.logits), **scores}
@@ -135,7 +135,7 @@ def _array_name(file_name: str) -> str:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    """Give a tensor as numpy; bfloat16, which numpy lacks, is widened without loss."""
+    """Convert a tensor to numpy; bfloat16, which numpy lacks, becomes float32 without loss."""
     tensor = tensor.cpu()
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
@@ -160,21 +160,21 @@ def _describe_method(explanation: Explanation, method: str, name: str) -> dict[s
 
 
 def _write_images(explanation: Explanation, folder: Path) -> list[str] | None:
-    """Write the pictures the model saw and give their file names."""
+    """Write the images that the model saw and return their file names."""
     if explanation.images is None:
         return None
     return [_write_picture(image, folder, f"image-{index}.png") for index, image in enumerate(explanation.images)]
 
 
 def _write_overlays(explanation: Explanation, names: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
-    """Write an overlay for each image, class and method, as far as it can be shown, and describe them."""
+    """Write an overlay for each image, class and method that can be shown, and describe them."""
     if explanation.images is None:
         return []
     draw_overlay = find_view(explanation, "overlay")
     overlays = []
     maps = [(i, t) for i in range(len(explanation)) for t in range(explanation.classes_per_image)]
     for method in explanation.methods:
-        # A map with NaN in it is kept as an array, but has no picture.
+        # A map with NaN is stored as an array only.
         for index, target_index in [position for position in maps if explanation.shows(method, *position)]:
             file = f"overlay-{index}-{target_index}-{names[method]}.png"
             _write_picture(draw_overlay(explanation, method, index, target_index), folder, file)
@@ -191,7 +191,7 @@ def _write_picture(picture: Image.Image, folder: Path, name: str) -> str:
 def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
     with errors_as(StorageError, f"{file} is damaged"):
         with zipfile.ZipFile(file) as archive:
-            # Only what is stored as it is: a small file could be made to unpack to any size.
+            # Only uncompressed members: a small compressed file could unpack to any size.
             if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                 raise StorageError(f"{file} is damaged: vitreous writes arrays that are not compressed")
         with np.load(file, allow_pickle=False) as arrays:
@@ -211,5 +211,5 @@ def _read_image(file: Path) -> Image.Image:
         with Image.open(file, formats=["PNG"]) as image:
             image.load()
             return image.copy()
-    except Exception as error:  # decoders fail on damaged bytes with any type there is
+    except Exception as error:  # decoders can raise any exception on damaged bytes
         raise StorageError(f"{file} is damaged: {reason_of(error)}") from error

@@ -1,4 +1,4 @@
-"""Running a model in bfloat16, for methods whose maps survive that."""
+"""Running a model in bfloat16, for methods whose maps keep their order."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def bf16_spellings() -> frozenset[str]:
 
 
 def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) -> AbstractContextManager[Any]:
-    """The context in which the model runs: as it is, or with its matrix products in bfloat16.
+    """Give the context in which the model runs: as it is, or with its matrix products in bfloat16.
 
     Raises:
-        RefusedMethodsError: maps of methods in bfloat16 are not within the tolerance, or were not measured.
+        RefusedMethodsError: Maps of methods in bfloat16 are not within the tolerance, or were not measured.
     """
     if not isinstance(precision, str) or precision not in PRECISIONS:
         given = precision if isinstance(precision, str) else shown(precision)

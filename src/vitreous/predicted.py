@@ -1,7 +1,8 @@
-"""What explanations of pictures and of texts have in common: what the model said, and which classes are explained."""
+"""What explanations of images and of texts share: the predictions, and which classes are explained."""
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 
 import torch
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class ExplanationError(VitreousError, ValueError):
-    """The parts of an explanation do not fit together, or a part is asked for that it does not have."""
+    """The parts of an explanation do not fit together, or it does not have the requested part."""
 
 
 class Prediction(NamedTuple):
-    """One class a model considers for an image; it has no probability where the model's outputs are values."""
+    """One class with its probability; ``None`` when the model's outputs are values (regression)."""
 
     class_index: int
     label: str
@@ -39,33 +40,32 @@ class Predicted:
     scale: OutputActivation | None
 
     def __len__(self) -> int:
-        """Give the number of images or texts."""
+        """Number of images or texts."""
         return self.target.shape[0]
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The method spellings, in the order they were asked for."""
+        """The method spellings, in the order they were given."""
         return tuple(self.scores)
 
     @property
     def classes_per_image(self) -> int:
-        """How many classes are explained for each image."""
+        """Number of classes explained per image or text."""
         return self.target.shape[1] if self.target.ndim == 2 else 1
 
     @property
     def outputs(self) -> OutputActivation:
-        """What the model's outputs are taken as, see ``vitreous.outputs``: ``logits`` where nobody says otherwise."""
+        """What the model's outputs are, see ``vitreous.outputs``: ``logits`` by default."""
         return self.scale or "logits"
 
     @property
     def probabilities(self) -> Tensor:
         """The probabilities of all classes (batch, classes), at least in float32.
 
-        The softmax of the logits, their sigmoid where each is yes or no, or the outputs themselves where they are
-        probabilities.
+        Softmax or sigmoid of the logits, or the outputs themselves when they are probabilities.
 
         Raises:
-            ExplanationError: the outputs are values, which have none.
+            ExplanationError: The outputs are values (regression).
         """
         if self.scale == "value":
             raise ExplanationError("the outputs of this model are values (regression), which have no probability")
@@ -76,7 +76,7 @@ class Predicted:
         return likelihoods(self.logits.to(torch.promote_types(self.logits.dtype, torch.float32)), self.scale)
 
     def probability(self, class_index: int, index: int = 0) -> float | None:
-        """Give how likely the model finds a class of an image; ``None`` where its outputs are values."""
+        """Give the probability of a class of an image; ``None`` when the outputs are values (regression)."""
         index, _ = self.position(index)
         classes = self.logits.shape[1]
         if not 0 <= class_index < classes:
@@ -85,23 +85,28 @@ class Predicted:
 
     @property
     def quantity(self) -> str:
-        """What ``saying`` writes, as the heading of a column."""
+        """Column heading for ``format_output``: ``probability`` or ``value``."""
         return "value" if self.scale == "value" else "probability"
 
-    def saying(self, class_index: int, index: int = 0) -> str:
-        """Write how likely the model finds a class of an image, or the value that it gives."""
+    def format_output(self, class_index: int, index: int = 0) -> str:
+        """Format the probability of a class of an image, or the output itself when it is a value."""
         likely = self.probability(class_index, index)
         if likely is None:
             return f"{float(self.logits[index, class_index]):.3g}"
         return percent(likely)
 
+    def saying(self, class_index: int, index: int = 0) -> str:
+        """Do what ``format_output`` does; the former name."""
+        warnings.warn("saying is called format_output now", DeprecationWarning, stacklevel=2)
+        return self.format_output(class_index, index)
+
     def class_index(self, index: int = 0, target_index: int = 0) -> int:
-        """Give the number of the class that is explained for an image."""
+        """Give the index of a class that is explained for an image."""
         index, target_index = self.position(index, target_index)
         return int(self.target.reshape(len(self), -1)[index, target_index])
 
     def label(self, index: int = 0, target_index: int = 0) -> str:
-        """Give the name of the class that is explained for an image, or its number where names are not known."""
+        """Give the name of a class that is explained for an image, or its index when names are not known."""
         return self._label(self.class_index(index, target_index))
 
     def top(self, k: int = 5, *, index: int = 0) -> tuple[Prediction, ...]:
@@ -113,10 +118,10 @@ class Predicted:
         return tuple(Prediction(number, self._label(number), self.probability(number, index)) for number in likely)
 
     def position(self, index: int, target_index: int = 0) -> tuple[int, int]:
-        """Give the position of an image or text and of one of its classes as plain numbers.
+        """Check the index of an image or text and of one of its classes.
 
         Raises:
-            ExplanationError: there is no such image or class.
+            ExplanationError: There is no such image or class.
         """
         counts = ((index, len(self), self.things), (target_index, self.classes_per_image, "classes"))
         for position, count, what in counts:

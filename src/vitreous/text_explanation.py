@@ -35,16 +35,16 @@ class TextExplanation(Predicted):
 
     Attributes:
         texts: The texts.
-        pieces: Of every text its word pieces, with their place in the text and the number of their word.
-        words: Of every text its words that have a piece: stretches without white space, or single Chinese characters.
+        pieces: The word pieces of every text, with their position and the index of their word.
+        words: The words of every text that have a piece: stretches without white space, or single Chinese characters.
         scores: For each method spelling and text, raw signed scores (pieces,), or (k, pieces) for k classes.
         target: The classes explained, int64, (batch,) or (batch, k).
-        logits: The model's output (batch, classes); the mean over windows where a text was explained in windows.
+        logits: The model's output (batch, classes); the mean over windows for texts explained in windows.
         signed: For each method spelling, whether the sign of its scores carries meaning.
-        class_names: One name per class, where they are known.
+        class_names: One name per class, if known.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
         scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
-        left_out: Methods that are used where none is asked for and that the model does not allow, and why.
+        left_out: Default methods that the model does not support, and why.
 
     Examples:
         >>> import vitreous
@@ -99,7 +99,7 @@ class TextExplanation(Predicted):
         return empty.scatter_reduce(0, homes, pieces, "amax", include_self=False)
 
     def shows(self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max") -> bool:
-        """Tell whether words can be coloured: colours of NaN or infinity would pretend that they have a meaning."""
+        """Tell whether words can be coloured: no score is NaN or infinity."""
         return bool(self.word_scores(method, index, target_index, by=by).isfinite().all())
 
     def display_scores(self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max") -> Tensor:
@@ -118,7 +118,7 @@ class TextExplanation(Predicted):
     def strongest(
         self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max", count: int = 5
     ) -> list[tuple[int, float]]:
-        """Give the words of a text with the largest scores, whatever their sign: their numbers, and the scores."""
+        """Give the words of a text with the largest absolute scores: their indices and scores."""
         scores = self.word_scores(method, index, target_index, by=by)
         order = scores.abs().argsort(descending=True, stable=True)[:count].tolist()
         return [(word, float(scores[word])) for word in order]
@@ -149,7 +149,7 @@ class TextExplanation(Predicted):
         )
 
     def html(self, *, by: By = "max") -> str:
-        """Give a page of its own, without scripts or anything from elsewhere, with every text in colours."""
+        """Render a self-contained HTML page with every text in colours."""
         shown: str = find_view(self, "html")(self, by=by)
         return shown
 

@@ -189,7 +189,9 @@ def _print_image(explained: ExplainedImage, console: Console) -> None:
     table.add_column(explanation.quantity, justify="right")
     table.add_column()
     for prediction in explanation.top(_TOP):
-        table.add_row(_label(explanation, prediction), explanation.saying(prediction.class_index), _bar(prediction))
+        table.add_row(
+            _label(explanation, prediction), explanation.format_output(prediction.class_index), _bar(prediction)
+        )
     console.print(table)
     prefix = "" if explanation.class_names else "class "
     targets = [f"{prefix}{explanation.label(0, number)}" for number in range(explanation.classes_per_image)]
@@ -207,7 +209,9 @@ def _print_summary(explained: Sequence[ExplainedImage], console: Console) -> Non
     for one in explained:
         first = one.explanation.top(1)[0]
         name = Text(one_line(one.image.name))
-        table.add_row(name, _label(one.explanation, first), one.explanation.saying(first.class_index), _bar(first, 10))
+        table.add_row(
+            name, _label(one.explanation, first), one.explanation.format_output(first.class_index), _bar(first, 10)
+        )
     console.print(table)
     comparison = explained[0].comparison
     print_line(console, f"pictures: {comparison.parent.parent / 'IMAGE' / comparison.name}, one folder per image")

@@ -109,7 +109,7 @@ def _print_texts(explanation: TextExplanation, console: Console, by: WordScore) 
 
     for index in range(len(explanation)):
         predictions = [
-            f"{prediction.label} {explanation.saying(prediction.class_index, index)}"
+            f"{prediction.label} {explanation.format_output(prediction.class_index, index)}"
             for prediction in explanation.top(_TOP, index=index)
         ]
         print_line(console, ", ".join(predictions), "bold")

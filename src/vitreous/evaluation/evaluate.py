@@ -51,14 +51,6 @@ def evaluate(
         watcher: deprecated name of ``progress``.
         **options: see ``vitreous.evaluate_options.EvaluateOptions``.
 
-
-    Examples:
-        >>> import vitreous
-        >>> protocol = "chefer-2021-perturbation"
-        >>> results = vitreous.evaluate(model, "labelled:photos", protocol, ["gae", "rollout"], limit=2)
-        >>> results.methods, len(results.images)
-        (('gae', 'rollout'), 2)
-
     Raises:
         VitreousError: an argument does not exist, or the arguments do not fit together.
 

@@ -53,7 +53,7 @@ def as_png(explanation: Explanation) -> bytes | None:
 def _shown(explanation: Explanation, index: int) -> _Shown:
     explained = {explanation.class_index(index, number) for number in range(explanation.classes_per_image)}
     rows = [
-        (label.replace("_", " "), explanation.saying(number, index), number in explained)
+        (label.replace("_", " "), explanation.format_output(number, index), number in explained)
         for number, label, _ in explanation.top(_TOP, index=index)
     ]
     return _Shown(_comparison(explanation, index), f"maps of image {index}", rows)

@@ -116,7 +116,7 @@ class ReportFile:
         """Write the sections that concern all photos."""
         self._stream.write(failures_section(failures))
         self._stream.write(methods_section(self._methods, curves=self._curves))
-        self._stream.write(making_section(self._provenance, self._command))
+        self._stream.write(provenance_section(self._provenance, self._command))
         self._stream.write(page.closing())
 
 
@@ -144,7 +144,7 @@ def write_report(explanation: Explanation, path: Path) -> Path:
         photo_section(f"image {index}", None, explanation.select(index), ()) for index in range(len(explanation))
     )
     body += methods_section(explanation.methods, curves=False)
-    body += making_section(explanation.provenance, "vitreous.explain, in Python")
+    body += provenance_section(explanation.provenance, "vitreous.explain, in Python")
     with complete_file(path) as draft:
         draft.write_text(page.document(TITLE, body, style=STYLE), encoding="utf-8")
     return path
@@ -172,7 +172,7 @@ def photo_section(name: str, photo: Image.Image | None, explanation: Explanation
     base = BaseImage.of(explanation, 0, photo).fitted(_PICTURE, _PICTURE)
     prefix = "" if explanation.class_names else "class "
     predictions = [
-        (prefix + one.label.replace("_", " "), one.probability or 0.0, explanation.saying(one.class_index))
+        (prefix + one.label.replace("_", " "), one.probability or 0.0, explanation.format_output(one.class_index))
         for one in explanation.top(_TOP)
     ]
     targets = [
@@ -200,7 +200,7 @@ def methods_section(methods: Sequence[str], *, curves: bool = True) -> str:
     )
 
 
-def making_section(provenance: Mapping[str, Any], command: str) -> str:
+def provenance_section(provenance: Mapping[str, Any], command: str) -> str:
     """Render how the report was made."""
     versions = provenance.get("versions", {})
     rows = [

@@ -49,7 +49,7 @@ class _Text:
 @register_view(TextExplanation, "html")
 def page(explanation: TextExplanation, *, by: By) -> str:
     """Render a whole page."""
-    return document("Vitreous: words that made the model say this", body(explanation, by=by))
+    return document("Which words made the model say this?", body(explanation, by=by))
 
 
 @register_view(TextExplanation, "notebook:html")
@@ -99,7 +99,7 @@ def _samples(explanation: TextExplanation, paint: Paint) -> list[tuple[str, str]
 
 def _text(explanation: TextExplanation, index: int, by: By) -> _Text:
     likely = explanation.top(_TOP, index=index)
-    predictions = ", ".join(f"{label} {explanation.saying(number, index)}" for number, label, _ in likely)
+    predictions = ", ".join(f"{label} {explanation.format_output(number, index)}" for number, label, _ in likely)
     maps = [
         _map(explanation, method, index, number, by, word_colour)
         for method in explanation.methods

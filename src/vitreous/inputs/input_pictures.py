@@ -36,11 +36,11 @@ _OVERSHOOT = 0.1
 
 
 class InputPictures(NamedTuple):
-    """Pictures of a batch.
+    """Images of a batch.
 
     Attributes:
-        images: One RGB picture for each image.
-        note: What they are, where they are not photos as they were given.
+        images: One RGB image per image of the batch.
+        note: A sentence on what they are, unless they are photos as given.
     """
 
     images: tuple[Image.Image, ...]
@@ -49,7 +49,7 @@ class InputPictures(NamedTuple):
 
 @dataclass(frozen=True)
 class Normalisation:
-    """What was done to pixels in [0, 1]: they were multiplied by ``full``, less ``mean``, divided by ``std``."""
+    """Normalisation of pixels in [0, 1]: (full x pixel - mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -57,10 +57,10 @@ class Normalisation:
 
     @classmethod
     def given(cls, mean: Channels | None, std: Channels | None) -> Normalisation | None:
-        """Give the one that a caller names, or none.
+        """Check the mean and std of a caller; ``None`` without them.
 
         Raises:
-            InputError: They are not numbers, one or one for each channel.
+            InputError: They are not one number or one per channel.
         """
         if mean is None and std is None:
             return None
@@ -73,16 +73,16 @@ class Normalisation:
 
     @classmethod
     def of(cls, preprocessing: Preprocessing | None) -> Normalisation | None:
-        """Give the one of a model's preprocessing, where that is known."""
+        """Read the normalisation from a model's preprocessing, if known."""
         if preprocessing is None:
             return None
         return cls(preprocessing.mean, preprocessing.std, 255 * preprocessing.rescale)
 
     def undo(self, pixels: Tensor) -> Tensor:
-        """Give pixels (batch, channels, height, width) as they were in [0, 1].
+        """Undo the normalisation of pixels (batch, channels, height, width).
 
         Raises:
-            InputError: There are other numbers of channels.
+            InputError: The number of channels differs.
         """
         mean, std = (pixels.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
         if any(values.shape[1] not in (1, pixels.shape[1]) for values in (mean, std)):
@@ -91,10 +91,10 @@ class Normalisation:
 
 
 def input_pictures(pixels: Tensor, preprocessing: Preprocessing | None) -> InputPictures:
-    """Draw a model's input (batch, channels, height, width), of which only the tensor is known.
+    """Convert a model's input tensor (batch, channels, height, width) to images.
 
-    The normalisation of the model's preprocessing is undone where it is known and fits the values; otherwise each
-    image is stretched from its smallest to its largest value.
+    The normalisation of the model's preprocessing is undone if it is known and fits the values; otherwise each image is
+    stretched from its smallest to its largest value.
     """
     known = Normalisation.of(preprocessing)
     if (
@@ -109,7 +109,7 @@ def input_pictures(pixels: Tensor, preprocessing: Preprocessing | None) -> Input
 def given_pictures(
     images: Drawable | Iterable[Drawable], count: int, mean: Channels | None = None, std: Channels | None = None
 ) -> InputPictures:
-    """Give the pictures that a caller wants maps to be drawn on.
+    """Convert the images of a caller, which maps are drawn on.
 
     Args:
         images: One picture for each image: a tensor (batch, channels, height, width), or a list of photos, uint8
@@ -120,7 +120,7 @@ def given_pictures(
         std: What they were divided by.
 
     Raises:
-        InputError: The pictures are something else, or not as many.
+        InputError: They are something else, or their number differs.
     """
     normalisation = Normalisation.given(mean, std)
     listed = _listed(images, count)
@@ -132,7 +132,7 @@ def given_pictures(
 
 
 def _listed(images: Any, count: int) -> list[Any]:
-    """Give one picture for each image; whatever is not a list or batch of them is the picture itself."""
+    """Split into images; anything but a list or batch is a single image."""
     if isinstance(images, Tensor | np.ndarray):
         return list(images) if images.ndim == 4 else [images]
     if isinstance(images, list | tuple):
@@ -164,7 +164,7 @@ def _given_tensor(image: Tensor, normalisation: Normalisation | None) -> InputPi
 
 
 def _as_they_are(pixels: Tensor) -> InputPictures:
-    """Draw values in [0, 1] as they are, and others stretched."""
+    """Keep values in [0, 1] as they are, and stretch others."""
     channels = pixels.shape[1]
     averaged = "" if channels in (1, 3) else _AVERAGED.format(channels)
     ranges = [torch.aminmax(one) for one in _each(pixels)]
@@ -177,7 +177,7 @@ def _as_they_are(pixels: Tensor) -> InputPictures:
 
 
 def _each(pixels: Tensor) -> Iterator[Tensor]:
-    """Give the images of a batch one by one, (1, channels, height, width): a large batch is never copied as a whole."""
+    """Yield the images of a batch one by one, (1, channels, height, width), so that no large batch is copied."""
     for image in torch.split(pixels.detach(), 1):
         yield image.float().cpu()
 
@@ -188,7 +188,7 @@ def _fits(pixels: Tensor) -> bool:
 
 
 def _pictures(images: Iterable[Tensor]) -> tuple[Image.Image, ...]:
-    """Give pixels in [0, 1], (1, channels, height, width), as pictures; those without three channels are grey."""
+    """Convert pixels in [0, 1], (1, channels, height, width), to images; without three channels they are grey."""
     return tuple(map(_picture, images))
 
 

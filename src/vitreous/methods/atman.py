@@ -1,4 +1,4 @@
-"""AtMan: what it costs when nobody looks at a patch any more."""
+"""AtMan [deiseroth2023atman][]: the drop of the output when attention to a patch is suppressed."""
 
 from __future__ import annotations
 

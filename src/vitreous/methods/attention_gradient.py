@@ -1,4 +1,4 @@
-"""Methods that read the gradient at the attention by itself: AGCAM and LeGrad."""
+"""Gradients of attention alone: AGCAM [leem2024attention][] and LeGrad [bousselham2024legrad][]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FullGrad (Srinivas and Fleuret, 2019) on tokens, and DecompX, which is its frozen form.
+"""FullGrad [srinivas2019full][] on tokens, and DecompX [modarressi2023decompx][], which is its frozen form.
 
 A piecewise linear network is Σ input x gradient + Σ bias x gradient (FullGrad eq. 5). Biases are those of linear layers
 and norms, and what an activation's slope leaves unexplained of it, f(u) - f'(u) u. A bias belongs to the token that it

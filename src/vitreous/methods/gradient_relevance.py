@@ -1,4 +1,4 @@
-"""Relevance propagation that is input x gradient under a rule: conservative LRP and AttnLRP."""
+"""Relevance as input x gradient under a rule: conservative LRP [ali2022xai][] and AttnLRP [achtibat2024attnlrp][]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GradToken (Cheng et al., Neural Networks 2025): the class token's query gradient, met with the patches' keys.
+"""GradToken [cheng2025gradtoken][]: the gradient of the class token's query, times the patches' keys.
 
 G_h = dy_c/dq of the class token in the last block and M_h = k_h . G_h for every patch (eqs. 6-9); M is then spread by
 the attention of the lower blocks (eqs. 10-17) and the heads are integrated (eq. 18). Only the last block needs a

@@ -1,4 +1,4 @@
-"""HSIC attribution: how much what the model says depends on a patch being there."""
+"""HSIC attribution [novello2022making][]: how much the output depends on the presence of a patch."""
 
 from __future__ import annotations
 

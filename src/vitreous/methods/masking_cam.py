@@ -1,4 +1,4 @@
-"""Class activation maps that mask instead of differentiating: Score-CAM and ViT-ReciproCAM."""
+"""Class activation maps by masking: Score-CAM [wang2020score][] and ViT-ReciproCAM [byun2023vit][]."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Methods that slide a window over the patches: occlusion hides it, PAMI hides everything else."""
+"""Sliding windows over the patches: occlusion hides the window, PAMI hides everything else.
+
+Occlusion is [zeiler2014visualizing][], PAMI is [shi2023pami][].
+"""
 
 from __future__ import annotations
 

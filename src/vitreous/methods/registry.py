@@ -99,12 +99,12 @@ class MethodInfo:
 
     @property
     def written(self) -> Callable[..., object]:
-        """The function or class that somebody wrote: of a plugin the function that was decorated."""
+        """The function or class in source code: for a plugin, the decorated function."""
         return _written(self.make)
 
     @property
     def is_own(self) -> bool:
-        """Whether it is a user's own method, not one of this package."""
+        """Whether it is a plugin, not a method of this package."""
         return _package(self.written) != _PACKAGE
 
     @property
@@ -114,7 +114,7 @@ class MethodInfo:
 
     @property
     def layers_stand_alone(self) -> bool:
-        """Whether a single layer of it is a map, and so is a sum of layers."""
+        """Whether one layer is a map by itself, and so is a sum of layers."""
         return "plus" in self.aggregations
 
 
@@ -204,13 +204,13 @@ def register(
 
 
 def own_code(spelled: Iterable[str]) -> dict[str, str]:
-    """The methods among some that are not of this package, each with the hash of its code."""
+    """Give the plugins among some methods, each with the hash of its code."""
     infos = {name: method_info(name) for name in spelled}
     return {name: source_hash(info.written) for name, info in infos.items() if info.is_own}
 
 
 def _same_place(before: ReadoutMaker, now: ReadoutMaker) -> bool:
-    """Whether a method was written where it was before: a plugin that is run again, a cell of a notebook."""
+    """Whether a method is defined where it was before: a plugin file or a notebook cell that runs again."""
     one, other = _written(before), _written(now)
     if one.__module__ != other.__module__ or _package(other) == _PACKAGE:
         return False
@@ -219,25 +219,25 @@ def _same_place(before: ReadoutMaker, now: ReadoutMaker) -> bool:
 
 
 def _written(make: ReadoutMaker) -> Callable[..., object]:
-    """The function that somebody wrote: of a plugin the one inside."""
+    """Give the function in source code: for a plugin, the decorated one."""
     written: Callable[..., object] = getattr(make, "written", make)
     return written
 
 
 def _package(written: Callable[..., object]) -> str:
-    """The package that something is written in; what was made by ``exec`` may have none."""
+    """Give the package that defines a function; one made by ``exec`` may have none."""
     return (getattr(written, "__module__", None) or "").partition(".")[0]
 
 
 def method_info(name: str) -> MethodInfo:
-    """The registry entry of a method."""
+    """Give the registry entry of a method."""
     if name not in _methods:
         raise MethodError(f"there is no method {name!r}{close_match(name, _methods)}")
     return _methods[name]
 
 
 def list_methods() -> list[MethodInfo]:
-    """All methods, in the order of families.
+    """List all methods, in the order of families.
 
     Examples:
         >>> import vitreous

@@ -1,4 +1,4 @@
-"""RISE: the average of random masks, weighted by what the model says with them."""
+"""RISE [petsiuk2018rise][]: the average of random masks, weighted by the model's output under them."""
 
 from __future__ import annotations
 

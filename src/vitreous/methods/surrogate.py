@@ -1,4 +1,7 @@
-"""Methods that fit a linear model of the patches to what the model says with random sets of them: LIME, KernelSHAP."""
+"""Linear models fitted to the output on random sets of patches.
+
+LIME [ribeiro2016why][] and KernelSHAP [lundberg2017unified][].
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TokenTM (Wu et al., CVPR 2024): attention weighed by what happens to the tokens that it carries.
+"""TokenTM [wu2024token][]: attention weighted by the transformation of the tokens that it carries.
 
 Letters and equation numbers are the paper's. Per head, E are a block's original tokens x_l and Ẽ = v W_O the
 transformed ones; W = diag(L * NECC) with L_j = ||Ẽ_j|| / ||E_j|| (eq. 10) and NECC the softmax over tokens of

@@ -1,4 +1,4 @@
-"""ViT-CX: the patches' own features as masks, weighted by the causal effect of showing nothing else."""
+"""ViT-CX [xie2023vit][]: the patches' own features as masks, weighted by the causal effect of showing nothing else."""
 
 from __future__ import annotations
 

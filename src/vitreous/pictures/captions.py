@@ -49,7 +49,7 @@ def wrap(text: str, style: Font, width: int, *, lines: int) -> list[str]:
 def class_caption(explanation: Explanation, index: int = 0, target_index: int = 0) -> str:
     """Name an explained class with its probability, or its value for a regression model."""
     label = explanation.label(index, target_index).replace("_", " ")
-    output = explanation.saying(explanation.class_index(index, target_index), index)
+    output = explanation.format_output(explanation.class_index(index, target_index), index)
     return f"{label if explanation.class_names else f'class {label}'} · {output}"
 
 

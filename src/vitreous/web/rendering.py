@@ -159,7 +159,7 @@ def predictions_html(results: ResultCache[Any]) -> str:
     assert results.sample is not None
     prefix = "" if results.sample.class_names else "class "
     rows = [
-        (prefix + one.label.replace("_", " "), one.probability or 0.0, results.sample.saying(one.class_index))
+        (prefix + one.label.replace("_", " "), one.probability or 0.0, results.sample.format_output(one.class_index))
         for one in results.sample.top(_TOP_CLASSES)
     ]
     return f"<h2>Prediction</h2>{page.bars(rows)}"
@@ -301,7 +301,7 @@ def save_report(
     body = (
         report.photo_section(photo.upload.name, results.photo.picture, explanation, measured)
         + report.methods_section(methods, curves=results.has_curves)
-        + report.making_section(explanation.provenance, command)
+        + report.provenance_section(explanation.provenance, command)
     )
     file = folder / _file_name(photo, "html")
     write_text(file, page.document("Why did the model say this?", body, style=report.STYLE))

@@ -100,7 +100,7 @@ class ResultCache(Generic[Made]):
     def caption(self, class_index: int) -> str:
         """Return the name of a class and its probability."""
         assert self.sample is not None
-        return f"{self.class_names()[class_index]} · {self.sample.saying(class_index)}"
+        return f"{self.class_names()[class_index]} · {self.sample.format_output(class_index)}"
 
     def class_names(self) -> list[str]:
         """Return readable names of all classes."""
