@@ -89,6 +89,12 @@ class SameCall(Call):
         return (gradient,)
 
 
+class LengthCall(Call):
+    """Vectors divided by their length: a norm."""
+
+    kind = "same"
+
+
 @dataclass
 class EmbeddingCall(Call):
     """The convolution that makes patches of the picture; ``convolve`` is it with any weight, without bias."""

@@ -185,7 +185,7 @@ class Recorder:
         hear(heard.SAME_VALUES, relevance.over(_as_it_is, relevance.on_same_values))
         if rules.rules_differ:
             hear(heard.RMS_NORM, rules.on_rms_norm)
-            hear(heard.NORMALIZE, relevance.noting(rules.on_normalize))
+            hear(heard.NORMALIZE, relevance.over_normalize(rules.on_normalize))
             divided = (*heard.DIVISION, *heard.DIVISION_IN_PLACE, *heard.MASKED_FILL)
             hear(divided, rules.over_division(relevance.on_divide))
         if rules.rules_differ or self.plan.biases:

@@ -11,12 +11,13 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from vitreous.architecture import Architecture
 from vitreous.architecture.operations import product_operands
-from vitreous.architecture.trace import is_factory, operation
-from vitreous.tape.calls import Call, EmbeddingCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
+from vitreous.architecture.trace import is_factory, operation, tensors_in
+from vitreous.tape.calls import Call, EmbeddingCall, LengthCall, LinearCall, PoolCall, SameCall, ScaleCall, SumCall
 from vitreous.tape.functions import Follow, InForce, gradient_between
 from vitreous.tape.half import EXACT
 from vitreous.tape.interception import Handler, flat, in_graph
@@ -31,6 +32,8 @@ _REINDEXING = {
     *("reshape", "view", "view_as", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach"),
     *("permute", "transpose", "swapaxes", "movedim", "t", "flip", "roll", "expand", "expand_as", "repeat_interleave"),
     *("unbind", "chunk", "split", "tensor_split", "select", "narrow", "index_select", "cat", "concat", "stack"),
+    # Zeros at the edges have no relevance; a maximum has that of the number it is.
+    *("pad", "max_pool2d", "unfold"),
 }
 _READING = {
     "__get__",
@@ -44,6 +47,7 @@ _READING = {
     "stride",
     "data_ptr",
 }
+_PIXELS = "_vitreous_pixels"  # marks tensors whose numbers are those of the picture
 NOT_FOLLOWED = "relevance was not followed so far in this run"
 
 
@@ -52,7 +56,7 @@ class RelevanceListener:
 
     Attributes:
         follows: whether a rule of the plan carries relevance; nothing is replaced otherwise.
-        gaps: by rule, the first thing that it could not follow.
+        gaps: by rule, what it could not follow, and in front of which block that was (``PIXELS`` before the first).
     """
 
     def __init__(
@@ -69,7 +73,7 @@ class RelevanceListener:
         self.follows = bool(self.rules)
         self._scaling = {name for name in self.rules if RULES[name].scales_modules}
         self._lowest = _lowest(plan.needs, self.rules)
-        self.gaps: dict[str, str] = {}
+        self.gaps: dict[str, list[tuple[int, str]]] = {}
         self._last_sum: SumCall | None = None
         if not self._axes.batch_first:
             self._gap("its tokens come before the images of a batch", self._scaling)
@@ -79,7 +83,9 @@ class RelevanceListener:
         wanted = {name for name in needs.rules if RULES[name].carries_relevance}
         if not wanted <= self.rules or _lowest(needs, wanted) < self._lowest:
             return NOT_FOLLOWED
-        return next((self.gaps[name] for name in sorted(wanted) if name in self.gaps), None)
+        lowest = _lowest(needs, wanted)
+        gaps = (gap for name in sorted(wanted) for gap in self.gaps.get(name, ()))
+        return next((reason for place, reason in gaps if place >= lowest), None)
 
     def noting(self, outer: Handler, unless: Callable[[], bool] = lambda: False) -> Handler:
         """``outer``, with a gap wherever it works on the stream, unless a rule knows it there."""
@@ -115,8 +121,12 @@ class RelevanceListener:
         tokens, weight, bias = _linear_arguments(*args, **kwargs)
         if not self._watches(tokens):
             return func(*args, **kwargs)
-        if in_graph(weight) or not self._progress.reached_blocks:
-            self._gap("its patches are not embedded by one convolution, or weights of a layer depend on the picture")
+        if in_graph(weight):
+            self._gap("weights of a layer depend on the picture")
+        elif not self._progress.reached_blocks and _holds_pixels(tokens):
+            return self._follow(
+                EmbeddingCall(lambda patches: F.linear(patches, weight, bias), weight, F.linear), tokens
+            )
         return self._follow(LinearCall(weight, bias), tokens)
 
     def on_matrix_product(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -134,7 +144,7 @@ class RelevanceListener:
         """A sum of streams, or of a stream and a constant such as positions."""
         if not any(self._watches(value) for value in args):
             return func(*args, **kwargs)
-        if any(self._is_gate(value) for value in args):
+        if any(self._is_gate(value) for value in args) or any(_is_zero(value) for value in args):
             return func(*args, **kwargs)
         if kwargs or not all(isinstance(value, Tensor) for value in args):
             self._gap("it adds a number to its tokens")
@@ -178,7 +188,7 @@ class RelevanceListener:
     def on_pool(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Behind the blocks, choosing tokens or taking their mean."""
         if not self._progress.behind and func.__name__ == "__getitem__":
-            return func(*args, **kwargs)
+            return _still_pixels(args[0], func(*args, **kwargs))
         if not self._progress.behind or not self._watches(args[0]):
             return self.on_unknown(func, args, kwargs)
         tokens, *options = args
@@ -198,7 +208,7 @@ class RelevanceListener:
         pixels, weight, bias, options, named = _convolution_arguments(*args, **kwargs)
         if not self._watches(pixels):
             return func(*args, **kwargs)
-        if self._progress.reached_blocks or not pixels.is_leaf:
+        if self._progress.reached_blocks or not _holds_pixels(pixels):
             self._gap("it has more convolutions than the patch embedding")
 
         def convolve(picture: Tensor, kernel: Tensor, shift: Tensor | None = None) -> Tensor:
@@ -210,7 +220,22 @@ class RelevanceListener:
     def on_unknown(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Anything else that works on the stream leaves a gap, unless it only moves or reads numbers."""
         self._note_unknown(func, args, kwargs)
-        return func(*args, **kwargs)
+        output = func(*args, **kwargs)
+        return _still_pixels(args[0], output) if func.__name__ in _REINDEXING and args else output
+
+    def over_normalize(self, inner: Handler) -> Handler:
+        """``inner``, which gives vectors of length 1: as other norms, it passes relevance on unchanged."""
+        if not self.follows:
+            return inner
+
+        def handler(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            vectors, *options = args
+            if not self._watches(vectors):
+                return inner(func, args, kwargs)
+            self._gap("it gives its vectors length 1 by normalize()", self._scaling)
+            return self._follow(LengthCall(lambda values: inner(func, (values, *options), kwargs)), vectors)
+
+        return handler
 
     def _note_unknown(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = func.__name__
@@ -231,8 +256,27 @@ class RelevanceListener:
         return output
 
     def _gap(self, reason: str, rules: set[str] | None = None) -> None:
+        place = self._progress.next_block if self._progress.reached_blocks else PIXELS
         for name in self.rules if rules is None else rules:
-            self.gaps.setdefault(name, reason)
+            self.gaps.setdefault(name, []).append((place, reason))
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether a value is the number 0, as with which ``sum([...])`` begins."""
+    return isinstance(value, int | float) and value == 0
+
+
+def _holds_pixels(tensor: Tensor) -> bool:
+    """Whether a tensor holds the numbers of the picture, moved at most."""
+    return tensor.is_leaf or getattr(tensor, _PIXELS, False)
+
+
+def _still_pixels(given: Any, output: Any) -> Any:
+    """What a call gave that only moves numbers; marked, if they are those of the picture."""
+    if isinstance(given, Tensor) and in_graph(given) and _holds_pixels(given):
+        for tensor in tensors_in(output):
+            setattr(tensor, _PIXELS, True)
+    return output
 
 
 def _lowest(needs: Needs, rules: set[str]) -> float:
