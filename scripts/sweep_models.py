@@ -2,7 +2,7 @@
 
     python scripts/sweep_models.py [--only TEXT ...] [--json FILE] [--resume]
 
-The zoo has every model class of vit-pytorch, settings of x-transformers, the ViTs of MONAI, kornia and self-attention-cv,
+The zoo has every model of vit-pytorch, settings of x-transformers, the ViTs of MONAI, kornia and self-attention-cv,
 one model of every transformer-like family of timm, torchvision's, transformers' image classifiers, and one small ViT in
 many spellings. All of it takes some twenty minutes of one processor; ``--resume`` goes on where a run was stopped.
 

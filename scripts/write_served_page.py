@@ -58,8 +58,8 @@ def summary(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     old_models = [model for model in before["models"] if model["name"] in known]
     lines = [
         (
-            "| package | models | served by tokentm, gradtoken, decompx.skipplus, gae and ixg | served by some method | "
-            "methods served |"
+            "| package | models | served by tokentm, gradtoken, decompx.skipplus, gae and ixg "
+            "| served by some method | methods served |"
         ),
         "| --- | --- | --- | --- | --- |",
     ]
