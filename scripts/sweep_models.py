@@ -1,6 +1,10 @@
 """Tries methods on every model of the tests' zoo: which are served, which are refused and why, which crash.
 
-    python scripts/sweep_models.py [--only TEXT ...] [--json FILE]
+    python scripts/sweep_models.py [--only TEXT ...] [--json FILE] [--resume]
+
+The zoo has every model of vit-pytorch, settings of x-transformers, the ViTs of MONAI, kornia and self-attention-cv,
+one model of every transformer-like family of timm, torchvision's, transformers' image classifiers, and one small ViT in
+many spellings. All of it takes some twenty minutes of one processor; ``--resume`` goes on where a run was stopped.
 
 A model is served fully, partly, or not at all (refused: only errors of vitreous; crashed: any other exception). Models
 are small and have random weights, so that this says what works, not what is good.
@@ -131,23 +135,48 @@ def main() -> None:
     """Try everything, print a table and write it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=[""], help="models whose names contain one of these")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="written behind every model")
+    parser.add_argument("--resume", action="store_true", help="keep the models that are in the file already")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    rows = []
+    rows: dict[str, Row] = {row.name: row for row in (kept_rows(given.json) if given.json and given.resume else ())}
     print(f"         {' '.join(MAIN)}")
     for entry in ENTRIES:
-        if any(part in entry.name for part in given.only):
-            rows.append(row_of(entry, METHODS))
-            show(rows[-1])
-    found = shares(rows)
-    for group, counts in found.items():
+        if entry.name not in rows and any(part in entry.name for part in given.only):
+            rows[entry.name] = row_of(entry, METHODS)
+            show(rows[entry.name])
+            if given.json is not None:
+                write(given.json, [rows[each.name] for each in ENTRIES if each.name in rows])
+    for group, counts in shares(list(rows.values())).items():
         print(f"{group:28}", ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    if given.json is not None:
-        models = [{**asdict(row), "refused": by_reason(row.refused), "crashed": by_reason(row.crashed)} for row in rows]
-        text = json.dumps({"methods": METHODS, "models": models}, separators=(",", ":"))
-        given.json.write_text(text.replace('{"name"', '\n{"name"') + "\n", encoding="utf-8")  # a line for every model
+
+
+def write(file: Path, rows: Sequence[Row]) -> None:
+    """Write what became of models, a line for each."""
+    models = [{**asdict(row), "refused": by_reason(row.refused), "crashed": by_reason(row.crashed)} for row in rows]
+    text = json.dumps({"methods": METHODS, "models": models}, separators=(",", ":"))
+    file.write_text(text.replace('{"name"', '\n{"name"') + "\n", encoding="utf-8")
+
+
+def kept_rows(file: Path) -> list[Row]:
+    """What a file has of models that were tried with the same methods."""
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"methods": [], "models": []}
+    if found["methods"] != list(METHODS):
+        return []
+    return [
+        Row(
+            model["name"],
+            model["kind"],
+            model["grid"],
+            model["served"],
+            *(
+                {method: reason for reason, methods in model[part].items() for method in methods}
+                for part in ("refused", "crashed")
+            ),
+        )
+        for model in found["models"]
+    ]
 
 
 if __name__ == "__main__":

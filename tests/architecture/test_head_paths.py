@@ -204,7 +204,7 @@ class Model(nn.Module):
         self.double().eval()
         with torch.no_grad():
             for number, parameter in enumerate(self.parameters()):
-                parameter.add_(0.3 * noise(*parameter.shape, seed=number))
+                parameter.copy_(0.4 * noise(*parameter.shape, seed=number) + 0.5 * (parameter.dim() == 1))
 
     def forward(self, pictures: Tensor, run: Run | None = None) -> Tensor:
         run = Run() if run is None else run

@@ -52,6 +52,8 @@ _PLAIN = {
     "naflexvit": _plain("naflexvit_base_patch16_gap"),
     "tnt": _timm("tnt_s_patch16_224", img_size=32, embed_dim=24, depth=2),
     "vitamin": _timm("vitamin_small_224", img_size=64, depth=2),
+    "qwen3_vit": _plain("qwen3_vit_88m"),
+    "deepseek_vit": _plain("deepseek_vit_412m"),
     "mixer": partial(mlp_mixer.MlpMixer, **_MIXER),
     "resmlp": partial(mlp_mixer.MlpMixer, block_layer=mlp_mixer.ResBlock, norm_layer=Affine, mlp_ratio=4, **_MIXER),
     "gmlp": partial(
@@ -119,6 +121,19 @@ _HIERARCHICAL = {
     "sequencer": _timm("sequencer2d_s", layers=(1, 1, 1, 1), embed_dims=(16,) * 4, hidden_sizes=(4,) * 4),
     "fastvit": _timm("fastvit_t8"),
     "efficientvit_mit": _timm("efficientvit_b0"),
+    "efficientvit_msra": _timm(
+        "efficientvit_m0", img_size=64, embed_dim=(16, 32, 48), num_heads=(2, 2, 2), depth=(1, 1, 1),
+        window_size=(4, 4, 4),
+    ),
+    "iformer": _timm("iformer_s"),
+    "shvit": _timm("shvit_s1"),
+    "cpubone": _timm("cpubone_nano"),
+    "csatv2": _timm("csatv2", img_size=64),
+    "repvit": _timm("repvit_m0_9"),
+    "efficientvim": _timm("efficientvim_m1"),
+    "botnet": _timm("eca_botnext26ts_256", img_size=64),
+    "mambaout": _timm("mambaout_femto", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32)),
+    "convnext": _timm("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32)),
     "swiftformer": _timm("swiftformer_xs", layers=(1, 1, 1, 1), embed_dims=(8, 16, 24, 32)),
 }  # fmt: skip
 _HIERARCHICAL_SIZE = {"nest": 32, "crossvit": 48, "efficientformer": 224, "tiny_vit": 224, "sequencer": 224}

@@ -57,6 +57,7 @@ _PLAIN = {
     "VitDet": _vit("VitDet", "Model", window_size=0),
     "CLIP": _tower("CLIP"),
     "CLIPVisionModelWithProjection": _vit("CLIPVision", "ModelWithProjection", projection_dim=CLASSES),
+    "MetaClip2": _tower("MetaClip2"),
     "Siglip": _tower("Siglip"),
     "Siglip2": _tower("Siglip2", num_patches=16),
     "Yolos": _vit("Yolos", "Model", image_size=(32, 32), num_detection_tokens=3),
@@ -114,6 +115,14 @@ _HIERARCHICAL = {
         64,
     ),
     "DonutSwin": (_hf("DonutSwin", image_size=32, patch_size=2, num_labels=CLASSES, **_TWO), 32),
+    "Perceiver": (
+        _hf(
+            "Perceiver", "ForImageClassificationConvProcessing", num_labels=CLASSES, num_latents=8, d_latents=24,
+            num_blocks=1, num_self_attends_per_block=2, num_self_attention_heads=2, num_cross_attention_heads=2,
+        ),
+        224,
+    ),
+    "ConvNext": (_hf("ConvNext", num_labels=CLASSES, **_FOUR), 64),
     "ConvNextV2": (_hf("ConvNextV2", num_labels=CLASSES, **_FOUR), 64),
 }  # fmt: skip
 

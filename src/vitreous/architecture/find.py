@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
 
-from vitreous.architecture.attention import AttentionCall, find_attention
-from vitreous.architecture.channels import channel_axis
+from vitreous.architecture.attention import AttentionCall
+from vitreous.architecture.block_norms import BlockNorms, root_of
 from vitreous.architecture.description import (
     Architecture,
     Block,
@@ -22,27 +21,28 @@ from vitreous.architecture.description import (
     StreamAxes,
     StreamStage,
 )
+from vitreous.architecture.find_attention import find_attention
 from vitreous.architecture.operations import (
     ALIAS,
     NORM,
-    is_linear,
     moves_numbers,
     scales,
     value_of,
     walk_back,
+    way_back,
 )
-from vitreous.architecture.overwriting import changed_through_a_view, find_overwriting
 from vitreous.architecture.positions import PixelPositions, Placement, Places, find_placements
 from vitreous.architecture.projections import HeadMaps, NotLinearError
 from vitreous.architecture.stream import (
     ResidualWrite,
     Stage,
     branch_start,
+    channel_axis,
     find_segments,
     find_stages,
     mixes_tokens,
 )
-from vitreous.architecture.trace import ModuleCall, Step, Trace, Value, tensors_in
+from vitreous.architecture.trace import ModuleCall, Trace, Value, memory_of, tensors_in
 from vitreous.errors import MethodError, UnsupportedModelError
 
 _BEHIND = 16  # steps: so many a norm that is written out has at most
@@ -99,7 +99,7 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         tuple(stages),
         chosen,
         tuple(step.operation for step in trace.steps),
-        find_overwriting(trace, blocks, name),
+        _find_overwriting(trace, blocks, name),
         pooling=tuple(maps.with_head_order(call) for call in sorted(pooling, key=lambda call: call.output_step)),
         chosen=stage,
         later=tuple(later),
@@ -167,6 +167,7 @@ class _StageReader:
         self._patches_last = self._order_of_joined(stage.root)
         self.axes = self._axes_of(stage.root)
         self.places: Places | None = None
+        self._norms = BlockNorms(trace, stage, self._point)
 
     @property
     def is_stream(self) -> bool:
@@ -256,15 +257,8 @@ class _StageReader:
         if step is None:
             return Point(-1, 0)
         if value.index not in step.outputs:
-            raise changed_through_a_view(self._name)
+            raise _changed_through_a_view(self._name)
         return Point(step.number, step.outputs.index(value.index), self._axes_of(value))
-
-    def _same(self, first: Value, second: Value) -> bool:
-        """Whether two values hold the same numbers, perhaps in another shape or scaled."""
-        return self._root(first) is self._root(second)
-
-    def _root(self, value: Value) -> Value:
-        return walk_back(self._trace, value, moves_numbers, scales)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -329,9 +323,9 @@ class _StageReader:
     def _block(self, start: Value, writes: list[ResidualWrite], following: Value | None) -> Block:
         attending = next((write for write in writes if write.attention), writes[0])
         last = writes[-1]
-        place = self._norm_place(start, attending, writes, following)
-        output = following if following is not None else self._last_output(last, place)
-        first, second = self._norms(start, attending, writes, place, output)
+        place = self._norms.place(start, attending, writes, following)
+        output = following if following is not None else self._norms.last_output(last, place)
+        first, second = self._norms.of_block(start, attending, writes, place, output)
         calls = tuple(self._maps.with_head_order(call) for write in writes for call in write.attention)
         module = self._module(start, output)
         span = self._attention_span(start, first, calls)
@@ -381,138 +375,6 @@ class _StageReader:
         step = self._trace.maker(walk_back(self._trace, write.branch, moves_numbers, scales))
         return step is not None and step.operation == "add" and len(set(step.operands)) > 1
 
-    def _norm_place(
-        self, start: Value, attending: ResidualWrite, writes: list[ResidualWrite], following: Value | None
-    ) -> NormPlace:
-        trace = self._trace
-        behind = [write for write in writes if write.step.number > attending.step.number]
-        continued = behind[0].source if behind else following
-        moved_on = continued is not None and continued.comes_from(attending.result)
-        other = moved_on and continued is not None and not self._same(continued, attending.result)
-        if other and continued is not None and self._normalised_between(attending.result, continued):
-            return "post"
-        ends = trace.maker(walk_back(trace, attending.branch, moves_numbers, scales))
-        if ends is not None and ends.operation in NORM and _is_identity(self._first_norm(start, attending)):
-            return "branch"
-        return "pre"
-
-    def _normalised_between(self, before: Value, after: Value) -> bool:
-        """Whether nothing but a norm lies between two values of the stream."""
-        steps = [step for step in self._trace.between(before, after) if step.number > before.step]
-        return self._looks_like_norm(steps)
-
-    def _last_output(self, last: ResidualWrite, place: NormPlace) -> Value:
-        """The stream behind the last block, normalised where the blocks do so themselves."""
-        if place != "post":
-            return last.result
-        for norm in self._norms_of(last.result):
-            return norm[1]
-        return last.result
-
-    def _norms_of(self, value: Value) -> list[tuple[Value, Value, int | None, nn.Module | None]]:
-        """The norms that a value is given to: input, output, step and module."""
-        trace = self._trace
-        found: list[tuple[Value, Value, int | None, nn.Module | None]] = []
-        for step in trace.steps[value.step + 1 :]:
-            source = value_of(trace, step)
-            if step.operation in NORM and source is not None and self._same(source, value):
-                around = self._call_around(step)
-                output = step.outputs[0] if around is None else around.outputs[0]
-                module = None if around is None else around.module
-                found.append((source, trace.values[output], step.number, module))
-        behind = -1
-        for call in trace.calls:
-            given = [trace.values[index] for index in call.inputs]
-            results = [trace.values[index] for index in call.outputs]
-            if call.first < behind or not len(given) == len(results) == 1 or not self._same(given[0], value):
-                continue
-            steps = trace.steps[call.first : call.last]
-            if given[0].shape == results[0].shape and steps and self._looks_like_norm(steps):
-                # A module may multiply with its weights by itself, behind a norm without any.
-                made, behind = walk_back(trace, results[0], moves_numbers), call.last
-                inside = [norm for norm in found if norm[2] is not None and call.first <= norm[2] < behind]
-                for norm in inside:
-                    if walk_back(trace, norm[1], moves_numbers) is not made:
-                        found.remove(norm)
-                found.append((given[0], results[0], None, call.module))
-        return sorted(found, key=lambda norm: norm[1].index)
-
-    def _looks_like_norm(self, steps: list[Step]) -> bool:
-        """Whether steps work on a token's channels alone and divide by their length."""
-        names = {step.operation for step in steps}
-        lengths = {"rsqrt", "sqrt", "std", "norm", "vector_norm", "normalize", "pow", "var", "std_mean", "var_mean"}
-        return bool(names & {*NORM, *lengths}) and not any(is_linear(step, self._depends(step)) for step in steps)
-
-    def _call_around(self, step: Step) -> ModuleCall | None:
-        """The call of a module that a step is all there is to, but for another dtype."""
-        made = self._root(self._trace.values[step.outputs[0]])
-        for call in self._trace.calls:
-            inside = call.first <= step.number < call.last and len(call.outputs) == 1
-            if inside and self._root(self._trace.values[call.outputs[0]]) is made:
-                return call if not any(True for _ in call.module.children()) else None
-        return None
-
-    def _module_of(self, step: Step) -> nn.Module | None:
-        """The module that a step is all there is to."""
-        call = self._call_around(step)
-        return None if call is None else call.module
-
-    def _first_norm(self, start: Value, attending: ResidualWrite) -> Norm | None:
-        """The norm between the stream and the first linear map of a branch."""
-        trace = self._trace
-        steps = trace.between(start, attending.branch)
-        linear = next(
-            (
-                step
-                for step in steps
-                if is_linear(step, self._depends(step)) or step.operation == "scaled_dot_product_attention"
-            ),
-            None,
-        )
-        for source, made, step, module in self._norms_of(start):
-            pooled = linear is None and attending.branch.comes_from(made)  # a branch that only pools
-            if pooled or (linear is not None and any(trace.values[i].comes_from(made) for i in linear.operands)):
-                return Norm(self._point(source), self._point(made), step, module)
-        if linear is not None and any(self._same(trace.values[index], start) for index in linear.operands):
-            return Norm(self._point(start), self._point(start), identity=True)
-        return None
-
-    def _norms(
-        self, start: Value, attending: ResidualWrite, writes: list[ResidualWrite], place: NormPlace, output: Value
-    ) -> tuple[Norm | None, Norm | None]:
-        trace = self._trace
-        behind = [write for write in writes if write.step.number > attending.step.number]
-        if place == "post":
-            middle = behind[0].source if behind else output
-            first = self._norm_between(attending.result, middle)
-            second = self._norm_between(behind[-1].result, output) if behind else None
-            return first, second
-        if place == "branch":
-            return self._norm_of_branch(attending), self._norm_of_branch(behind[-1]) if behind else None
-        first = self._first_norm(start, attending)
-        second = self._first_norm(branch_start(self.stage.segments, behind[0]), behind[0]) if behind else None
-        del trace
-        return first, second
-
-    def _norm_between(self, before: Value, after: Value) -> Norm | None:
-        for source, made, step, module in self._norms_of(before):
-            if self._same(after, made):
-                return Norm(self._point(source), self._point(made), step, module)
-        return None
-
-    def _norm_of_branch(self, write: ResidualWrite) -> Norm | None:
-        trace = self._trace
-        made = walk_back(trace, write.branch, moves_numbers, scales)
-        step = trace.maker(made)
-        source = None if step is None else value_of(trace, step)
-        if step is None or source is None or step.operation not in NORM:
-            return None
-        return Norm(self._point(source), self._point(made), step.number, self._module_of(step))
-
-    def _depends(self, step: Step) -> Callable[[Any], bool]:
-        tensors = {id(self._trace.values[index].tensor) for index in step.operands}
-        return lambda value: isinstance(value, Tensor) and id(value) in tensors
-
     def _head_paths(self, write: ResidualWrite, calls: tuple[AttentionCall, ...]) -> tuple[tuple[HeadPath, ...], str]:
         """The ways from the heads to the stream, or why they are not linear."""
         try:
@@ -532,9 +394,9 @@ class _StageReader:
         """The innermost module call that takes the stream in front of a block and gives the one behind it."""
         trace, found = self._trace, None
         for call in trace.calls:
-            given = [self._root(trace.values[index]).index for index in call.inputs]
-            made = [self._root(trace.values[index]).index for index in call.outputs]
-            if self._root(output).index in made and self._root(start).index in given:
+            given = [root_of(trace, trace.values[index]).index for index in call.inputs]
+            made = [root_of(trace, trace.values[index]).index for index in call.outputs]
+            if root_of(trace, output).index in made and root_of(trace, start).index in given:
                 found = call
         return found
 
@@ -544,5 +406,46 @@ def _all_known(parts: list[_Part | None]) -> tuple[_Part, ...]:
     return tuple(part for part in parts if part is not None) if None not in parts else ()
 
 
-def _is_identity(norm: Norm | None) -> bool:
-    return norm is None or norm.identity
+def _find_overwriting(trace: Trace, blocks: Iterable[Block], name: str) -> frozenset[int]:
+    """The steps that change the stream of some block in place.
+
+    Raises:
+        UnsupportedModelError: the stream is changed through a view, or is read through one afterwards, so that a copy
+            would not be seen by all who read it.
+    """
+    kept, writes, embedded = set[int](), set[int](), set[int]()
+    for block in blocks:
+        points = [block.input, block.residual_mid, block.residual_post, block.output]
+        points += [norm.output for norm in (block.first_norm, block.second_norm) if norm is not None]
+        kept.update(_value_at(trace, point) for point in points if point.step >= 0)
+        writes.update(block.writes)
+        start = trace.values[_value_at(trace, block.input)] if block.input.step >= 0 else trace.values[0]
+        embedded |= {value.index for value in way_back(trace, start, moves_numbers)}
+    memory = {memory_of(trace.values[index].tensor): index for index in sorted(kept, reverse=True)}  # the earliest
+    found, makes = set[int](), set[int]()
+    for step in trace.steps:
+        if not step.in_place:
+            continue
+        if step.number in writes or step.operands[0] in kept:
+            found.add(step.number)
+        elif step.outputs[0] in embedded:
+            makes.add(step.number)  # positions that are added in place, perhaps
+        elif memory.get(memory_of(trace.values[step.operands[0]].tensor), step.outputs[0]) < step.outputs[0]:
+            raise _changed_through_a_view(name)
+    read_elsewhere = (trace.values[parent].step for index in trace.stale for parent in trace.values[index].parents)
+    read = set(read_elsewhere)
+    if found & read:
+        raise _changed_through_a_view(name)
+    return frozenset(found | (makes - read))
+
+
+def _value_at(trace: Trace, point: Point) -> int:
+    return trace.steps[point.step].outputs[point.output]
+
+
+def _changed_through_a_view(name: str) -> UnsupportedModelError:
+    """What is wrong with a stream that another tensor of the same memory changes."""
+    return UnsupportedModelError(
+        f"{name} changes tokens in place through a view of them, so that those in front of its blocks are lost; make a "
+        "new tensor instead (x = x + y, torch.cat)"
+    )

@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitreous.architecture.attention import find_attention
 from vitreous.architecture.description import Architecture
 from vitreous.architecture.evaluation_copy import original_of
 from vitreous.architecture.find import describe
+from vitreous.architecture.find_attention import find_attention
 from vitreous.architecture.trace import Trace, Tracer
 from vitreous.error_boundary import described_error
 from vitreous.errors import UnsupportedModelError, VitreousError

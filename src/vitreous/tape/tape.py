@@ -158,8 +158,10 @@ class Tape:
         """Why relevance would be wrong or unknown in this run; ``None`` where it is not, or none is needed."""
         handler = self._recorder.relevance
         biases = self._recorder.attention.biases.values()
-        if handler.rules & needs.rules and not all(only_hides(bias) for added in biases for bias in added):
-            return "it adds relative positions or the like to its attention scores, for which relevance has no rule"
+        counted = {name for name in handler.rules & needs.rules if RULES[name].scales_modules}
+        if counted and not all(only_hides(bias) for added in biases for bias in added):
+            names = ", ".join(sorted(counted))
+            return f"it adds relative positions or the like to its attention scores, for which {names} has no rule"
         return handler.gap_of(needs)
 
     def gradient_gap(self, needs: Needs) -> str | None:

@@ -276,7 +276,8 @@ class Interception(TorchFunctionMode):
             return self.handlers.run(func, args, kwargs)
         number = self._counter.number
         self._step_handler.before(number)
-        rewritten = number in self._architecture.in_place
+        # Questions about its operand come before the step, with the same number: x += positions.to(x.dtype).
+        rewritten = number in self._architecture.in_place and _operation(func) == self._architecture.operations[number]
         if rewritten:
             args, output = self._out_of_place(func, args, kwargs)
         elif number in self._step_handler.own_steps:

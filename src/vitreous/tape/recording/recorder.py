@@ -201,7 +201,7 @@ class Recorder:
         if rules.rules_differ:
             act(ops.MATRIX_PRODUCT, rules.on_matrix_product, attention.on_matrix_product, relevance.on_matrix_product)
             act(ops.RMS_NORM, rules.on_rms_norm)
-            act(ops.NORMALIZE, relevance.on_unknown, rules.on_normalize)
+            act(ops.NORMALIZE, relevance.on_normalize, rules.on_normalize)
             act((*ops.DIVISION, *ops.DIVISION_IN_PLACE, *ops.MASKED_FILL), rules.on_division, relevance.on_divide)
         if rules.rules_differ or self.plan.biases:
             act(ops.LAYER_NORM, rules.on_layer_norm)

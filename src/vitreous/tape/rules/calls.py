@@ -149,6 +149,12 @@ class DropoutCall(Call):
         return (gradient,)
 
 
+class LengthCall(Call):
+    """Vectors divided by their length: a norm, which passes relevance on unchanged, as dropout does."""
+
+    kind = "dropout"
+
+
 @dataclass
 class EmbeddingCall(Call):
     """The convolution that makes patches of the picture; ``convolve`` is it with any weight, without bias."""

@@ -92,7 +92,9 @@ class LrpRule(RelevanceRule):
     Linear layers: alpha = 1 (eq. 4), biases ignored. Products of two streams: each factor by its share, halved. Sums:
     by share, then the two branches rescaled so that their totals keep the ratio of their sizes and add up to what
     arrived (eq. 10); the program takes totals over the batch, here each image has its own. Normalisation, activation,
-    softmax, dropout and scales pass relevance on unchanged.
+    softmax, dropout and scales pass relevance on unchanged. The authors' models add nothing to attention scores; what
+    others add there (relative positions, ALiBi) is treated as the biases of linear layers: q and k get all of it. A
+    linear layer on patches that were cut out of the picture is a patch embedding.
     """
 
     name = "lrp_ours"
@@ -134,8 +136,9 @@ class LrpRule(RelevanceRule):
 
     def backward_embedding(self, call: EmbeddingCall, pixels: Tensor, relevance: Tensor) -> Shares:
         """The z^B rule (Montavon et al. 2017), with the smallest and largest value of each picture as bounds."""
-        low = pixels.amin(dim=(1, 2, 3), keepdim=True).expand_as(pixels)
-        high = pixels.amax(dim=(1, 2, 3), keepdim=True).expand_as(pixels)
+        axes = tuple(range(1, pixels.dim()))
+        low = pixels.amin(dim=axes, keepdim=True).expand_as(pixels)
+        high = pixels.amax(dim=axes, keepdim=True).expand_as(pixels)
         weight = call.weight
         parts = ((pixels, weight), (-low, weight.clamp(min=0)), (-high, weight.clamp(max=0)))
         with torch.enable_grad():

@@ -11,17 +11,27 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from vitreous.architecture import Architecture
 from vitreous.architecture.operations import product_operands
-from vitreous.architecture.trace import is_factory
+from vitreous.architecture.trace import is_factory, tensors_in
 from vitreous.float64 import EXACT
 from vitreous.tape.recording.interception import Progress, TorchCall, in_graph
 from vitreous.tape.recording.plan import PIXELS, Needs, Plan
 from vitreous.tape.rules import RULES
 from vitreous.tape.rules.autograd import ActiveRule, Follow, gradient_between
-from vitreous.tape.rules.calls import Call, DropoutCall, EmbeddingCall, LinearCall, PoolCall, ScaleCall, SumCall
+from vitreous.tape.rules.calls import (
+    Call,
+    DropoutCall,
+    EmbeddingCall,
+    LengthCall,
+    LinearCall,
+    PoolCall,
+    ScaleCall,
+    SumCall,
+)
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -30,6 +40,8 @@ _REINDEXING = {
     *("reshape", "view", "view_as", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach"),
     *("permute", "transpose", "swapaxes", "movedim", "t", "flip", "roll", "expand", "expand_as", "repeat_interleave"),
     *("unbind", "chunk", "split", "tensor_split", "select", "narrow", "index_select", "cat", "concat", "stack"),
+    # Zeros at the edges have no relevance; a maximum has that of the number it is.
+    *("pad", "max_pool2d", "unfold"),
 }
 _READING = {
     "__get__",
@@ -43,6 +55,7 @@ _READING = {
     "stride",
     "data_ptr",
 }
+_PIXELS = "_vitreous_pixels"  # marks tensors whose numbers are those of the picture
 NOT_FOLLOWED = "relevance was not followed so far in this run"
 
 
@@ -51,7 +64,7 @@ class RelevanceHandler:
 
     Attributes:
         follows: whether a rule of the plan carries relevance; nothing is replaced otherwise.
-        gaps: by rule, the first thing that it could not follow.
+        gaps: by rule, what it could not follow, and in front of which block that was (``PIXELS`` before the first).
     """
 
     def __init__(
@@ -68,7 +81,7 @@ class RelevanceHandler:
         self.follows = bool(self.rules)
         self._scaling = {name for name in self.rules if RULES[name].scales_modules}
         self._lowest = _lowest(plan.needs, self.rules)
-        self.gaps: dict[str, str] = {}
+        self.gaps: dict[str, list[tuple[int, str]]] = {}
         self._last_sum: SumCall | None = None
         if not self._axes.batch_first:
             self._gap("its tokens come before the images of a batch", self._scaling)
@@ -78,7 +91,9 @@ class RelevanceHandler:
         wanted = {name for name in needs.rules if RULES[name].carries_relevance}
         if not wanted <= self.rules or _lowest(needs, wanted) < self._lowest:
             return NOT_FOLLOWED
-        return next((self.gaps[name] for name in sorted(wanted) if name in self.gaps), None)
+        lowest = _lowest(needs, wanted)
+        gaps = (gap for name in sorted(wanted) for gap in self.gaps.get(name, ()))
+        return next((reason for place, reason in gaps if place >= lowest), None)
 
     def leave_last_block(self) -> None:
         """The sum that leaves the last block goes to the final norm alone."""
@@ -90,8 +105,12 @@ class RelevanceHandler:
         tokens, weight, bias = _linear_arguments(*call.args, **call.kwargs)
         if not self._watches(tokens):
             return call.proceed()
-        if in_graph(weight) or not self._progress.reached_blocks:
-            self._gap("its patches are not embedded by one convolution, or weights of a layer depend on the picture")
+        if in_graph(weight):
+            self._gap("weights of a layer depend on the picture")
+        elif not self._progress.reached_blocks and _holds_pixels(tokens):
+            return self._follow(
+                EmbeddingCall(lambda patches: F.linear(patches, weight, bias), weight, F.linear), tokens
+            )
         return self._follow(LinearCall(weight, bias), tokens)
 
     def on_matrix_product(self, call: TorchCall) -> Any:
@@ -109,7 +128,7 @@ class RelevanceHandler:
         """A sum of streams, or of a stream and a constant such as positions."""
         if not any(self._watches(value) for value in call.args):
             return call.proceed()
-        if any(self._is_gate(value) for value in call.args):
+        if any(self._is_gate(value) or _is_zero(value) for value in call.args):
             return call.proceed()
         if call.kwargs or not all(isinstance(value, Tensor) for value in call.args):
             self._gap("it adds a number to its tokens")
@@ -155,7 +174,7 @@ class RelevanceHandler:
     def on_pool(self, call: TorchCall) -> Any:
         """Behind the blocks, choosing tokens or taking their mean."""
         if not self._progress.after_blocks and call.name == "__getitem__":
-            return call.proceed()
+            return _still_pixels(call.args[0], call.proceed())
         if not self._progress.after_blocks or not self._watches(call.args[0]):
             return self.on_unknown(call)
         return self._follow(PoolCall(call.of_first()), call.args[0])
@@ -173,7 +192,7 @@ class RelevanceHandler:
         pixels, weight, bias, options, named = _convolution_arguments(*call.args, **call.kwargs)
         if not self._watches(pixels):
             return call.proceed()
-        if self._progress.reached_blocks or not pixels.is_leaf:
+        if self._progress.reached_blocks or not _holds_pixels(pixels):
             self._gap("it has more convolutions than the patch embedding")
         function = call.function  # not the call itself, whose handlers hold the recording
 
@@ -189,7 +208,16 @@ class RelevanceHandler:
         known = name in _REINDEXING or name in _READING or is_factory(call.function)
         if not known and any(self._watches(value) for value in call.operands()):
             self._gap(f"there is no relevance rule for its {name}()")
-        return call.proceed()
+        output = call.proceed()
+        return _still_pixels(call.args[0], output) if name in _REINDEXING and call.args else output
+
+    def on_normalize(self, call: TorchCall) -> Any:
+        """Vectors of length 1: as other norms, this passes relevance on unchanged."""
+        vectors, *options = call.args
+        if not self._watches(vectors):
+            return call.proceed()
+        self._gap("it gives its vectors length 1 by normalize()", self._scaling)
+        return self._follow(LengthCall(lambda values: call.proceed_with((values, *options), call.kwargs)), vectors)
 
     def on_unknown_before_blocks(self, call: TorchCall) -> Any:
         """Attention and softmax in front of the blocks, which have no rule there."""
@@ -212,8 +240,27 @@ class RelevanceHandler:
         return output
 
     def _gap(self, reason: str, rules: set[str] | None = None) -> None:
+        place = self._progress.next_block if self._progress.reached_blocks else PIXELS
         for name in self.rules if rules is None else rules:
-            self.gaps.setdefault(name, reason)
+            self.gaps.setdefault(name, []).append((place, reason))
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether a value is the number 0, as with which ``sum([...])`` begins."""
+    return isinstance(value, int | float) and value == 0
+
+
+def _holds_pixels(tensor: Tensor) -> bool:
+    """Whether a tensor holds the numbers of the picture, moved at most."""
+    return tensor.is_leaf or getattr(tensor, _PIXELS, False)
+
+
+def _still_pixels(given: Any, output: Any) -> Any:
+    """What a call gave that only moves numbers; marked, if they are those of the picture."""
+    if isinstance(given, Tensor) and in_graph(given) and _holds_pixels(given):
+        for tensor in tensors_in(output):
+            setattr(tensor, _PIXELS, True)
+    return output
 
 
 def _lowest(needs: Needs, rules: set[str]) -> float:
