@@ -1,4 +1,4 @@
-"""What a model lacks of the parts that a method needs, in words."""
+"""What a model lacks that a method needs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _missing_attention(tape: Tape, needs: Needs) -> str | None:
         return "its blocks do not attend"
     if needs.biases and unseen and not architecture.has_attention and not architecture.placements:
         return "its blocks do not attend, and biases may act across tokens and belong to none"
-    # A rule other than the plain one has to take hold of the attention, also where nothing is read from it.
+    # A rule other than the plain one has to treat the attention, also where nothing is read from it.
     takes_hold = needs.uses_attention or needs.rules - {"plain"}
     if takes_hold and unseen and architecture.has_attention:
         return (
@@ -101,14 +101,14 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
 
 
 def _norms_get_no_gradient(tape: Tape, needs: Needs) -> bool:
-    """Whether gradients are wanted behind the last attention, where no patch reaches the output any more."""
+    """Whether gradients are wanted after the last attention, where no patch reaches the output any more."""
     last = tape.depth - 1
     wanted = any(last in part.norms for part in needs.gradients.values())
     return wanted and tape.layout.reads_prefix_only and tape.architecture.blocks[last].norm_place == "post"
 
 
 def missing_linear_part(tape: Tape, needs: Needs) -> str | None:
-    """What a model lacks of the linear parts that are needed, in words."""
+    """What a model lacks of the linear maps that are needed."""
     blocks = tape.architecture.blocks
     for layer in sorted(needs.projections):
         if not _leads_to_stream(tape, layer):

@@ -139,7 +139,7 @@ class ModelRunner:
         return max(1, _PIXELS_AT_ONCE // (self.size[0] * self.size[1]))
 
     def cut(self, rows: Rows, count: int) -> ModelRunner:
-        """The same model with some of the texts, without the padding behind their ``count`` tokens."""
+        """The same model with some of the texts, without the padding after their ``count`` tokens."""
         assert isinstance(self.inputs, Texts)
         targets = None if self.targets is None else self.targets[rows]
         # Not with this architecture: without padding a model may take other steps.
@@ -163,7 +163,7 @@ class ModelRunner:
     def record(
         self, inputs: Inputs, needs: Needs, intervention: Intervention | None = None
     ) -> AbstractContextManager[Tape]:
-        """Run the model on other images or texts and keep what ``needs`` asks for, until the context ends."""
+        """Run the model on other images or texts and keep what ``needs`` names, until the context ends."""
         self._count(len(inputs))
         plan = Plan(self.architecture.depth, needs, intervention or Intervention())
         return record(self._model, self.architecture, inputs, plan)
@@ -181,7 +181,7 @@ class ModelRunner:
     def logits_of_kept(self, images: Inputs, kept: Tensor) -> Tensor:
         """The logits with all patches dropped but ``kept``, (images, k); prefix tokens always stay.
 
-        Patches are dropped at the input of the first block, behind the positional embedding (True Token Masking), so
+        Patches are dropped at the input of the first block, after the positional embedding (True Token Masking), so
         the cost falls with the tokens kept.
 
         Raises:

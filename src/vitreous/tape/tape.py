@@ -95,7 +95,7 @@ class Tape:
         self._attention: dict[int, AttentionRecord] = {}
 
     def cut(self, rows: Rows, count: int) -> Tape:
-        """The same run as if only some texts had been in it, without the padding behind their ``count`` tokens.
+        """The same run as if only some texts had been in it, without the padding after their ``count`` tokens.
 
         Padding is masked, so the numbers are those of a run without it. Backward passes need the whole tape.
         """
@@ -195,7 +195,7 @@ class Tape:
         return self._seen(self._recorder.residual_posts[layer])
 
     def attention(self, layer: int) -> AttentionRecord:
-        """The attention call of a block; index L is a pooling attention behind the last block."""
+        """The attention call of a block; index L is a pooling attention after the last block."""
         record = self._recorder.attention.records[layer]
         if self._part is None:
             return record
@@ -321,7 +321,7 @@ class Tape:
     def _head_gradients(self) -> tuple[Tensor, Tensor | None]:
         """Where the gradient of the output lands: in which of the last block's tokens, in which pooling queries.
 
-        Of the attention calls behind the blocks the first that the output depends on is the one that pools them; a
+        Of the attention calls after the blocks the first that the output depends on is the one that pools them; a
         model may have a pooling head that it does not use for this output.
         """
         calls = self._recorder.attention.after_blocks
@@ -397,7 +397,7 @@ class Tape:
 
 @contextmanager
 def record(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: Plan) -> Iterator[Tape]:
-    """Run ``model`` once on pictures or texts and keep what ``plan`` asks for, until the context ends.
+    """Run ``model`` once on pictures or texts and keep what ``plan`` names, until the context ends.
 
     The plan's intervention may put another stream in the place of a block's input, or scale attention.
 
@@ -408,7 +408,7 @@ def record(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: P
         try:
             recorder, output = _record_run(model, architecture, inputs, plan)
         except OtherRunError:
-            # A model may go another way with these inputs than with the two that were looked at: look at these.
+            # A model may go another way with these inputs than with the two that were traced: trace these.
             architecture = find_architecture(model, inputs, architecture.chosen, again=True)
             recorder, output = _record_run(model, architecture, inputs, plan)
         except _OtherBatchError:

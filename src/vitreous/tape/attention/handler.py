@@ -49,7 +49,7 @@ class AttentionHandler:
         unknown_keys: those of them in which q and k by themselves do not say how the output depends on them.
         other: by block, why its attention is not one between all tokens of an image.
         unknown: the blocks in which tokens are multiplied with each other, or weighed, in a way that is no attention.
-        after_blocks: the attention calls behind the last block, in order; one of them may be what pools the tokens.
+        after_blocks: the attention calls after the last block, in order; one of them may be what pools the tokens.
         scores: reads the scores of attention that a model writes out itself.
     """
 
@@ -107,10 +107,10 @@ class AttentionHandler:
         return arranged
 
     def pool_by(self, place: int) -> None:
-        """Of the calls behind the last block, take this one for what pools the tokens."""
+        """Of the calls after the last block, take this one for what pools the tokens."""
         depth, tokens = self._architecture.depth, self._progress.tokens
         record, output, self._pooling = self.after_blocks[place]
-        # A class token of the head's own may stand in front of the stream's tokens (CaiT).
+        # A class token of the head's own may stand before the stream's tokens (CaiT).
         self.records[depth] = record if record.key.shape[2] <= tokens else record.last_keys(tokens)
         self.outputs[depth] = [output]
 
@@ -210,7 +210,7 @@ class AttentionHandler:
         return output
 
     def _under_rule(self, function: Callable[[Tensor], Tensor], scores: Tensor, kind: Kind) -> Tensor:
-        """A function of scores, under the rule in force."""
+        """A function of scores, under the active rule."""
         if not (self._rules_differ and scores.requires_grad):
             return function(scores)
         weights: Tensor = Elementwise.apply(scores, function, 0.0, kind, self._active_rule)
@@ -273,7 +273,7 @@ class AttentionHandler:
         output: Tensor = call.proceed()
         return output
 
-    # Written out by hand: q kᵀ, perhaps scaled and masked, softmax, A v ----------------------------------------------
+    # Attention that a model writes out: q kᵀ, perhaps scaled and masked, softmax, A v --------------------------------
 
     def on_matrix_product(self, call: TorchCall) -> Any:
         """A product of matrices; at the step that the architecture names, that of A with v."""

@@ -1,4 +1,4 @@
-"""How a picture becomes patches: the convolutions and poolings in front of the first block, one of which makes them."""
+"""How a picture becomes patches: the convolutions and poolings before the first block, one of which makes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the patch grid by changing parts of a picture: its edges, its inside, and the stream in front of every block.
+"""Finds the patch grid by changing parts of a picture: its edges, its inside, and the stream before every block.
 
 The pixels that a token is made of do not show in the shapes of tensors: 33 tokens of a picture of 32 x 64 pixels may be
 patches of 8 x 8, of 4 x 16 or of 16 x 4 pixels. But the first row of pixels is in the first row of patches alone, and
@@ -39,13 +39,13 @@ _SOME_TOKENS = 8  # so many are looked for in other places
 _PICTURES = 6  # one as it is, all of it changed, and each of its four edges
 
 Placement = tuple[Size, PatchGeometry | None]
-# What was found out of a model's patches: once for a model and a size of pictures, not with every picture.
+# What is known of a model's patches: once for a model and a size of pictures, not with every picture.
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Hashable, Placement]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class _Probed:
-    """What became of the probes in front of the first block.
+    """What became of the probes before the first block.
 
     Attributes:
         edges: a picture as it is, another, and it with other edges, (picture, token, channel).
@@ -73,7 +73,7 @@ class PatchGridProbe:
 
         Raises:
             InputError: the far edges of the picture are in no patch.
-            UnsupportedModelError: patches in rows, behind all other tokens, would change in another way.
+            UnsupportedModelError: patches in rows, after all other tokens, would change in another way.
         """
         return self._known(None, tokens)
 
@@ -195,7 +195,7 @@ class PatchGridProbe:
 
     @property
     def _behind_blocks(self) -> bool:
-        """Whether more of the model runs before the stage that is read than behind, so that probes are dear."""
+        """Whether more of the model runs before the stage that is read than after, so that probes are expensive."""
         return 2 * self.architecture.blocks[0].input.step >= len(self.architecture.operations)
 
     def _probe(self, width: Size, tokens: int) -> _Probed | None:
@@ -263,7 +263,7 @@ def _changed(streams: Tensor) -> Tensor:
 
 
 def _stand_further_ahead(shown: Tensor, patches: int) -> bool:
-    """Whether so many tokens in a row show something of a picture, and those behind them nothing."""
+    """Whether so many tokens in a row show something of a picture, and those after them nothing."""
     end = int(torch.where(shown)[0].max()) + 1
     return patches <= end < len(shown) and bool(shown[end - patches : end].all())
 

@@ -29,12 +29,12 @@ class Layout:
     """The token layout of one run.
 
     Attributes:
-        grid: (rows, columns) of patches; the tokens of a text behind its class token are one row of them.
+        grid: (rows, columns) of patches; the tokens of a text after its class token are one row of them.
         prefix: how many tokens (class, distillation, registers) come before the patches.
         read: the tokens that the head reads, each with equal weight: the class token, or all pooled tokens.
         alike: whether the head reads these tokens of every image, padding of texts aside; a maximum over tokens reads
             others in each.
-        pooling_queries: where attention behind the last block pools the tokens, those of its queries that the head
+        pooling_queries: where attention after the last block pools the tokens, those of its queries that the head
             reads; ``None`` elsewhere.
         geometry: where in the picture patches are centred; ``None`` where they are equal cells of it.
     """
@@ -48,12 +48,12 @@ class Layout:
 
     @property
     def pooled_by_attention(self) -> bool:
-        """Whether a learned query attends to the tokens behind the last block."""
+        """Whether a learned query attends to the tokens after the last block."""
         return self.pooling_queries is not None
 
     @property
     def reads_prefix_only(self) -> bool:
-        """Whether the head reads no patch, so that behind the last attention only prefix tokens have a gradient."""
+        """Whether the head reads no patch, so that after the last attention only prefix tokens have a gradient."""
         return not self.pooled_by_attention and bool((self.read < self.prefix).all())
 
     @property
@@ -67,7 +67,7 @@ class Layout:
         return self.prefix + self.patches
 
     def cut(self, tokens: int) -> Layout:
-        """The layout of the first ``tokens`` tokens of a text, without the padding behind them."""
+        """The layout of the first ``tokens`` tokens of a text, without the padding after them."""
         return replace(self, grid=(1, tokens - self.prefix), read=self.read[self.read < tokens])
 
 
@@ -172,7 +172,7 @@ def _tokens_read(head_gradient: Tensor, stream: Tensor, prefix: int, real: Tenso
 
     A head that reads the class token and, besides, the average of the patches (DINOv2's linear classifier) counts as
     reading the class token: each single patch weighs far less there. An average over all tokens weighs them alike.
-    Their gradients are alike then where nothing stands in front of the average; behind a norm they are, times how long
+    Their gradients are alike then where nothing stands before the average; after a norm they are, times how long
     each token of the ``stream`` is, which the norm divides by. A class token has to weigh more by every measure.
     """
     size = in_float64(head_gradient).norm(dim=-1)
@@ -194,7 +194,7 @@ def _tokens_read(head_gradient: Tensor, stream: Tensor, prefix: int, real: Tenso
 
 
 def _check_order(name: str, read: Tensor, prefix: int, tokens: int) -> None:
-    """A head that reads one or a few of the later tokens reads no average of patches: its class token stands behind."""
+    """Refuse a head that reads one or a few of the later tokens: its class token comes after the patches."""
     if prefix and bool((read >= prefix).all()) and len(read) <= prefix and len(read) < tokens - prefix:
         raise UnsupportedModelError(
             f"the head of {name} reads token {int(read[0])} of {tokens}, counted from 0: a class token that stands "

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitreous.errors import UnsupportedModelError
 from vitreous.patch_geometry import PatchGeometry, Size, patch_of_line
 
-PROBES = 8  # tokens that are looked at
+PROBES = 8  # tokens that are probed
 PROBES_BEHIND = 4  # where blocks of earlier stages have to run as well
 _NOTHING = 1e-12  # of a line's greatest energy (squared gradient): rounding, or exactly nothing, in a receptive field
 _NO_SHIFT = 0.5  # pixels; receptive fields of known ends are exact to half a pixel
@@ -122,7 +122,7 @@ def receptive_fields(stream: Tensor, pictures: Tensor, grid: Size, prefix: int) 
     """The pixels that count for one token of each picture.
 
     Args:
-        stream: what became of the pictures in front of the first block, (picture, token, channel).
+        stream: what became of the pictures before the first block, (picture, token, channel).
         pictures: (picture, channel, height, width), from which the stream was made in a graph.
         grid: rows and columns of patches.
         prefix: how many tokens stand before the patches.
@@ -148,7 +148,7 @@ def receptive_fields(stream: Tensor, pictures: Tensor, grid: Size, prefix: int) 
 
 
 def with_changed_patches(picture: Tensor, grid: Size, count: int) -> Tensor:
-    """A picture (channel, height, width) as it is, and each time with another of the patches that are looked at."""
+    """A picture (channel, height, width) as it is, and each time with another of the patches that are probed."""
     rows, columns = probed_patches(grid, count)
     _, height, width = picture.shape
     down, across = patch_of_line(height, grid[0]), patch_of_line(width, grid[1])
@@ -202,7 +202,7 @@ class _Line:
 
 
 def _ends(energy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The pixels of a line that count, (token, pixel), the first of each token, and the one behind the last."""
+    """The pixels of a line that count, (token, pixel), the first of each token, and the one after the last."""
     seen = energy > _NOTHING * energy.amax(dim=1, keepdim=True)
     return seen, seen.int().argmax(dim=1), seen.shape[1] - seen.flip(1).int().argmax(dim=1)
 

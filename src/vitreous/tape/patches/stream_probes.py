@@ -1,6 +1,6 @@
-"""Whether blocks leave the patches in their places: what changes behind a block when some change in front of it.
+"""Whether blocks leave the patches in their places: what changes after a block when some change before it.
 
-A block adds to the stream, so what is added to a patch in front of a block is found in the same place behind it, more
+A block adds to the stream, so what is added to a patch before a block is found in the same place after it, more
 than in any other. A model that turns, shifts or shuffles its patches between blocks and does not turn them back gives
 the same class scores, but its maps would show other places.
 """
@@ -20,7 +20,7 @@ from vitreous.inputs.model_input import Inputs, ask, outside_inference
 from vitreous.tape.recording.interception import Interception, result_at, with_result
 from vitreous.torch_state import outside_inference_mode
 
-_MOST = 8  # patches are changed in front of a block
+_MOST = 8  # patches are changed before a block
 _SHARE = 1 / 8  # of all patches, at least one
 _ALIKE = 0.6  # cosine between what was added and what is found elsewhere; what blocks mix in is far less like it
 
@@ -51,7 +51,7 @@ class _FirstBlock:
 def first_block_input(
     architecture: Architecture, model: nn.Module, inputs: Inputs, *, graph: bool = False
 ) -> Tensor | None:
-    """The stream in front of the first block, (batch, tokens, channels); ``None`` where the model fails before it.
+    """The stream before the first block, (batch, tokens, channels); ``None`` where the model fails before it.
 
     With a ``graph`` it can be differentiated, where the model does not prevent that.
     """
@@ -69,7 +69,7 @@ def first_block_input(
 
 
 class _Moved(BaseException):  # no error, and nothing in a model may catch it
-    """Patches were found in other places behind a block."""
+    """Patches were found in other places after a block."""
 
     def __init__(self, layer: int, missed: int, changed: int) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Moved(BaseException):  # no error, and nothing in a model may catch it
 
 
 class _Changing:
-    """Makes the second of two equal pictures differ from the first in a few patches in front of every block."""
+    """Makes the second of two equal pictures differ from the first in a few patches before every block."""
 
     def __init__(self, architecture: Architecture, patches: int) -> None:
         self._patches = patches
@@ -87,7 +87,7 @@ class _Changing:
             self._points.setdefault(point.step, []).append((layer, point))
         self.steps, self.own_steps = frozenset(self._points), frozenset[int]()
         self._generator = torch.Generator().manual_seed(0)
-        self._changed: Tensor | None = None  # the patches that were changed in front of the last block
+        self._changed: Tensor | None = None  # the patches that were changed before the last block
         self._added = torch.empty(0)  # what was added to them, (patch, channel)
 
     def before(self, number: int) -> None:
@@ -132,12 +132,12 @@ class _Changing:
 
 
 def check_block_order(architecture: Architecture, model: nn.Module, inputs: Inputs, patches: int) -> None:
-    """Refuse a model that has its patches in other places behind a block; costs a run of two pictures.
+    """Refuse a model that has its patches in other places after a block; costs a run of two pictures.
 
     A model that fails in such a run is believed.
 
     Raises:
-        UnsupportedModelError: most of what is added to patches in front of a block is found elsewhere behind it.
+        UnsupportedModelError: most of what is added to patches before a block is found elsewhere after it.
     """
     if patches < 2:
         return

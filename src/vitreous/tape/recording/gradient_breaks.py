@@ -73,7 +73,7 @@ class GradientBreaks:
         if name.startswith("new_") or name.endswith("_like"):
             return
         parts = output if isinstance(output, list | tuple) else [output]
-        # Where one of several has a gradient, the others are without one on purpose: weights to look at, places.
+        # Where one of several has a gradient, the others are without one on purpose: weights for display, indices.
         if any(map(_is_broken, parts)) and not any(in_graph(part) and not _is_broken(part) for part in parts):
             self._names.setdefault(self._layer, name)
 
@@ -92,12 +92,12 @@ def mark_below_graph(value: Any) -> None:
 
 
 def is_below_graph(value: Any) -> bool:
-    """Whether a value was made from the model's input in front of where the graph begins."""
+    """Whether a value was made from the model's input before the start of the graph."""
     return isinstance(value, Tensor) and hasattr(value, _BELOW)
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a value depends neither on the tokens nor, in front of where the graph begins, on the model's input."""
+    """Whether a value depends neither on the tokens nor, before the start of the graph, on the model's input."""
     return not in_graph(value) and not is_below_graph(value)
 
 

@@ -33,7 +33,7 @@ _OUT_OF_PLACE = {"add": torch.add, "sub": torch.sub, "lerp": torch.lerp, "addcmu
 class TorchCall:
     """One intercepted call of a torch function, on its way through the handlers of that function.
 
-    A handler gets the call and returns its output. ``proceed`` runs the handlers behind it and at last the function
+    A handler gets the call and returns its output. ``proceed`` runs the handlers after it and at last the function
     itself; a handler that does not call it has taken the call over.
 
     Attributes:
@@ -65,7 +65,7 @@ class TorchCall:
         return _operation(self.function)
 
     def proceed(self) -> Any:
-        """Run the next handler, or the function itself behind the last one."""
+        """Run the next handler, or the function itself after the last one."""
         place = self._place
         if place == len(self._handlers):
             return self.function(*self.args, **self.kwargs)
@@ -163,7 +163,7 @@ class Progress:
 
     @property
     def next_block(self) -> int:
-        """The block that is running or will run next; L behind the last."""
+        """The block that is running or will run next; L after the last."""
         return bisect_left(self._ends, self.step) if self.reached_blocks else 0
 
     @property
@@ -183,7 +183,7 @@ class Progress:
 
     @property
     def layer(self) -> int | None:
-        """The block that a call belongs to; L behind the last one, ``None`` before the first."""
+        """The block that a call belongs to; L after the last one, ``None`` before the first."""
         return self.next_block if self.reached_blocks else None
 
     @property

@@ -37,7 +37,7 @@ class GradientNeeds:
         tokens: dy/dx_l at the block's input; layer ``PIXELS`` is the picture.
         norms: the gradient at the output of the block's first norm.
         attention: dy/dO_l, from which dy/dA_l follows.
-        biases: bias x gradient, summed over channels, of everything in a block; layer L is all behind the last block.
+        biases: bias x gradient, summed over channels, of everything in a block; layer L is all after the last block.
     """
 
     tokens: Layers = NONE
@@ -70,7 +70,7 @@ class Needs:
         scores: what enters the softmax, also where a model writes out its attention itself.
         keys: k by itself, where nothing else enters the scores besides q and masks.
         picture: whether the pixels of a picture are read, painted or scaled, which a text does not have.
-        gradients_again: whether gradients are read of further runs, which the method asks for itself.
+        gradients_again: whether gradients are read of further runs, which the method starts itself.
         gradients: what is read of each backward pass.
     """
 
@@ -137,7 +137,7 @@ class Intervention:
     """A stream put in the place of another, or attention scaled.
 
     Attributes:
-        layer: the block whose input x_l is replaced; L stands for the input of what is behind the last block.
+        layer: the block whose input x_l is replaced; L stands for the input of what is after the last block.
         stream: what replaces it, (batch, tokens, channels). Its batch may be another than that of the images, of which
             one is then enough: blocks, pooling and head work on any batch size.
         attention_scale: by block, factors (batch,) on its attention matrix. Such a matrix is a constant: the gradient

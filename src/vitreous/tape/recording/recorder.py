@@ -48,7 +48,7 @@ class Recorder:
         gradient_breaks: the calls at which gradients end.
         embeddings: the convolutions and poolings before the first block, among them the patch embedding.
         embedded: in a run that puts other tokens in the place of a block's, those that the model itself made.
-        leaf: where the graph begins, if that is in front of a block or behind the last.
+        leaf: where the graph begins, if that is before a block or after the last.
     """
 
     def __init__(self, architecture: Architecture, plan: Plan, batch: int, *, reads_text: bool = False) -> None:
@@ -94,7 +94,7 @@ class Recorder:
             if layer in self.plan.norms:
                 keep("norm", layer, block.normalised)
         keep("stream", len(blocks), blocks[-1].output)
-        # The stream last: what stands in its place is for all who read it behind.
+        # The stream last: what stands in its place is what all later steps read.
         for kept in points.values():
             kept.sort(key=lambda each: each[0] == "stream")
         return points

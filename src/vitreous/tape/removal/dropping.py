@@ -1,4 +1,4 @@
-"""True Token Masking: a model runs on some of the patches only, the others are dropped behind the position embedding.
+"""True Token Masking: a model runs on some of the patches only, the others are dropped after the position embedding.
 
 Dropped tokens are really gone from the first block on, so the cost falls with the tokens kept. The model is not edited
 and is written for all tokens; where it brings a table with one row for every token of the whole picture (rotary

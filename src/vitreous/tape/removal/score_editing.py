@@ -22,13 +22,13 @@ from vitreous.tape.removal.dropping import with_prefix
 
 
 class ScoreEditing:
-    """Edits the attention scores of all blocks and of a pooling attention behind them.
+    """Edits the attention scores of all blocks and of a pooling attention after them.
 
     Args:
         architecture: where the blocks are.
         factor: what the scores of a token's column are multiplied with, (batch, tokens); ``None`` leaves them.
-        kept: patches that may be looked at, (batch, k), ascending; the columns of the others are hidden, and behind the
-            last block the others are dropped. ``None`` keeps all.
+        kept: patches that may be attended to, (batch, k), ascending; the columns of the others are hidden, and the
+            others are dropped after the last block. ``None`` keeps all.
         patches: how many patches a whole picture has.
     """
 
@@ -73,7 +73,7 @@ class ScoreEditing:
         self._step = number
 
     def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Edit scores; behind the last block, drop what was hidden in all of them."""
+        """Edit scores; after the last block, drop what was hidden in all of them."""
         del args, kwargs
         if number in self._calls and self._calls[number][1].spelling == "written":
             output = self._edit(self._calls[number], output)
@@ -87,7 +87,7 @@ class ScoreEditing:
         return output
 
     def _enter_stream(self, stream: Tensor) -> Tensor:
-        """The stream in front of the first block, (batch, tokens, channels)."""
+        """The stream before the first block, (batch, tokens, channels)."""
         self._batch, self._count = stream.shape[:2]
         if self._kept is not None:
             tokens = with_prefix(self._kept, self._count - self._patches)

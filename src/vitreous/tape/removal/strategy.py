@@ -77,7 +77,7 @@ def _find_strategy(architecture: Architecture, same_twice: Inputs, patches: int,
 def check_hiding(architecture: Architecture, same_twice: Inputs, patches: int, kept: Tensor, run: Run) -> None:
     """Refuse a model in which what is hidden is seen: one and the same picture, with other hidden tokens.
 
-    ``kept`` may name the same patches in two orders: behind the last block they stand in it, and a head must not mind.
+    ``kept`` may name the same patches in two orders: after the last block they stand in it, and a head must not mind.
 
     Raises:
         UnsupportedModelError: something else than attention reads them, or the model cannot do without them.

@@ -159,7 +159,7 @@ class ConstantStatisticsRule(Rule):
 def _through_head(call: AttentionRecord, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One head: three sums (3, batch) that scale relevance on its way, and unscaled shares of q, k and v.
 
-    The sums are those of relevance at A behind and before dropout, and at the scores.
+    The sums are those of relevance at A after and before dropout, and at the scores.
     """
     assert call.query is not None
     query, key, value, attention = call.query * call.scale, call.key, call.value, call.rows(slice(None))

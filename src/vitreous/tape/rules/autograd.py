@@ -37,14 +37,14 @@ class ActiveRule:
 
     Attributes:
         rule: the rule.
-        biases: bias x gradient by layer, (batch, tokens) or, behind the pooling, (batch,); ``None`` where not wanted.
+        biases: bias x gradient by layer, (batch, tokens) or, after the pooling, (batch,); ``None`` where not wanted.
     """
 
     rule: Rule
     biases: dict[int, list[Tensor]] | None = None
 
     def wants_biases_of(self, layer: int) -> bool:
-        """Whether the running pass asks for the biases of a block."""
+        """Whether the running pass needs the biases of a block."""
         return self.biases is not None and layer in self.biases
 
     def add_bias(self, layer: int, contribution: Tensor) -> None:

@@ -141,7 +141,7 @@ def bias_scores(
 ) -> Tensor:
     """The sum of bias x gradient, already summed over channels, by token: (batch, tokens).
 
-    A bias belongs to the token that it was added to. Behind the pooling it belongs to the tokens that the head reads,
+    A bias belongs to the token that it was added to. After the pooling it belongs to the tokens that the head reads,
     in equal parts: to the class token, where there is one. ``lengths`` (batch,) is how many tokens of each text are no
     padding, which the head never reads.
     """

@@ -29,7 +29,7 @@ class Rule:
         activation: ``ratio``: f(u) is u times the constant f(u)/u.
         gate: a sigmoid or tanh that multiplies something. ``constant``: no gradient reaches its input.
         product: of two streams, such as SwiGLU's. ``half``: each factor gets half the gradient.
-        length: that a feature is divided by behind the blocks. ``constant``: no gradient passes through it.
+        length: that a feature is divided by after the blocks. ``constant``: no gradient passes through it.
         carries_relevance: whether relevance is passed on instead of a gradient. Such a rule treats linear layers, sums,
             scales, pooling, dropout and the patch embedding, too: ``backward_linear``, ``backward_sum`` and so on.
         scales_modules: whether the relevance of every module is scaled by itself, so that dropout counts as one.

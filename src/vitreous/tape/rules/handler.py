@@ -1,4 +1,4 @@
-"""Where a rule takes hold besides attention: normalisation, activation, gates, gated products, lengths, biases."""
+"""Puts normalisation, activations, gates, products and lengths under the active rule, and registers biases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vitreous.tape.rules.biases import BiasRecorder
 
 
 class RuleHandler:
-    """Puts the non-linear parts of a forward pass under the rule in force and notes biases where they are wanted.
+    """Puts the non-linear parts of a forward pass under the active rule and registers biases where they are needed.
 
     Attributes:
         biases: what has been noted of them.
@@ -156,7 +156,7 @@ class RuleHandler:
         return output
 
     def on_length(self, call: TorchCall) -> Any:
-        """A root or a norm: the deviation of tokens; of the pooled feature behind the blocks, its length."""
+        """A root or a norm: the deviation of tokens; of the pooled feature after the blocks, its length."""
         if self._progress.after_blocks and call.args[0].dim() == 2:
             return self._elementwise(call, 0.0, "length")
         return self.on_deviation(call)

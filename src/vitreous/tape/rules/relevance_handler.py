@@ -1,4 +1,4 @@
-"""Where rules that carry relevance take hold besides: linear maps, sums, scales, pooling, dropout, patch embedding.
+"""Puts linear layers, sums, scales, pooling, dropout and patch embedding under rules that carry relevance.
 
 Relevance is not a gradient: what is not known here would be passed on wrongly, so every call that touches the stream
 is either followed, pure re-indexing, or noted as a gap, and a model with a gap is refused.
@@ -145,7 +145,7 @@ class RelevanceHandler:
         return call.proceed()
 
     def on_multiply(self, call: TorchCall) -> Any:
-        """A stream times a constant or a gate; products of two streams inside a block have been taken hold of."""
+        """A stream times a constant or a gate; products of two streams inside a block have been handled."""
         if not any(self._watches(value) for value in call.args):
             return call.proceed()
         stream, factor = (
@@ -172,7 +172,7 @@ class RelevanceHandler:
         return self._follow(ScaleCall(func), stream, weight)
 
     def on_pool(self, call: TorchCall) -> Any:
-        """Behind the blocks, choosing tokens or taking their mean."""
+        """After the blocks, choosing tokens or taking their mean."""
         if not self._progress.after_blocks and call.name == "__getitem__":
             return _still_pixels(call.args[0], call.proceed())
         if not self._progress.after_blocks or not self._watches(call.args[0]):
@@ -220,15 +220,15 @@ class RelevanceHandler:
         return self._follow(LengthCall(lambda values: call.proceed_with((values, *options), call.kwargs)), vectors)
 
     def on_unknown_before_blocks(self, call: TorchCall) -> Any:
-        """Attention and softmax in front of the blocks, which have no rule there."""
+        """Attention and softmax before the blocks, which have no rule there."""
         return call.proceed() if self._progress.reached_blocks else self.on_unknown(call)
 
     def on_unknown_outside_blocks(self, call: TorchCall) -> Any:
-        """A gate in front of the blocks or after them, where it does not weigh a stream."""
+        """A gate before the blocks or after them, where it does not weigh a stream."""
         return call.proceed() if self._progress.inside_block else self.on_unknown(call)
 
     def _watches(self, value: Any) -> bool:
-        """Whether relevance may come to a tensor; inside a function that was taken hold of, nothing is watched."""
+        """Whether relevance may come to a tensor; inside a handled function nothing counts."""
         if not (self.follows and in_graph(value) and torch.is_grad_enabled()):
             return False
         return (self._progress.next_block if self._progress.reached_blocks else PIXELS) >= self._lowest
