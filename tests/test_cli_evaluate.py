@@ -21,7 +21,7 @@ from evaluations import MODEL, PROTOCOL, everything, only_run, rewritten, some_r
 from loading_scripts import load_script
 from vitreous.cli import app, evaluating_progress
 from vitreous.cli.evaluating_progress import EvaluationProgress
-from vitreous.evaluation.runner import context as workbench
+from vitreous.evaluation.runner import context
 from vitreous.evaluation.store.store import Store
 from vitreous.speed.timing import one_thread
 from vitreous.storage import sealed
@@ -461,7 +461,7 @@ class TestReport:
         done = run("evaluate", *given, "--data", photos, "--methods", "gae", "--limit", 2, "--out", tmp_path / "runs")
         assert done.exit_code == 0, done.output
         monkeypatch.chdir(tmp_path)
-        workbench._opened.clear()  # as in another process
+        context._opened.clear()  # as in another process
         assert run("report", "runs", "--out", "page.html").exit_code == 0
         page = Page((tmp_path / "page.html").read_text())
         assert "Pictures are missing" not in page.text
