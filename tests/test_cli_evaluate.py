@@ -22,7 +22,7 @@ from loading_scripts import load_script
 from vitreous.cli import app
 from vitreous.cli import progress as progress_module
 from vitreous.cli.progress import EvaluationProgress
-from vitreous.evaluation.runner import context as workbench
+from vitreous.evaluation.runner import context
 from vitreous.evaluation.store.store import Store
 from vitreous.speed.timing import one_thread
 from vitreous.storage import sealed
@@ -462,7 +462,7 @@ class TestReport:
         done = run("evaluate", *given, "--data", photos, "--methods", "gae", "--limit", 2, "--out", tmp_path / "runs")
         assert done.exit_code == 0, done.output
         monkeypatch.chdir(tmp_path)
-        workbench._opened.clear()  # as in another process
+        context._opened.clear()  # as in another process
         assert run("report", "runs", "--out", "page.html").exit_code == 0
         page = Page((tmp_path / "page.html").read_text())
         assert "Pictures are missing" not in page.text

@@ -21,6 +21,12 @@ _MOST_BYTES = 200 * 2**20
 _NUMBERS = "biuf"  # kinds of dtypes
 _ARRAY = object()  # stands for numpy.ndarray where a pickle says of what class an array is; it cannot be called
 
+Pixels = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+_EDGE = 32
+_BYTES = 3 * _EDGE * _EDGE
+_MOST_SAMPLES = 60_000
+
 
 def read_plain_pickle(file: Path) -> Any:
     """Return what was pickled, as long as it is made of plain values and numpy's arrays and numbers.
@@ -112,14 +118,6 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy", "dtype"): _plain_dtype,
     ("_codecs", "encode"): _latin_bytes,
 }
-
-
-Pixels = NDArray[np.uint8]
-Labels = NDArray[np.int64]
-
-_EDGE = 32
-_BYTES = 3 * _EDGE * _EDGE
-_MOST_SAMPLES = 60_000
 
 
 class _Cifar(DataSet):

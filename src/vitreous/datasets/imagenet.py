@@ -22,6 +22,17 @@ from vitreous.datasets.lists import (
 )
 from vitreous.errors import MissingDependencyError
 
+KAGGLE = "LOC_val_solution.csv"
+CAFFE = "val.txt"
+DEVKIT = "ILSVRC2012_validation_ground_truth.txt"
+META = "meta.mat"
+CLASS_MAP = "map_clsloc.txt"
+SYNSETS = "imagenet_2012_validation_synset_labels.txt"
+FILES = (KAGGLE, CAFFE, DEVKIT, SYNSETS, TABLE)
+_BELOW = (".", "ILSVRC2012_devkit_t12/data", "devkit/data", "data")
+# Where the photos are below the folder asked for: itself, torchvision's, the archive's, Kaggle's.
+_PHOTO_FOLDERS = (".", "val", "validation", "ILSVRC2012_img_val", "ILSVRC/Data/CLS-LOC/val", "Data/CLS-LOC/val")
+
 
 @cache
 def imagenet_names() -> tuple[str, ...]:
@@ -43,17 +54,6 @@ def imagenet_indices() -> dict[str, int]:
 def is_wordnet_number(text: str) -> bool:
     """Tell whether this looks like n01440764."""
     return len(text) == 9 and text[0] == "n" and text[1:].isdecimal()
-
-
-KAGGLE = "LOC_val_solution.csv"
-CAFFE = "val.txt"
-DEVKIT = "ILSVRC2012_validation_ground_truth.txt"
-META = "meta.mat"
-CLASS_MAP = "map_clsloc.txt"
-SYNSETS = "imagenet_2012_validation_synset_labels.txt"
-FILES = (KAGGLE, CAFFE, DEVKIT, SYNSETS, TABLE)
-
-_BELOW = (".", "ILSVRC2012_devkit_t12/data", "devkit/data", "data")
 
 
 def read_validation_labels(*places: Path) -> dict[str, int] | None:
@@ -201,10 +201,6 @@ def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if words := line.split():
             yield number, words
-
-
-# Where the photos are below the folder asked for: itself, torchvision's, the archive's, Kaggle's.
-_PHOTO_FOLDERS = (".", "val", "validation", "ILSVRC2012_img_val", "ILSVRC/Data/CLS-LOC/val", "Data/CLS-LOC/val")
 
 
 class ImageNet(FileDataSet):

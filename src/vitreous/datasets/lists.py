@@ -13,6 +13,27 @@ from vitreous.errors import DataError
 _MOST_DIGITS = 9  # no list has as many classes; Python reads no number of more than 4,300 digits
 _SEPARATORS = ",;\t"  # spreadsheets write semicolons where people write numbers with a comma
 
+TABLE = "labels.csv"
+NAMES = "class_names.json"
+IMAGENET_COLUMN = "imagenet_index"
+IMAGENET_CLASSES = 1000
+_FILE_COLUMNS = ("file", "filename", "file_name", "image", "image_path", "path", "name", "id", "image_id")
+# Indices before names; the index of the model's output before one of the set's own. A bare "index" comes after
+# them: it is also what programs call the number of a row.
+_LABEL_COLUMNS = (
+    IMAGENET_COLUMN,
+    "class_index",
+    "label_index",
+    "class_id",
+    "label_id",
+    "label",
+    "class",
+    "target",
+    "breed_index",
+    "index",
+    "class_name",
+)
+
 
 class ListError(DataError):
     """A list is damaged; the message names the file and not yet where the set comes from."""
@@ -71,30 +92,6 @@ def add_label(labels: dict[str, int], name: str, label: int, where: str) -> None
     if name in labels:
         raise ListError(f"{where}: {name} is listed twice")
     labels[name] = label
-
-
-TABLE = "labels.csv"
-NAMES = "class_names.json"
-
-IMAGENET_COLUMN = "imagenet_index"
-IMAGENET_CLASSES = 1000
-
-_FILE_COLUMNS = ("file", "filename", "file_name", "image", "image_path", "path", "name", "id", "image_id")
-# Indices before names; the index of the model's output before one of the set's own. A bare "index" comes after
-# them: it is also what programs call the number of a row.
-_LABEL_COLUMNS = (
-    IMAGENET_COLUMN,
-    "class_index",
-    "label_index",
-    "class_id",
-    "label_id",
-    "label",
-    "class",
-    "target",
-    "breed_index",
-    "index",
-    "class_name",
-)
 
 
 class LabelTable(NamedTuple):

@@ -23,6 +23,14 @@ FROM_ZERO = (0.0, *NINE)
 TO_ONE = (*NINE, 1.0)
 ELEVEN = (0.0, *NINE, 1.0)
 
+_IN_WORDS: dict[Quantity, str] = {
+    "hit": "accuracy",
+    "probability": "target's probability",
+    "drop": "fall of the target's probability",
+}
+_TITLES: dict[Quantity, str] = {"hit": "accuracy", "probability": "probability", "drop": "fall of the probability"}
+_PREFIXES = {"mif": "MIF", "lif": "LIF", "label": "true class"}
+
 
 def hits(logits: ArrayLike, labels: ArrayLike) -> Floats:
     """Say of logits (..., batch, classes) where the highest is the label's (batch,): 1 or 0, (..., batch).
@@ -204,15 +212,6 @@ def area_weights(ratios: Sequence[float], convention: Convention) -> tuple[float
 def curve_columns(prefix: str, quantity: Quantity, ratios: Sequence[float]) -> tuple[str, ...]:
     """Name the points of a curve: ``positive_hit_10``, ``positive_hit_20`` and so on, the ratios in percent."""
     return tuple(f"{prefix}{quantity}_{100 * ratio:.6g}" for ratio in ratios)
-
-
-_IN_WORDS: dict[Quantity, str] = {
-    "hit": "accuracy",
-    "probability": "target's probability",
-    "drop": "fall of the target's probability",
-}
-_TITLES: dict[Quantity, str] = {"hit": "accuracy", "probability": "probability", "drop": "fall of the probability"}
-_PREFIXES = {"mif": "MIF", "lif": "LIF", "label": "true class"}
 
 
 def curve_of(prefix: str, quantity: Quantity, ratios: Sequence[float]) -> Curve:

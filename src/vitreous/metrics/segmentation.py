@@ -18,6 +18,10 @@ from vitreous.metrics.metric import Floats, Metric, MetricError, mean_of, prefix
 
 COUNTS = ("intersection_background", "intersection_foreground", "union_background", "union_foreground")
 
+HALVES = ("first_half_", "second_half_")
+GRADTOKEN_THRESHOLDS = tuple(step / 10 for step in range(10))
+_VOC_CLASSES = 21
+
 
 def above_mean(maps: ArrayLike) -> NDArray[np.bool_]:
     """Take as foreground what lies strictly above the mean of its map (..., height, width) (Chefer et al., 2021).
@@ -309,10 +313,6 @@ def classes_mean_iou(classes: int, prefix: str = "", name: str = "mIoU") -> Metr
     return Metric(name, "higher", (0.0, 1.0), description, columns, _ClassesMeanIou(classes))
 
 
-HALVES = ("first_half_", "second_half_")
-GRADTOKEN_THRESHOLDS = tuple(step / 10 for step in range(10))
-
-
 def threshold_prefix(threshold: float) -> str:
     """Name a threshold in front of a column: 0.3 gives ``threshold_30_``."""
     return f"threshold_{100 * threshold:g}_"
@@ -437,7 +437,6 @@ def held_out_threshold_miou(thresholds: Sequence[float] = GRADTOKEN_THRESHOLDS) 
     return held_out_threshold(mean_iou, thresholds)
 
 
-_VOC_CLASSES = 21
 METRICS = (
     pixel_accuracy(),
     mean_iou(),

@@ -24,6 +24,8 @@ from vitreous.evaluation.runner.measure import compute_shard
 from vitreous.evaluation.store.run import Run, Shard
 from vitreous.evaluation.store.store import Store
 
+_PAUSE = 0.2  # seconds between two checks of shards that other processes hold
+
 
 class ProgressCallback(Protocol):
     """Receives the progress of a run."""
@@ -49,9 +51,6 @@ class SilentProgress:
 
     def notice(self, text: str) -> None:
         warnings.warn(text, stacklevel=2)
-
-
-_PAUSE = 0.2  # seconds between two checks of shards that other processes hold
 
 
 def worker_loop(

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
+_SIDE = 132
+Thumbnails = Mapping[tuple[str, int], str]
+
+
 @dataclass(frozen=True)
 class Extreme:
     """An image and what a metric is on it alone."""
@@ -67,11 +71,6 @@ def extremes_of(results: Results, metrics: Sequence[Metric], methods: Sequence[s
         shown = min(count, len(known) // 2)
         found.append(Extremes(method, metric, tuple(known[:shown]), tuple(known[len(known) - shown :][::-1])))
     return found
-
-
-_SIDE = 132
-
-Thumbnails = Mapping[tuple[str, int], str]
 
 
 def thumbnails_of(results: Results, extremes: Iterable[Extremes]) -> tuple[Thumbnails, str | None]:

@@ -24,30 +24,6 @@ _ROLLOUT = "Abnar and Zuidema, Quantifying Attention Flow in Transformers, ACL 2
 _AGCAM = "Leem and Seo, Attention Guided CAM, AAAI 2024"
 _VITCX = "Xie et al., ViT-CX, IJCAI 2023"
 
-
-@dataclass(frozen=True)
-class PublishedResult:
-    """One number of a paper.
-
-    Attributes:
-        protocol: the protocol here that it comes nearest to.
-        paper: the paper that proposes the method; the number may have been printed in a later comparison.
-        model: as far as it is known.
-        data: the data set that it was measured on.
-        method: as the papers call it.
-        metric: as the metric here is called.
-        value: as printed, in percent.
-    """
-
-    protocol: str
-    paper: str
-    model: str | None
-    data: str
-    method: str
-    metric: str
-    value: float
-
-
 _SEGMENTATION = (
     (_TOKENTM, "DeiT", "TokenTM", (81.79, 86.45, 64.22)),
     (_TOKENTM, "ViT-B", "TokenTM", (78.22, 85.69, 60.29)),
@@ -77,20 +53,6 @@ _TABLES = (
     ),
     ("chefer-2021-perturbation", "ImageNet", ("AUC positive", "AUC negative"), _PERTURBATION),
 )
-
-PUBLISHED = tuple(
-    PublishedResult(protocol, paper, model, data, method, metric, value)
-    for protocol, data, metrics, lines in _TABLES
-    for paper, model, method, values in lines
-    for metric, value in zip(metrics, values, strict=True)
-)
-
-
-def published_results(protocol: str) -> tuple[PublishedResult, ...]:
-    """Give what papers print for a protocol; nothing where no number is known."""
-    return tuple(result for result in PUBLISHED if result.protocol == protocol)
-
-
 COLUMNS = (
     *("method", "metric", "mean", "low", "high", "n", "rank"),
     *("best", "difference", "difference_low", "difference_high", "p"),
@@ -108,6 +70,42 @@ _LATEX_SPECIAL = {
     ">": r"\textgreater{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }
+
+
+@dataclass(frozen=True)
+class PublishedResult:
+    """One number of a paper.
+
+    Attributes:
+        protocol: the protocol here that it comes nearest to.
+        paper: the paper that proposes the method; the number may have been printed in a later comparison.
+        model: as far as it is known.
+        data: the data set that it was measured on.
+        method: as the papers call it.
+        metric: as the metric here is called.
+        value: as printed, in percent.
+    """
+
+    protocol: str
+    paper: str
+    model: str | None
+    data: str
+    method: str
+    metric: str
+    value: float
+
+
+PUBLISHED = tuple(
+    PublishedResult(protocol, paper, model, data, method, metric, value)
+    for protocol, data, metrics, lines in _TABLES
+    for paper, model, method, values in lines
+    for metric, value in zip(metrics, values, strict=True)
+)
+
+
+def published_results(protocol: str) -> tuple[PublishedResult, ...]:
+    """Give what papers print for a protocol; nothing where no number is known."""
+    return tuple(result for result in PUBLISHED if result.protocol == protocol)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ from vitreous.texts import ReadText, Word
 # How models call what the movie reviews call NEG and POS.
 _CALLED = {"neg": 0, "negative": 0, "pos": 1, "positive": 1}
 
+Maps = dict[Case, dict[int, Tensor]]
+
 
 def label_outputs(model: LoadedTextModel, outputs: int | None = None) -> tuple[int, ...]:
     """The number of the model's output for each of the labels NEG and POS.
@@ -76,9 +78,6 @@ def _is_placeholder(name: str, number: int) -> bool:
 
 def _listed(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
-
-
-Maps = dict[Case, dict[int, Tensor]]
 
 
 class SampleAdapter(ABC):

@@ -30,6 +30,10 @@ Row = dict[str, str | int | float | None]
 _MEASURED_TOGETHER = 16  # images or texts
 _OF_THE_MOMENT = (MemoryError, torch.OutOfMemoryError)  # not the image's fault, so they are not stored as its error
 
+# The result of one image: for each method its values, or the error.
+_Found = dict[str, tuple[Values, str | None]]
+_SEEDS = 2**63  # torch takes seeds below this
+
 
 def columns_of(protocol: Protocol) -> tuple[str, ...]:
     """The names of all numbers in a row."""
@@ -104,10 +108,6 @@ class _Asked:
     adapter: SampleAdapter
     protocol: Protocol
     methods: Sequence[str]
-
-
-# The result of one image: for each method its values, or the error.
-_Found = dict[str, tuple[Values, str | None]]
 
 
 def _measured(asked: _Asked, samples: Sequence[Sample | Review], prepared: Sequence[Any]) -> list[_Found]:
@@ -225,9 +225,6 @@ def _alike(counts: Sequence[int]) -> Iterator[list[int]]:
     for count in sorted(set(counts) - {0}):
         alike = [position for position, each in enumerate(counts) if each == count]
         yield from (alike[first : first + EXPLAINED_TOGETHER] for first in range(0, len(alike), EXPLAINED_TOGETHER))
-
-
-_SEEDS = 2**63  # torch takes seeds below this
 
 
 def compute_shard(run: Run, context: EvaluationContext, shard: Shard) -> pa.Table:

@@ -49,6 +49,9 @@ from vitreous.provenance import software_versions
 from vitreous.tape.runner import ModelRunner
 from vitreous.text_explaining import TextModel, find_text_model
 
+Model = str | ModelChoice | nn.Module | LoadedModel | TextModel
+_DECISIVE = ("vitreous", "torch")  # packages whose version is part of a run's key, besides the model's library
+
 
 def check_labels(context: EvaluationContext) -> None:
     """Check that the labels of a data set match the outputs of the model, where the protocol uses labels.
@@ -76,10 +79,6 @@ def count_outputs(model: LoadedModel) -> int:
     """The number of classes of a model; a single logit stands for two."""
     _, logits = first_run(model, empty_picture(model))
     return max(2, logits.shape[1])
-
-
-Model = str | ModelChoice | nn.Module | LoadedModel | TextModel
-_DECISIVE = ("vitreous", "torch")  # packages whose version is part of a run's key, besides the model's library
 
 
 def prepare_run(

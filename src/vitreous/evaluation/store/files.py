@@ -28,6 +28,12 @@ from vitreous.storage import StorageError
 
 PARTIAL_ENDING = ".part"
 
+# What flock answers where a file system has no locks.
+_WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+ENDING = ".parquet"
+PLACE_COLUMNS = ("index", "method")  # they identify the image and method of a row
+_ABOUT = ("key", "first", "last", "rows", "sha256")
+
 
 @contextmanager
 def atomic_write(place: Path, name: str) -> Iterator[BinaryIO]:
@@ -63,10 +69,6 @@ def _sync(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-# What flock answers where a file system has no locks.
-_WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
 @dataclass(frozen=True)
@@ -113,11 +115,6 @@ def take_lock(path: Path) -> Lock | None:
             raise
         return Lock(path, None)
     return Lock(path, lock)
-
-
-ENDING = ".parquet"
-PLACE_COLUMNS = ("index", "method")  # they identify the image and method of a row
-_ABOUT = ("key", "first", "last", "rows", "sha256")
 
 
 def schema_of(columns: Sequence[str]) -> pa.Schema:

@@ -16,6 +16,15 @@ from vitreous.reason import reason_of, shown
 MOST_THREADS = 1024  # more may crash the process
 _MOST_SHARDS = 10_000_000
 
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("protocol", "weights", "data", "data_fingerprint"), str),
+    **dict.fromkeys(("settings", "model", "preprocessing", "plugins", "own_methods", "versions"), dict),
+    **dict.fromkeys(("methods", "columns"), list),
+    **dict.fromkeys(("images", "shard_size", "seed", "threads"), int),
+    "shuffled": bool,
+    "limit": int | None,
+}
+
 
 @dataclass(frozen=True)
 class ModelChoice:
@@ -203,16 +212,6 @@ def _run_of(values: object) -> Run:
     for name in ("plugins", "own_methods", "versions"):
         _check_all(name, [*given.get(name, {}).values()], str)
     return Run(**{**given, "model": choice})
-
-
-_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("protocol", "weights", "data", "data_fingerprint"), str),
-    **dict.fromkeys(("settings", "model", "preprocessing", "plugins", "own_methods", "versions"), dict),
-    **dict.fromkeys(("methods", "columns"), list),
-    **dict.fromkeys(("images", "shard_size", "seed", "threads"), int),
-    "shuffled": bool,
-    "limit": int | None,
-}
 
 
 def _check_type(name: str, value: object, kind: Any) -> None:

@@ -37,6 +37,8 @@ from vitreous.tape.runner import ModelRunner
 Sign = Literal["positive", "negative"]
 Filling = Literal["black before normalisation", "zero after normalisation"]
 
+ELEVEN = tuple(range(0, 101, 10))
+
 
 class Order(NamedTuple):
     """A image of a batch, by its position, a map (height, width) that ranks its pixels, and a name for the two."""
@@ -157,9 +159,6 @@ def fill_of(runner: ModelRunner, filling: Filling) -> Tensor:
     if runner.black is None:
         raise ProtocolError("the value of a black pixel is not known, because the model's preprocessing is missing")
     return runner.black[:, None, None]
-
-
-ELEVEN = tuple(range(0, 101, 10))
 
 
 class Curves(NamedTuple):

@@ -37,6 +37,10 @@ from vitreous.metrics.segmentation import (
 Segmented = Explained | Literal["largest object"]
 Upsampling = Literal["bilinear", "nearest"]
 
+Search = Literal["highest mIoU"]
+HeldOut = Literal["each half of the photos, by the hash of their names, has the threshold of the other"]
+OF_THE_OTHER_HALF: HeldOut = "each half of the photos, by the hash of their names, has the threshold of the other"
+
 
 @dataclass(frozen=True)
 class Segmentation(ImageTask):
@@ -213,11 +217,6 @@ class Localisation(ImageTask):
                 | rank.row(localisation.rank_accuracy(map_, mask))
             )
         return found
-
-
-Search = Literal["highest mIoU"]
-HeldOut = Literal["each half of the photos, by the hash of their names, has the threshold of the other"]
-OF_THE_OTHER_HALF: HeldOut = "each half of the photos, by the hash of their names, has the threshold of the other"
 
 
 @dataclass(frozen=True)

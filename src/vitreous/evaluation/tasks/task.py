@@ -28,6 +28,13 @@ from vitreous.texts import ReadText
 # of a large model fit into memory.
 EXPLAINED_TOGETHER = 8
 
+ModelT = TypeVar("ModelT")
+Values = dict[str, float]
+Explained = Literal["predicted", "label"]  # the class whose map is measured
+NINE = tuple(range(10, 100, 10))  # percent: the steps of most curves
+_OF_THE_DATA = ("label", "largest object")  # classes to explain that come from the data set, not from the model
+BatchT = TypeVar("BatchT")
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -84,7 +91,6 @@ class Case(NamedTuple):
     method: str
 
 
-ModelT = TypeVar("ModelT")
 SeenT = TypeVar("SeenT", bound=Seen)
 
 
@@ -183,19 +189,8 @@ def generator_of(name: str, purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed(seed_of(name, purpose))
 
 
-Values = dict[str, float]
-Explained = Literal["predicted", "label"]  # the class whose map is measured
-
-NINE = tuple(range(10, 100, 10))  # percent: the steps of most curves
-
-_OF_THE_DATA = ("label", "largest object")  # classes to explain that come from the data set, not from the model
-
-
 class MissingAnnotationError(VitreousError, ValueError):
     """An image or text lacks an annotation that a task needs."""
-
-
-BatchT = TypeVar("BatchT")
 
 
 @dataclass(frozen=True)
