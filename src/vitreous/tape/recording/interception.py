@@ -27,7 +27,7 @@ from vitreous.torch_state import function_modes
 # Attributes that are calls in all but name: x @ W.T multiplies by a constant as F.linear(x, W) does.
 _TRANSPOSED = (Tensor.T.__get__, Tensor.mT.__get__, Tensor.H.__get__, Tensor.mH.__get__)  # type: ignore[attr-defined]
 _operation = cache(operation)
-_OUT_OF_PLACE = {"add": torch.add, "sub": torch.sub, "lerp": torch.lerp, "addcmul": torch.addcmul}
+_OUT_OF_PLACE: dict[str, Callable[..., Any]] = {"add": torch.add, "sub": torch.sub, "lerp": torch.lerp, "addcmul": torch.addcmul}
 
 
 class TorchCall:
@@ -298,7 +298,8 @@ class Interception(TorchFunctionMode):
 
     def _out_of_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
         """The arguments that a call had, and what it gave, on a copy of what it would have changed."""
-        function, given = _OUT_OF_PLACE.get(_operation(func)), args[0]
+        function = _OUT_OF_PLACE.get(_operation(func))
+        given = args[0]
         if function is not None:
             new = output = self.handlers.run(function, args, kwargs)
         else:

@@ -350,7 +350,7 @@ def _beside(found: list[HeadProjection]) -> HeadProjection | None:
     return HeadProjection(weight, torch.cat(factors, dim=2))
 
 
-def _factor(operation: str, given: list[Any], kwargs: dict[str, Any], position: int) -> Tensor | float:
+def _factor(operation: str, given: list[Tensor | float], kwargs: dict[str, Any], position: int) -> Tensor | float:
     """What a step multiplies one of its operands with."""
     others = [value for place, value in enumerate(given) if place != position]
     if operation in {"mul", "div"}:
@@ -361,9 +361,9 @@ def _factor(operation: str, given: list[Any], kwargs: dict[str, Any], position: 
         return weight if position == 1 else 1 - weight
     if operation == "addcmul":
         other = given[2 if position == 1 else 1]
-        return 1.0 if position == 0 else kwargs.get("value", 1) * other
+        return 1.0 if position == 0 else float(kwargs.get("value", 1)) * other
     if operation in {"add", "sub"} and position == 1:
-        return kwargs.get("alpha", 1) * (1.0 if operation == "add" else -1.0)
+        return float(kwargs.get("alpha", 1)) * (1.0 if operation == "add" else -1.0)
     if operation in {"add", "sub", "sum"}:
         return 1.0
     raise _NoLinearMapError
