@@ -54,10 +54,11 @@ def token_transformation(model: Model, image: Images, block: int = -1, target: T
             raise MethodError(f"block {block} does not exist: the model has {view.depth} blocks, 0 to {view.depth - 1}")
         layer = block % view.depth
         attention = view.attention(layer).rows(view.layout.read).mean(dim=2)[0]  # (head, tokens)
-        length, weight = (one.attention_weight(view, layer) for one in (ratio_alone, readout))
-        assert length is not None
-        assert weight is not None
+        of_length, of_both = (one.attention_weight(view, layer) for one in (ratio_alone, readout))
+        assert of_length is not None
+        assert of_both is not None
+        length, weight = (one(view.layout.read).mean(dim=2)[0] for one in (of_length, of_both))  # (head, tokens)
         direction = torch.where(length > 0, weight / length, 0)
-        parts = (attention, length[0], direction[0], attention * weight[0])
+        parts = (attention, length, direction, attention * weight)
         patches = [part.mean(dim=0)[view.layout.prefix :].clone().cpu() for part in parts]
     return Transformation(explanation, layer, *patches)
