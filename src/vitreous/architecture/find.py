@@ -75,6 +75,12 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
             f"image{'s' if several else ''}: images are joined, repeated or cut up inside of it, so that no row of "
             f"tokens is one image's; explain {'one image at a time, or ' if several else ''}the model inside"
         )
+    if not readers and calls:
+        raise UnsupportedModelError(
+            f"{name} has no single residual stream of tokens: it attends, but what attention gives is not added to the "
+            "tokens that it was given (several streams are mixed, as in hyper-connections, or tokens are weighed sums "
+            "over earlier blocks), so no method here serves it"
+        )
     if not readers:
         raise UnsupportedModelError(
             f"{name} has no residual stream of tokens: no sum of tokens with something that was made from them was "

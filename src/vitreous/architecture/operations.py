@@ -50,7 +50,9 @@ def moves_numbers(trace: Trace, step: Step, result: Value) -> Value | None:
         return source
     if step.operation in {"cat", "stack"} and len(step.operands) == 1:
         return source
-    return None
+    # x + 0, as sum([...]) begins and switched-off terms are written.
+    adds_nothing = step.operation == "add" and any(isinstance(value, int | float) and value == 0 for value in step.args)
+    return source if adds_nothing else None
 
 
 def scales(trace: Trace, step: Step, result: Value) -> Value | None:

@@ -171,8 +171,8 @@ def failed_inside(name: str, error: Exception) -> Exception:
         return error
     if _is_about_flex_attention(error):
         return UnsupportedModelError(
-            f"{name} attends by flex_attention, which is compiled and shows neither A nor its gradients; load it with "
-            'attn_implementation="sdpa" or "eager"'
+            f"{name} attends by flex_attention, which is compiled and shows neither A nor its gradients; use another "
+            'attention, if the model has one (attn_implementation="sdpa" or "eager" in transformers)'
         )
     return UnsupportedModelError(f"{name} fails when it runs ({described_error(error)})")
 

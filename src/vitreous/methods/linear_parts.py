@@ -123,7 +123,7 @@ def head_updates(view: View, layer: int, value: Tensor | None = None) -> HeadUpd
     weight = exact(projection.weight).to(value.dtype)
     before = projection.before
     if before is not None:
-        before = before.to(value.dtype).reshape(*before.shape[:-1], heads, -1).transpose(1, 2)
+        before = before.to(value.dtype).reshape(*before.shape[:2], heads, -1).transpose(1, 2)
     after = None if projection.after is None else projection.after.to(value.dtype)
     return HeadUpdates(value, weight.reshape(len(weight), heads, -1), before, after)
 

@@ -255,7 +255,13 @@ class AttentionHandler:
         """Note attention that is not between all tokens of each image; whether it is."""
         tokens = self._progress.tokens
         whole = (batch, queries, keys) == (self._progress.batch, tokens, tokens)
-        if layer < self._architecture.depth and not whole:
+        if layer < self._architecture.depth and (batch, queries) == (self._progress.batch, tokens) and keys > tokens:
+            self.other.setdefault(
+                layer,
+                f"attention in its block {layer} has {keys} keys for {tokens} tokens: some belong to no token of the "
+                "stream (learned memory, perhaps), so A is not between tokens alone",
+            )
+        elif layer < self._architecture.depth and not whole:
             self.other.setdefault(
                 layer,
                 f"attention in its block {layer} runs over {batch} x {queries} x {keys} tokens where "

@@ -352,21 +352,19 @@ def _beside(found: list[HeadProjection]) -> HeadProjection | None:
 
 def _factor(operation: str, given: list[Tensor | float], kwargs: dict[str, Any], position: int) -> Tensor | float:
     """What a step multiplies one of its operands with."""
-    others = [value for place, value in enumerate(given) if place != position]
+    factor: Tensor | float = 1.0
     if operation in {"mul", "div"}:
-        other = others[0]
-        return 1 / other if operation == "div" else other
-    if operation == "lerp":
-        weight = given[2]
-        return weight if position == 1 else 1 - weight
-    if operation == "addcmul":
-        other = given[2 if position == 1 else 1]
-        return 1.0 if position == 0 else float(kwargs.get("value", 1)) * other
-    if operation in {"add", "sub"} and position == 1:
-        return float(kwargs.get("alpha", 1)) * (1.0 if operation == "add" else -1.0)
-    if operation in {"add", "sub", "sum"}:
-        return 1.0
-    raise _NoLinearMapError
+        other = given[1 - position]
+        factor = 1 / other if operation == "div" else other
+    elif operation == "lerp":
+        factor = given[2] if position == 1 else 1 - given[2]
+    elif operation == "addcmul":
+        factor = 1.0 if position == 0 else kwargs.get("value", 1) * given[3 - position]
+    elif operation in {"add", "sub"} and position == 1:
+        factor = kwargs.get("alpha", 1) * (1.0 if operation == "add" else -1.0)
+    elif operation not in {"add", "sub", "sum"}:
+        raise _NoLinearMapError
+    return factor
 
 
 def _batch_norm_factor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
