@@ -17,7 +17,14 @@ Direction = Literal["higher", "lower"]
 
 
 class MetricError(VitreousError, ValueError):
-    """The arrays given to a metric cannot be measured: wrong shapes, non-finite values, or nothing at all."""
+    """The arrays given to a metric cannot be measured: wrong shapes, non-finite values, or nothing at all.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.pearson([1.0, float("nan")], [1.0, 2.0])
+        Traceback (most recent call last):
+        vitreous.metrics.metric.MetricError: a list of values has values that are not finite
+    """
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,18 @@ class Metric:
         columns: what is kept of every image.
         combine: means over images (..., len(columns)) -> the number (...). It can be pickled and compared.
         curves: those of the columns that are steps of a curve.
+
+    Examples:
+        >>> import numpy as np
+        >>> from vitreous import metrics
+        >>> miou = metrics.list_metrics()["mIoU"]
+        >>> miou.direction, miou.range
+        ('higher', (0.0, 1.0))
+        >>> counts = metrics.count_pixels([[1, 0]], mask=[[1, 1]])
+        >>> float(miou.combine(counts))
+        0.25
+        >>> miou.label, miou.format(0.25)
+        ('mIoU (%)', '25.00')
     """
 
     name: str
@@ -116,12 +135,24 @@ def mean_of(
 
 
 def prefixed(prefix: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Put ``prefix`` in front of the names of columns."""
+    """Put ``prefix`` in front of the names of columns.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.prefixed("positive_", ["hit", "drop"])
+        ('positive_hit', 'positive_drop')
+    """
     return tuple(f"{prefix}{name}" for name in names)
 
 
 def row(columns: Sequence[str], values: NDArray[np.generic] | Sequence[float]) -> dict[str, float]:
-    """Name the values of one image, as a row of results holds them."""
+    """Name the values of one image, as a row of results holds them.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> metrics.row(["aopc", "log_odds"], [0.5, -1.0])
+        {'aopc': 0.5, 'log_odds': -1.0}
+    """
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.shape != (len(columns),):
         raise MetricError(f"{len(columns)} columns were named and values of shape {numbers.shape} given")
