@@ -11,12 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from vitreous.metrics import MetricError, text
+from vitreous.metrics import MetricError, sanity, text
 from vitreous.metrics import localisation as loc
-from vitreous.metrics import sanity as com
-from vitreous.metrics import sanity as cor
-from vitreous.metrics import sanity as ran
-from vitreous.metrics import sanity as sen
+from vitreous.metrics.metric import mean_of
 
 ROUNDING = 1e-12
 SHAPE = (6, 7)
@@ -131,63 +128,63 @@ class TestFaithfulnessCorrelation:
     def test_the_relevance_of_a_linear_model_is_perfect(self):
         random = np.random.default_rng(0)
         weights, image = random.normal(size=30), random.normal(size=30)
-        subsets = cor.random_subsets(30, 8, 50, seed=1)
+        subsets = sanity.random_subsets(30, 8, 50, seed=1)
         relevance = weights * image
         drops = np.array([(weights * image)[subset].sum() for subset in subsets])
-        assert cor.faithfulness_correlation(relevance[subsets].sum(axis=1), drops) == pytest.approx(1)
-        assert cor.faithfulness_correlation(-relevance[subsets].sum(axis=1), drops) == pytest.approx(-1)
+        assert sanity.faithfulness_correlation(relevance[subsets].sum(axis=1), drops) == pytest.approx(1)
+        assert sanity.faithfulness_correlation(-relevance[subsets].sum(axis=1), drops) == pytest.approx(-1)
 
     @pytest.mark.parametrize("scale", [1e200, 1e-200])
     def test_scale_does_not_matter(self, scale):
         first, second = np.random.default_rng(0).normal(size=(2, 9))
-        plain = cor.pearson(first, second)
-        assert cor.pearson(scale * first, second) == pytest.approx(plain, abs=ROUNDING)
-        assert cor.pearson(first, scale * second) == pytest.approx(plain, abs=ROUNDING)
+        plain = sanity.pearson(first, second)
+        assert sanity.pearson(scale * first, second) == pytest.approx(plain, abs=ROUNDING)
+        assert sanity.pearson(first, scale * second) == pytest.approx(plain, abs=ROUNDING)
 
     def test_a_batch_is_its_images(self):
         random = np.random.default_rng(0)
         sums, drops = random.normal(size=(2, 5, 20))
         expected = [np.corrcoef(one, other)[0, 1] for one, other in zip(sums, drops, strict=True)]
-        np.testing.assert_allclose(cor.faithfulness_correlation(sums, drops), expected, atol=ROUNDING)
+        np.testing.assert_allclose(sanity.faithfulness_correlation(sums, drops), expected, atol=ROUNDING)
 
     def test_a_constant_map_has_none_and_a_constant_score_tells_nothing(self):
         moving = np.arange(5.0)
         constant = np.array([0.3, 0.1 + 0.2, 0.3, 0.3, 0.3])
-        assert cor.faithfulness_correlation(constant, moving) == 0
-        assert np.isnan(cor.faithfulness_correlation(moving, np.zeros(5)))
+        assert sanity.faithfulness_correlation(constant, moving) == 0
+        assert np.isnan(sanity.faithfulness_correlation(moving, np.zeros(5)))
 
     def test_subsets_have_no_feature_twice_and_follow_their_seed(self):
-        subsets = cor.random_subsets(10, 9, 40, seed=3)
+        subsets = sanity.random_subsets(10, 9, 40, seed=3)
         assert all(len(set(subset)) == 9 for subset in subsets.tolist())
-        np.testing.assert_array_equal(subsets, cor.random_subsets(10, 9, 40, seed=3))
-        assert (subsets != cor.random_subsets(10, 9, 40, seed=4)).any()
+        np.testing.assert_array_equal(subsets, sanity.random_subsets(10, 9, 40, seed=3))
+        assert (subsets != sanity.random_subsets(10, 9, 40, seed=4)).any()
         with pytest.raises(MetricError, match="cannot be drawn"):
-            cor.random_subsets(10, 11, 1, seed=0)
+            sanity.random_subsets(10, 11, 1, seed=0)
         with pytest.raises(MetricError, match="at least one subset"):
-            cor.random_subsets(10, 5, 0, seed=0)
+            sanity.random_subsets(10, 5, 0, seed=0)
 
 
 class TestSensitivity:
     def test_relative_change_in_closed_form(self):
         original = np.array([3.0, 4.0])
         disturbed = np.array([[3.0, 4.0], [3.0, 5.0], [0.0, 0.0]])
-        np.testing.assert_allclose(sen.relative_changes(original, disturbed), [0, 0.2, 1])
-        assert sen.max_sensitivity(original, disturbed) == 1
-        assert sen.average_sensitivity(original, disturbed) == pytest.approx(0.4)
+        np.testing.assert_allclose(sanity.relative_changes(original, disturbed), [0, 0.2, 1])
+        assert sanity.max_sensitivity(original, disturbed) == 1
+        assert sanity.average_sensitivity(original, disturbed) == pytest.approx(0.4)
 
     def test_a_zero_map_that_stays_zero_is_stable_and_one_that_does_not_is_unmeasurable(self):
-        assert sen.max_sensitivity(np.zeros(3), np.zeros((2, 3))) == 0
-        assert np.isnan(sen.max_sensitivity(np.zeros(3), np.eye(3)))
+        assert sanity.max_sensitivity(np.zeros(3), np.zeros((2, 3))) == 0
+        assert np.isnan(sanity.max_sensitivity(np.zeros(3), np.eye(3)))
 
     def test_images_may_be_measured_together(self):
         random = np.random.default_rng(0)
         original, disturbed = random.normal(size=(4, 6)), random.normal(size=(5, 4, 6))
-        expected = [sen.max_sensitivity(original[k], disturbed[:, k]) for k in range(4)]
-        np.testing.assert_array_equal(sen.max_sensitivity(original, disturbed), expected)
+        expected = [sanity.max_sensitivity(original[k], disturbed[:, k]) for k in range(4)]
+        np.testing.assert_array_equal(sanity.max_sensitivity(original, disturbed), expected)
 
     def test_shapes_must_fit(self):
         with pytest.raises(MetricError, match="not samples"):
-            sen.max_sensitivity(np.zeros(3), np.zeros((2, 4)))
+            sanity.max_sensitivity(np.zeros(3), np.zeros((2, 4)))
 
 
 class TestRandomisation:
@@ -195,24 +192,24 @@ class TestRandomisation:
     @given(MAPS, MAPS)
     def test_spearman_is_scipys_with_ties(self, first, second):
         stats = pytest.importorskip("scipy.stats", reason="scipy comes with vitreous[peers]")
-        found = ran.spearman(first, second)
+        found = sanity.spearman(first, second)
         assert -1 <= found <= 1
         if np.ptp(first) > 0 and np.ptp(second) > 0:
             assert found == pytest.approx(stats.spearmanr(first.ravel(), second.ravel()).statistic, abs=1e-10)
 
     def test_spearman_sees_order_only(self):
         map_ = np.random.default_rng(0).normal(size=SHAPE)
-        assert ran.spearman(map_, np.exp(map_)) == pytest.approx(1)
-        assert ran.spearman(map_, -map_) == pytest.approx(-1)
+        assert sanity.spearman(map_, np.exp(map_)) == pytest.approx(1)
+        assert sanity.spearman(map_, -map_) == pytest.approx(-1)
 
     def test_constant_maps_resemble_only_each_other(self):
         map_ = np.random.default_rng(0).normal(size=SHAPE)
-        assert ran.spearman(map_, np.zeros(SHAPE)) == 0
-        assert ran.spearman(np.ones(SHAPE), np.zeros(SHAPE)) == 1
+        assert sanity.spearman(map_, np.zeros(SHAPE)) == 0
+        assert sanity.spearman(np.ones(SHAPE), np.zeros(SHAPE)) == 1
 
     def test_maps_of_several_images_are_not_ranked_together(self):
         with pytest.raises(MetricError, match="one by one"):
-            ran.spearman(np.zeros((2, *SHAPE)), np.ones((2, *SHAPE)))
+            sanity.spearman(np.zeros((2, *SHAPE)), np.ones((2, *SHAPE)))
 
     def test_ssim_is_skimages(self):
         skimage = pytest.importorskip("skimage.metrics", reason="scikit-image comes with quantus")
@@ -221,33 +218,33 @@ class TestRandomisation:
         from vitreous.metrics.arrays import min_max
 
         expected = skimage.structural_similarity(min_max(first), min_max(second), data_range=1.0)
-        assert ran.structural_similarity(first, second) == pytest.approx(expected, abs=1e-10)
-        assert ran.structural_similarity(first, 3 * first + 1) == pytest.approx(1)
+        assert sanity.structural_similarity(first, second) == pytest.approx(expected, abs=1e-10)
+        assert sanity.structural_similarity(first, 3 * first + 1) == pytest.approx(1)
 
     def test_ssim_needs_a_window(self):
         with pytest.raises(MetricError, match="at least 2 x 2"):
-            ran.structural_similarity(point(1, 1), point(2, 2), window=1)
+            sanity.structural_similarity(point(1, 1), point(2, 2), window=1)
 
     def test_ssim_needs_room_for_its_window(self):
         with pytest.raises(MetricError, match="no room"):
-            ran.structural_similarity(np.ones((6, 9)), np.ones((6, 9)))
+            sanity.structural_similarity(np.ones((6, 9)), np.ones((6, 9)))
 
 
 class TestComplexity:
     def test_of_a_single_feature_and_of_a_constant_map(self):
         single, constant = np.eye(10)[3], np.full(10, -2.0)
-        assert com.sparseness(single) == pytest.approx(0.9)
-        assert com.complexity(single) == 0
-        assert com.effective_complexity(single) == 1
+        assert sanity.sparseness(single) == pytest.approx(0.9)
+        assert sanity.complexity(single) == 0
+        assert sanity.effective_complexity(single) == 1
         for map_ in (constant, np.zeros(10)):
-            assert com.sparseness(map_) == pytest.approx(0, abs=ROUNDING)
-            assert com.complexity(map_) == pytest.approx(np.log(10))
-            assert com.effective_complexity(map_) == 10
+            assert sanity.sparseness(map_) == pytest.approx(0, abs=ROUNDING)
+            assert sanity.complexity(map_) == pytest.approx(np.log(10))
+            assert sanity.effective_complexity(map_) == 10
 
     @steady
     @given(arrays(np.float64, (2, 12), elements=st.integers(-9, 9).map(float)), st.floats(1e-3, 1e3))
     def test_sign_scale_and_order_do_not_matter_and_bounds_hold(self, maps, scale):
-        for measure, high in ((com.sparseness, 1), (com.complexity, np.log(12))):
+        for measure, high in ((sanity.sparseness, 1), (sanity.complexity, np.log(12))):
             found = measure(maps)
             assert (found >= 0).all()
             assert (found <= high + ROUNDING).all()
@@ -290,3 +287,26 @@ class TestText:
         np.testing.assert_allclose(text.sufficiency([0.9], [[0.9, 1.0]]), [-0.05])
         assert text.mean_comprehensiveness().direction == "higher"
         assert text.mean_sufficiency().direction == "lower"
+
+
+class TestFormat:
+    """A metric says itself how a table writes it."""
+
+    @pytest.mark.parametrize(
+        ("bounds", "label", "text"),
+        [
+            ((0.0, 1.0), "x (%)", "12.35"),
+            ((0.0, 90.0), "x", "0.12"),
+            ((-1.0, 1.0), "x", "0.123"),
+            ((0.0, np.inf), "x", "0.123"),
+        ],
+    )
+    def test_by_its_range(self, bounds, label, text):
+        metric = mean_of("column", "x", "higher", bounds, "A number.")
+        assert (metric.label, metric.format(0.12345)) == (label, text)
+
+    def test_a_row_has_the_names_of_its_columns(self):
+        metric = mean_of("column", "x", "higher", (0.0, 1.0), "A number.")
+        assert metric.row(0.5) == {"column": 0.5}
+        with pytest.raises(MetricError, match="1 columns were named"):
+            metric.row(0.5, 0.6)

@@ -9,10 +9,7 @@ from torch import nn
 
 from vitreous.metrics import localisation as loc
 from vitreous.metrics import perturbation as per
-from vitreous.metrics import sanity as com
-from vitreous.metrics import sanity as cor
-from vitreous.metrics import sanity as ran
-from vitreous.metrics import sanity as sen
+from vitreous.metrics import sanity
 
 quantus = pytest.importorskip("quantus", reason="quantus comes with vitreous[peers]")
 
@@ -100,20 +97,20 @@ def test_sparseness(model, images, labels, maps):
     # quantus adds 1e-7 to every value; a million times larger maps make that disappear in the rounding.
     metric = quantus.Sparseness(abs=True, normalise=False, **QUIET)
     expected = asked(metric, model, images, labels, 1e6 * maps)
-    np.testing.assert_allclose(com.sparseness(maps.reshape(IMAGES, -1)), expected, atol=ROUNDING)
+    np.testing.assert_allclose(sanity.sparseness(maps.reshape(IMAGES, -1)), expected, atol=ROUNDING)
 
 
 def test_complexity(model, images, labels, maps):
     # quantus adds 1e-12 inside the logarithm.
     expected = asked(quantus.Complexity(abs=True, normalise=False, **QUIET), model, images, labels, maps)
-    np.testing.assert_allclose(com.complexity(maps.reshape(IMAGES, -1)), expected, atol=1e-9)
+    np.testing.assert_allclose(sanity.complexity(maps.reshape(IMAGES, -1)), expected, atol=1e-9)
 
 
 def test_effective_complexity(model, images, labels, maps):
     maps = np.where(np.abs(maps) < 0.5, 1e-7 * maps, maps)[:1]
     metric = quantus.EffectiveComplexity(abs=True, normalise=True, **QUIET)
     expected = asked(metric, model, images[:1], labels[:1], maps)
-    found = com.effective_complexity(maps.reshape(1, -1))
+    found = sanity.effective_complexity(maps.reshape(1, -1))
     np.testing.assert_array_equal(found, expected)
     assert 1 < found[0] < SIZE * SIZE
 
@@ -139,7 +136,7 @@ def test_faithfulness_correlation(model, images, labels, maps):
         sums[:, run] = np.take_along_axis(flat_maps, drawn, axis=1).sum(axis=1)
         falls[:, run] = scores(flat_images) - scores(erased)
     # tanh of sums in float64, on both sides after images that float32 holds exactly.
-    np.testing.assert_allclose(cor.faithfulness_correlation(sums, falls), expected, atol=1e-9)
+    np.testing.assert_allclose(sanity.faithfulness_correlation(sums, falls), expected, atol=1e-9)
 
 
 def explain(model, inputs, targets, **_):
@@ -148,7 +145,7 @@ def explain(model, inputs, targets, **_):
 
 
 @pytest.mark.parametrize(
-    ("name", "measure"), [("MaxSensitivity", sen.max_sensitivity), ("AvgSensitivity", sen.average_sensitivity)]
+    ("name", "measure"), [("MaxSensitivity", sanity.max_sensitivity), ("AvgSensitivity", sanity.average_sensitivity)]
 )
 def test_sensitivity(name, measure, model, images, labels):
     samples = 6
@@ -167,4 +164,4 @@ def test_sensitivity(name, measure, model, images, labels):
 def test_similarity_of_maps_for_the_randomisation_check(maps):
     first, second = maps[0, 0], maps[1, 0]
     expected = quantus.similarity_func.correlation_spearman(first.ravel(), second.ravel())
-    assert ran.spearman(first, second) == pytest.approx(expected, abs=ROUNDING)
+    assert sanity.spearman(first, second) == pytest.approx(expected, abs=ROUNDING)

@@ -11,7 +11,6 @@ from hypothesis.extra.numpy import arrays
 
 from vitreous.metrics import MetricError, localisation
 from vitreous.metrics import segmentation as seg
-from vitreous.metrics import segmentation as thr
 
 SHAPE = (5, 6)
 # A few levels make ties, which is where programs for average precision differ.
@@ -31,7 +30,7 @@ def map_and_mask(seed: int = 0, shape=(20, 30)):
 def test_masks_of_any_kind_say_the_same(kind):
     map_, mask = map_and_mask()
     assert np.array_equal(seg.count_pixels(kind(map_ > 0), kind(mask)), seg.count_pixels(map_ > 0, mask))
-    levels = thr.GRADTOKEN_THRESHOLDS
+    levels = seg.GRADTOKEN_THRESHOLDS
     at_levels = seg.count_at_thresholds(kind(map_), kind(mask), levels)
     assert np.array_equal(at_levels, seg.count_at_thresholds(map_, mask, levels))
     assert np.array_equal(seg.count_classes(kind(abs(mask)), kind(mask), 3), seg.count_classes(abs(mask), mask, 3))
@@ -220,12 +219,12 @@ class TestThresholds:
         for seed, name in enumerate(self.NAMES):
             map_, mask = map_and_mask(seed)
             map_ = map_ + (mask > 0)
-            at = [seg.count_pixels(seg.above_threshold(map_, t), mask) for t in thr.GRADTOKEN_THRESHOLDS]
+            at = [seg.count_pixels(seg.above_threshold(map_, t), mask) for t in seg.GRADTOKEN_THRESHOLDS]
             counts.append(at)
             row = {}
-            for threshold, values in zip(thr.GRADTOKEN_THRESHOLDS, at, strict=True):
-                row |= dict(zip(seg.prefixed(thr.threshold_prefix(threshold), seg.COUNTS), values, strict=True))
-            rows.append(thr.in_its_half(name, row))
+            for threshold, values in zip(seg.GRADTOKEN_THRESHOLDS, at, strict=True):
+                row |= dict(zip(seg.prefixed(seg.threshold_prefix(threshold), seg.COUNTS), values, strict=True))
+            rows.append(seg.in_its_half(name, row))
         return rows, np.array(counts)
 
     def means(self, metric, rows):
@@ -233,44 +232,44 @@ class TestThresholds:
 
     def test_the_best_threshold_is_the_best_of_all(self):
         rows, counts = self.columns()
-        metric = thr.best_threshold_miou()
+        metric = seg.best_threshold_miou()
         each = seg.mean_iou().combine(counts.mean(axis=0))
         assert metric.combine(self.means(metric, rows)) == pytest.approx(each.max(), abs=ROUNDING)
 
     def test_pixel_accuracy_is_read_at_the_threshold_of_the_best_miou(self):
         rows, counts = self.columns()
-        metric = thr.best_threshold(seg.pixel_accuracy)
+        metric = seg.best_threshold(seg.pixel_accuracy)
         chosen = seg.mean_iou().combine(counts.mean(axis=0)).argmax()
         expected = seg.pixel_accuracy().combine(counts.mean(axis=0))[chosen]
         assert metric.combine(self.means(metric, rows)) == pytest.approx(expected, abs=ROUNDING)
 
     def test_the_held_out_threshold_comes_from_the_other_half(self):
         rows, counts = self.columns()
-        second = np.array([thr.half_of(name) for name in self.NAMES], dtype=bool)
+        second = np.array([seg.half_of(name) for name in self.NAMES], dtype=bool)
         on_first = seg.mean_iou().combine(counts[~second].mean(axis=0))
         on_second = seg.mean_iou().combine(counts[second].mean(axis=0))
         expected = (on_second[on_first.argmax()] + on_first[on_second.argmax()]) / 2
-        held_out, best = thr.held_out_threshold_miou(), thr.best_threshold_miou()
+        held_out, best = seg.held_out_threshold_miou(), seg.best_threshold_miou()
         found = held_out.combine(self.means(held_out, rows))
         assert found == pytest.approx(expected, abs=ROUNDING)
         assert found != best.combine(self.means(best, rows))
 
     def test_many_means_at_once_are_searched_one_by_one(self):
         rows, _ = self.columns()
-        for metric in (thr.best_threshold_miou(), thr.held_out_threshold_miou()):
+        for metric in (seg.best_threshold_miou(), seg.held_out_threshold_miou()):
             several = np.stack([self.means(metric, rows[: 20 + k]) for k in range(3)])
             one_by_one = [metric.combine(means) for means in several]
             np.testing.assert_array_equal(metric.combine(several), one_by_one)
 
     def test_columns_without_halves_serve_the_best_threshold(self):
         _, counts = self.columns()
-        metric = thr.best_threshold_miou(parts=("",))
+        metric = seg.best_threshold_miou(parts=("",))
         assert metric.columns[:2] == ("threshold_0_intersection_background", "threshold_0_intersection_foreground")
         found = metric.combine(counts.mean(axis=0).ravel())
         assert found == seg.mean_iou().combine(counts.mean(axis=0)).max()
 
     def test_several_classes_are_searched_the_same_way(self):
-        metric = thr.best_threshold(
+        metric = seg.best_threshold(
             lambda prefix: seg.classes_mean_iou(3, prefix),
             (0.1, 0.2),
             chosen_by=lambda prefix: seg.classes_mean_iou(3, prefix),
@@ -294,12 +293,12 @@ class TestThresholds:
             seg.count_at_thresholds(np.ones(SHAPE), np.ones(SHAPE, dtype=int), (0.2, 0.1))
 
     def test_a_half_is_decided_by_the_name_alone_and_about_even(self):
-        halves = [thr.half_of(f"ILSVRC2012_val_{index:08d}") for index in range(2000)]
+        halves = [seg.half_of(f"ILSVRC2012_val_{index:08d}") for index in range(2000)]
         # 2,000 fair coins: 1,000 with a standard deviation of 22; these names never change.
         assert 900 < sum(halves) < 1100
 
     def test_an_image_that_cannot_be_measured_stays_so_in_both_halves(self):
-        row = thr.in_its_half("a", {"x": float("nan")})
+        row = seg.in_its_half("a", {"x": float("nan")})
         assert set(row) == {"first_half_x", "second_half_x"}
         assert all(np.isnan(value) for value in row.values())
 

@@ -76,6 +76,8 @@ class Metric:
         >>> counts = metrics.count_pixels([[1, 0]], mask=[[1, 1]])
         >>> float(miou.combine(counts))
         0.25
+        >>> miou.label, miou.format(0.25)
+        ('mIoU (%)', '25.00')
     """
 
     name: str
