@@ -28,8 +28,8 @@ from rows import median_ratio, seconds, time_in_turn, write_rows
 from torch import Tensor, nn
 
 import vitreous
-from vitreous.cost import cost_of
 from vitreous.methods import list_methods
+from vitreous.methods.cost import cost_of
 from vitreous.speed.memory import peak_memory
 
 YARDSTICK = "forward+backward"

@@ -4,7 +4,7 @@
 
 Each row explains all images with five methods, at most so many tokens in one run. Time and memory are given over those
 of one run of the whole batch; differences are the largest of all methods, over the largest score of each. The bound
-that ``explain`` uses is ``vitreous.run_methods.TOKENS_AT_ONCE``.
+that ``explain`` uses is ``vitreous.api.run_methods.TOKENS_AT_ONCE``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rows import median_ratio, time_in_turn, write_rows
 from torch import Tensor, nn
 
 import vitreous
-from vitreous import run_methods
-from vitreous.float64 import in_float64
+from vitreous._utils.float64 import in_float64
+from vitreous.api import run_methods
 from vitreous.speed.memory import peak_memory
 from vitreous.speed.timing import Job
 

@@ -24,10 +24,10 @@ from rows import median_ratio, time_in_turn, write_rows
 from torch import Tensor
 
 import vitreous
-from vitreous.cost import cost_of
 from vitreous.errors import VitreousError
-from vitreous.images import read_image
+from vitreous.inputs.images import read_image
 from vitreous.methods import list_methods
+from vitreous.methods.cost import cost_of
 from vitreous.metrics.sanity import pearson
 from vitreous.models import LoadedModel, load_model
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.provenance import software_versions
+from vitreous._utils.storage import write_text
+from vitreous.explanation.provenance import software_versions
 from vitreous.speed import timing
 from vitreous.speed.timing import Job, seconds_of
-from vitreous.storage import write_text
 
 _PROCESSOR = torch.device("cpu")
 

@@ -20,13 +20,13 @@ import transformers
 from rows import median_ratio, time_in_turn, write_rows
 from torch import Tensor, nn
 
-from vitreous.cost import cost_of
+from vitreous.api.explain import find_recipes
+from vitreous.api.run_methods import run_methods
 from vitreous.errors import VitreousError
-from vitreous.explaining import find_recipes
 from vitreous.inputs.model_input import Texts
+from vitreous.inputs.targets import find_targets
 from vitreous.methods import list_methods
-from vitreous.run_methods import run_methods
-from vitreous.targets import find_targets
+from vitreous.methods.cost import cost_of
 
 SIZES = {
     "minilm": {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},

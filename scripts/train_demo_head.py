@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vitreous.images import read_image
+from vitreous.inputs.images import read_image
 from vitreous.models import demo
 from vitreous.models.preprocessing import Preprocessing, from_timm
 

@@ -36,8 +36,8 @@ def pages() -> dict[str, str]:
                 "Functions and classes": [f"vitreous.{name}" for name in package],
                 "Models": ["vitreous.models.LoadedModel", "vitreous.models.Preprocessing"],
                 "What inspection shows": [
-                    "vitreous.inspection.Inspection",
-                    "vitreous.support.Supported",
+                    "vitreous.api.inspection.Inspection",
+                    "vitreous.api.support.Supported",
                     *(f"vitreous.architecture.{name}" for name in architecture_names),
                 ],
                 "Speed": [f"vitreous.speed.{name}" for name in vitreous.speed.__all__],

@@ -18,10 +18,10 @@ from typing import Any
 
 from generated import ending_of, write_or_check
 
-from vitreous.cost import cost_of
 from vitreous.errors import MethodError
 from vitreous.methods import list_methods
-from vitreous.spelling import parse
+from vitreous.methods.cost import cost_of
+from vitreous.methods.spelling import parse
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(r"(<!-- choosing -->\n).*?(<!-- end -->)", re.DOTALL)

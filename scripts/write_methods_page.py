@@ -9,9 +9,9 @@ from pathlib import Path
 
 from generated import first_paragraph, write_or_check
 
-from vitreous.aggregate import AGGREGATIONS, OneLayer, Propagate
-from vitreous.cost import cost_of
 from vitreous.methods import MethodInfo, OptionInfo, list_methods
+from vitreous.methods.aggregation import AGGREGATIONS, OneLayer, Propagate
+from vitreous.methods.cost import cost_of
 from vitreous.methods.options import options_of
 from vitreous.methods.registry import FAMILIES
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from generated import write_or_check
 
-from vitreous.evaluate_options import Option, list_options
+from vitreous.evaluation.options import Option, list_options
 
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 PLACE = re.compile(r"(?<=<!-- options -->\n).*?(?=<!-- end -->)", re.DOTALL)

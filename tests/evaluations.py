@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from vitreous._utils.storage import CHECKSUM, sealed
 from vitreous.evaluation.store.run import ModelChoice, Run
 from vitreous.evaluation.store.store import Store
-from vitreous.storage import CHECKSUM, sealed
 
 PROTOCOL = "chefer-2021-segmentation"
 METHODS = ("gae", "rollout")

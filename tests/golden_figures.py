@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous.explanation import Explanation
+from vitreous.explanation.explanation import Explanation
 from vitreous.models.preprocessing import Preprocessing
 from vitreous.pictures.curves import Curves
 from vitreous.pictures.figures import (

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vitreous.architecture import find_architecture
 from vitreous.methods import Row, View
-from vitreous.spelling import parse
+from vitreous.methods.spelling import parse
 from vitreous.tape import Plan, record
 from vitreous.tape.runner import ModelRunner
 

@@ -10,10 +10,10 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 
-from vitreous.explaining import find_recipes
+from vitreous.api.explain import find_recipes
+from vitreous.api.run_methods import RawResult, run_methods
 from vitreous.inputs.model_input import Texts
-from vitreous.run_methods import RawResult, run_methods
-from vitreous.targets import find_targets
+from vitreous.inputs.targets import find_targets
 
 PAD, CLS, SEP, MASK, UNKNOWN = range(5)
 VOCABULARY = 60

@@ -8,10 +8,10 @@ import torch
 import vitreous
 from operations import count_operations
 from small_models import CLASSES, largest_difference, random_images, small_vit
-from vitreous import run_methods
+from vitreous.api import run_methods
+from vitreous.api.run_methods import batch_parts
 from vitreous.errors import InputError, TargetError, UnsupportedModelError
 from vitreous.methods import list_methods
-from vitreous.run_methods import batch_parts
 from vitreous.speed.timing import one_thread
 
 TOKENS = 17  # of one image of small_vit

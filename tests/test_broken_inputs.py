@@ -24,7 +24,7 @@ import vitreous
 from small_models import CLASSES, random_images, small_vit
 from time_limit import one_minute
 from vitreous.errors import VitreousError
-from vitreous.explanation import Explanation
+from vitreous.explanation.explanation import Explanation
 from vitreous.models import load_model
 from vitreous.speed.timing import one_thread
 

@@ -16,14 +16,15 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitreous import __version__, cli, explanation_folder
-from vitreous.class_names import find_class
+from vitreous import __version__, cli
+from vitreous._utils.method_lists import split_spellings
 from vitreous.cli import app, explain_images
 from vitreous.cli.console import one_line
 from vitreous.cli.image_files import drop_duplicates
 from vitreous.errors import MethodError, TargetError
-from vitreous.explanation import Explanation
-from vitreous.method_lists import split_spellings
+from vitreous.explanation import folder as explanation_folder
+from vitreous.explanation.explanation import Explanation
+from vitreous.inputs.class_names import find_class
 
 SMALL = ("--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64x48")
 

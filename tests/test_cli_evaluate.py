@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 
 from evaluations import MODEL, PROTOCOL, everything, only_run, rewritten, some_run, write_photos
 from loading_scripts import load_script
+from vitreous._utils.storage import sealed
 from vitreous.cli import app
 from vitreous.cli import progress as progress_module
 from vitreous.cli.progress import EvaluationProgress
 from vitreous.evaluation.runner import context
 from vitreous.evaluation.store.store import Store
 from vitreous.speed.timing import one_thread
-from vitreous.storage import sealed
 
 SMALL = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--shard-size", "4", "--protocol", PROTOCOL)
 

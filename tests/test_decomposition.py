@@ -20,8 +20,8 @@ from small_models import golden_model, largest_difference, random_images, small_
 from vitreous.architecture import find_architecture
 from vitreous.architecture.norms import linear_norm
 from vitreous.errors import UnsupportedModelError
+from vitreous.methods.spelling import parse
 from vitreous.speed.timing import one_thread
-from vitreous.spelling import parse
 from vitreous.tape import Needs, Plan, record
 from vitreous.tape.diagnosis import missing_linear_part
 from vitreous.web.image_service import block_rows

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vitreous.errors import MissingDependencyError, ModelError
-from vitreous.images import read_image
+from vitreous.inputs.images import read_image
 from vitreous.models import demo, load_model
 
 pytestmark = pytest.mark.demo

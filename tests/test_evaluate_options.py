@@ -10,7 +10,7 @@ import vitreous
 from loading_scripts import load_script
 from vitreous.cli import app
 from vitreous.errors import RunError
-from vitreous.evaluate_options import EvaluateOptions, list_options, resolve_options
+from vitreous.evaluation.options import EvaluateOptions, list_options, resolve_options
 
 OPTIONS = {option.name: option for option in list_options()}
 COMMAND = typer.main.get_command(app).commands["evaluate"]

@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from evaluations import rewritten, some_run, wait_for
+from vitreous._utils.storage import StorageError
 from vitreous.evaluation.engines.local import _watch
 from vitreous.evaluation.engines.worker import SilentProgress, worker_loop
 from vitreous.evaluation.store.files import content_hash, schema_of, take_lock
 from vitreous.evaluation.store.run import RunError, Shard
 from vitreous.evaluation.store.store import Store
-from vitreous.storage import StorageError
 
 RUN = some_run()
 

@@ -22,12 +22,12 @@ from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 import vitreous
 from small_reviews import text_model
 from small_text_models import LONGEST, PAD, ask, blocks_of, build, small_tokenizer, texts
-from vitreous.defaults import DEFAULT_METHODS
+from vitreous._utils.defaults import DEFAULT_METHODS
+from vitreous._utils.storage import StorageError
 from vitreous.errors import InputError, MethodError, ModelError, TargetError, UnsupportedModelError
+from vitreous.explanation.prediction import ExplanationError
 from vitreous.models.text_models import load_text_model
-from vitreous.predicted import ExplanationError
 from vitreous.speed.timing import one_thread
-from vitreous.storage import StorageError
 
 
 def byte_pieces() -> transformers.PreTrainedTokenizerFast:
@@ -168,7 +168,7 @@ class TestPiecesAndWords:
             assert all(text[word.start : word.end] == word.text for word in explanation.words[0])
 
     def test_texts_of_any_order_and_company_get_the_same_scores(self, pair, monkeypatch):
-        monkeypatch.setattr("vitreous.text_explaining._TOKENS_AT_ONCE", 20)  # several batches
+        monkeypatch.setattr("vitreous.text.explain._TOKENS_AT_ONCE", 20)  # several batches
         given = [TEXT, SHORT, "good", "the film was not good . not bad", "story ! ! !"]
         together = vitreous.explain_text(pair, given, ["tokentm", "attcat"])
         for number, text in enumerate(given):
@@ -206,7 +206,7 @@ class TestUsualMethods:
             vitreous.explain_text(pair, SHORT, ["tokentm", "gradtoken"])
 
     def test_where_none_is_left_it_is_an_error(self, monkeypatch):
-        monkeypatch.setattr("vitreous.text_explaining.DEFAULT_METHODS", ("gradtoken", "vitcx"))
+        monkeypatch.setattr("vitreous.text.explain.DEFAULT_METHODS", ("gradtoken", "vitcx"))
         with pytest.raises(UnsupportedModelError, match="gradtoken cannot explain"):
             vitreous.explain_text((build("deberta"), small_tokenizer()), SHORT)
 
@@ -332,7 +332,7 @@ class TestLongTexts:
     def test_windows_of_a_very_long_text_are_run_a_few_at_a_time_with_the_same_scores(self, pair, monkeypatch, options):
         given, methods = [self.LONG, SHORT], ["ixg", "gae", "attnlrp"]
         together = vitreous.explain_text(pair, given, methods, windows=True, **options)
-        monkeypatch.setattr("vitreous.text_explaining._TOKENS_AT_ONCE", 2 * (LONGEST - 2))
+        monkeypatch.setattr("vitreous.text.explain._TOKENS_AT_ONCE", 2 * (LONGEST - 2))
         monkeypatch.setattr("vitreous.tape.runner.TOKENS_AT_ONCE", 2 * LONGEST)
         vitreous.explain_text(pair, given, methods, windows=True, **options)  # its architecture is found once
         sizes = []

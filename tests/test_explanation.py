@@ -9,13 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from vitreous import explanation_folder
+from vitreous._utils.storage import StorageError
 from vitreous.errors import InputError, MethodError, VitreousError
-from vitreous.explanation import Explanation, ExplanationError
+from vitreous.explanation import folder as explanation_folder
+from vitreous.explanation.explanation import Explanation, ExplanationError
+from vitreous.explanation.provenance import collect_provenance
+from vitreous.explanation.stored_preprocessing import read_preprocessing
 from vitreous.models.preprocessing import Preprocessing
-from vitreous.provenance import collect_provenance
-from vitreous.storage import StorageError
-from vitreous.stored_preprocessing import read_preprocessing
 
 LONG = "gradtoken:propagation=rollout_elementwise,heads=average"
 

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from golden_figures import POSITIVE, explanation, photo
-from vitreous import explanation_views
 from vitreous.errors import InputError
-from vitreous.explanation import Explanation
+from vitreous.explanation import views as explanation_views
+from vitreous.explanation.explanation import Explanation
 from vitreous.pictures import Canvas, overlay_figure, register_figure
 
 HEAVY = ("vitreous.pictures", "vitreous.html", "matplotlib", "jinja2")
@@ -20,7 +20,9 @@ def views(monkeypatch):
     monkeypatch.setattr(explanation_views, "_views", dict(explanation_views._views))
 
 
-@pytest.mark.parametrize("module", ["vitreous.explanation", "vitreous.text_explanation", "vitreous.explanation_folder"])
+@pytest.mark.parametrize(
+    "module", ["vitreous.explanation.explanation", "vitreous.text.explanation", "vitreous.explanation.folder"]
+)
 def test_explanations_import_neither_pictures_nor_pages(module):
     code = f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -29,7 +31,7 @@ def test_explanations_import_neither_pictures_nor_pages(module):
 
 def test_what_is_shown_imports_no_more_than_it_needs():
     code = (
-        "import sys; from golden_figures import explanation, photo; import vitreous.explanation_views as views\n"
+        "import sys; from golden_figures import explanation, photo; import vitreous.explanation.views as views\n"
         "explanation().overlay('tokentm', photo=photo()); print('jinja2' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

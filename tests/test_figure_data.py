@@ -9,9 +9,9 @@ import torch
 from literal.forward import run
 from literal.tokentm import transformed_tokens
 from small_models import PATCHES, largest_difference, random_images, small_vit
+from vitreous.api.explain import explain
 from vitreous.errors import InputError, MethodError
-from vitreous.explaining import explain
-from vitreous.explanation import Explanation
+from vitreous.explanation.explanation import Explanation
 from vitreous.pictures.curves import area, perturbation_curves
 from vitreous.pictures.strips import (
     depth_spellings,

@@ -13,10 +13,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from golden_figures import FIGURES, SIGNED, drawn, explanation, photo, strip
+from vitreous._utils.storage import StorageError
 from vitreous.cli import app
 from vitreous.cli.figure import FIGURE_KINDS
 from vitreous.errors import InputError
-from vitreous.explanation import Explanation
+from vitreous.explanation.explanation import Explanation
 from vitreous.pictures.canvas import Canvas
 from vitreous.pictures.figures import (
     Shown,
@@ -26,7 +27,6 @@ from vitreous.pictures.figures import (
     overlay_figure,
     strips_figure,
 )
-from vitreous.storage import StorageError
 
 SMALL = ("--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64x48")
 

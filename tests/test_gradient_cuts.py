@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import vitreous
 from small_models import random_images, small_vit
 from vitreous.errors import UnsupportedModelError
-from vitreous.spelling import parse
+from vitreous.methods.spelling import parse
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*quantize")
 

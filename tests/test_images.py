@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
-from vitreous import images
 from vitreous.errors import ImageError, InputError
-from vitreous.images import find_images, read_image
+from vitreous.inputs import images
+from vitreous.inputs.images import find_images, read_image
 
 
 def colour(image, x=0, y=0):

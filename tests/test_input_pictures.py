@@ -12,7 +12,7 @@ from PIL import Image
 import vitreous
 from small_models import golden_model
 from vitreous.errors import InputError, VitreousError
-from vitreous.explanation import Explanation
+from vitreous.explanation.explanation import Explanation
 from vitreous.inputs.input_pictures import STRETCHED, UNDONE, given_pictures, input_pictures
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.pictures import comparison_figure, depth_strip, strips_figure, token_transformation, transformation_figure

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 import vitreous
 from small_models import CLASSES, random_images, small_vit
+from vitreous.api.method_trials import try_methods
 from vitreous.cli import app
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
-from vitreous.explanation import Explanation
-from vitreous.method_trials import try_methods
-from vitreous.text_explanation import TextExplanation
+from vitreous.explanation.explanation import Explanation
+from vitreous.text.explanation import TextExplanation
 
 
 def run(*arguments):

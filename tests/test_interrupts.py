@@ -15,11 +15,11 @@ import interrupting
 import vitreous
 from interrupting import CASES, SURROUNDINGS, Counter, Interrupt, differences, run_traced, state_of
 from small_models import CLASSES, random_images, small_vit
+from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape.recording.interception import Interception
-from vitreous.torch_state import leaves_torch_as_it_was
 
 RATES = {"drop_path_rate": 0.5, "proj_drop_rate": 0.5, "attn_drop_rate": 0.5, "pos_drop_rate": 0.5, "drop_rate": 0.5}
 METHODS = ["gae", "ixg.skipplus", "atman"]

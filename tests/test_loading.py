@@ -208,7 +208,7 @@ def test_overrides_of_the_normalisation():
 
 @pytest.mark.shared
 def test_development_weights_recognise_photos_by_name(shared):
-    from vitreous.images import read_image
+    from vitreous.inputs.images import read_image
 
     loaded = load_model(
         f"timm/vit_tiny_patch16_224@{shared / 'data/vit_tiny_patch16_224.safetensors'}", mean=0.5, std=0.5

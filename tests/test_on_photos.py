@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 import vitreous
-from vitreous.images import read_image
+from vitreous.inputs.images import read_image
 from vitreous.methods import MethodInfo, list_methods
 from vitreous.models import LoadedModel, load_model
 

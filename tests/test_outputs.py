@@ -24,10 +24,10 @@ from vitreous.errors import InputError, RunError
 from vitreous.evaluation.protocols import find_protocol
 from vitreous.evaluation.runner.measure import measure
 from vitreous.evaluation.store.run import ModelChoice, Run
-from vitreous.explanation import Explanation
+from vitreous.explanation.explanation import Explanation
+from vitreous.inputs.outputs import likelihood_slope, likelihoods
 from vitreous.metrics.perturbation import probabilities
 from vitreous.models.binary import TwoSided
-from vitreous.outputs import likelihood_slope, likelihoods
 
 # Float64, the same arithmetic but for the order of a softmax's gradient and the head's.
 SAME = 1e-12

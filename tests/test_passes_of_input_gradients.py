@@ -14,7 +14,7 @@ import vitreous
 from small_models import CLASSES, largest_difference, random_images, small_vit
 from vitreous.architecture import find_architecture
 from vitreous.errors import InputError, TargetError, VitreousError
-from vitreous.explanation import ExplanationError
+from vitreous.explanation.explanation import ExplanationError
 from vitreous.speed.counting import Passes, counted_passes, whole_pass
 from vitreous.speed.timing import one_thread
 

@@ -26,9 +26,9 @@ from test_patch_grid import (
 from vitreous.architecture import find_architecture
 from vitreous.errors import InputError, RefusedMethodsError, UnsupportedModelError, VitreousError
 from vitreous.evaluation.tasks.task import enlarged
-from vitreous.explanation import Explanation
+from vitreous.explanation.explanation import Explanation
+from vitreous.inputs.patch_geometry import PatchGeometry
 from vitreous.methods.masks import patch_of_pixel
-from vitreous.patch_geometry import PatchGeometry
 from vitreous.tape.patches.stream_probes import first_block_input
 from vitreous.tape.runner import ModelRunner
 from zoo import ENTRIES

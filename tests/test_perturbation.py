@@ -21,9 +21,9 @@ from vitreous.methods.masks import balanced, blocks_of_patches, patch_of_pixel, 
 from vitreous.methods.occlusion import Occlusion
 from vitreous.methods.perturbation import PerturbationMethod
 from vitreous.methods.rise import Rise
+from vitreous.methods.spelling import parse
 from vitreous.methods.surrogate import Lime, coalitions
 from vitreous.methods.vitcx import VitCx, clusters, complete_linkage, upsampler_of
-from vitreous.spelling import parse
 from vitreous.tape import Plan, record
 from vitreous.tape.runner import ModelRunner
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from vitreous.errors import InputError, MethodError
-from vitreous.explanation import Explanation, ExplanationError
+from vitreous.explanation.explanation import Explanation, ExplanationError
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.captions import font, wrap
 from vitreous.pictures.colours import colour, overlay

@@ -13,7 +13,7 @@ import vitreous
 from small_models import golden_model
 from vitreous.cli import app
 from vitreous.errors import MethodError
-from vitreous.explanation import Explanation
+from vitreous.explanation.explanation import Explanation
 from vitreous.methods import list_methods
 from vitreous.methods.registry import _methods
 from vitreous.plugin import load_plugin

@@ -22,11 +22,11 @@ from vitreous.datasets.dataset import Sample
 from vitreous.errors import MethodError, ProtocolError
 from vitreous.evaluation.protocols import PROTOCOLS, find_protocol, list_protocols
 from vitreous.evaluation.runner.measure import columns_of, measure
+from vitreous.methods.spelling import parse
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import MetricError
 from vitreous.models import Preprocessing
 from vitreous.plugin import method
-from vitreous.spelling import parse
 
 # The version of a protocol and the sha256 of the settings that it stands for. A run's key depends on the settings, and
 # readers compare versions: whoever changes a setting raises the version and writes the new line here.

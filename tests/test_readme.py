@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from running_server import serving
 from small_text_models import save_classifier
 from test_datasets_arrays import write_segmentation
-from vitreous.explanation import Explanation
-from vitreous.spelling import parse
+from vitreous.explanation.explanation import Explanation
+from vitreous.methods.spelling import parse
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

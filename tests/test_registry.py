@@ -10,9 +10,9 @@ import torch
 
 import vitreous
 from small_models import golden_model
-from vitreous.cost import cost_of
 from vitreous.methods import list_methods, method_info
-from vitreous.spelling import parse
+from vitreous.methods.cost import cost_of
+from vitreous.methods.spelling import parse
 
 ROOT = Path(__file__).parents[1]
 METHODS = list_methods()

@@ -12,13 +12,13 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from golden_figures import POSITIVE, SIGNED, explanation, photo
+from vitreous._utils.storage import StorageError
 from vitreous.cli import app, explain_images
 from vitreous.errors import InputError
-from vitreous.explanation import Explanation
+from vitreous.explanation.explanation import Explanation
 from vitreous.html import page
 from vitreous.html.chart import Line, line_chart, percent_axis
 from vitreous.html.report import meaning, photo_section, report_file
-from vitreous.storage import StorageError
 
 SMALL = ("--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64x48")
 HOSTILE = "<img src=x onerror=alert(1)>&\"'.png"

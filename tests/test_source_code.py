@@ -7,9 +7,9 @@ import pytest
 from torch import nn
 
 import vitreous
+from vitreous._utils.source_code import source_hash
+from vitreous._utils.user_file import run_user_file
 from vitreous.models import fingerprint
-from vitreous.source_code import source_hash
-from vitreous.user_file import run_user_file
 
 INSTALLED = ".venv/lib/python3.11/site-packages"
 ENVIRONMENT = "miniconda3/lib"
@@ -57,7 +57,7 @@ def test_the_library_itself_does_not_count_where_it_lies_below(monkeypatch, tmp_
     module = run_user_file(tmp_path / "at_the_root.py", "model")
     alone = source_hash(module)
     moved = Path(vitreous.__file__).parents[2] / "at_the_root.py"
-    monkeypatch.setattr("vitreous.source_code._file_of", lambda found: _moved(found, module, moved))
+    monkeypatch.setattr("vitreous._utils.source_code._file_of", lambda found: _moved(found, module, moved))
     assert source_hash(module) == alone
 
 

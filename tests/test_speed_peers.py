@@ -15,11 +15,11 @@ from torch import nn
 
 from small_models import random_images, small_vit
 from vitreous.errors import MissingDependencyError
+from vitreous.methods.spelling import parse
 from vitreous.speed import measure_speed
 from vitreous.speed.peers import PEERS, Peer, PeerMethod, find_peers, usual_spellings
 from vitreous.speed.probing import agreement_of
 from vitreous.speed.timing import one_thread
-from vitreous.spelling import parse
 
 # What each package computes like us, in a size that is quick here.
 AGREEING = {

@@ -15,10 +15,10 @@ import vitreous
 from literal import forward
 from small_models import PATCHES, largest_difference, random_images, small_vit
 from vitreous.errors import MethodError, VitreousError
+from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel
 from vitreous.models.preprocessing import Preprocessing
 from vitreous.speed.timing import one_thread
-from vitreous.spelling import parse
 
 SAME = 1e-12
 INFOS = {info.name: info for info in vitreous.list_methods()}

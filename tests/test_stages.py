@@ -18,13 +18,13 @@ from torchvision.models import maxvit, swin_transformer
 from typer.testing import CliRunner
 
 import vitreous
+from vitreous.api.explain import explain_again
 from vitreous.architecture import find_architecture
 from vitreous.cli import app
 from vitreous.errors import MethodError, RefusedMethodsError
 from vitreous.evaluation.runner.adapters import first_run
 from vitreous.evaluation.runner.context import load
 from vitreous.evaluation.store.run import ModelChoice
-from vitreous.explaining import explain_again
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
 from vitreous.tape.patches.stream_probes import first_block_input
 

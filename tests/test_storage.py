@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from vitreous._utils.storage import StorageError, complete_file, write_text
 from vitreous.pictures.canvas import Canvas
-from vitreous.storage import StorageError, complete_file, write_text
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
 

@@ -25,9 +25,9 @@ from torch.utils.checkpoint import checkpoint
 import vitreous
 from small_models import golden_model, largest_difference, random_images, small_vit
 from vitreous.architecture import find_architecture
-from vitreous.cost import cost_of
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.methods import View
+from vitreous.methods.cost import cost_of
 from vitreous.speed.timing import one_thread
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
 from vitreous.tape.recording.interception import HandlerTable
@@ -416,7 +416,7 @@ def scale_head(model, factor):
 @pytest.mark.parametrize(("dtype", "autocast"), HALF)
 def test_half_precision_gives_finite_maps_in_single_precision(dtype, autocast):
     """All but relevance, which is refused: it divides by numbers that half precision does not have."""
-    methods = [name for name in METHODS if vitreous.spelling.parse(name).info.family != "relevance"]
+    methods = [name for name in METHODS if vitreous.methods.spelling.parse(name).info.family != "relevance"]
     for name, maps in in_half(dtype, autocast, methods).items():
         assert torch.isfinite(maps).all(), name
         assert maps.dtype == torch.float32, name

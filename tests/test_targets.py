@@ -17,11 +17,11 @@ import torch
 
 import vitreous
 from small_models import CLASSES, PATCHES, largest_difference, random_images, small_vit
-from vitreous.class_names import find_class
-from vitreous.cost import cost_of
 from vitreous.errors import TargetError
+from vitreous.inputs.class_names import find_class
+from vitreous.inputs.outputs import scale_of
+from vitreous.methods.cost import cost_of
 from vitreous.models import LoadedModel, Preprocessing
-from vitreous.outputs import scale_of
 from vitreous.speed.timing import one_thread
 
 SAME = 1e-12

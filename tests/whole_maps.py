@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitreous.architecture import find_architecture
 from vitreous.methods import View
-from vitreous.spelling import Recipe, parse
+from vitreous.methods.spelling import Recipe, parse
 from vitreous.tape import Plan, record
 from vitreous.tape.runner import ModelRunner
 

@@ -25,32 +25,32 @@ __all__ = [
 
 if TYPE_CHECKING:
     from vitreous import errors, rules, speed
+    from vitreous.api.explain import explain
+    from vitreous.api.inspection import inspect
+    from vitreous.api.support import supported
     from vitreous.evaluation.evaluate import evaluate
-    from vitreous.explaining import explain
-    from vitreous.explanation import Explanation
-    from vitreous.inspection import inspect
+    from vitreous.explanation.explanation import Explanation
     from vitreous.methods import list_methods
     from vitreous.models import load_model
     from vitreous.models.text_models import load_text_model
-    from vitreous.support import supported
-    from vitreous.text_explaining import explain_text
-    from vitreous.text_explanation import TextExplanation
+    from vitreous.text.explain import explain_text
+    from vitreous.text.explanation import TextExplanation
 
 # The same for the interpreter: the module of each name, or None for a submodule. A test compares the two.
 _MODULES = {
-    "Explanation": "vitreous.explanation",
-    "TextExplanation": "vitreous.text_explanation",
+    "Explanation": "vitreous.explanation.explanation",
+    "TextExplanation": "vitreous.text.explanation",
     "errors": None,
     "evaluate": "vitreous.evaluation.evaluate",
-    "explain": "vitreous.explaining",
-    "explain_text": "vitreous.text_explaining",
-    "inspect": "vitreous.inspection",
+    "explain": "vitreous.api.explain",
+    "explain_text": "vitreous.text.explain",
+    "inspect": "vitreous.api.inspection",
     "list_methods": "vitreous.methods",
     "load_model": "vitreous.models",
     "load_text_model": "vitreous.models.text_models",
     "rules": None,
     "speed": None,
-    "supported": "vitreous.support",
+    "supported": "vitreous.api.support",
 }
 
 

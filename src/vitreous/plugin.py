@@ -20,18 +20,18 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from vitreous.cautions import warn_caller
-from vitreous.close_match import close_match
-from vitreous.defaults import PLUGIN_ENTRY_POINTS
-from vitreous.error_boundary import described_error
+from vitreous._utils.close_match import close_match
+from vitreous._utils.defaults import PLUGIN_ENTRY_POINTS
+from vitreous._utils.error_boundary import described_error
+from vitreous._utils.paths import expanded
+from vitreous._utils.user_file import run_user_file
+from vitreous._utils.warnings import warn_caller
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register
-from vitreous.paths import expanded
-from vitreous.plugin_errors import line_in
+from vitreous.methods.plugin_errors import line_in
 from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.recording.plan import Objective
 from vitreous.tape.rules import RULES
-from vitreous.user_file import run_user_file
 
 Read = Callable[[View, int], Tensor]
 

@@ -13,7 +13,7 @@ from small_data import loaded
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.evaluation.runner.selection import choose_methods
 from vitreous.methods import list_methods
-from vitreous.spelling import parse
+from vitreous.methods.spelling import parse
 from whole_maps import all_token_scores
 
 timm = pytest.importorskip("timm", reason="timm is not installed")

@@ -12,16 +12,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.error_boundary import described_error
+from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture.description import Architecture
 from vitreous.architecture.evaluation_copy import original_of
 from vitreous.architecture.find import describe
 from vitreous.architecture.find_attention import find_attention
 from vitreous.architecture.trace import Trace, Tracer
-from vitreous.error_boundary import described_error
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import FAILURES, Inputs, Texts, ask, failed_inside, failed_on, outside_inference
-from vitreous.outputs import scale_of
-from vitreous.torch_state import outside_inference_mode
+from vitreous.inputs.outputs import scale_of
 
 # What was seen of a model, by the shape of its input. A run that takes other steps is seen again.
 _KNOWN: WeakKeyDictionary[nn.Module, dict[Hashable, Architecture]] = WeakKeyDictionary()

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitreous._utils.defaults import PLUGIN_ENTRY_POINTS
 from vitreous.cli.console import json_values
-from vitreous.defaults import PLUGIN_ENTRY_POINTS
 
 if TYPE_CHECKING:
     from vitreous.methods import OptionInfo
@@ -85,7 +85,7 @@ def build_methods() -> list[dict[str, Any]]:
 
 
 def _build_aggregations() -> list[dict[str, Any]]:
-    from vitreous.aggregate import AGGREGATIONS  # noqa: PLC0415  # these import torch
+    from vitreous.methods.aggregation import AGGREGATIONS  # noqa: PLC0415  # these import torch
     from vitreous.methods.options import options_of  # noqa: PLC0415
 
     return [

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_origin
 import typer
 from rich.markup import escape
 
+from vitreous._utils.method_lists import split_spellings
+from vitreous._utils.paths import expanded
 from vitreous.cli.console import (
     ExitCode,
     plain_warnings,
@@ -36,9 +38,7 @@ from vitreous.cli.options import (
     parse_image_size,
 )
 from vitreous.cli.progress import EvaluationProgress, steps
-from vitreous.evaluate_options import EvaluateOptions, Option, list_options
-from vitreous.method_lists import split_spellings
-from vitreous.paths import expanded
+from vitreous.evaluation.options import EvaluateOptions, Option, list_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -213,9 +213,9 @@ def report(
 
     Runs of the same protocol, model and data set share a table. Unfinished runs have a table of their own.
     """
+    from vitreous._utils.storage import write_text  # noqa: PLC0415
     from vitreous.evaluation.report.documents import write_document  # noqa: PLC0415  # these import torch
     from vitreous.evaluation.report.results import discover_runs  # noqa: PLC0415
-    from vitreous.storage import write_text  # noqa: PLC0415
 
     folder = expanded(folder)
     with steps(stderr_console(), f"reading the runs in {folder}") as step:

@@ -12,6 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from vitreous._utils.defaults import DEFAULT_METHODS
+from vitreous._utils.method_lists import split_spellings
+from vitreous._utils.paths import expanded
 from vitreous.cli.console import ExitCode, one_line, print_json, print_line, stderr_console, stdout_console
 from vitreous.cli.options import (
     DebugOption,
@@ -30,9 +33,6 @@ from vitreous.cli.options import (
     parse_html_path,
     parse_image_size,
 )
-from vitreous.defaults import DEFAULT_METHODS
-from vitreous.method_lists import split_spellings
-from vitreous.paths import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vitreous.cli.explain_images import ExplainedImage, ExplainRequest, ExplainResult
-    from vitreous.explanation import Explanation, Prediction
-    from vitreous.predicted import Predicted
+    from vitreous.explanation.explanation import Explanation, Prediction
+    from vitreous.explanation.prediction import Predicted
 
 _TOP = 5  # predictions shown of an image
 _DETAILED = 3  # images up to which each gets a table

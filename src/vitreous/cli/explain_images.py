@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import vitreous
-from vitreous.class_names import find_class
+from vitreous._utils.defaults import DEFAULT_METHODS
+from vitreous._utils.storage import StorageError
 from vitreous.cli.console import plain_warnings, print_error, print_line
 from vitreous.cli.image_files import drop_duplicates, find_image_files
 from vitreous.cli.progress import progress_bar, steps
-from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import ImageError, InputError
-from vitreous.explanation import ExplanationError
+from vitreous.explanation.explanation import ExplanationError
 from vitreous.html.report import ReportError, report_file
-from vitreous.images import read_image
+from vitreous.inputs.class_names import find_class
+from vitreous.inputs.images import read_image
+from vitreous.inputs.outputs import given_outputs
+from vitreous.methods.spelling import parse
 from vitreous.models import load_model
-from vitreous.outputs import given_outputs
 from vitreous.pictures.comparison import comparison
-from vitreous.spelling import parse
-from vitreous.storage import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from PIL import Image
     from rich.console import Console
 
-    from vitreous.defaults import OutputActivation
+    from vitreous._utils.defaults import OutputActivation
     from vitreous.errors import VitreousError
-    from vitreous.explanation import Explanation
+    from vitreous.explanation.explanation import Explanation
     from vitreous.html.report import ReportFile
     from vitreous.models.loaded import LoadedModel
 

@@ -11,6 +11,8 @@ from rich.style import Style
 from rich.text import Text
 
 import vitreous
+from vitreous._utils.method_lists import split_spellings
+from vitreous._utils.storage import write_text
 from vitreous.cli.console import one_line, plain_warnings, print_json, print_line, stderr_console, stdout_console
 from vitreous.cli.explain import class_as_json
 from vitreous.cli.options import (
@@ -26,13 +28,11 @@ from vitreous.cli.options import (
 )
 from vitreous.cli.progress import steps
 from vitreous.errors import InputError
-from vitreous.method_lists import split_spellings
-from vitreous.storage import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vitreous.text_explanation import TextExplanation
+    from vitreous.text.explanation import TextExplanation
 
 WordScore = Literal["max", "sum"]
 
@@ -69,7 +69,7 @@ def explain_text(
     methods = split_spellings(method) if method else None
     contents = [_read_text(text) for text in texts]
 
-    from vitreous.class_names import find_class  # noqa: PLC0415  # these import torch
+    from vitreous.inputs.class_names import find_class  # noqa: PLC0415  # these import torch
     from vitreous.models.text_models import load_text_model  # noqa: PLC0415
     from vitreous.plugin import load_plugins  # noqa: PLC0415
 

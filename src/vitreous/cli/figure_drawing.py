@@ -11,15 +11,16 @@ from pathlib import Path
 from PIL import Image
 
 import vitreous
-from vitreous.class_names import find_class
 from vitreous.cli.explain_images import as_target
 from vitreous.cli.figure import find_figure_kind
 from vitreous.cli.image_files import drop_duplicates, find_image_files
 from vitreous.errors import InputError, MethodError, TargetError
-from vitreous.explanation import Explanation
-from vitreous.images import read_image
+from vitreous.explanation.explanation import Explanation
+from vitreous.inputs.class_names import find_class
+from vitreous.inputs.images import read_image
+from vitreous.inputs.outputs import OutputActivation, given_outputs
+from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, load_model
-from vitreous.outputs import OutputActivation, given_outputs
 from vitreous.pictures import Look
 from vitreous.pictures.canvas import Canvas, check_format
 from vitreous.pictures.captions import class_caption
@@ -35,7 +36,6 @@ from vitreous.pictures.figures import (
 )
 from vitreous.pictures.strips import Strip, depth_strip, heads_strip, start_layer_strip
 from vitreous.pictures.transformation import token_transformation
-from vitreous.spelling import parse
 
 _CLASSES = 3  # default number of classes of the figure that compares them
 

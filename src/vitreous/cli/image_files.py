@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from vitreous.errors import ImageError
-from vitreous.images import SUFFIXES, find_images
+from vitreous.inputs.images import SUFFIXES, find_images
 from vitreous.models import demo
 
 _LISTED_SUBFOLDERS = 5

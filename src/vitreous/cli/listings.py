@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from vitreous._utils.method_lists import split_spellings
 from vitreous.cli.catalog import load_catalog, load_methods
 from vitreous.cli.console import plain_warnings, print_json, print_line, stderr_console, stdout_console
 from vitreous.cli.options import (
@@ -24,7 +25,6 @@ from vitreous.cli.options import (
     parse_image_size,
 )
 from vitreous.cli.progress import steps
-from vitreous.method_lists import split_spellings
 
 models_app = typer.Typer(
     help="List the kinds of model names that --model takes, or check one model.", add_completion=False

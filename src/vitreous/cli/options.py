@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from vitreous.defaults import DEFAULT_METHODS, OUTPUTS_DEFAULT, OUTPUTS_HELP, PLUGIN_HELP, OutputActivation
-from vitreous.paths import expanded
+from vitreous._utils.defaults import DEFAULT_METHODS, OUTPUTS_DEFAULT, OUTPUTS_HELP, PLUGIN_HELP, OutputActivation
+from vitreous._utils.paths import expanded
 
 DEBUG = "vitreous.debug"  # key in the metadata that a command and its group share
 

@@ -12,11 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from vitreous._utils.method_lists import split_spellings
+from vitreous._utils.paths import expanded
 from vitreous.cli.console import plain_warnings, print_json, print_line, stderr_console, stdout_console
 from vitreous.cli.options import METHODS_HELP, DebugOption, DeviceOption, JsonOption, PluginOption, parse_image_size
 from vitreous.cli.progress import steps
-from vitreous.method_lists import split_spellings
-from vitreous.paths import expanded
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitreous._utils.paths import expanded
 from vitreous.errors import DataError
-from vitreous.paths import expanded
 
 Mask = NDArray[np.int16]
 IGNORED = -1  # in a mask: a pixel that does not count

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from vitreous._utils.paths import expanded
 from vitreous.datasets.dataset import DataSet, Review, Things
 from vitreous.datasets.lists import ListError, check_regular
 from vitreous.errors import DataError
-from vitreous.paths import expanded
 
 ERASER_MOVIES = "eraser-movies"
 LABELS = ("NEG", "POS")

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from vitreous._utils.printable import printable
 from vitreous.datasets.dataset import DataSet, Mask, Sample
 from vitreous.datasets.lists import ListError
 from vitreous.datasets.masks import check_mask, turned_like_photo
-from vitreous.images import SUFFIXES, read_photo
-from vitreous.printable import printable
+from vitreous.inputs.images import SUFFIXES, read_photo
 
 _READERS = 16  # waiting for a disk or a file server takes longer than reading
 _AT_ONCE = 4096

@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 import numpy as np
 from PIL import Image
 
+from vitreous._utils.error_boundary import errors_as
+from vitreous._utils.reason import reason_of
 from vitreous.datasets.dataset import IGNORED, DataSet, Mask, Sample
 from vitreous.datasets.imagenet import imagenet_indices, imagenet_names
 from vitreous.datasets.masks import check_mask
-from vitreous.error_boundary import errors_as
 from vitreous.errors import DataError, MissingDependencyError
-from vitreous.images import MAX_PIXELS
-from vitreous.reason import reason_of
+from vitreous.inputs.images import MAX_PIXELS
 
 _FILE = "gtsegs_ijcv.mat"
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitreous.datasets.dataset import IGNORED, Mask
 from vitreous.errors import DataError
-from vitreous.images import Upright, read_upright, turned
+from vitreous.inputs.images import Upright, read_upright, turned
 
 _WITHOUT_EXACT_COLOURS = ("JPEG", "MPO")
 

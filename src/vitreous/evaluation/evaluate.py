@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
+from vitreous._utils.paths import expanded
+from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.datasets import DataSet
-from vitreous.evaluate_options import EvaluateOptions, resolve_options
 from vitreous.evaluation.engines.local import run_locally
 from vitreous.evaluation.engines.worker import ProgressCallback, SilentProgress
+from vitreous.evaluation.options import EvaluateOptions, resolve_options
 from vitreous.evaluation.protocols import Protocol
 from vitreous.evaluation.report.results import Results
 from vitreous.evaluation.runner.context import EvaluationContext
 from vitreous.evaluation.runner.prepare_run import Model, prepare_run
 from vitreous.evaluation.runner.selection import WHITE_BOX
 from vitreous.evaluation.store.store import Store
-from vitreous.paths import expanded
-from vitreous.torch_state import leaves_torch_as_it_was
 
 
 @leaves_torch_as_it_was
@@ -49,7 +49,7 @@ def evaluate(
         out: the folder that holds the folders of runs.
         progress: receives progress and notices; by default notices become warnings.
         watcher: deprecated name of ``progress``.
-        **options: see ``vitreous.evaluate_options.EvaluateOptions``.
+        **options: see ``vitreous.evaluation.options.EvaluateOptions``.
 
     Raises:
         VitreousError: an argument does not exist, or the arguments do not fit together.

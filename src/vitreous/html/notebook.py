@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from PIL import Image
 
-from vitreous.explanation import Explanation
-from vitreous.explanation_views import register_view
+from vitreous.explanation.explanation import Explanation
+from vitreous.explanation.views import register_view
 from vitreous.html.page import render
 from vitreous.pictures.comparison import comparison
 

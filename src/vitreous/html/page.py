@@ -13,8 +13,8 @@ from markupsafe import Markup
 from markupsafe import escape as _escape
 from PIL import Image
 
+from vitreous._utils.printable import printable
 from vitreous.pictures.colours import ramp
-from vitreous.printable import printable
 
 _RAMP = 144  # pixels across a legend
 

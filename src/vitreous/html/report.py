@@ -13,19 +13,19 @@ from typing import IO, Any
 
 from PIL import Image
 
-from vitreous.aggregate import AGGREGATIONS
+from vitreous._utils.storage import StorageError, complete_file
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
-from vitreous.explanation import Explanation
-from vitreous.explanation_views import register_view
+from vitreous.explanation.explanation import Explanation
+from vitreous.explanation.views import register_view
 from vitreous.html import page
 from vitreous.html.chart import Chart, Line, layout_chart, line_attributes, percent_axis
+from vitreous.methods.aggregation import AGGREGATIONS
+from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel
+from vitreous.models.pixels import Images
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.captions import class_caption
 from vitreous.pictures.curves import NO_CURVES, Curves, area, perturbation_curves
-from vitreous.pixels import Images
-from vitreous.spelling import parse
-from vitreous.storage import StorageError, complete_file
 
 TITLE = "Why did the model say this?"
 STYLE = "report.css"

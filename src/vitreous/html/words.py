@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from vitreous.explanation_views import register_view
+from vitreous.explanation.views import register_view
 from vitreous.html.page import document, macro
 from vitreous.pictures.captions import NOT_SHOWN
 from vitreous.pictures.colours import word_colour
-from vitreous.text_explanation import By, TextExplanation
+from vitreous.text.explanation import By, TextExplanation
 
 _TEMPLATE = "words.html"
 _TOP = 3

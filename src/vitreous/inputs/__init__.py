@@ -1,1 +1,1 @@
-"""What models are given."""
+"""Inputs and targets: image files, texts, what the outputs of a model are, and which class is explained."""

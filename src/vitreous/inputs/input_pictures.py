@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import InputError
-from vitreous.images import Source, read_image
+from vitreous.inputs.images import Source, read_image
 
 if TYPE_CHECKING:
     from vitreous.models.preprocessing import Preprocessing

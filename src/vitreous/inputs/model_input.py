@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.error_boundary import described_error
+from vitreous._utils.error_boundary import described_error
+from vitreous._utils.reason import reason_of
 from vitreous.errors import InputError, UnsupportedModelError
-from vitreous.reason import reason_of
 
 Rows = slice | Tensor
 _MOST_CHANNELS = 4  # of a usual picture: red, green, blue, alpha

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from vitreous._utils.float64 import exact
 from vitreous.errors import MethodError
-from vitreous.float64 import exact
 from vitreous.methods.attention import MeanAttention
 from vitreous.methods.options import RuleOption
 from vitreous.methods.readout import Readout, TokenReadout, mean_over_heads, total

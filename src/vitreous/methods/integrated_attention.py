@@ -7,8 +7,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from vitreous._utils.float64 import exact
 from vitreous.errors import MethodError
-from vitreous.float64 import exact
 from vitreous.methods.attention import GradientAttention, MeanAttention
 from vitreous.methods.options import AtMost
 from vitreous.methods.readout import Procedure, Readout, ReadRows, Residual, times, total

@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from vitreous._utils.float64 import exact
 from vitreous.architecture.norms import LinearNorm
-from vitreous.float64 import exact
 from vitreous.methods.readout import projected_lengths
 from vitreous.methods.view import View
 from vitreous.tape.attention import Rows

@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
+from vitreous._utils.float64 import exact
 from vitreous.errors import MethodError
-from vitreous.float64 import exact
+from vitreous.inputs.patch_geometry import PatchGeometry, enlarge
 from vitreous.methods.options import MOST_EVALUATIONS
 from vitreous.methods.readout import Procedure, Readout
 from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun
 from vitreous.methods.view import View
-from vitreous.patch_geometry import PatchGeometry, enlarge
 from vitreous.tape import Intervention, Needs
 from vitreous.tape.output import explained
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
+from vitreous.inputs.patch_geometry import PatchGeometry, patch_of_line
 from vitreous.methods.readout import total
-from vitreous.patch_geometry import PatchGeometry, patch_of_line
 from vitreous.tape import Layout
 
 Size = tuple[int, int]

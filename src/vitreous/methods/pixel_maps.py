@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.patch_geometry import PatchGeometry, patch_of_line
+from vitreous.inputs.patch_geometry import PatchGeometry, patch_of_line
 from vitreous.tape import Layout
 
 Resolution = Literal["patch", "pixel"]

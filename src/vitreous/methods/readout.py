@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from vitreous._utils.float64 import exact
 from vitreous.errors import MethodError
-from vitreous.float64 import exact
 from vitreous.methods.options import RuleName
 from vitreous.methods.pixel_maps import Resolution
 from vitreous.methods.view import Row, View

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous.float64 import exact
+from vitreous._utils.float64 import exact
 from vitreous.inputs.model_input import Inputs
+from vitreous.inputs.targets import check_classes
 from vitreous.methods.view import View
 from vitreous.tape import Intervention, Needs, Tape
 from vitreous.tape.runner import ModelRunner
-from vitreous.targets import check_classes
 
 
 @dataclass

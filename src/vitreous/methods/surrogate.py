@@ -11,8 +11,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from vitreous._utils.float64 import in_float64
 from vitreous.errors import MethodError
-from vitreous.float64 import in_float64
 from vitreous.methods.masks import PatchMasks, independent, seeded, uniform
 from vitreous.methods.occlusion import Of, Painting
 from vitreous.methods.perturbation import By, PerturbationMethod, masked_outputs, original_output

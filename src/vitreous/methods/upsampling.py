@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitreous.float64 import in_float64
-from vitreous.patch_geometry import PatchGeometry, interpolations
+from vitreous._utils.float64 import in_float64
+from vitreous.inputs.patch_geometry import PatchGeometry, interpolations
 
 
 class BilinearUpsampler:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vitreous._utils.float64 import exact
 from vitreous.errors import UnsupportedModelError
-from vitreous.float64 import exact
 from vitreous.tape import AttentionRecord, Gradients, Layout, Pass, Tape
 from vitreous.tape.attention import Rows
 from vitreous.tape.rules.lrp import attention_relevance

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous._utils.float64 import exact
 from vitreous.errors import MethodError
-from vitreous.float64 import exact
 from vitreous.methods.masks import seeded
 from vitreous.methods.options import MOST_EVALUATIONS
 from vitreous.methods.perturbation import PerturbationMethod, all_targets, original_output

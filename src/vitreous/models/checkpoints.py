@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vitreous._utils.paths import expanded
+from vitreous._utils.plain_tensors import special_kind
+from vitreous._utils.reason import shown
 from vitreous.errors import ModelError
-from vitreous.paths import expanded
-from vitreous.plain_tensors import special_kind
-from vitreous.reason import shown
 
 State = dict[str, Tensor]
 

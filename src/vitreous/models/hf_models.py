@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous.cautions import warn_caller
+from vitreous._utils.paths import expanded
+from vitreous._utils.reason import reason_of
+from vitreous._utils.warnings import warn_caller
 from vitreous.errors import MissingDependencyError, ModelError
 from vitreous.models import hub
 from vitreous.models.checkpoints import check_folder, check_sizes
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, as_image_size, check_patches, from_processor
-from vitreous.paths import expanded
-from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import nn
 
+from vitreous._utils.reason import reason_of
 from vitreous.errors import ModelError
 from vitreous.models.fingerprint import kept_fingerprint_of
-from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vitreous.inputs.outputs import OutputActivation
     from vitreous.models.preprocessing import Preprocessing
-    from vitreous.outputs import OutputActivation
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vitreous.error_boundary import errors_as
+from vitreous._utils.error_boundary import errors_as
 from vitreous.errors import ModelError
 from vitreous.models.loaded import LoadedModel, put_on
 from vitreous.models.preprocessing import as_image_size

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitreous._utils.paths import expanded
+from vitreous._utils.reason import reason_of
+from vitreous._utils.source_code import source_hash
+from vitreous._utils.user_file import run_user_file
 from vitreous.errors import ModelError, VitreousError
 from vitreous.models.checkpoints import load_strictly, read_checkpoint
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import Preprocessing, as_image_size
 from vitreous.models.wrap_model import infer_preprocessing, own_class_names
-from vitreous.paths import expanded
-from vitreous.reason import reason_of
-from vitreous.source_code import source_hash
-from vitreous.user_file import run_user_file
 
 _SPELLING = re.compile(r"(?P<file>.+?\.py):(?P<function>[A-Za-z_]\w*)(?:@(?P<weights>.+))?")
 _SEED = 0

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vitreous._utils.reason import shown
 from vitreous.errors import InputError, ModelError
-from vitreous.frame import Frame
-from vitreous.images import MAX_PIXELS
-from vitreous.reason import shown
+from vitreous.inputs.frame import Frame
+from vitreous.inputs.images import MAX_PIXELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

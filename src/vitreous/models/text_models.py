@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from vitreous.error_boundary import errors_as
+from vitreous._utils.error_boundary import errors_as
+from vitreous._utils.reason import reason_of
 from vitreous.errors import ModelError
 from vitreous.inputs.model_input import Texts
+from vitreous.inputs.texts import Reader, knows_no_words
 from vitreous.models.fingerprint import kept_fingerprint_of
 from vitreous.models.hf_models import architecture_of, class_names_of, load_network, place_of, transformers_library
 from vitreous.models.loaded import put_on
-from vitreous.reason import reason_of
-from vitreous.texts import Reader, knows_no_words
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from vitreous.outputs import OutputActivation
+    from vitreous.inputs.outputs import OutputActivation
 
 
 @dataclass(frozen=True)

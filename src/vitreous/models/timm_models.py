@@ -11,14 +11,14 @@ from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 from timm.models import model_entrypoint, split_model_name_tag
 from torch import nn
 
-from vitreous.close_match import close_match
+from vitreous._utils.close_match import close_match
+from vitreous._utils.paths import expanded
+from vitreous._utils.reason import reason_of
 from vitreous.errors import ModelError
 from vitreous.models import hub
 from vitreous.models.checkpoints import MOST_CLASSES, check_folder, load_strictly, read_checkpoint, without_prefixes
 from vitreous.models.loaded import LoadedModel
 from vitreous.models.preprocessing import check_patches, from_timm
-from vitreous.paths import expanded
-from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     from vitreous.models.checkpoints import State

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from vitreous.error_boundary import errors_as
+from vitreous._utils.error_boundary import errors_as
 from vitreous.errors import InputError, ModelError
 from vitreous.models.hf_models import class_names_of, image_size_of
 from vitreous.models.loaded import LoadedModel

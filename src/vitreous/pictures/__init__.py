@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitreous.explanation_views import Look, register_figure
+    from vitreous.explanation.views import Look, register_figure
     from vitreous.pictures.canvas import Canvas
     from vitreous.pictures.curves import Curves, perturbation_curves
     from vitreous.pictures.figures import (
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "vitreous.explanation_views": ("Look", "register_figure"),
+    "vitreous.explanation.views": ("Look", "register_figure"),
     "vitreous.pictures.canvas": ("Canvas",),
     "vitreous.pictures.curves": ("Curves", "perturbation_curves"),
     "vitreous.pictures.figures": (

@@ -9,18 +9,18 @@ import numpy as np
 from PIL import Image
 
 from vitreous.errors import InputError
-from vitreous.explanation_heatmaps import framed_maps
-from vitreous.explanation_views import Look
-from vitreous.frame import Frame
-from vitreous.images import read_image
+from vitreous.explanation.heatmaps import framed_maps
+from vitreous.explanation.views import Look
+from vitreous.inputs.frame import Frame
+from vitreous.inputs.images import read_image
 from vitreous.pictures.colours import overlay
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitreous.explanation import Explanation
+    from vitreous.explanation.explanation import Explanation
     from vitreous.inputs.input_pictures import Photo
-    from vitreous.patch_geometry import PatchGeometry
+    from vitreous.inputs.patch_geometry import PatchGeometry
 
 # Pixels that the model did not see are grey and faded towards white: no colour there does not mean "no evidence".
 _FADE = 0.45

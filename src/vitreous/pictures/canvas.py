@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from vitreous._utils.storage import complete_file
 from vitreous.errors import InputError
 from vitreous.pictures.captions import FAINT, INK, font, line_height, wrap
 from vitreous.pictures.colours import ramp
-from vitreous.storage import complete_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

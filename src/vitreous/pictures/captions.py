@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
-from vitreous.printable import printable
+from vitreous._utils.printable import printable
 
 if TYPE_CHECKING:
-    from vitreous.explanation import Explanation
+    from vitreous.explanation.explanation import Explanation
 
 Font = ImageFont.FreeTypeFont
 

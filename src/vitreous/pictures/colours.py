@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from vitreous.defaults import DEFAULT_OPACITY
+from vitreous._utils.defaults import DEFAULT_OPACITY
 from vitreous.errors import InputError
 
 if TYPE_CHECKING:

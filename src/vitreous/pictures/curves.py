@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitreous._utils.float64 import in_float64
+from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.errors import InputError, UnsupportedModelError
-from vitreous.explanation import Explanation
-from vitreous.explanation_heatmaps import display_maps
-from vitreous.float64 import in_float64
+from vitreous.explanation.explanation import Explanation
+from vitreous.explanation.heatmaps import display_maps
+from vitreous.inputs.outputs import OutputActivation, likelihoods
 from vitreous.methods.pixel_maps import patch_means
-from vitreous.outputs import OutputActivation, likelihoods
+from vitreous.models.pixels import Images, Model, find_model
 from vitreous.pictures.recording import open_runner
-from vitreous.pixels import Images, Model, find_model
 from vitreous.tape.runner import ModelRunner
-from vitreous.torch_state import leaves_torch_as_it_was
 
 By = Literal["patches", "pixels"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from vitreous.errors import InputError
-from vitreous.explanation import Explanation
-from vitreous.explanation_views import Look, register_figure
+from vitreous.explanation.explanation import Explanation
+from vitreous.explanation.views import Look, register_figure
 from vitreous.inputs.input_pictures import Photo
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.canvas import Canvas, font_properties

@@ -8,17 +8,17 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from vitreous.api.explain import black_pixel, declared_outputs, network_of, stage_of
+from vitreous.api.output_detection import find_outputs
 from vitreous.architecture import find_architecture
-from vitreous.explaining import black_pixel, declared_outputs, network_of, stage_of
+from vitreous.inputs.outputs import with_outputs
+from vitreous.inputs.targets import Target, find_targets
 from vitreous.methods import View
+from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
-from vitreous.output_detection import find_outputs
-from vitreous.outputs import with_outputs
-from vitreous.pixels import Images, find_pixels
-from vitreous.spelling import Recipe
+from vitreous.models.pixels import Images, find_pixels
 from vitreous.tape import Plan, record
 from vitreous.tape.runner import ModelRunner
-from vitreous.targets import Target, find_targets
 
 
 def open_runner(model: nn.Module | LoadedModel, images: Images) -> ModelRunner:

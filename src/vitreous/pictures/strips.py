@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitreous.aggregate import Plus, Rollout
+from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous.api.explain import explain, network_of, stage_of
 from vitreous.architecture import find_architecture
 from vitreous.errors import MethodError
-from vitreous.explaining import explain, network_of, stage_of
-from vitreous.explanation import Explanation
+from vitreous.explanation.explanation import Explanation
+from vitreous.inputs.targets import Target
+from vitreous.methods.aggregation import Plus, Rollout
 from vitreous.methods.gradtoken import QueryGradientKey
+from vitreous.methods.spelling import parse, plus_from_every_layer
 from vitreous.models import LoadedModel
+from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.pictures.recording import recorded
-from vitreous.pixels import Images, Model, find_model, find_pixels
-from vitreous.spelling import parse, plus_from_every_layer
-from vitreous.targets import Target
-from vitreous.torch_state import leaves_torch_as_it_was
 
 
 @dataclass(frozen=True)

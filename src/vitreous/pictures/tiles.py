@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from PIL import Image
 from torch import Tensor
 
-from vitreous.explanation import Explanation
-from vitreous.explanation_views import Look
+from vitreous.explanation.explanation import Explanation
+from vitreous.explanation.views import Look
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.canvas import Canvas
 from vitreous.pictures.captions import FAINT, font, line_height, placeholder, wrap

@@ -8,15 +8,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous.api.explain import explain
 from vitreous.errors import MethodError
-from vitreous.explaining import explain
-from vitreous.explanation import Explanation
+from vitreous.explanation.explanation import Explanation
+from vitreous.inputs.targets import Target
+from vitreous.methods.spelling import parse
 from vitreous.methods.tokentm import TokenTransformation
+from vitreous.models.pixels import Images, Model, find_model
 from vitreous.pictures.recording import recorded
-from vitreous.pixels import Images, Model, find_model
-from vitreous.spelling import parse
-from vitreous.targets import Target
-from vitreous.torch_state import leaves_torch_as_it_was
 
 
 @dataclass(frozen=True)

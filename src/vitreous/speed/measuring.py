@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous.api.explain import explain, find_recipes, network_of
+from vitreous.api.method_trials import refusal_reason
 from vitreous.architecture.evaluation_copy import frozen_copy
 from vitreous.architecture.survey import architecture_of_copy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
-from vitreous.explaining import explain, find_recipes, network_of
-from vitreous.method_trials import refusal_reason
+from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
-from vitreous.pixels import Images, Model, find_model, find_pixels
+from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.speed.peers import Peer, PeerInput, find_peers
 from vitreous.speed.probing import Probe, Prober, agreement_of
 from vitreous.speed.rows import Agreement, SpeedRow, ratio_of
 from vitreous.speed.timing import Job, one_thread, time_in_turn
 from vitreous.speed.yardsticks import BOTH, FORWARD, CountedLimit, Limit, Plain, limit_of
-from vitreous.spelling import Recipe
 from vitreous.tape import unite
 from vitreous.tape.runner import ModelRunner
-from vitreous.torch_state import leaves_torch_as_it_was
 
 SPEED_METHODS = (
     *("raw_attention", "rollout", "gae", "gradtoken", "tokentm", "ixg", "ixg.skipplus"),

@@ -9,13 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from vitreous._utils.storage import write_text
 from vitreous.evaluation.runner.selection import spelled_out
+from vitreous.explanation.provenance import collect_provenance
 from vitreous.models import load_model
-from vitreous.provenance import collect_provenance
 from vitreous.speed.measuring import SPEED_METHODS, measure_speed
 from vitreous.speed.peers import find_peers, usual_spellings
 from vitreous.speed.rows import SpeedRow
-from vitreous.storage import write_text
 
 
 @dataclass(frozen=True)

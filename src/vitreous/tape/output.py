@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from vitreous.errors import InputError
-from vitreous.outputs import Scale, likelihoods
+from vitreous.inputs.outputs import Scale, likelihoods
 
 Quantity = Literal["probability", "logit", "log_probability"]
 

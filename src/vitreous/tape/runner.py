@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.float64 import exact
+from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.errors import UnsupportedModelError, VitreousError
-from vitreous.float64 import exact
 from vitreous.inputs.model_input import Inputs, Rows, Texts, ask, failed_inside, outside_inference
-from vitreous.outputs import Scale, scale_of
-from vitreous.patch_geometry import PatchGeometry
+from vitreous.inputs.outputs import Scale, scale_of
+from vitreous.inputs.patch_geometry import PatchGeometry
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.output import class_scores
 from vitreous.tape.patches.stream_probes import first_block_input
 from vitreous.tape.removal.dropping import TokenDropping, check_kept, nothing_left
 from vitreous.tape.removal.score_editing import ScoreEditing
 from vitreous.tape.removal.strategy import Interceptor, removal_strategy
-from vitreous.torch_state import outside_inference_mode
 
 # Bare evaluations are run this many pixels at a time. Measured on ViT-Ti: 8 to 32 pictures of 224 x 224 at once cost
 # the same per picture, one alone 1.6 times as much, and 64 leave the processor's caches.

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.float64 import HALF, exact
+from vitreous._utils.reason import reason_of
+from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.architecture.norms import LinearNorm
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
-from vitreous.float64 import HALF, exact
 from vitreous.inputs.model_input import (
     FAILURES,
     Inputs,
@@ -26,8 +28,7 @@ from vitreous.inputs.model_input import (
     outside_inference,
     texts_of,
 )
-from vitreous.outputs import Scale, likelihood_slope
-from vitreous.reason import reason_of
+from vitreous.inputs.outputs import Scale, likelihood_slope
 from vitreous.tape.attention.record import AttentionRecord, only_hides
 from vitreous.tape.output import class_scores
 from vitreous.tape.patches.grid_probe import PatchGridProbe
@@ -39,7 +40,6 @@ from vitreous.tape.recording.plan import PIXELS, GradientNeeds, Intervention, Ne
 from vitreous.tape.recording.recorder import Recorder
 from vitreous.tape.rules import RULES
 from vitreous.tape.rules.biases import bias_scores
-from vitreous.torch_state import outside_inference_mode
 
 
 @dataclass

@@ -11,15 +11,15 @@ from typing import cast
 from torch import Tensor
 
 import vitreous
+from vitreous.api.explain import network_of
 from vitreous.errors import UnsupportedModelError
-from vitreous.explaining import network_of
 from vitreous.html.report import measure
 from vitreous.methods.decomposition import ContributionMatrix
+from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel
 from vitreous.pictures.curves import Curves
 from vitreous.pictures.recording import recorded
 from vitreous.pictures.strips import depth_of
-from vitreous.spelling import parse
 from vitreous.tape.diagnosis import missing_linear_part
 from vitreous.web.jobs import Job, Limits, Throughput, Worker, monitored
 from vitreous.web.models import ModelCache

@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from vitreous.defaults import DEFAULT_OPACITY
+from vitreous._utils.defaults import DEFAULT_OPACITY
 from vitreous.web import rendering
 from vitreous.web.rendering import SIGNS
 from vitreous.web.requests import MAX_CLASSES

@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import ImageError
-from vitreous.images import find_images, read_image
+from vitreous.inputs.images import find_images, read_image
 from vitreous.models import LoadedModel, demo
-from vitreous.pixels import find_pixels
+from vitreous.models.pixels import find_pixels
 
 DISPLAY_SIZE = 1024  # pixels of the longer side of the copy kept for drawing; the model gets the full photo
 _MAX_EXAMPLES = 12

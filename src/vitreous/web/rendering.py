@@ -13,23 +13,23 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from vitreous.cost import EXAMPLE_DEPTH
-from vitreous.defaults import DEFAULT_OPACITY
+from vitreous._utils.defaults import DEFAULT_OPACITY
+from vitreous._utils.storage import write_text
 from vitreous.errors import InputError
-from vitreous.explanation_folder import arrays_of
+from vitreous.explanation.folder import arrays_of
 from vitreous.html import page, report
 from vitreous.html import words as words_html
+from vitreous.inputs.outputs import percent
 from vitreous.methods import list_methods
+from vitreous.methods.cost import EXAMPLE_DEPTH
 from vitreous.methods.registry import FAMILIES, MethodInfo
-from vitreous.outputs import percent
+from vitreous.methods.spelling import parse
 from vitreous.pictures import Look
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.colours import strongest_word_colour
 from vitreous.pictures.curves import Curves
 from vitreous.pictures.tiles import SHARPNESS, Row, Tile, tiled
-from vitreous.spelling import parse
-from vitreous.storage import write_text
-from vitreous.text_explanation import By, TextExplanation
+from vitreous.text.explanation import By, TextExplanation
 from vitreous.web.image_service import PhotoInput, shown_methods
 from vitreous.web.requests import ExplainRequest, at_depth
 from vitreous.web.results import BlockRows, ImageResults, ResultCache, TextResults

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitreous.aggregate import Plus
-from vitreous.cost import EXAMPLE_DEPTH
+from vitreous.api.method_trials import try_methods
 from vitreous.errors import MethodError, TargetError, VitreousError
-from vitreous.method_trials import try_methods
+from vitreous.methods.aggregation import Plus
+from vitreous.methods.cost import EXAMPLE_DEPTH
+from vitreous.methods.spelling import Recipe, parse
 from vitreous.pictures.strips import depth_spellings, start_layer_spellings
-from vitreous.spelling import Recipe, parse
 from vitreous.web.jobs import BudgetError, CancelledError, Job
 from vitreous.web.results import ResultCache
 

@@ -12,10 +12,10 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from vitreous.explanation import Explanation
+from vitreous.explanation.explanation import Explanation
+from vitreous.explanation.prediction import Predicted
 from vitreous.pictures.curves import Curves
-from vitreous.predicted import Predicted
-from vitreous.text_explanation import TextExplanation
+from vitreous.text.explanation import TextExplanation
 from vitreous.web.photos import Photo
 
 _BYTES_PER_TOKEN = 400  # a token and its word as Python objects

@@ -20,8 +20,8 @@ from typing import Any
 
 import gradio as gr
 
+from vitreous._utils.method_lists import split_spellings
 from vitreous.errors import VitreousError
-from vitreous.method_lists import split_spellings
 from vitreous.web.jobs import CancelledError, Job, SessionJobs
 from vitreous.web.rendering import status_html
 from vitreous.web.security import OpenStreams

@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from vitreous.errors import InputError, ModelError
-from vitreous.text_explanation import By
+from vitreous.text.explanation import By
 from vitreous.web import rendering
 from vitreous.web.jobs import CancelledError, SessionJobs
 from vitreous.web.layout import TEXT_EXAMPLES, TextComponents

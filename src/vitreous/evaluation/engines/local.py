@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from vitreous._utils.reason import reason_of
 from vitreous.evaluation.engines.worker import ProgressCallback, missing_shards, worker_loop
 from vitreous.evaluation.runner.context import EvaluationContext
 from vitreous.evaluation.runner.measure import compute_shard
 from vitreous.evaluation.store.run import Run, RunError
 from vitreous.evaluation.store.store import Store
-from vitreous.reason import reason_of
 
 _PAUSE = 0.3  # seconds between two checks of the workers' progress
 

@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitreous._utils.reason import reason_of
 from vitreous.errors import MissingDependencyError, VitreousError
 from vitreous.evaluation.engines.worker import ProgressCallback, missing_shards, worker_loop
 from vitreous.evaluation.store.run import Run, RunError, Shard
 from vitreous.evaluation.store.store import Claim, Store
-from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

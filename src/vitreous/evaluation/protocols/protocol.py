@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from vitreous.datasets.dataset import Things
 from vitreous.evaluation.tasks.task import Task
+from vitreous.methods.spelling import parse, plus_from_every_layer
 from vitreous.metrics.metric import Metric
-from vitreous.spelling import parse, plus_from_every_layer
 
 Resize = Literal["squash", "model"]
 

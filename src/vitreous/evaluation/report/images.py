@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vitreous.api.explain import explain
 from vitreous.datasets import Review
 from vitreous.errors import VitreousError
 from vitreous.evaluation.report.results import Results, counted_values
 from vitreous.evaluation.runner.adapters import places_of, resized
 from vitreous.evaluation.runner.context import EvaluationContext, open_context
 from vitreous.evaluation.store.store import Store, read_manifest
-from vitreous.explaining import explain
 from vitreous.html.page import picture
 from vitreous.html.words import excerpt
 from vitreous.metrics.metric import Metric
 from vitreous.models.text_models import LoadedTextModel
-from vitreous.text_explaining import explain_text
+from vitreous.text.explain import explain_text
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitreous._utils.storage import MANIFEST, StorageError
 from vitreous.errors import VitreousError
 from vitreous.evaluation.protocols import Protocol, find_protocol
 from vitreous.evaluation.report.tables import ResultTable, as_rows, published_results
@@ -19,7 +20,6 @@ from vitreous.evaluation.statistics import Comparison, Estimate, estimates, pair
 from vitreous.evaluation.store.run import Run, RunError, Shard
 from vitreous.evaluation.store.store import Notice, Store, read_manifest
 from vitreous.metrics.metric import Floats, Metric
-from vitreous.storage import MANIFEST, StorageError
 
 
 @dataclass(frozen=True)

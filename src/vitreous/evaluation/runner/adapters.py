@@ -12,21 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitreous.api.explain import black_pixel, explain_again, find_recipes
 from vitreous.datasets.dataset import IGNORED, Review, Sample
 from vitreous.datasets.eraser_movies import LABELS
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.protocols.protocol import Protocol, Resize
 from vitreous.evaluation.tasks.task import Batch, Case, ImageBatch, Passage, Picture, TextBatch
 from vitreous.evaluation.tasks.word_masking import logits_of_rows
-from vitreous.explaining import black_pixel, explain_again, find_recipes
 from vitreous.inputs.model_input import FAILURES
+from vitreous.inputs.outputs import OutputActivation, scale_of
+from vitreous.inputs.texts import ReadText, Word
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
+from vitreous.models.pixels import find_pixels
 from vitreous.models.text_models import LoadedTextModel
-from vitreous.outputs import OutputActivation, scale_of
-from vitreous.pixels import find_pixels
 from vitreous.tape.runner import ModelRunner
-from vitreous.text_explaining import explain_read
-from vitreous.texts import ReadText, Word
+from vitreous.text.explain import explain_read
 
 # How models call what the movie reviews call NEG and POS.
 _CALLED = {"neg": 0, "negative": 0, "pos": 1, "positive": 1}

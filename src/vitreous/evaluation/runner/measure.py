@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from vitreous._utils.printable import printable
+from vitreous._utils.reason import reason_of
 from vitreous.datasets.dataset import Review, Sample
 from vitreous.errors import VitreousError
 from vitreous.evaluation.protocols.protocol import Protocol
@@ -19,11 +21,9 @@ from vitreous.evaluation.runner.context import EvaluationContext
 from vitreous.evaluation.store.files import schema_of
 from vitreous.evaluation.store.run import Run, RunError, Shard
 from vitreous.evaluation.tasks.task import EXPLAINED_TOGETHER, Batch, Case, MissingAnnotationError, Seen, Task, Values
+from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
-from vitreous.printable import printable
-from vitreous.reason import reason_of
-from vitreous.spelling import parse
 
 Row = dict[str, str | int | float | None]
 

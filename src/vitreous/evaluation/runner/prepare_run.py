@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitreous._utils.paths import expanded
+from vitreous.api.output_detection import find_outputs
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import evaluation_copy
 from vitreous.datasets import DataSet, Shuffled
 from vitreous.datasets.dataset import Things
 from vitreous.errors import ModelError
-from vitreous.evaluate_options import EvaluateOptions, resolve_options
+from vitreous.evaluation.options import EvaluateOptions, resolve_options
 from vitreous.evaluation.protocols import Protocol, find_protocol
 from vitreous.evaluation.runner.adapters import first_run
 from vitreous.evaluation.runner.context import (
@@ -37,17 +39,15 @@ from vitreous.evaluation.runner.measure import columns_of
 from vitreous.evaluation.runner.selection import WHITE_BOX, choose_methods, empty_picture
 from vitreous.evaluation.store.run import ModelChoice, Run, RunError
 from vitreous.evaluation.store.store import Notice, Store, earlier_runs
+from vitreous.explanation.provenance import software_versions
 from vitreous.inputs.model_input import Inputs
+from vitreous.inputs.outputs import OutputActivation, given_outputs, scale_of, settled_outputs
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.models.wrap_model import Pair, infer_preprocessing
-from vitreous.output_detection import find_outputs
-from vitreous.outputs import OutputActivation, given_outputs, scale_of, settled_outputs
-from vitreous.paths import expanded
 from vitreous.plugin import load_plugins
-from vitreous.provenance import software_versions
 from vitreous.tape.runner import ModelRunner
-from vitreous.text_explaining import TextModel, find_text_model
+from vitreous.text.explain import TextModel, find_text_model
 
 Model = str | ModelChoice | nn.Module | LoadedModel | TextModel
 _DECISIVE = ("vitreous", "torch")  # packages whose version is part of a run's key, besides the model's library

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vitreous.cost import cost_of
+from vitreous.api.explain import explain
+from vitreous.api.method_trials import try_methods
 from vitreous.errors import MethodError, RefusedMethodsError
-from vitreous.explaining import explain
-from vitreous.method_trials import try_methods
+from vitreous.inputs.outputs import settled_outputs
 from vitreous.methods import list_methods
+from vitreous.methods.cost import cost_of
 from vitreous.methods.registry import FAMILIES
+from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
-from vitreous.outputs import settled_outputs
-from vitreous.spelling import parse
-from vitreous.text_explaining import explain_text
+from vitreous.text.explain import explain_text
 
 WHITE_BOX = "white-box"
 ONE_RUN = "one-run"

@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 from filelock import BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
 
+from vitreous._utils.reason import reason_of
+from vitreous._utils.storage import StorageError
 from vitreous.evaluation.store.run import Run, Shard
-from vitreous.reason import reason_of
-from vitreous.storage import StorageError
 
 PARTIAL_ENDING = ".part"
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from vitreous.defaults import SHARD_SIZE
+from vitreous._utils.defaults import SHARD_SIZE
+from vitreous._utils.reason import reason_of, shown
 from vitreous.errors import RunError as RunError  # noqa: PLC0414  # re-exported
-from vitreous.outputs import OutputActivation, check_outputs
-from vitreous.reason import reason_of, shown
+from vitreous.inputs.outputs import OutputActivation, check_outputs
 
 MOST_THREADS = 1024  # more may crash the process
 _MOST_SHARDS = 10_000_000

@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from vitreous._utils.reason import reason_of
+from vitreous._utils.storage import MANIFEST, StorageError, parse_manifest, sealed
 from vitreous.evaluation.store.files import (
     ENDING,
     PARTIAL_ENDING,
@@ -25,8 +27,6 @@ from vitreous.evaluation.store.files import (
     write_shard,
 )
 from vitreous.evaluation.store.run import Run, RunError, Shard
-from vitreous.reason import reason_of
-from vitreous.storage import MANIFEST, StorageError, parse_manifest, sealed
 
 KIND = "vitreous evaluation"
 SCHEMA = 2

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from vitreous._utils.float64 import float64_array
 from vitreous.evaluation.tasks.pixel_masking import Orders, find_orders
 from vitreous.evaluation.tasks.task import (
     NINE,
@@ -24,11 +25,10 @@ from vitreous.evaluation.tasks.task import (
     Values,
     explained_class,
 )
-from vitreous.float64 import float64_array
+from vitreous.inputs.outputs import ClassOutputs
 from vitreous.methods.pixel_maps import layout_means
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
-from vitreous.outputs import ClassOutputs
 
 Side = Literal["top", "bottom"]
 

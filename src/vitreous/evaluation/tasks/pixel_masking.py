@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitreous._utils.float64 import float64_array
 from vitreous.errors import ProtocolError
 from vitreous.evaluation.tasks.task import (
     NINE,
@@ -28,10 +29,9 @@ from vitreous.evaluation.tasks.task import (
     explained_class,
     label_of,
 )
-from vitreous.float64 import float64_array
+from vitreous.inputs.outputs import ClassOutputs
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Direction, Floats, Metric, row
-from vitreous.outputs import ClassOutputs
 from vitreous.tape.runner import ModelRunner
 
 Sign = Literal["positive", "negative"]

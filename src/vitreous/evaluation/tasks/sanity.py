@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.float64 import float64_array, in_float64
+from vitreous.api.explain import explain_again
 from vitreous.architecture import Block
 from vitreous.architecture.survey import trace_model
 from vitreous.architecture.trace import tensors_in
@@ -29,8 +31,6 @@ from vitreous.evaluation.tasks.task import (
     generator_of,
     seed_of,
 )
-from vitreous.explaining import explain_again
-from vitreous.float64 import float64_array, in_float64
 from vitreous.methods.masks import patch_of_pixel
 from vitreous.metrics.metric import Floats, Metric
 from vitreous.metrics.sanity import (

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vitreous._utils.float64 import in_float64
 from vitreous.evaluation.tasks.task import (
     Case,
     Explained,
@@ -21,7 +22,6 @@ from vitreous.evaluation.tasks.task import (
     enlarged,
     label_of,
 )
-from vitreous.float64 import in_float64
 from vitreous.metrics import localisation
 from vitreous.metrics import segmentation as counts
 from vitreous.metrics.arrays import min_max

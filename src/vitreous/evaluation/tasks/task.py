@@ -16,13 +16,13 @@ from torch.nn import functional
 
 from vitreous.datasets.dataset import Things
 from vitreous.errors import UnsupportedModelError, VitreousError
+from vitreous.inputs.outputs import ClassOutputs
+from vitreous.inputs.patch_geometry import PatchGeometry, enlarge
+from vitreous.inputs.texts import ReadText
 from vitreous.metrics.metric import Metric
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
-from vitreous.outputs import ClassOutputs
-from vitreous.patch_geometry import PatchGeometry, enlarge
 from vitreous.tape.runner import ModelRunner
-from vitreous.texts import ReadText
 
 # Images explained together: enough to keep a processor busy, few enough that the tapes of all blocks
 # of a large model fit into memory.

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitreous._utils.float64 import float64_array
 from vitreous.evaluation.tasks.task import (
     NINE,
     Case,
@@ -27,7 +28,6 @@ from vitreous.evaluation.tasks.task import (
     explained_class,
     label_of,
 )
-from vitreous.float64 import float64_array
 from vitreous.metrics import perturbation, text
 from vitreous.metrics.metric import Curve, Floats, Metric, row
 from vitreous.metrics.text import word_scores

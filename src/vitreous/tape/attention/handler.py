@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.float64 import EXACT
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.operations import product_operands
 from vitreous.errors import UnsupportedModelError
-from vitreous.float64 import EXACT
 from vitreous.tape.attention import multihead
 from vitreous.tape.attention.record import (
     AttentionRecord,

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitreous._utils.float64 import exact
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.operations import product_operands
-from vitreous.float64 import exact
 from vitreous.tape.attention.record import HIDDEN, in_every_head
 from vitreous.tape.recording.interception import Progress, in_graph
 

@@ -17,11 +17,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.float64 import exact
 from vitreous.architecture import Architecture
 from vitreous.errors import InputError, UnsupportedModelError
-from vitreous.float64 import exact
 from vitreous.inputs.model_input import Inputs
-from vitreous.patch_geometry import PatchGeometry
+from vitreous.inputs.patch_geometry import PatchGeometry
 from vitreous.tape.patches.embedding import Embedding, Size
 from vitreous.tape.patches.receptive_fields import (
     PROBES,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from vitreous._utils.float64 import in_float64
 from vitreous.errors import UnsupportedModelError
-from vitreous.float64 import in_float64
 from vitreous.inputs.model_input import Inputs, Texts, texts_of
-from vitreous.patch_geometry import PatchGeometry
+from vitreous.inputs.patch_geometry import PatchGeometry
 
 if TYPE_CHECKING:
     from vitreous.tape.patches.embedding import Embedding

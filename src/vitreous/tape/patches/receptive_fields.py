@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UnsupportedModelError
-from vitreous.patch_geometry import PatchGeometry, Size, patch_of_line
+from vitreous.inputs.patch_geometry import PatchGeometry, Size, patch_of_line
 
 PROBES = 8  # tokens that are probed
 PROBES_BEHIND = 4  # where blocks of earlier stages have to run as well

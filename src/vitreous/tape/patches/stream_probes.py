@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.float64 import exact
+from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, Point
 from vitreous.errors import UnsupportedModelError
-from vitreous.float64 import exact
 from vitreous.inputs.model_input import Inputs, ask, outside_inference
 from vitreous.tape.recording.interception import Interception, result_at, with_result
-from vitreous.torch_state import outside_inference_mode
 
 _MOST = 8  # patches are changed before a block
 _SHARE = 1 / 8  # of all patches, at least one

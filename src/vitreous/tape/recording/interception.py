@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from vitreous._utils.torch_state import function_modes
 from vitreous.architecture import Architecture
 from vitreous.architecture.trace import StepCounter, as_constant, operation, tensors_in
 from vitreous.errors import UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, Texts
-from vitreous.torch_state import function_modes
 
 # Attributes that are calls in all but name: x @ W.T multiplies by a constant as F.linear(x, W) does.
 _TRANSPOSED = (Tensor.T.__get__, Tensor.mT.__get__, Tensor.H.__get__, Tensor.mH.__get__)  # type: ignore[attr-defined]

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from vitreous._utils.float64 import exact
 from vitreous.architecture import Architecture
 from vitreous.architecture.description import HeadPath, Norm, PathStep, ValueMap
 from vitreous.architecture.norms import LinearNorm, linear_norm
 from vitreous.architecture.operations import MULTI_HEAD, weight_of_call
 from vitreous.architecture.projections import ACTIVATION_SLOPES
 from vitreous.architecture.trace import depends_on_input
-from vitreous.float64 import exact
 from vitreous.tape.recording.plan import Needs
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.float64 import HALF
+from vitreous._utils.reason import reason_of
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError, VitreousError
-from vitreous.float64 import HALF
 from vitreous.inputs.model_input import FAILURES, Inputs
-from vitreous.reason import reason_of
 from vitreous.tape.recording.interception import Interception
 from vitreous.tape.removal.dropping import TokenDropping
 from vitreous.tape.removal.score_editing import ScoreEditing

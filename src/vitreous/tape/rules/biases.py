@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from vitreous._utils.float64 import exact
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
-from vitreous.float64 import exact
 from vitreous.tape.patches.layout import Layout
 from vitreous.tape.recording.interception import Progress
 from vitreous.tape.recording.plan import Plan

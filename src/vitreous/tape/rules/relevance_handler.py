@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from vitreous._utils.float64 import EXACT
 from vitreous.architecture import Architecture
 from vitreous.architecture.operations import product_operands
 from vitreous.architecture.trace import is_factory, tensors_in
-from vitreous.float64 import EXACT
 from vitreous.tape.recording.interception import Progress, TorchCall, in_graph
 from vitreous.tape.recording.plan import PIXELS, Needs, Plan
 from vitreous.tape.rules import RULES

@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 from PIL import Image
 
+from vitreous._utils.storage import StorageError
 from vitreous.errors import ModelError
 from vitreous.models.preprocessing import CropRounding, Preprocessing, Resize
-from vitreous.storage import StorageError
 
 _LONGEST_EDGE = 2**31
 

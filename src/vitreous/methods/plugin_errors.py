@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from vitreous.error_boundary import described_error
+from vitreous._utils.error_boundary import described_error
 from vitreous.errors import MethodError, VitreousError
 from vitreous.methods.registry import MethodInfo
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 
 import torch
 
-from vitreous.close_match import close_match
+from vitreous._utils.close_match import close_match
 from vitreous.errors import MethodError, VitreousError
-from vitreous.outputs import OutputActivation, likelihoods, percent
+from vitreous.inputs.outputs import OutputActivation, likelihoods, percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +55,7 @@ class Predicted:
 
     @property
     def outputs(self) -> OutputActivation:
-        """What the model's outputs are, see ``vitreous.outputs``: ``logits`` by default."""
+        """What the model's outputs are, see ``vitreous.inputs.outputs``: ``logits`` by default."""
         return self.scale or "logits"
 
     @property

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 
-from vitreous.error_boundary import errors_as
-from vitreous.explanation_views import find_view
-from vitreous.predicted import ExplanationError, Predicted, check_predictions
-from vitreous.storage import StorageError, write_text
-from vitreous.texts import Piece, Word
+from vitreous._utils.error_boundary import errors_as
+from vitreous._utils.storage import StorageError, write_text
+from vitreous.explanation.prediction import ExplanationError, Predicted, check_predictions
+from vitreous.explanation.views import find_view
+from vitreous.inputs.texts import Piece, Word
 
 if TYPE_CHECKING:
     import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from vitreous.outputs import OutputActivation
+    from vitreous.inputs.outputs import OutputActivation
 
 By = Literal["max", "sum"]
 _FORMAT = "vitreous text explanation"
@@ -42,8 +42,8 @@ class TextExplanation(Predicted):
         logits: The model's output (batch, classes); the mean over windows for texts explained in windows.
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, if known.
-        provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
-        scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
+        provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.provenance``.
+        scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None`` for logits. ``outputs`` is the same by name.
         left_out: Default methods that the model does not support, and why.
 
     Examples:

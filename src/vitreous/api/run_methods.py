@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitreous.api.output_detection import find_outputs
+from vitreous.api.unrecorded import DeferredLogits, can_run_unrecorded, run_unrecorded
 from vitreous.architecture import find_architecture
 from vitreous.errors import RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, Rows, Texts
+from vitreous.inputs.outputs import OutputActivation, with_outputs
+from vitreous.inputs.targets import Target, Targets, find_targets
 from vitreous.methods import View, list_methods
-from vitreous.output_detection import find_outputs
-from vitreous.outputs import OutputActivation, with_outputs
-from vitreous.spelling import Recipe, parse
+from vitreous.methods.spelling import Recipe, parse
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
 from vitreous.tape.diagnosis import missing_part
 from vitreous.tape.rules.relevance_handler import NOT_FOLLOWED
 from vitreous.tape.runner import ModelRunner
-from vitreous.targets import Target, Targets, find_targets
-from vitreous.unrecorded import DeferredLogits, can_run_unrecorded, run_unrecorded
 
 # Tokens of all images of one recorded run: 16 images of 224 x 224 pixels in patches of 16 x 16. Memory grows with the
 # images of a run, time per image no longer falls: see benchmarks/large_batches.py.

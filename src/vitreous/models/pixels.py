@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from vitreous.error_boundary import errors_as
+from vitreous._utils.error_boundary import errors_as
+from vitreous._utils.plain_tensors import holds_no_numbers, special_kind
 from vitreous.errors import InputError, ModelError
-from vitreous.images import read_image
+from vitreous.inputs.images import read_image
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.wrap_model import Pair, infer_preprocessing, model_with_processor
-from vitreous.plain_tensors import holds_no_numbers, special_kind
 
 Picture = Image.Image | str | Path | NDArray[np.uint8]
 Images = Tensor | Sequence[Picture] | Picture

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
-from vitreous.defaults import OUTPUTS_DEFAULT, OUTPUTS_HELP, PLUGIN_HELP, SHARD_SIZE, OutputActivation
+from vitreous._utils.defaults import OUTPUTS_DEFAULT, OUTPUTS_HELP, PLUGIN_HELP, SHARD_SIZE, OutputActivation
 from vitreous.errors import RunError
 
 Engine = Literal["local", "ray"]

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from vitreous._utils.reason import reason_of
 from vitreous.errors import ImageError, InputError
-from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

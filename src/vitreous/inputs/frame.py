@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from vitreous.patch_geometry import PatchGeometry, line_weights
+from vitreous.inputs.patch_geometry import PatchGeometry, line_weights
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from vitreous import explanation_folder
-from vitreous.cautions import warn_caller
-from vitreous.defaults import DEFAULT_OPACITY
+from vitreous._utils.defaults import DEFAULT_OPACITY
+from vitreous._utils.reason import reason_of
+from vitreous._utils.warnings import warn_caller
 from vitreous.errors import InputError
-from vitreous.explanation_heatmaps import display_maps
-from vitreous.explanation_views import Look, find_figure, find_view
+from vitreous.explanation import folder as explanation_folder
+from vitreous.explanation.heatmaps import display_maps
+from vitreous.explanation.prediction import ExplanationError, Predicted, Prediction, check_predictions
+from vitreous.explanation.views import Look, find_figure, find_view
 from vitreous.inputs.input_pictures import ADVICE, given_pictures
-from vitreous.predicted import ExplanationError, Predicted, Prediction, check_predictions
-from vitreous.reason import reason_of
 
 if TYPE_CHECKING:
     import os
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-    from vitreous.explanation_views import Drawing
+    from vitreous.explanation.views import Drawing
     from vitreous.inputs.input_pictures import Channels, Drawable, Photo
+    from vitreous.inputs.outputs import OutputActivation
+    from vitreous.inputs.patch_geometry import PatchGeometry
     from vitreous.models.preprocessing import Preprocessing
-    from vitreous.outputs import OutputActivation
-    from vitreous.patch_geometry import PatchGeometry
 
 _DEFERRED = "_compute_logits"
 
@@ -51,8 +51,8 @@ class Explanation(Predicted):
         class_names: One name per class, if known.
         images: The images that maps are drawn on: photos as the model saw them, or its input tensor.
         preprocessing: How photos became the model's input, if known: which part of a photo was seen.
-        provenance: Versions, model and methods, as JSON values; see ``vitreous.provenance``.
-        scale: What the outputs are, see ``vitreous.outputs``; ``None`` for logits. ``outputs`` gives the same by name.
+        provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.provenance``.
+        scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None`` for logits. ``outputs`` is the same by name.
         images_note: A sentence on ``images`` that are not photos, such as a normalised tensor; figures show it.
         left_out: Default methods that the model does not support, and why.
         geometry: Where in the model's input patches are centred; ``None`` for equal cells.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from vitreous._utils.reason import reason_of
 from vitreous.errors import VitreousError
-from vitreous.reason import reason_of
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitreous.spelling import Recipe, parse
+from vitreous.methods.spelling import Recipe, parse
 from vitreous.tape import PIXELS
 
 EXAMPLE_DEPTH = 12  # of a ViT-Ti, -S or -B

@@ -1,17 +1,18 @@
-"""Running a model in bfloat16, for methods whose maps keep their order."""
+"""Faster runs: bfloat16, for methods whose maps keep their order, and compiled models for perturbation methods."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 
-from vitreous.errors import InputError, RefusedMethodsError
+from vitreous._utils.reason import shown
+from vitreous.errors import InputError, RefusedMethodsError, UnsupportedModelError
 from vitreous.methods import list_methods
-from vitreous.reason import shown
-from vitreous.spelling import Recipe
+from vitreous.methods.spelling import Recipe
 
 PRECISIONS = ("model", "bf16")
 
@@ -48,3 +49,21 @@ def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) 
             dict.fromkeys(refused, f"it {reason}"),
         )
     return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def compiled(model: nn.Module) -> Callable[..., Any]:
+    """The model by ``torch.compile``; it is compiled when it is first asked, and not again for the same model."""
+    fast = torch.compile(model)
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        from torch._dynamo.exc import TorchDynamoException  # noqa: PLC0415 - takes seconds to import
+
+        try:
+            return fast(*arguments, **options)
+        except TorchDynamoException as error:
+            reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
+            raise UnsupportedModelError(
+                f"{type(model).__name__} cannot be compiled here: {reason}; leave out compile"
+            ) from error
+
+    return run

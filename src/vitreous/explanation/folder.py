@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous.error_boundary import errors_as
+from vitreous._utils.error_boundary import errors_as
+from vitreous._utils.reason import reason_of
+from vitreous._utils.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
 from vitreous.errors import VitreousError
-from vitreous.explanation_views import find_view
-from vitreous.patch_geometry import PatchGeometry
-from vitreous.reason import reason_of
-from vitreous.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
-from vitreous.stored_preprocessing import read_preprocessing
+from vitreous.explanation.stored_preprocessing import read_preprocessing
+from vitreous.explanation.views import find_view
+from vitreous.inputs.patch_geometry import PatchGeometry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from vitreous.explanation import Explanation
+    from vitreous.explanation.explanation import Explanation
     from vitreous.models.preprocessing import Preprocessing
 
 ARRAYS = "explanation.npz"

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitreous.cautions import warn_caller
+from vitreous._utils.warnings import warn_caller
 from vitreous.errors import InputError
 from vitreous.inputs.model_input import FAILURES, Inputs, Texts
-from vitreous.outputs import OutputActivation, are_probabilities, in_unit_interval
+from vitreous.inputs.outputs import OutputActivation, are_probabilities, in_unit_interval
 from vitreous.tape.runner import ModelRunner
 
 _INPUTS = 3  # outputs of at least so many different inputs have to look like probabilities

@@ -7,26 +7,25 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
+from vitreous._utils.defaults import DEFAULT_METHODS
+from vitreous._utils.reason import shown
+from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.warnings import warn_caller
+from vitreous.api.acceleration import compiled, running_in
+from vitreous.api.method_trials import try_methods
+from vitreous.api.run_methods import RawResult, RunSettings, run_on_images
 from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
-from vitreous.cautions import warn_caller
-from vitreous.class_names import class_indices
-from vitreous.compiling import compiled
-from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError, MethodError
-from vitreous.explanation import Explanation, with_deferred_logits
+from vitreous.explanation.explanation import Explanation, with_deferred_logits
+from vitreous.explanation.provenance import collect_provenance
+from vitreous.inputs.class_names import class_indices
 from vitreous.inputs.input_pictures import InputPictures, input_pictures
-from vitreous.method_trials import try_methods
+from vitreous.inputs.outputs import OutputActivation, check_outputs, scale_of
+from vitreous.inputs.targets import Target
+from vitreous.methods.spelling import Recipe, parse
 from vitreous.models import LoadedModel, Preprocessing
+from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.models.wrap_model import known_class_names
-from vitreous.outputs import OutputActivation, check_outputs, scale_of
-from vitreous.pixels import Images, Model, find_model, find_pixels
-from vitreous.precision import running_in
-from vitreous.provenance import collect_provenance
-from vitreous.reason import shown
-from vitreous.run_methods import RawResult, RunSettings, run_on_images
-from vitreous.spelling import Recipe, parse
-from vitreous.targets import Target
-from vitreous.torch_state import leaves_torch_as_it_was
 
 Found = TypeVar("Found")
 

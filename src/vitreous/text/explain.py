@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.defaults import DEFAULT_METHODS
+from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.warnings import warn_caller
+from vitreous.api.explain import find_recipes, run_allowed
+from vitreous.api.run_methods import RawResult, RunSettings, run_in_portions, run_methods
 from vitreous.architecture.evaluation_copy import run_in_evaluation
-from vitreous.cautions import warn_caller
-from vitreous.class_names import class_indices
-from vitreous.defaults import DEFAULT_METHODS
 from vitreous.errors import InputError
-from vitreous.explaining import find_recipes, run_allowed
+from vitreous.explanation.provenance import collect_provenance
+from vitreous.inputs.class_names import class_indices
+from vitreous.inputs.outputs import OutputActivation, check_outputs, given_outputs
+from vitreous.inputs.targets import Target, Targets, find_targets, part_of
+from vitreous.inputs.texts import Reader, ReadText
+from vitreous.methods.spelling import Recipe
 from vitreous.models.hf_models import class_names_of
 from vitreous.models.text_models import LoadedTextModel, load_text_model
-from vitreous.outputs import OutputActivation, check_outputs, given_outputs
-from vitreous.provenance import collect_provenance
-from vitreous.run_methods import RawResult, RunSettings, run_in_portions, run_methods
-from vitreous.spelling import Recipe
 from vitreous.tape.runner import ModelRunner
-from vitreous.targets import Target, Targets, find_targets, part_of
-from vitreous.text_explanation import TextExplanation
-from vitreous.texts import Reader, ReadText
-from vitreous.torch_state import leaves_torch_as_it_was
+from vitreous.text.explanation import TextExplanation
 
 TextModel = str | LoadedTextModel | tuple[nn.Module, Any]
 # Texts are run together as long as they have no more tokens than this with their padding: about as many as 16 pictures

@@ -9,21 +9,21 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous.api.explain import black_pixel, declared_outputs, find_recipes, network_of
+from vitreous.api.method_trials import try_methods
+from vitreous.api.run_methods import RunSettings, run_methods
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import UnsupportedModelError
-from vitreous.explaining import black_pixel, declared_outputs, find_recipes, network_of
-from vitreous.method_trials import try_methods
+from vitreous.inputs.outputs import scale_of
+from vitreous.inputs.targets import find_targets
 from vitreous.methods import list_methods
+from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
-from vitreous.outputs import scale_of
-from vitreous.pixels import Images, Model, find_model, find_pixels
-from vitreous.run_methods import RunSettings, run_methods
-from vitreous.spelling import Recipe
+from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.tape import Needs, Plan, record
 from vitreous.tape.runner import EvaluationLimitReached, limited_evaluations
-from vitreous.targets import find_targets
-from vitreous.torch_state import leaves_torch_as_it_was
 
 Found = TypeVar("Found")
 

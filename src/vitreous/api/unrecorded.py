@@ -11,17 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous.api.output_detection import find_outputs
 from vitreous.architecture.evaluation_copy import run_in_evaluation
+from vitreous.explanation.prediction import ExplanationError
+from vitreous.inputs.outputs import OutputActivation, in_unit_interval
+from vitreous.inputs.targets import Target, Targets, find_targets
 from vitreous.methods.integrated import InputProcedure
 from vitreous.methods.rerun import Unrecorded
-from vitreous.output_detection import find_outputs
-from vitreous.outputs import OutputActivation, in_unit_interval
-from vitreous.predicted import ExplanationError
-from vitreous.spelling import Recipe
+from vitreous.methods.spelling import Recipe
 from vitreous.tape import Layout
 from vitreous.tape.runner import ModelRunner
-from vitreous.targets import Target, Targets, find_targets
-from vitreous.torch_state import leaves_torch_as_it_was
 
 _ANY_CLASSES = 2**31 - 1  # as many as no model has
 
@@ -51,7 +51,7 @@ class DeferredLogits:
 
 
 class Found(NamedTuple):
-    """What was found, see ``vitreous.run_methods.RawResult``."""
+    """What was found, see ``vitreous.api.run_methods.RawResult``."""
 
     logits: Tensor
     targets: Targets

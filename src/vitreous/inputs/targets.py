@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous._utils.plain_tensors import special_kind
+from vitreous._utils.reason import shown
 from vitreous.errors import TargetError
-from vitreous.plain_tensors import special_kind
-from vitreous.reason import shown
 
 Class = int | str  # by number, or by name where the model's class names are known
 Target = None | Class | Sequence[Class] | Sequence[Sequence[Class]] | Tensor

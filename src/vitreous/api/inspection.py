@@ -8,16 +8,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous.api.support import Supported, examine_model, find_supported
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.description import Block, StreamStage
 from vitreous.errors import UnsupportedModelError
+from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
-from vitreous.pixels import Images, Model
-from vitreous.spelling import Recipe
-from vitreous.support import Supported, examine_model, find_supported
+from vitreous.models.pixels import Images, Model
 from vitreous.tape import Layout, Needs, Plan, record
-from vitreous.torch_state import leaves_torch_as_it_was
 
 _SPELLINGS = {"fused": "fused", "multi_head": "multi-head", "written": "written out"}
 _LISTED = 4  # tokens that are listed one by one

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from vitreous.defaults import OutputActivation as OutputActivation  # noqa: PLC0414  # re-exported
+from vitreous._utils.defaults import OutputActivation as OutputActivation  # noqa: PLC0414  # re-exported
 from vitreous.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.aggregate import AGGREGATIONS, Aggregation, OneLayer, Propagate, Rollout
-from vitreous.close_match import close_match
+from vitreous._utils.close_match import close_match
 from vitreous.errors import MethodError
 from vitreous.methods import MatrixReadout, MethodInfo, Procedure, Readout, View, method_info
+from vitreous.methods.aggregation import AGGREGATIONS, Aggregation, OneLayer, Propagate, Rollout
 from vitreous.methods.checked_view import CheckedView
 from vitreous.methods.options import OptionInfo, options_of
-from vitreous.plugin_errors import plugin_errors
+from vitreous.methods.plugin_errors import plugin_errors
 from vitreous.tape import Needs
 
 
