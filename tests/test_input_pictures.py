@@ -13,8 +13,8 @@ import vitreous
 from small_models import golden_model
 from vitreous.errors import InputError, VitreousError
 from vitreous.explanation.explanation import Explanation
-from vitreous.inputs.input_pictures import STRETCHED, UNDONE, given_pictures, input_pictures
 from vitreous.models import LoadedModel, Preprocessing
+from vitreous.models.input_pictures import STRETCHED, UNDONE, given_pictures, input_pictures
 from vitreous.pictures import comparison_figure, depth_strip, strips_figure, token_transformation, transformation_figure
 from vitreous.pictures.comparison import comparison
 from vitreous.pictures.figures import Shown

@@ -19,11 +19,11 @@ from vitreous.errors import InputError, MethodError
 from vitreous.explanation.explanation import Explanation, with_deferred_logits
 from vitreous.explanation.provenance import collect_provenance
 from vitreous.inputs.class_names import class_indices
-from vitreous.inputs.input_pictures import InputPictures, input_pictures
 from vitreous.inputs.outputs import OutputActivation, check_outputs, scale_of
 from vitreous.inputs.targets import Target
 from vitreous.methods.spelling import Recipe, parse
 from vitreous.models import LoadedModel, Preprocessing
+from vitreous.models.input_pictures import InputPictures, input_pictures
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.models.wrap_model import known_class_names
 

@@ -16,7 +16,7 @@ from vitreous.api.unrecorded import DeferredLogits, can_run_unrecorded, run_unre
 from vitreous.architecture import find_architecture
 from vitreous.errors import RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, Rows, Texts
-from vitreous.inputs.outputs import OutputActivation, with_outputs
+from vitreous.inputs.outputs import OutputActivation
 from vitreous.inputs.targets import Target, Targets, find_targets
 from vitreous.methods import View, list_methods
 from vitreous.methods.spelling import Recipe, parse
@@ -142,7 +142,7 @@ def run_methods(
         # Only now: which parts a model has shows in its run, and no method is listed as working that would then fail.
         _refuse_unserved(tape, recipes, needs)
         outputs = find_outputs(network, inputs, tape.logits, settings.outputs or architecture.scale)
-        tape.architecture = architecture = with_outputs(tape.architecture, outputs)
+        tape.architecture = architecture = tape.architecture.with_outputs(outputs)
         targets = choose(tape.logits)
         if tape.layout.alike or len(inputs) == 1:
             runner = ModelRunner(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.positions import Placement, Places
-from vitreous.inputs.outputs import Scale
+from vitreous.inputs.outputs import OutputActivation
 
 # Where a block normalises: x + f(norm(x)), norm(x + f(x)), or x + norm(f(x)).
 NormPlace = Literal["pre", "post", "branch"]
@@ -303,13 +303,17 @@ class Architecture:
     stage: int
     operations: tuple[str, ...]
     in_place: frozenset[int] = frozenset()
-    scale: Scale | None = None
+    scale: OutputActivation | None = None
     pooling: tuple[AttentionCall, ...] = ()
     chosen: int | None = None
     later: tuple[AttentionCall, ...] = ()
     stream_end: int = -1
     placements: Mapping[int, Placement] = field(default_factory=dict)
     batch: int = 1
+
+    def with_outputs(self, outputs: OutputActivation | None) -> Architecture:
+        """The same model with declared outputs, whatever its configuration says; ``None`` changes nothing."""
+        return self if outputs is None else replace(self, scale=outputs)
 
     @property
     def blocks(self) -> tuple[Block, ...]:

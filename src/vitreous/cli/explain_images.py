@@ -17,9 +17,9 @@ from vitreous.explanation.explanation import ExplanationError
 from vitreous.html.report import ReportError, report_file
 from vitreous.inputs.class_names import find_class
 from vitreous.inputs.images import read_image
-from vitreous.inputs.outputs import given_outputs
 from vitreous.methods.spelling import parse
 from vitreous.models import load_model
+from vitreous.models.loaded import given_outputs
 from vitreous.pictures.comparison import comparison
 
 if TYPE_CHECKING:

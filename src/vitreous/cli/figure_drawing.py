@@ -18,9 +18,10 @@ from vitreous.errors import InputError, MethodError, TargetError
 from vitreous.explanation.explanation import Explanation
 from vitreous.inputs.class_names import find_class
 from vitreous.inputs.images import read_image
-from vitreous.inputs.outputs import OutputActivation, given_outputs
+from vitreous.inputs.outputs import OutputActivation
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, load_model
+from vitreous.models.loaded import given_outputs
 from vitreous.pictures import Look
 from vitreous.pictures.canvas import Canvas, check_format
 from vitreous.pictures.captions import class_caption

@@ -16,7 +16,7 @@ from vitreous.explanation import folder as explanation_folder
 from vitreous.explanation.heatmaps import display_maps
 from vitreous.explanation.prediction import ExplanationError, Predicted, Prediction, check_predictions
 from vitreous.explanation.views import Look, find_figure, find_view
-from vitreous.inputs.input_pictures import ADVICE, given_pictures
+from vitreous.models.input_pictures import ADVICE, given_pictures
 
 if TYPE_CHECKING:
     import os
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitreous.explanation.views import Drawing
-    from vitreous.inputs.input_pictures import Channels, Drawable, Photo
     from vitreous.inputs.outputs import OutputActivation
     from vitreous.inputs.patch_geometry import PatchGeometry
+    from vitreous.models.input_pictures import Channels, Drawable, Photo
     from vitreous.models.preprocessing import Preprocessing
 
 _DEFERRED = "_compute_logits"
@@ -52,7 +52,7 @@ class Explanation(Predicted):
         images: The images that maps are drawn on: photos as the model saw them, or its input tensor.
         preprocessing: How photos became the model's input, if known: which part of a photo was seen.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.provenance``.
-        scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None`` for logits. ``outputs`` is the same by name.
+        scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None``: logits. ``outputs`` is the same by name.
         images_note: A sentence on ``images`` that are not photos, such as a normalised tensor; figures show it.
         left_out: Default methods that the model does not support, and why.
         geometry: Where in the model's input patches are centred; ``None`` for equal cells.

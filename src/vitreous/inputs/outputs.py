@@ -10,8 +10,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +18,7 @@ from torch import Tensor, nn
 from vitreous._utils.defaults import OutputActivation as OutputActivation  # noqa: PLC0414  # re-exported
 from vitreous.errors import InputError
 
-if TYPE_CHECKING:
-    from vitreous.architecture import Architecture
-    from vitreous.models.loaded import LoadedModel
-    from vitreous.models.text_models import LoadedTextModel
-
-    AnyModel = TypeVar("AnyModel", bound=LoadedModel | LoadedTextModel)
-
 ClassOutputs = Literal["logits", "probabilities", "sigmoid"]  # those that have probabilities
-Scale = OutputActivation  # what recorded runs call it
 
 _PROBLEMS: dict[str, OutputActivation] = {"multi_label_classification": "sigmoid", "regression": "value"}
 # Rows that add up to 1 within this are probabilities: a softmax in float16 or bfloat16 is off by as much.
@@ -56,22 +47,6 @@ def scale_of(model: nn.Module) -> OutputActivation | None:
     }
     outermost = min(said, key=lambda name: len(name.split(".")) if name else 0, default=None)
     return None if outermost is None else _PROBLEMS.get(str(said[outermost]))
-
-
-def with_outputs(architecture: Architecture, outputs: OutputActivation | None) -> Architecture:
-    """The description of a model whose outputs are said to be something, whatever its configuration says."""
-    return architecture if outputs is None else replace(architecture, scale=outputs)
-
-
-def given_outputs(model: AnyModel, outputs: OutputActivation | None) -> AnyModel:
-    """A loaded model whose outputs are said to be something; ``None`` leaves what was said before."""
-    return model if outputs is None else replace(model, outputs=outputs)
-
-
-def settled_outputs(model: AnyModel) -> AnyModel:
-    """A model of which it is said what its outputs are, the same for all batches: nothing is recognised any more."""
-    outputs = model.outputs or scale_of(model.model) or "logits"
-    return given_outputs(model, outputs)
 
 
 def percent(probability: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -10,13 +10,14 @@ from torch import nn
 
 from vitreous._utils.reason import reason_of
 from vitreous.errors import ModelError
+from vitreous.inputs.outputs import OutputActivation, scale_of
 from vitreous.models.fingerprint import kept_fingerprint_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitreous.inputs.outputs import OutputActivation
     from vitreous.models.preprocessing import Preprocessing
+    from vitreous.models.text_models import LoadedTextModel
 
 
 @dataclass(frozen=True)
@@ -68,3 +69,17 @@ def put_on(device: str | torch.device, network: Network) -> Network:
         return network.to(device)
     except (RuntimeError, AssertionError) as error:  # torch says it like this where CUDA is not compiled in
         raise ModelError(f"the device {device!s} cannot be used: {reason_of(error)}") from error
+
+
+AnyModel = TypeVar("AnyModel", bound="LoadedModel | LoadedTextModel")
+
+
+def given_outputs(model: AnyModel, outputs: OutputActivation | None) -> AnyModel:
+    """A loaded model whose outputs are declared; ``None`` leaves what was declared before."""
+    return model if outputs is None else replace(model, outputs=outputs)
+
+
+def settled_outputs(model: AnyModel) -> AnyModel:
+    """A loaded model whose outputs are declared, the same for all batches: nothing is recognised any more."""
+    outputs = model.outputs or scale_of(model.model) or "logits"
+    return given_outputs(model, outputs)

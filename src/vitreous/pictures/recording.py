@@ -11,7 +11,6 @@ from torch import nn
 from vitreous.api.explain import black_pixel, declared_outputs, network_of, stage_of
 from vitreous.api.output_detection import find_outputs
 from vitreous.architecture import find_architecture
-from vitreous.inputs.outputs import with_outputs
 from vitreous.inputs.targets import Target, find_targets
 from vitreous.methods import View
 from vitreous.methods.spelling import Recipe
@@ -38,7 +37,7 @@ def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, tar
     needs = recipe.needs(architecture.depth)
     with record(network, architecture, pixels, Plan(architecture.depth, needs)) as tape:
         outputs = find_outputs(network, pixels, tape.logits, declared_outputs(model) or architecture.scale)
-        tape.architecture = with_outputs(tape.architecture, outputs)
+        tape.architecture = tape.architecture.with_outputs(outputs)
         classes = find_targets(tape.logits, target, None).classes[:, 0]
         gradients = {backward: tape.backward(backward, classes, part) for backward, part in needs.gradients.items()}
         runner = ModelRunner(network, pixels, classes[:, None], _architecture=tape.architecture, _layout=tape.layout)

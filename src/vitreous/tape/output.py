@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from vitreous.errors import InputError
-from vitreous.inputs.outputs import Scale, likelihoods
+from vitreous.inputs.outputs import OutputActivation, likelihoods
 
 Quantity = Literal["probability", "logit", "log_probability"]
 
@@ -38,7 +38,7 @@ def _named(output: Any, name: str) -> Any:
     return output.get(name) if found is None and isinstance(output, Mapping) else found
 
 
-def explained(logits: Tensor, quantity: Quantity, scale: Scale | None) -> Tensor:
+def explained(logits: Tensor, quantity: Quantity, scale: OutputActivation | None) -> Tensor:
     """The explained quantity of every class, (batch, classes).
 
     A value, of which there is no probability, is explained itself.

@@ -19,7 +19,7 @@ from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import Inputs, Rows, Texts, ask, failed_inside, outside_inference
-from vitreous.inputs.outputs import Scale, scale_of
+from vitreous.inputs.outputs import OutputActivation, scale_of
 from vitreous.inputs.patch_geometry import PatchGeometry
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.output import class_scores
@@ -71,7 +71,7 @@ class ModelRunner:
     inputs: Inputs
     targets: Tensor | None = None
     black: Tensor | None = None
-    outputs: Scale | None = None
+    outputs: OutputActivation | None = None
     evaluations: int = 0
     memory: dict[Hashable, Tensor] = field(default_factory=dict)
     stage: int | None = None
@@ -107,7 +107,7 @@ class ModelRunner:
         self._layout = self._layout or layout
 
     @property
-    def scale(self) -> Scale | None:
+    def scale(self) -> OutputActivation | None:
         """What the model's outputs are, where its configuration says so."""
         if self.outputs is not None:
             return self.outputs

@@ -28,7 +28,7 @@ from vitreous.inputs.model_input import (
     outside_inference,
     texts_of,
 )
-from vitreous.inputs.outputs import Scale, likelihood_slope
+from vitreous.inputs.outputs import OutputActivation, likelihood_slope
 from vitreous.tape.attention.record import AttentionRecord, only_hides
 from vitreous.tape.output import class_scores
 from vitreous.tape.patches.grid_probe import PatchGridProbe
@@ -484,7 +484,7 @@ def _times(gradient: Tensor, size: Tensor | None) -> Tensor:
     return gradient if size is None else gradient.float() * size.view(-1, *[1] * (gradient.dim() - 1))
 
 
-def _logit_gradient(logits: Tensor, target: Tensor, objective: Objective, scale: Scale | None) -> Tensor:
+def _logit_gradient(logits: Tensor, target: Tensor, objective: Objective, scale: OutputActivation | None) -> Tensor:
     """The explained quantity's gradient at the logits, in float32 at least: bfloat16 takes 0.999 for 1."""
     logits = exact(logits)
     if objective == "probability":

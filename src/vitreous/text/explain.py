@@ -18,11 +18,12 @@ from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError
 from vitreous.explanation.provenance import collect_provenance
 from vitreous.inputs.class_names import class_indices
-from vitreous.inputs.outputs import OutputActivation, check_outputs, given_outputs
+from vitreous.inputs.outputs import OutputActivation, check_outputs
 from vitreous.inputs.targets import Target, Targets, find_targets, part_of
 from vitreous.inputs.texts import Reader, ReadText
 from vitreous.methods.spelling import Recipe
 from vitreous.models.hf_models import class_names_of
+from vitreous.models.loaded import given_outputs
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.tape.runner import ModelRunner
 from vitreous.text.explanation import TextExplanation

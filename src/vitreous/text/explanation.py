@@ -43,7 +43,7 @@ class TextExplanation(Predicted):
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, if known.
         provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.provenance``.
-        scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None`` for logits. ``outputs`` is the same by name.
+        scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None``: logits. ``outputs`` is the same by name.
         left_out: Default methods that the model does not support, and why.
 
     Examples:

@@ -16,11 +16,11 @@ from vitreous.errors import MethodError
 from vitreous.evaluation.protocols import Protocol, find_protocol
 from vitreous.evaluation.runner.adapters import SampleAdapter, adapter_for, label_outputs
 from vitreous.evaluation.store.run import ModelChoice, Run, RunError, hash_of
-from vitreous.inputs.outputs import given_outputs, settled_outputs
 from vitreous.methods import own_code
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.fingerprint import fingerprint_of
+from vitreous.models.loaded import given_outputs, settled_outputs
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.plugin import load_plugins
 from vitreous.tape.rules import RULES, own_rules

@@ -41,8 +41,9 @@ from vitreous.evaluation.store.run import ModelChoice, Run, RunError
 from vitreous.evaluation.store.store import Notice, Store, earlier_runs
 from vitreous.explanation.provenance import software_versions
 from vitreous.inputs.model_input import Inputs
-from vitreous.inputs.outputs import OutputActivation, given_outputs, scale_of, settled_outputs
+from vitreous.inputs.outputs import OutputActivation, scale_of
 from vitreous.models import LoadedModel
+from vitreous.models.loaded import given_outputs, settled_outputs
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.models.wrap_model import Pair, infer_preprocessing
 from vitreous.plugin import load_plugins

@@ -10,12 +10,12 @@ from torch import Tensor
 from vitreous.api.explain import explain
 from vitreous.api.method_trials import try_methods
 from vitreous.errors import MethodError, RefusedMethodsError
-from vitreous.inputs.outputs import settled_outputs
 from vitreous.methods import list_methods
 from vitreous.methods.cost import cost_of
 from vitreous.methods.registry import FAMILIES
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel
+from vitreous.models.loaded import settled_outputs
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.text.explain import explain_text
 
