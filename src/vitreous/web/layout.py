@@ -372,7 +372,6 @@ CSS = """
 .legend div { display: flex; gap: .5rem; align-items: center; }
 .legend img { width: 8rem; height: .7rem !important; border-radius: .2rem; margin: 0 !important; }
 .vitreous-status { margin: 0; min-height: 1.5rem; display: flex; gap: .75rem; align-items: center; flex-wrap: wrap; }
-.gradio-container .progress-level { padding: .4rem; border-radius: .4rem; background: var(--body-background-fill); }
 .vitreous-error { color: var(--error-text-color, #b91c1c); font-weight: 600; }
 .dark .vitreous-error { color: #fca5a5; }
 .vitreous-papers { font-size: .85rem; margin: .25rem 0; }
