@@ -308,6 +308,33 @@ def test_lengths_of_what_attention_moves_have_it_too(part: str, how: str) -> Non
     torch.testing.assert_close(found, literal_attin(model, pictures, how), rtol=EXACT, atol=EXACT)
 
 
+def literal_stream_lengths(model: Model, picture: Tensor, how: str) -> Tensor:
+    """Rollout of ||Σ_h A_hij T_hi(v_hj) + 1{i=j} s x_j||, every block, the class token's row."""
+    run = Run()
+    model(picture, run)
+    tokens = run.x[0].shape[1]
+    row = torch.eye(tokens, dtype=torch.float64)[0]
+    for layer in reversed(range(DEPTH)):
+        maps, values, weights = model.frozen_maps(run, layer, how), run.values[layer][0], run.weights[layer][0]
+        matrix = torch.zeros(tokens, tokens, dtype=torch.float64)
+        for to in range(tokens):
+            vectors = sum(weights[head, to, :, None] * (values[head] @ maps[to, head].T) for head in range(HEADS))
+            vectors[to] = vectors[to] + SUMS[how][1] * run.x[layer][0, to]
+            matrix[to] = vectors.norm(dim=-1)
+        row = row @ matrix
+    return row[1:].detach()
+
+
+@pytest.mark.parametrize("how", ["sum", "scaled", "lerp"])
+@pytest.mark.parametrize("part", ["Part", "Sandwich", "GatedChannels", "GatedHeads", "GLU"])
+def test_contributions_count_the_stream_as_the_sum_does(part: str, how: str) -> None:
+    model, pictures = Model(PARTS.get(part, Part), how), noise(1, 3, 24, 16, seed=5)
+    spelling = "attin_residual.rollout:norm=none"
+    found = vitreous.explain(model, pictures, spelling, 1).scores[spelling][0]
+    expected = literal_stream_lengths(model, pictures, how)
+    torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT * float(expected.max()))
+
+
 class LogOfHeads(Part):
     def forward(self, heads, x, freeze=lambda gate: gate):
         return self.out(torch.log1p(merge(heads).abs()))

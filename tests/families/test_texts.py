@@ -208,7 +208,7 @@ class TestDisentangledAttention:
     ("name", "method", "reason"),
     [
         ("ConvBert", "tokentm", "no linear map leads"),  # half of what reaches it comes from a convolution
-        ("MobileBert", "tokentm", "norm between attention and feed-forward"),  # its stream is narrower inside
+        ("MobileBert", "tokentm", "no linear map leads"),  # its stream is narrower inside, with sums of its own
         ("IBert", "alti", "IntLayerNorm in block 0 is neither"),  # its norms give a scale beside the tokens
     ],
 )
