@@ -27,7 +27,12 @@ from vitreous.torch_state import function_modes
 # Attributes that are calls in all but name: x @ W.T multiplies by a constant as F.linear(x, W) does.
 _TRANSPOSED = (Tensor.T.__get__, Tensor.mT.__get__, Tensor.H.__get__, Tensor.mH.__get__)  # type: ignore[attr-defined]
 _operation = cache(operation)
-_OUT_OF_PLACE = {"add": torch.add, "sub": torch.sub, "lerp": torch.lerp, "addcmul": torch.addcmul}
+_OUT_OF_PLACE: dict[str, Callable[..., Any]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "lerp": torch.lerp,
+    "addcmul": torch.addcmul,
+}
 
 
 class TorchCall:

@@ -47,7 +47,7 @@ class BiasRecorder:
     def record_channels(self, output: Tensor, bias: Tensor) -> None:
         """A bias whose channels lie along the second axis, as those of convolution and batch normalisation do."""
         if output.dim() == 2:
-            self.note(output, bias)
+            self.record(output, bias)
             return
         constant = bias.detach().view(-1, *[1] * (output.dim() - 2))
         self._add_up(output, lambda gradient: gradient * constant, axis=1, tokens_first=False)
