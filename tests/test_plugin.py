@@ -143,3 +143,15 @@ def test_the_page_of_all_methods_is_up_to_date():
     script = Path(__file__).parents[1] / "scripts" / "write_methods_page.py"
     result = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_former_name_of_the_stream_inside_a_block_is_accepted_with_a_warning(plugin):
+    read = 'def {0}(view, layer):\n    """x"""\n    return view.middle(layer).sum(-1)\n'
+    methods = {"inside": "residual", "inside_before": "halves"}
+    parts = [f'@method("{name}", values=("{value}",))\n{read.format(name)}' for name, value in methods.items()]
+    plugin.write_text("\n".join(["from vitreous.plugin import method", *parts]))
+    with pytest.warns(UserWarning, match="values 'halves' is now called 'residual'"):
+        load_plugin(plugin)
+    model, images = golden_model()
+    scores = vitreous.explain(model, images, ["inside", "inside_before"]).scores
+    assert torch.equal(scores["inside"], scores["inside_before"])
