@@ -23,7 +23,7 @@ def shards(out):
     return len(list(out.glob("*/*.parquet")))
 
 
-def drafts(out):
+def partial_files(out):
     return list(out.glob("*/shard-*.part"))
 
 
@@ -64,7 +64,7 @@ def test_killed_again_and_again_it_resumes_to_the_same_results(photos, unbroken,
     assert "Traceback" not in errors
 
     process, before = start(command(photos, tmp_path)), shards(tmp_path)
-    wait_for(lambda: shards(tmp_path) > before + 1 and drafts(tmp_path), process)
+    wait_for(lambda: shards(tmp_path) > before + 1 and partial_files(tmp_path), process)
     kill(process)
     process, before = start(command(photos, tmp_path)), shards(tmp_path)
     wait_for(lambda: shards(tmp_path) > before, process)

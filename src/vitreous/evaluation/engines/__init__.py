@@ -1,1 +1,1 @@
-"""Engines: who computes the shards of a run, one machine or many; the shards themselves are the same everywhere."""
+"""Engines: where the shards of a run are computed, on one machine or on a cluster, with the same shard function."""

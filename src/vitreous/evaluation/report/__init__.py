@@ -1,1 +1,1 @@
-"""Reports: stored results as one page that needs nothing else, or as tables for other documents."""
+"""Reports: stored results as a self-contained HTML page, or as tables for other documents."""
