@@ -7,8 +7,7 @@ import pytest
 from torch import nn
 
 import vitreous
-from vitreous._utils.source_code import source_hash
-from vitreous._utils.user_file import run_user_file
+from vitreous._utils.user_code import run_user_file, source_hash
 from vitreous.models import fingerprint
 
 INSTALLED = ".venv/lib/python3.11/site-packages"
@@ -57,7 +56,7 @@ def test_the_library_itself_does_not_count_where_it_lies_below(monkeypatch, tmp_
     module = run_user_file(tmp_path / "at_the_root.py", "model")
     alone = source_hash(module)
     moved = Path(vitreous.__file__).parents[2] / "at_the_root.py"
-    monkeypatch.setattr("vitreous._utils.source_code._file_of", lambda found: _moved(found, module, moved))
+    monkeypatch.setattr("vitreous._utils.user_code._file_of", lambda found: _moved(found, module, moved))
     assert source_hash(module) == alone
 
 

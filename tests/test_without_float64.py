@@ -12,7 +12,7 @@ import vitreous
 from device_without_float64 import There, device_without_float64
 from small_models import largest_difference, random_images, small_vit
 from test_protocols_perturbation import batch_of
-from vitreous._utils.float64 import float64_array, in_float64
+from vitreous._utils.tensors import float64_array, in_float64
 from vitreous.evaluation.tasks.sanity import Concentration, randomise
 from vitreous.evaluation.tasks.task import Case, generator_of
 from vitreous.methods import list_methods

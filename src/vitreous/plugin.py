@@ -20,11 +20,11 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from vitreous._utils.close_match import close_match
 from vitreous._utils.defaults import PLUGIN_ENTRY_POINTS
 from vitreous._utils.error_boundary import described_error
 from vitreous._utils.paths import expanded
-from vitreous._utils.user_file import run_user_file
+from vitreous._utils.text import close_match
+from vitreous._utils.user_code import run_user_file
 from vitreous._utils.warnings import warn_caller
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register

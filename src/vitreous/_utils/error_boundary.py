@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vitreous._utils.reason import reason_of
+from vitreous._utils.text import reason_of
 from vitreous.errors import VitreousError
 
 

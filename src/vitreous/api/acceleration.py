@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitreous._utils.reason import shown
+from vitreous._utils.text import shown
 from vitreous.errors import InputError, RefusedMethodsError, UnsupportedModelError
 from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe

@@ -8,7 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from vitreous._utils.defaults import DEFAULT_METHODS
-from vitreous._utils.reason import shown
+from vitreous._utils.text import shown
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous._utils.warnings import warn_caller
 from vitreous.api.acceleration import compiled, running_in

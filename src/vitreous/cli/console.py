@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from vitreous._utils.printable import printable
+from vitreous._utils.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from vitreous._utils.close_match import close_match
 from vitreous._utils.defaults import DEFAULT_METHODS, DEFAULT_OPACITY
 from vitreous._utils.method_lists import split_spellings
 from vitreous._utils.paths import expanded
+from vitreous._utils.text import close_match
 from vitreous.cli.console import plain_warnings, print_line, stderr_console, stdout_console
 from vitreous.cli.options import (
     METHOD_HELP,

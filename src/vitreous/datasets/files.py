@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from vitreous._utils.printable import printable
+from vitreous._utils.text import printable
 from vitreous.datasets.dataset import DataSet, Mask, Sample
 from vitreous.datasets.lists import ListError
 from vitreous.datasets.masks import check_mask, turned_like_photo

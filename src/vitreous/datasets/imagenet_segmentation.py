@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous._utils.error_boundary import errors_as
-from vitreous._utils.reason import reason_of
+from vitreous._utils.text import reason_of
 from vitreous.datasets.dataset import IGNORED, DataSet, Mask, Sample
 from vitreous.datasets.imagenet import imagenet_indices, imagenet_names
 from vitreous.datasets.masks import check_mask

@@ -8,7 +8,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from vitreous._utils.close_match import close_match
+from vitreous._utils.text import close_match
 from vitreous.datasets.dataset import DataSet
 from vitreous.errors import DataError
 

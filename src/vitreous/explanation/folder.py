@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from vitreous._utils.error_boundary import errors_as
-from vitreous._utils.reason import reason_of
 from vitreous._utils.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
+from vitreous._utils.text import reason_of
 from vitreous.errors import VitreousError
 from vitreous.explanation.stored_preprocessing import read_preprocessing
 from vitreous.explanation.views import find_view

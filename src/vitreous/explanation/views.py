@@ -12,8 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from vitreous._utils.close_match import close_match
 from vitreous._utils.defaults import DEFAULT_OPACITY
+from vitreous._utils.text import close_match
 from vitreous.errors import InputError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from markupsafe import escape as _escape
 from PIL import Image
 
-from vitreous._utils.printable import printable
+from vitreous._utils.text import printable
 from vitreous.pictures.colours import ramp
 
 _RAMP = 144  # pixels across a legend

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.error_boundary import described_error
-from vitreous._utils.reason import reason_of
+from vitreous._utils.text import reason_of
 from vitreous.errors import InputError, UnsupportedModelError
 
 Rows = slice | Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, TokenReadout, total
 from vitreous.methods.registry import register
 from vitreous.methods.view import View

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.architecture.norms import LinearNorm
 from vitreous.methods.linear_parts import HeadUpdates, head_updates, value_without_bias
 from vitreous.methods.view import View

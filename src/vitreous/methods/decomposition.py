@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import has_float64
+from vitreous._utils.tensors import has_float64
 from vitreous.methods.attention import MeanAttention
 from vitreous.methods.contributions import Contributions, GatedContributions, contributions
 from vitreous.methods.linear_parts import head_updates, norms

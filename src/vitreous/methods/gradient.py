@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.methods.options import StreamRuleOption
 from vitreous.methods.readout import Readout, TokenReadout, total
 from vitreous.methods.registry import register

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.errors import MethodError
 from vitreous.methods.attention import MeanAttention
 from vitreous.methods.options import RuleOption

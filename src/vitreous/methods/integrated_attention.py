@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention, MeanAttention
 from vitreous.methods.options import AtMost

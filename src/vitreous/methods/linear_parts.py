@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.architecture.norms import LinearNorm
 from vitreous.methods.readout import projected_lengths
 from vitreous.methods.view import View

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.errors import MethodError
 from vitreous.inputs.patch_geometry import PatchGeometry, enlarge
 from vitreous.methods.options import MOST_EVALUATIONS

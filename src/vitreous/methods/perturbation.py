@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.methods.masks import Masks, PatchMasks
 from vitreous.methods.readout import Procedure
 from vitreous.methods.view import View

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.errors import MethodError
 from vitreous.methods.options import RuleName
 from vitreous.methods.pixel_maps import Resolution

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote_plus
 
-from vitreous._utils.close_match import close_match
-from vitreous._utils.source_code import source_hash
+from vitreous._utils.text import close_match
+from vitreous._utils.user_code import source_hash
 from vitreous.errors import MethodError
 from vitreous.methods.options import OptionInfo, options_of
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout

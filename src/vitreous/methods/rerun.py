@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.inputs.model_input import Inputs
 from vitreous.inputs.targets import check_classes
 from vitreous.methods.view import View

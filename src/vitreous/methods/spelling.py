@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous._utils.close_match import close_match
+from vitreous._utils.text import close_match
 from vitreous.errors import MethodError
 from vitreous.methods import MatrixReadout, MethodInfo, Procedure, Readout, View, method_info
 from vitreous.methods.aggregation import AGGREGATIONS, Aggregation, OneLayer, Propagate, Rollout

@@ -11,7 +11,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import in_float64
+from vitreous._utils.tensors import in_float64
 from vitreous.errors import MethodError
 from vitreous.methods.masks import PatchMasks, independent, seeded, uniform
 from vitreous.methods.occlusion import Of, Painting

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import in_float64
+from vitreous._utils.tensors import in_float64
 from vitreous.inputs.patch_geometry import PatchGeometry, interpolations
 
 

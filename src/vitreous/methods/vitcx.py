@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.errors import MethodError
 from vitreous.methods.masks import seeded
 from vitreous.methods.options import MOST_EVALUATIONS

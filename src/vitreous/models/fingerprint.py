@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.source_code import source_hash
+from vitreous._utils.user_code import source_hash
 
 # Where a model came from, in which mode it is, and which of two equal ways it computes by: not what it computes.
 _BESIDE_THE_POINT = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitreous._utils.paths import expanded
-from vitreous._utils.reason import reason_of
+from vitreous._utils.text import reason_of
 from vitreous._utils.warnings import warn_caller
 from vitreous.errors import MissingDependencyError, ModelError
 from vitreous.models import hub

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from vitreous._utils.paths import expanded
-from vitreous._utils.reason import reason_of
-from vitreous._utils.source_code import source_hash
-from vitreous._utils.user_file import run_user_file
+from vitreous._utils.text import reason_of
+from vitreous._utils.user_code import run_user_file, source_hash
 from vitreous.errors import ModelError, VitreousError
 from vitreous.models.checkpoints import load_strictly, read_checkpoint
 from vitreous.models.loaded import LoadedModel

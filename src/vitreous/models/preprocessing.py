@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous._utils.reason import shown
+from vitreous._utils.text import shown
 from vitreous.errors import InputError, ModelError
 from vitreous.inputs.frame import Frame
 from vitreous.inputs.images import MAX_PIXELS

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitreous._utils.float64 import in_float64
+from vitreous._utils.tensors import in_float64
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation

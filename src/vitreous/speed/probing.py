@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import in_float64
+from vitreous._utils.tensors import in_float64
 from vitreous.speed.counting import Passes, counted_passes, whole_pass
 from vitreous.speed.memory import peak_memory
 from vitreous.speed.rows import Agreement

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.tape.recording.linear_maps import through_value_weight
 from vitreous.tape.recording.plan import PIXELS, Needs
 from vitreous.tape.rules import RULES

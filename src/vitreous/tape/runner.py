@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.errors import UnsupportedModelError, VitreousError

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from vitreous._utils.reason import reason_of
+from vitreous._utils.text import reason_of
 from vitreous.evaluation.engines.worker import ProgressCallback, missing_shards, worker_loop
 from vitreous.evaluation.runner.context import EvaluationContext
 from vitreous.evaluation.runner.measure import compute_shard

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous._utils.reason import reason_of
+from vitreous._utils.text import reason_of
 from vitreous.errors import MissingDependencyError, VitreousError
 from vitreous.evaluation.engines.worker import ProgressCallback, missing_shards, worker_loop
 from vitreous.evaluation.store.run import Run, RunError, Shard

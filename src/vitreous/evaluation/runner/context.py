@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitreous._utils.source_code import source_hash
+from vitreous._utils.user_code import source_hash
 from vitreous.datasets import DataSet, Shuffled, open_dataset
 from vitreous.datasets.dataset import Things
 from vitreous.errors import MethodError

@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from vitreous._utils.printable import printable
-from vitreous._utils.reason import reason_of
+from vitreous._utils.text import printable, reason_of
 from vitreous.datasets.dataset import Review, Sample
 from vitreous.errors import VitreousError
 from vitreous.evaluation.protocols.protocol import Protocol

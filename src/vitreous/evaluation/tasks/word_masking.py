@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitreous._utils.float64 import float64_array
+from vitreous._utils.tensors import float64_array
 from vitreous.evaluation.tasks.task import (
     NINE,
     Case,

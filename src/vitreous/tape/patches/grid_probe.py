@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.architecture import Architecture
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.inputs.model_input import Inputs

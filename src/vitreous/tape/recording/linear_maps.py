@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.architecture import Architecture
 from vitreous.architecture.description import HeadPath, Norm, PathStep, ValueMap
 from vitreous.architecture.norms import LinearNorm, linear_norm

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.float64 import HALF
-from vitreous._utils.reason import reason_of
+from vitreous._utils.tensors import HALF
+from vitreous._utils.text import reason_of
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import FAILURES, Inputs

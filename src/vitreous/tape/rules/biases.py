@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from vitreous._utils.float64 import exact
+from vitreous._utils.tensors import exact
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape.patches.layout import Layout

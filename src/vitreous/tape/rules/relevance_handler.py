@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from vitreous._utils.float64 import EXACT
+from vitreous._utils.tensors import EXACT
 from vitreous.architecture import Architecture
 from vitreous.architecture.operations import product_operands
 from vitreous.architecture.trace import is_factory, tensors_in

@@ -1,6 +1,9 @@
-"""What an error of somebody else's says, in one line of ours."""
+"""Words for messages: what an error of another library says in one line, close matches, printable names."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 _LONGEST = 200
 
@@ -17,3 +20,14 @@ def shown(value: object) -> str:
     except Exception:  # noqa: BLE001  # whatever an object of somebody else's raises when it is asked for its text
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def close_match(word: str, words: Iterable[str]) -> str:
+    """``; did you mean ...?`` where something close exists."""
+    close = difflib.get_close_matches(word.lower(), list(words), n=3, cutoff=0.5)
+    return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+def printable(text: str) -> str:
+    """Return a text with an escape for everything in it that UTF-8 does not know."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

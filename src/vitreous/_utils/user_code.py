@@ -1,15 +1,36 @@
-"""Tells versions of somebody's own code apart: the files that a function or class is written in, or the code itself."""
+"""Python files of users: running a plugin or model file, and telling versions of their code apart."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import inspect
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
+
+
+def run_user_file(file: Path, kind: str) -> ModuleType | None:
+    """Run a file as a module and give it, or None where there is no such file; what it raises is the caller's.
+
+    Args:
+        file: the Python file.
+        kind: what it is for; part of the module's name, so that a plugin and a model of one name do not meet.
+    """
+    name = f"vitreous_{kind}_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    with redirect_stdout(sys.stderr):  # the standard output is for results
+        spec.loader.exec_module(module)
+    return module
+
 
 # Folders in which one package has nothing to do with the next.
 _INSTALLED = {"site-packages", "dist-packages"}
