@@ -224,7 +224,7 @@ def test_attention_inside_a_block_without_attention_module_is_seen(*, fused: boo
     scores = vitreous.explain(model, images, ["rollout", "gae"], target).scores
     torch.testing.assert_close(scores["rollout"], plain.rollout(images, [0])[:, 1:], **AGREES)
     torch.testing.assert_close(scores["gae"], plain.gae(images, target, [0])[:, 1:], **AGREES)
-    with pytest.raises(UnsupportedModelError, match="norm between attention and feed-forward part of block 0"):
+    with pytest.raises(UnsupportedModelError, match="block 0 adds attention and feed-forward part at once"):
         vitreous.explain(model, images, "tokentm")
     whole, logits = all_token_scores(model, images, "fullgrad:rule=libra", target)
     torch.testing.assert_close(whole.sum(dim=1), logits, **AGREES)
