@@ -15,7 +15,7 @@ test: .venv/.dev-installed  ## run the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile
 
 fuzz: .venv/.dev-installed  ## try 10,000 broken inputs; FUZZ_SEED=1 makes it others
-	VITREOUS_FUZZ=10000 VITREOUS_FUZZ_SEED=$(or $(FUZZ_SEED),0) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_broken_inputs.py
+	VITREOUS_FUZZ=10000 VITREOUS_FUZZ_SEED=$(or $(FUZZ_SEED),0) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/api/test_broken_inputs.py
 
 lint: .venv/.dev-installed  ## check style and types
 	$(BIN)/ruff check

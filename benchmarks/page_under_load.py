@@ -25,7 +25,7 @@ import numpy as np
 from PIL import Image
 from rows import write_rows
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from running_server import RunningServer, running_server
 
 MB = 2**20

@@ -26,7 +26,7 @@ import torch
 import vitreous
 from vitreous.errors import RefusedMethodsError, VitreousError
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
 
 from zoo import ENTRIES, Entry  # noqa: E402
 

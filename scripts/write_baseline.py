@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "baseline")]
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS / "baseline"), str(TESTS / "support")]
 
 import baseline_models  # noqa: E402
 import baseline_numbers  # noqa: E402

@@ -60,7 +60,7 @@ def test_skips_are_failures_where_nothing_may_be_skipped(tmp_path, variable, pro
     # Without this option an error in one file would keep the others from being run.
     command = [sys.executable, "-m", "pytest", "-p", "nothing_skipped", "--continue-on-collection-errors"]
     command += ["--numprocesses", processes]
-    settings = {**os.environ, VARIABLE: variable, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    settings = {**os.environ, VARIABLE: variable, "PYTHONPATH": os.pathsep.join([str(TESTS / "support"), *sys.path])}
     result = subprocess.run(
         command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=120, check=False
     )

@@ -1,0 +1,192 @@
+"""Every command and every block of Python in the README runs as it is written, but for what no machine offline has."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+from PIL import Image
+from safetensors.torch import save_file
+from test_datasets_arrays import write_segmentation
+
+from running_server import serving
+from small_text_models import save_classifier
+from vitreous.explanation.explanation import Explanation
+from vitreous.methods.spelling import parse
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+PROSE = re.sub(r"^```.*?^```$", "", README, flags=re.DOTALL | re.MULTILINE)
+
+SMALL = "timm/test_vit@random"
+# Weights that would have to be downloaded: the same command with a small random model.
+REPLACED = {
+    r"timm/vit_base_patch16_224[.\w]*": SMALL,
+}
+# What would take many minutes, and is the same with less of it.
+SHORTER = {
+    "vitreous speed": ["--repeats", "1"],
+    "vitreous speed --peers": ["--repeats", "1", "--batch-size", "1", "--model", SMALL],
+}
+ELSEWHERE = {"mkdocs build"}  # test_docs.py builds the site
+
+
+def written_commands() -> list[str]:
+    """Commands on lines of their own, continued lines joined, and those inside of sentences; comments left out."""
+    lines = re.findall(r"^    ((?:vitreous|make) .*)$", PROSE.replace("\\\n", " "), re.MULTILINE)
+    inside = re.findall(r"`((?:vitreous|make|mkdocs|python) [^`]+)`", PROSE)
+    commands = [" ".join(line.partition(" #")[0].split()) for line in [*lines, *inside]]
+    return list(dict.fromkeys(commands))
+
+
+COMMANDS = written_commands()
+VITREOUS = [command for command in COMMANDS if command.startswith("vitreous ")]
+MAKE = [command for command in COMMANDS if command.startswith("make ")]
+
+
+class Workshop:
+    """A folder with all that the README's commands name, and what they have done in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.done: dict[str, subprocess.CompletedProcess[str]] = {}
+        random = np.random.default_rng(0)
+        (folder / "photos").mkdir()
+        for name in ("cat.jpg", "photos/one.jpg", "photos/two.png"):
+            Image.fromarray(random.integers(0, 256, (90, 120, 3), dtype=np.uint8)).save(folder / name)
+        model = timm.create_model("vit_tiny_patch16_224")
+        save_file(model.state_dict(), folder / "weights.safetensors")
+        save_classifier(folder / "FOLDER", ("negative", "neutral", "positive"))
+        write_segmentation(folder / "gtsegs_ijcv.mat")
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command once, with what the one before it in the README leaves."""
+        if command not in self.done:
+            if command.startswith("vitreous report"):
+                self.run(next(one for one in VITREOUS if one.startswith("vitreous evaluate")))
+            self.done[command] = subprocess.run(
+                [sys.executable, "-m", *arguments_of(command)],
+                cwd=self.folder,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        return self.done[command]
+
+
+def arguments_of(command: str) -> list[str]:
+    """The words of a command, with what stands in for what is not there."""
+    for pattern, small in REPLACED.items():
+        command = re.sub(pattern, small, command)
+    longest = max((start for start in SHORTER if command.startswith(start)), key=len, default=None)
+    return [*shlex.split(command), *(SHORTER[longest] if longest else [])]
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory) -> Workshop:
+    return Workshop(tmp_path_factory.mktemp("readme"))
+
+
+def test_all_commands_are_known():
+    """What is looked for is found, and nothing is of a kind that is not run below."""
+    assert set(COMMANDS) == {*VITREOUS, *MAKE, *ELSEWHERE}
+    assert len(VITREOUS) >= 15
+    assert {command.split()[1] for command in VITREOUS} >= {"explain", "figure", "evaluate", "report", "speed", "serve"}
+    assert README.count("```python") == len(PYTHON) >= 2
+    assert all(re.search(pattern, README) for pattern in REPLACED)
+    assert all(any(command.startswith(start) for command in VITREOUS) for start in SHORTER)
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize("command", [command for command in VITREOUS if not command.startswith("vitreous serve")])
+def test_a_command_runs(workshop, command):
+    result = workshop.run(command)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout.strip()
+    words = arguments_of(command)
+    for option in ("--out", "--html"):
+        if option in words:
+            assert (workshop.folder / words[words.index(option) + 1]).exists()
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize("command", [command for command in VITREOUS if command.startswith("vitreous serve")])
+def test_a_server_runs(workshop, command, tmp_path):
+    with (
+        serving(tmp_path, *arguments_of(command)[1:], cwd=workshop.folder) as server,
+        urllib.request.urlopen(server.address, timeout=60) as answer,
+    ):
+        assert answer.status == 200
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize("command", MAKE)
+def test_make_runs_what_it_says(tmp_path, command):
+    """With the installation that there is, in the place of a new one; of the tests, those of one file."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv").mkdir()
+    binaries = Path(sys.executable).parent
+    for stamp in (".demo-installed", ".dev-installed"):
+        (tmp_path / ".venv" / stamp).touch()
+    result = subprocess.run(
+        [*command.split(), f"BIN={binaries}", "TESTERS=1"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "tests/_utils/test_reason.py"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    if command == "make demo":
+        drawn = tmp_path / "demo-output" / "chelsea" / "comparison.png"
+        assert drawn.name in result.stdout + result.stderr  # it says where the pictures are
+        # The README's first picture is this one, as far as another processor rounds the same.
+        shown = ROOT / re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README)[0]
+        first, second = (np.asarray(Image.open(file).convert("RGB")).astype(int) for file in (shown, drawn))
+        assert first.shape == second.shape
+        assert np.abs(first - second).mean() < 1
+        saved = Explanation.load(drawn.parent)
+        assert saved.label() in README
+        assert list(saved.methods) == ["tokentm", "gradtoken", "decompx.skipplus"]
+    else:
+        assert " passed" in result.stdout
+
+
+def test_the_python_runs_and_its_comments_are_true(workshop, monkeypatch):
+    monkeypatch.chdir(workshop.folder)
+    space: dict[str, object] = {}
+    explanations = []
+    for code in PYTHON:
+        for pattern, small in REPLACED.items():
+            code = re.sub(pattern, small, code)  # noqa: PLW2901
+        exec(compile(code, "README.md", "exec"), space)
+        explanations.append(space["explanation"])
+    picture, text = explanations
+    rows, columns = picture.grid
+    assert picture.scores["tokentm"].shape == (1, rows * columns)
+    assert picture.target.shape == (1,)
+    assert picture.heatmap("tokentm").shape == (1, *picture.image_size)
+    assert picture.signed == {"tokentm": False, "gradtoken": False, "decompx.skipplus": True}
+    assert Explanation.load(workshop.folder / "cat-explained").methods == picture.methods
+    assert text.word_scores("decompx").shape == (len(text.words[0]),)
+    assert (text.word_scores("decompx") < 0).any()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_scores_are_called_signed_where_they_are(page):
+    for line in page.read_text(encoding="utf-8").splitlines():
+        named = re.search(r"scores(?:\[|\()\"([^\"]+)\"", line)
+        said = line.partition("#")[2]
+        if named and re.search(r"\bsigned\b(?! where the method is)", said):
+            assert parse(named[1]).signed, f"{page.name}: {line.strip()}"

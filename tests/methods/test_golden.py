@@ -1,0 +1,182 @@
+"""Agreement with numbers that the authors' own programs produced on one small trained ViT, in float64.
+
+The programs and this one round differently and some add small constants to denominators (DecompX and the third-party
+TokenTM: about 1e-10), so 1e-8 absolute on values of order 0.1 to 10 is agreement in every digit that means something.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+
+import vitreous
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TOLERANCE = 1e-8
+DEPTH = 4
+PATCHES = slice(1, 17)
+
+
+def golden(name: str):
+    return np.load(GOLDEN / f"{name}.npz")
+
+
+@cache
+def model_images_targets():
+    stored = golden("model")
+    model = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=DEPTH, num_heads=3, num_classes=10)
+    weights = {key.removeprefix("sd/"): torch.tensor(stored[key]) for key in stored.files if key.startswith("sd/")}
+    model.double().load_state_dict(weights)
+    targets = torch.stack([torch.tensor(stored["pred"]), torch.tensor(stored["cls2"])], dim=1)
+    return model, torch.tensor(stored["images"]), targets
+
+
+@cache
+def ours(spelling: str) -> np.ndarray:
+    """Scores as the goldens store them: (class, image, patch)."""
+    model, images, targets = model_images_targets()
+    return vitreous.explain(model, images, spelling, targets).scores[spelling].transpose(0, 1).numpy()
+
+
+def family(key: str) -> np.ndarray:
+    stored = golden("gradfamily_vit_skipplus_authors")
+    return np.stack([stored[f"pred|{key}"], stored[f"cls2|{key}"]])
+
+
+def assert_agrees(spelling: str, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(ours(spelling), np.broadcast_to(expected, (2, 3, 16)), rtol=0, atol=TOLERANCE)
+
+
+def test_predicted_class_is_the_authors():
+    model, images, targets = model_images_targets()
+    explanation = vitreous.explain(model, images, "rollout")
+    assert torch.equal(explanation.target, targets[:, 0])
+    assert explanation.grid == (4, 4)
+
+
+def test_gae():
+    assert_agrees("gae", golden("gae")["gae"])
+
+
+@pytest.mark.parametrize(
+    ("spelling", "key"),
+    [
+        ("rollout", "rollout_start0"),
+        ("rollout:start=1", "rollout_start1"),
+        ("raw_attention", "raw_attention_last"),
+    ],
+)
+def test_attention_of_chefer_2021(spelling, key):
+    assert_agrees(spelling, golden("chefer21")[key])
+
+
+def test_attcam_scaled_as_the_authors_do_and_zero_where_they_have_nan():
+    expected = golden("chefer21")["gradcam_attn"]
+    scores = ours("attcam")
+    low, high = scores.min(-1, keepdims=True), scores.max(-1, keepdims=True)
+    scaled = np.divide(scores - low, high - low, out=np.zeros_like(scores), where=high > low)
+    np.testing.assert_allclose(scaled, np.nan_to_num(expected), rtol=0, atol=TOLERANCE)
+    assert np.isfinite(scores).all()
+
+
+def decompx(key: str) -> np.ndarray:
+    stored, (_, _, targets) = golden("decompx_vit_skipplus_authors")[key], model_images_targets()
+    return np.stack([[stored[image, PATCHES, targets[image, k]] for image in range(3)] for k in range(2)])
+
+
+@pytest.mark.parametrize(
+    ("spelling", "key"),
+    [
+        ("decompx", "decompx_vector"),
+        *[(f"decompx:layer={layer}", f"decompx_vector_f{layer}") for layer in range(DEPTH)],
+        ("decompx.plus", "plus"),
+        ("decompx.skipplus", "skipplus"),
+        ("decompx.skipplus:half=floor", "skipplus"),
+    ],
+)
+def test_decompx_of_the_skipplus_authors(spelling, key):
+    assert_agrees(spelling, decompx(key))
+
+
+@pytest.mark.parametrize("layer", range(DEPTH))
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [
+        ("ixg", "CAT_s:sum_layers"),
+        ("cat", "CAT_s:sum_layers"),
+        ("gradient", "PatchGrad_s:L2_layers"),
+        ("decompx", "IxG_LX1_layers"),
+        ("ixg:rule=frozen", "IxG_LX1_layers"),
+    ],
+)
+def test_token_scores_of_every_layer(method, key, layer):
+    spelling = f"{method}{',' if ':' in method else ':'}layer={layer}"
+    assert_agrees(spelling, family(key)[:, layer, :, PATCHES])
+
+
+@pytest.mark.parametrize("layer", range(DEPTH))
+@pytest.mark.parametrize(
+    ("method", "key"),
+    [("raw_attention", "MeanAttn_layers"), ("gae", "MeanReLU__AttnGrad_Attn_layers")],
+)
+def test_class_token_row_of_every_layers_matrix(method, key, layer):
+    assert_agrees(f"{method}:layer={layer}", family(key)[:, layer, :, 0, PATCHES])
+
+
+@pytest.mark.parametrize("layer", range(DEPTH - 1))
+def test_attixg_of_every_layer_as_the_skipplus_authors_pair_it(layer):
+    assert_agrees(f"attixg:pairing=next,layer={layer}", family("CAT_s:sum_AttnFrom_layers")[:, layer, :, PATCHES])
+
+
+@pytest.mark.parametrize(
+    ("spelling", "key"),
+    [
+        ("ixg.plus", "IxG_plus"),
+        ("cat", "IxG_plus"),
+        ("ixg.skipplus", "IxG_skipplus"),
+        ("attixg.plus:pairing=next", "AttIxG_plus"),
+        ("attcat:pairing=next", "AttIxG_plus"),
+        ("attixg.skipplus:pairing=next", "AttIxG_skipplus"),
+    ],
+)
+def test_token_scores_aggregated(spelling, key):
+    assert_agrees(spelling, family(key)[..., PATCHES])
+
+
+@pytest.mark.parametrize(
+    ("spelling", "key"),
+    [
+        ("raw_attention.rollout:residual=none", "MeanAttn_rollout_res0"),
+        ("rollout", "MeanAttn_rollout_res0.5"),
+        ("gae:residual=none", "MeanReLU__AttnGrad_Attn_rollout_res0"),
+        ("gae:residual=half", "MeanReLU__AttnGrad_Attn_rollout_res0.5"),
+        ("gradsam", "GradSAM_sum"),
+        ("gae.plus", "GradSAM_sum"),
+        ("tokentm:variant=third_party", "TokenTM_full"),
+    ],
+)
+def test_matrices_aggregated(spelling, key):
+    assert_agrees(spelling, family(key)[..., 0, PATCHES])
+
+
+@pytest.mark.parametrize("depth", range(1, DEPTH + 1))
+def test_third_party_tokentm_up_to_every_depth(depth):
+    """The product of the stored layer matrices, applied to the lengths of the input tokens."""
+    model, images, _ = model_images_targets()
+    stored = family("TokenTM_layers")
+    with torch.no_grad():
+        tokens = model._pos_embed(model.patch_embed(images)).norm(dim=-1).numpy()
+    product = stored[:, 0]
+    for layer in range(1, depth):
+        product = stored[:, layer] @ product
+    expected = (product * tokens[None, :, None])[..., 0, PATCHES]
+    assert_agrees(f"tokentm:variant=third_party,depth={depth}", expected)
+
+
+def test_attcat_of_its_authors():
+    assert_agrees("attcat", golden("attcat_official_function")["attcat_all_tokens_incl_cls"][..., PATCHES])
