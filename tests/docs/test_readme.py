@@ -13,9 +13,9 @@ import pytest
 import timm
 from PIL import Image
 from safetensors.torch import save_file
-from test_datasets_arrays import write_segmentation
 
 from running_server import serving
+from segmentation_file import write_segmentation
 from small_text_models import save_classifier
 from vitreous.explanation.explanation import Explanation
 from vitreous.methods.spelling import parse

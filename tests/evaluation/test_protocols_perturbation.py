@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from small_data import arrays_in, as_tensor, finite, loaded, samples
+from small_data import arrays_in, as_tensor, batch_of, finite, loaded, samples
 from small_models import CLASSES, golden_model, random_images, small_vit
 from vitreous.evaluation.protocols import find_protocol
 from vitreous.evaluation.runner.measure import columns_of, measure
@@ -23,8 +23,7 @@ from vitreous.evaluation.tasks.pixel_masking import (
     find_orders,
     ranks,
 )
-from vitreous.evaluation.tasks.task import Batch, Case, Picture
-from vitreous.tape.runner import ModelRunner
+from vitreous.evaluation.tasks.task import Case
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "metrics_chefer_perturbation.npz"
 
@@ -38,24 +37,6 @@ class Scaled(nn.Module):
 
     def forward(self, images):
         return self.model(2 * images)
-
-
-def batch_of(model: nn.Module, images: torch.Tensor, maps: dict[str, torch.Tensor], labels=None, black=None) -> Batch:
-    """Photos with given maps, one per method and photo, the same for every class."""
-    black = images.new_full((images.shape[1],), -1.0) if black is None else black
-    runner = ModelRunner(model, images, black=black)
-    logits = runner.logits(images)
-    labels = logits.argmax(dim=1) if labels is None else labels
-    pictures = tuple(
-        Picture(f"{number}", int(row.argmax()), len(row), label=int(label))
-        for number, (row, label) in enumerate(zip(logits, labels, strict=True))
-    )
-    given = {
-        Case(number, method): dict.fromkeys(range(logits.shape[1]), map_)
-        for method, each in maps.items()
-        for number, map_ in enumerate(each)
-    }
-    return Batch(None, runner, pictures, logits, given)
 
 
 class TestGolden:

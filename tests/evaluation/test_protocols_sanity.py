@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_protocols_perturbation import batch_of
 from torch import nn
 
 import vitreous
-from small_data import finite, loaded, samples
+from small_data import batch_of, finite, loaded, samples
 from small_models import random_images, small_vit
 from vitreous.evaluation.protocols import find_protocol
 from vitreous.evaluation.protocols.protocol import Protocol

@@ -10,12 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from test_protocols_perturbation import batch_of
 from torch import nn
 
 import vitreous
 from areas import trapezoid
-from small_data import arrays_in, as_tensor, finite, loaded, samples
+from small_data import arrays_in, as_tensor, batch_of, finite, loaded, samples
 from small_models import golden_model, random_images, small_vit
 from vitreous.evaluation.protocols import find_protocol
 from vitreous.evaluation.runner.measure import columns_of, measure

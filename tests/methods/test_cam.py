@@ -11,10 +11,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from test_golden import DEPTH, PATCHES, TOLERANCE, assert_agrees, family, golden, ours
 from timm.models.vision_transformer import Block
 
 import vitreous
+from golden_numbers import DEPTH, PATCHES, TOLERANCE, assert_agrees, family, golden, ours
 from small_models import CLASSES, largest_difference, random_images, small_vit
 from vitreous.errors import MethodError
 from vitreous.speed.peers.grad_cam import CLASSES as GRAD_CAM_CLASSES

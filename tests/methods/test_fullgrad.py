@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_golden import DEPTH, PATCHES, TOLERANCE, assert_agrees, family, golden, model_images_targets
 from timm.models.metaformer import SquaredReLU
 from torch import nn
 
 import vitreous
+from golden_numbers import DEPTH, PATCHES, TOLERANCE, assert_agrees, family, golden, model_images_targets
 from small_models import golden_model, largest_difference, random_images, randomise, small_vit
 from vitreous.speed.timing import one_thread
 from whole_maps import all_token_scores, opened

@@ -11,7 +11,9 @@ from torch import nn
 
 from small_models import CLASSES, SIZE, small_vit
 from vitreous.datasets.dataset import Sample
+from vitreous.evaluation.tasks.task import Batch, Case, Picture
 from vitreous.models import LoadedModel, Preprocessing
+from vitreous.tape.runner import ModelRunner
 
 
 def loaded(model: nn.Module | None = None, *, size: int = SIZE, depth: int = 3) -> LoadedModel:
@@ -49,3 +51,21 @@ def arrays_in(file: Path) -> dict[str, np.ndarray]:
 
 def as_tensor(maps: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(maps))
+
+
+def batch_of(model: nn.Module, images: torch.Tensor, maps: dict[str, torch.Tensor], labels=None, black=None) -> Batch:
+    """Photos with given maps, one per method and photo, the same for every class."""
+    black = images.new_full((images.shape[1],), -1.0) if black is None else black
+    runner = ModelRunner(model, images, black=black)
+    logits = runner.logits(images)
+    labels = logits.argmax(dim=1) if labels is None else labels
+    pictures = tuple(
+        Picture(f"{number}", int(row.argmax()), len(row), label=int(label))
+        for number, (row, label) in enumerate(zip(logits, labels, strict=True))
+    )
+    given = {
+        Case(number, method): dict.fromkeys(range(logits.shape[1]), map_)
+        for method, each in maps.items()
+        for number, map_ in enumerate(each)
+    }
+    return Batch(None, runner, pictures, logits, given)

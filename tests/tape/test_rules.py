@@ -9,11 +9,11 @@ import itertools
 
 import pytest
 import torch
-from test_golden import PATCHES, assert_agrees, golden
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import vitreous
+from golden_numbers import PATCHES, assert_agrees, golden
 from literal.ruled import run_under
 from small_models import golden_model, largest_difference, random_images, randomise, small_vit
 from vitreous.errors import MethodError

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_protocols_perturbation import batch_of
 
 import vitreous
 from device_without_float64 import There, device_without_float64
+from small_data import batch_of
 from small_models import largest_difference, random_images, small_vit
 from vitreous._utils.tensors import float64_array, in_float64
 from vitreous.evaluation.tasks.sanity import Concentration, randomise
