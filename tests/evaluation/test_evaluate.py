@@ -447,7 +447,7 @@ def test_a_table_of_labels_is_believed_where_it_does_not_say_what_they_count(tmp
     if fits:
         check_labels(context)
     else:
-        with pytest.raises(RunError, match=f"and the model {outputs}$"):
+        with pytest.raises(RunError, match=f"and {outputs} of outputs$"):
             check_labels(context)
 
 
