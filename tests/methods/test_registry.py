@@ -55,9 +55,9 @@ def test_every_citation_is_in_the_bibliography():
 
 
 def test_the_example_of_the_contributing_page_is_a_method(registry):
-    page = (ROOT / "docs" / "contributing-method.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "contributing" / "method.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    exec(compile(code, "contributing-method.md", "exec"), {"__name__": "vitreous.methods.example"})
+    exec(compile(code, "method.md", "exec"), {"__name__": "vitreous.methods.example"})
     model, images = golden_model()
     found = vitreous.explain(model, images, ["my_method", "ixg.plus"]).scores
     assert torch.equal(found["my_method"], found["ixg.plus"])
