@@ -49,6 +49,7 @@ def pages() -> dict[str, str]:
             "All methods with their formulas are on [a page of their own](methods.md).\n",
             {
                 "Your own method": ["vitreous.plugin.method", "vitreous.plugin.load_plugin"],
+                "Your own rule": ["vitreous.rules.Rule", "vitreous.rules.register"],
                 "The registry": ["vitreous.methods.registry.register", "vitreous.methods.MethodInfo"],
                 "Read-outs": [f"vitreous.methods.{name}" for name in classes if name != "MethodInfo"],
             },

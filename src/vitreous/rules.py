@@ -1,13 +1,16 @@
 """Rules for the backward pass, and how to write your own: see docs/own-rule.md.
 
-    from vitreous.rules import Rule, register
+A rule is a class; registered, it is used as ``ixg:rule=NAME``.
 
-    @register
-    class Detached(Rule):
-        name = "detached"
-        softmax = "constant"
-
-Use it as ``ixg:rule=detached``.
+Examples:
+    >>> import vitreous
+    >>> from vitreous.rules import Rule, register
+    >>> @register
+    ... class ConstantAttention(Rule):
+    ...     name = "constant_attention"
+    ...     softmax = "constant"
+    >>> vitreous.explain(model, "demo.jpg", "ixg:rule=constant_attention").methods
+    ('ixg:rule=constant_attention',)
 """
 
 from vitreous.tape.attention import AttentionRecord, plain_gradients, value_gradient

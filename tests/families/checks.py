@@ -52,7 +52,7 @@ class Family:
         prefix: how many tokens come before the patches.
         read: the tokens that the head reads, "patches" for all patches, or how attention pools them.
         batch_first: whether blocks see (batch, tokens, channels).
-        tokentm: whether a linear map leads from the heads to the stream, which TokenTM and decompositions need.
+        tokentm: whether W_O alone leads from the heads to the stream.
         gated: whether its blocks multiply two streams (SwiGLU), or its feature has unit length: DecompX conserves both,
             the frozen rule does not.
         rounding: the relative precision that the model itself works in where it is less than float64; small scores
@@ -276,17 +276,17 @@ class FamilyChecks:
             alone = vitreous.explain(model, images, method, target).scores[method]
             torch.testing.assert_close(alone, together.scores[method], **case.agrees)
 
-    def test_tokentm_agrees_with_full_products_or_says_what_it_misses(self, case: Family) -> None:
+    def test_tokentm_agrees_with_full_products(self, case: Family) -> None:
         model, images, target = case.model(), case.images(), case.target()
         if case.tokentm:
             expected = case.reference(model, frozen=False).token_transformation(images, target, case.tokens_read)
             scores = vitreous.explain(model, images, "tokentm", target).scores["tokentm"]
             torch.testing.assert_close(scores, expected[:, case.prefix :], **case.agrees)
-        else:
-            with pytest.raises(UnsupportedModelError, match=r"linear projection.*Methods that work on it: .*rollout"):
-                vitreous.explain(model, images, "tokentm", target)
+        else:  # more than W_O lies between heads and stream: tests/architecture/test_head_paths.py compares such maps
+            scores = vitreous.explain(model, images, "tokentm", target).scores["tokentm"]
+            assert (scores.std(dim=1) > 1e-6 * scores.abs().amax(dim=1)).all()
 
-    def test_decompositions_agree_with_written_out_vectors_or_say_what_they_miss(self, case: Family) -> None:
+    def test_decompositions_agree_with_written_out_vectors(self, case: Family) -> None:
         model, images, methods = case.model(), case.images(), ["globenc", "alti", "alti:setting=original"]
         if case.tokentm:
             reference = Decomposition(case.reference(model, frozen=True), images)
@@ -296,8 +296,8 @@ class FamilyChecks:
                 torch.testing.assert_close(explanation.scores[method], expected, **case.agrees)
                 assert (expected.std(dim=1) > 1e-6 * expected.amax(dim=1)).all()
         else:
-            with pytest.raises(UnsupportedModelError, match=r"linear projection.*Methods that work on it: .*rollout"):
-                vitreous.explain(model, images, "globenc")
+            scores = vitreous.explain(model, images, "globenc").scores["globenc"]
+            assert (scores.std(dim=1) > 1e-6 * scores.abs().amax(dim=1)).all()
 
     def test_frozen_parameters_and_no_grad_change_nothing(self, case: Family) -> None:
         model, images, methods = case.model(), case.images(), ["rollout", "decompx"]

@@ -136,7 +136,8 @@ def test_bytes_are_those_of_tensors_alive_together(model):
         # A once per block below the last; in the backward pass of those but the first dA and the gradient of the
         # scores; to be read dA once more (one above the least: it is gone by then) and its mean over heads.
         ("gae", TO_FIRST_ATTENTION, DEPTH, 3 * (DEPTH - 1) + 2 * (DEPTH - 2)),
-        ("tokentm", TO_FIRST_ATTENTION, DEPTH, 3 * (DEPTH - 1) + 2 * (DEPTH - 2)),
+        # Its other softmax per block is over the tokens' cosines (NECC), one row for every head.
+        ("tokentm", TO_FIRST_ATTENTION, 2 * DEPTH, 3 * (DEPTH - 1) + 2 * (DEPTH - 2)),
     ],
 )
 def test_methods_do_no_more_than_this(model, spelling, backward_products, softmaxes, matrices):

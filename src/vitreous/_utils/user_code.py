@@ -89,7 +89,7 @@ def _is_installed(file: Path, beside: Path) -> bool:
     folder = beside.parent
     if not _INSTALLED.isdisjoint((folder.name, *file.relative_to(folder).parts)):
         return True
-    places = map(Path, (sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), str(Path(__file__).parent)))
+    places = map(Path, (sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])))
     # An environment that one's own file is inside of says nothing: a home may be one, as with conda.
     return any(place in file.parents and place not in beside.parents for place in places)
 

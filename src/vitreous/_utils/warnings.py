@@ -7,7 +7,7 @@ import os
 import warnings
 from pathlib import Path
 
-_INSIDE = f"{Path(__file__).parent}{os.sep}"
+_INSIDE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def warn_caller(message: str) -> None:

@@ -56,7 +56,7 @@ def evaluate(
 
     Examples:
         >>> import vitreous
-        >>> results = vitreous.evaluate(model, "labelled:images", "chefer-2021-perturbation", ["gae", "rollout"])
+        >>> results = vitreous.evaluate(model, "labelled:photos", "chefer-2021-perturbation", ["gae", "rollout"])
         >>> results.methods, len(results.images)
         (('gae', 'rollout'), 2)
     """
