@@ -288,10 +288,17 @@ def test_rows_as_json(rows):
     assert (row["method"], row["passes"], row["peer"]) == ("ixg", "1 forward, 1 backward", None)
 
 
+class Logarithm(nn.Module):
+    """A step that is no linear map with factors of its own."""
+
+    def forward(self, values):
+        return torch.log1p(values.square())
+
+
 def test_a_method_that_the_model_cannot_serve_is_a_row_with_the_reason():
     model, images = small_vit(dtype=torch.float32), random_images(dtype=torch.float32)
     for block in model.blocks:
-        block.attn.proj = nn.Sequential(block.attn.proj, nn.Tanh())
+        block.attn.proj = nn.Sequential(block.attn.proj, Logarithm())
     refused, served = measure_speed(model, images, ["tokentm", "ixg"], repeats=1)
     assert refused.reason.startswith("in block 0 no linear map leads")
     assert "Methods that" not in refused.reason
