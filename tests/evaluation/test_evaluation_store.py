@@ -455,7 +455,7 @@ class TestLocks:
 WRITER = textwrap.dedent("""
     import sys, time
     from pathlib import Path
-    sys.path[:0] = [{tests!r}]
+    sys.path[:0] = {paths!r}
     from test_evaluation_store import create, table, RUN, SilentProgress, replace, worker_loop
     store = create(Path(sys.argv[1]), replace(RUN, images=3000, shard_size=10))
     left = iter(range({most}))
@@ -473,7 +473,8 @@ WRITER = textwrap.dedent("""
 
 def writer(folder, most):
     """A process that computes up to so many shards, as soon as it is told a line."""
-    script = WRITER.format(tests=str(Path(__file__).parents[1] / "support"), most=most)
+    here = Path(__file__).parent
+    script = WRITER.format(paths=[str(here), str(here.parent / "support")], most=most)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", script, str(folder)], **pipes)
     assert process.stdout.readline() == "ready\n"
