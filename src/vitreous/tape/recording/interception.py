@@ -85,6 +85,16 @@ class TorchCall:
         changed._place = self._place
         return changed.proceed()
 
+    def rest_of_first(self) -> Callable[[Tensor], Tensor]:
+        """The handlers behind the running one, and the function, as a function of the first argument."""
+        function, others, kwargs, rest = self.function, self.args[1:], self.kwargs, self._handlers[self._place :]
+
+        def rest_of_first(value: Tensor) -> Tensor:
+            result: Tensor = TorchCall(function, (value, *others), kwargs, rest).proceed()
+            return result
+
+        return rest_of_first
+
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by its position or name."""
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)

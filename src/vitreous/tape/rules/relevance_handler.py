@@ -213,11 +213,10 @@ class RelevanceHandler:
 
     def on_normalize(self, call: TorchCall) -> Any:
         """Vectors of length 1: as other norms, this passes relevance on unchanged."""
-        vectors, *options = call.args
-        if not self._watches(vectors):
+        if not self._watches(call.args[0]):
             return call.proceed()
         self._gap("it gives its vectors length 1 by normalize()", self._scaling)
-        return self._follow(LengthCall(lambda values: call.proceed_with((values, *options), call.kwargs)), vectors)
+        return self._follow(LengthCall(call.rest_of_first()), call.args[0])
 
     def on_unknown_before_blocks(self, call: TorchCall) -> Any:
         """Attention and softmax before the blocks, which have no rule there."""
