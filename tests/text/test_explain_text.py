@@ -190,9 +190,7 @@ class TestUsualMethods:
 
     def test_one_that_the_model_does_not_allow_is_left_out_with_the_reason(self):
         pair = build("deberta"), small_tokenizer()
-        with pytest.warns(
-            UserWarning, match=r"gradtoken is left out: .*more than q and k"
-        ) as told:
+        with pytest.warns(UserWarning, match=r"gradtoken is left out: .*more than q and k") as told:
             explanation = vitreous.explain_text(pair, [SHORT, TEXT])
         assert [warning.filename for warning in told] == [__file__]
         assert explanation.methods == ("tokentm", "decompx.skipplus")
