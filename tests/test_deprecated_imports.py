@@ -16,7 +16,7 @@ import vitreous
         ("vitreous.benchmark.measuring", "measure"),
         ("vitreous.benchmark.results", "Results"),
         ("vitreous.benchmark.run", "ModelChoice"),
-        ("vitreous.benchmark.starting", "Options"),
+        ("vitreous.benchmark.starting", "Model"),
         ("vitreous.benchmark.statistics", "paired"),
         ("vitreous.benchmark.store", "Store"),
         ("vitreous.benchmark.summary", "summarise"),

@@ -128,7 +128,7 @@ def test_a_usual_method_that_the_model_does_not_allow_is_a_line_on_standard_erro
     assert json.loads(result.stdout)["methods"] == ["tokentm", "decompx.skipplus"]
     lines = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
     assert len(lines) == 1
-    assert "gradtoken is left out: the scores of its attention" in lines[0]
+    assert "gradtoken is left out: its attention matrices are made of more than q and k" in lines[0]
 
 
 @pytest.mark.parametrize("problem", ["regression", "multi_label_classification", None])

@@ -143,7 +143,7 @@ class HeadMaps:
             given = [each for each in given if each.comes_from(heads)]
             kind = self._kind(step, value, given)
             if kind is None:
-                source = self._handed_on(heads, step, given)
+                source = self._handed_on(heads, step, value, given)
             else:
                 factors = [trace.values[index] for index in step.operands if trace.values[index].comes_from(heads)]
                 source = given[0] if len(factors) == 1 else self._weighed(heads, step, factors)
@@ -175,10 +175,12 @@ class HeadMaps:
             return "centre"
         raise NotLinearError(f"what they give goes several ways, which meet in {step.operation}()")
 
-    def _handed_on(self, heads: Value, step: Step, given: list[Value]) -> Value:
-        """Which of its operands a step hands on."""
+    def _handed_on(self, heads: Value, step: Step, result: Value, given: list[Value]) -> Value:
+        """Which of its operands a step hands on; O itself where parts of it, moved alone, are put together again."""
         if len(given) == 1:
             return given[0]
+        if step.operation in JOIN and replay(self._trace, heads, result) is not None:
+            return heads
         ways = self._linear_ways(heads, given)
         if len(ways) == 1 and step.operation in JOIN:
             return ways[0]
