@@ -59,7 +59,7 @@ def tiny(data: Path, image_size: int) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def data() -> Path:
-    folder = Path(__file__).parents[2] / "shared" / "data"
+    folder = Path(__file__).parents[3] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"the development data is not at {folder}")
     return folder
