@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 
 from nothing_skipped import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # pytest finds them here
+from vitreous.explanation.views import _views
 from vitreous.methods.registry import _methods
+from vitreous.tape.rules import RULES
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -33,11 +35,13 @@ def shared() -> Path:
 
 @pytest.fixture
 def registry():
-    """What a test registers is forgotten again."""
-    before = dict(_methods)
+    """The methods, rules and figures that a test registers are forgotten again."""
+    tables = (_methods, RULES, _views)
+    before = [dict(table) for table in tables]
     yield
-    _methods.clear()
-    _methods.update(before)
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
 
 
 @pytest.fixture
