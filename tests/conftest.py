@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from PIL import Image
 
 from nothing_skipped import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # pytest finds them here
-from vitreous.explanation.views import _views
+from vitreous.explanation.views import _PROVIDERS, _views
 from vitreous.methods.registry import _methods
 from vitreous.tape.rules import RULES
 
@@ -36,6 +37,8 @@ def shared() -> Path:
 @pytest.fixture
 def registry():
     """The methods, rules and figures that a test registers are forgotten again."""
+    for provider in _PROVIDERS:
+        import_module(provider)  # they register once, when they are imported
     tables = (_methods, RULES, _views)
     before = [dict(table) for table in tables]
     yield
