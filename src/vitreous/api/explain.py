@@ -19,11 +19,12 @@ from vitreous.errors import InputError, MethodError
 from vitreous.explanation.explanation import Explanation, with_deferred_logits
 from vitreous.explanation.provenance import collect_provenance
 from vitreous.inputs.class_names import class_indices
-from vitreous.inputs.outputs import OutputActivation, check_outputs, scale_of
+from vitreous.inputs.outputs import OutputActivation, check_outputs
 from vitreous.inputs.targets import Target
 from vitreous.methods.spelling import Recipe, parse
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.input_pictures import InputPictures, input_pictures
+from vitreous.models.loaded import settled_outputs
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.models.wrap_model import known_class_names
 
@@ -113,8 +114,7 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
     recipes, network = find_recipes(methods), network_of(model)
     pixels, _ = find_pixels(model, network, images)
 
-    outputs = model.outputs or scale_of(network) or "logits"
-    settings = RunSettings(black_pixel(model, pixels), outputs=outputs, stage=model.stage)
+    settings = RunSettings(black_pixel(model, pixels), outputs=settled_outputs(model).outputs, stage=model.stage)
     result = run_in_evaluation(network, lambda one: run_on_images(one, pixels, recipes, target, None, settings))
     return _explanation(model, pixels, recipes, result)
 

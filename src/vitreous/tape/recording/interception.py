@@ -81,9 +81,7 @@ class TorchCall:
 
     def proceed_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the next handler with other arguments."""
-        changed = TorchCall(self.function, args, kwargs, self._handlers)
-        changed._place = self._place
-        return changed.proceed()
+        return TorchCall(self.function, args, kwargs, self._handlers[self._place :]).proceed()
 
     def rest_of_first(self) -> Callable[[Tensor], Tensor]:
         """The handlers behind the running one, and the function, as a function of the first argument."""
