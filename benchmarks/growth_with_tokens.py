@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous.methods import list_methods
-from vitreous.methods.cost import cost_of
+from vitreous.methods.registry import cost_of
 from vitreous.speed.memory import peak_memory
 
 YARDSTICK = "forward+backward"

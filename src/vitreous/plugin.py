@@ -28,7 +28,7 @@ from vitreous._utils.user_code import run_user_file
 from vitreous._utils.warnings import warn_caller
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register
-from vitreous.methods.plugin_errors import line_in
+from vitreous.methods.checked_view import line_in
 from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.recording.plan import Objective
 from vitreous.tape.rules import RULES

@@ -17,7 +17,7 @@ from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import frozen_copy
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.evaluation.runner.selection import spelled_out
-from vitreous.methods.cost import cost_of
+from vitreous.methods.registry import cost_of
 from vitreous.methods.spelling import parse
 from vitreous.speed import SpeedRow, measure_speed
 from vitreous.speed.counting import Passes, counted_passes, whole_pass

@@ -12,9 +12,8 @@ from vitreous._utils.text import close_match
 from vitreous.errors import MethodError
 from vitreous.methods import MatrixReadout, MethodInfo, Procedure, Readout, View, method_info
 from vitreous.methods.aggregation import AGGREGATIONS, Aggregation, OneLayer, Propagate, Rollout
-from vitreous.methods.checked_view import CheckedView
+from vitreous.methods.checked_view import CheckedView, plugin_errors
 from vitreous.methods.options import OptionInfo, options_of
-from vitreous.methods.plugin_errors import plugin_errors
 from vitreous.tape import Needs
 
 

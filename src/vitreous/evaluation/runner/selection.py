@@ -11,8 +11,7 @@ from vitreous.api.explain import explain
 from vitreous.api.method_trials import try_methods
 from vitreous.errors import MethodError, RefusedMethodsError
 from vitreous.methods import list_methods
-from vitreous.methods.cost import cost_of
-from vitreous.methods.registry import FAMILIES
+from vitreous.methods.registry import FAMILIES, cost_of
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel
 from vitreous.models.loaded import settled_outputs
