@@ -22,10 +22,9 @@ from torch import Tensor
 
 from vitreous._utils.defaults import PLUGIN_ENTRY_POINTS
 from vitreous._utils.error_boundary import described_error
-from vitreous._utils.paths import expanded
-from vitreous._utils.text import close_match
+from vitreous._utils.storage import expanded
+from vitreous._utils.text import close_match, warn_caller
 from vitreous._utils.user_code import run_user_file
-from vitreous._utils.warnings import warn_caller
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register
 from vitreous.methods.checked_view import line_in

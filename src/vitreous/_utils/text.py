@@ -1,9 +1,16 @@
-"""Words for messages: what an error of another library says in one line, close matches, printable names."""
+"""Words for messages: what an error of another library says in one line, close matches, printable names.
+
+Warnings that point at the line which called the library, however deep inside of it they arise.
+"""
 
 from __future__ import annotations
 
 import difflib
+import inspect
+import os
+import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
 _LONGEST = 200
 
@@ -31,3 +38,14 @@ def close_match(word: str, words: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """Return a text with an escape for everything in it that UTF-8 does not know."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+_INSIDE = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+def warn_caller(message: str) -> None:
+    """Warn about what a caller of the library asked for."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitreous._utils.paths import expanded
+from vitreous._utils.storage import expanded
 from vitreous._utils.text import close_match
 from vitreous.errors import DataError
 

@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
-from vitreous._utils.paths import expanded
+from vitreous._utils.storage import expanded
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.datasets import DataSet
-from vitreous.evaluation.engines.local import run_locally
-from vitreous.evaluation.engines.worker import ProgressCallback, SilentProgress
+from vitreous.evaluation.engines.local import ProgressCallback, SilentProgress, run_locally
 from vitreous.evaluation.options import EvaluateOptions, resolve_options
 from vitreous.evaluation.protocols import Protocol
 from vitreous.evaluation.report.results import Results
-from vitreous.evaluation.runner.context import EvaluationContext
-from vitreous.evaluation.runner.prepare_run import Model, prepare_run
-from vitreous.evaluation.runner.selection import WHITE_BOX
+from vitreous.evaluation.runner.measure import EvaluationContext
+from vitreous.evaluation.runner.prepare_run import WHITE_BOX, Model, prepare_run
 from vitreous.evaluation.store.store import Store
 
 

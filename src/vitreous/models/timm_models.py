@@ -11,7 +11,7 @@ from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 from timm.models import model_entrypoint, split_model_name_tag
 from torch import nn
 
-from vitreous._utils.paths import expanded
+from vitreous._utils.storage import expanded
 from vitreous._utils.text import close_match, reason_of
 from vitreous.errors import ModelError
 from vitreous.models import hub

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous._utils.text import reason_of
 from vitreous.errors import MissingDependencyError, VitreousError
-from vitreous.evaluation.engines.worker import ProgressCallback, missing_shards, worker_loop
+from vitreous.evaluation.engines.local import ProgressCallback, missing_shards, worker_loop
 from vitreous.evaluation.store.run import Run, RunError, Shard
 from vitreous.evaluation.store.store import Claim, Store
 
@@ -64,8 +64,8 @@ def compute_by_name(run: Run, shard: Shard, folder: str) -> pa.Table:
         shard: which images.
         folder: what relative paths of models start from: the driver's working folder.
     """
-    from vitreous.evaluation.runner.context import open_context  # noqa: PLC0415
-    from vitreous.evaluation.runner.measure import compute_shard  # noqa: PLC0415  # torch is imported by workers alone
+    # torch is imported by workers alone
+    from vitreous.evaluation.runner.measure import compute_shard, open_context  # noqa: PLC0415
 
     with suppress(OSError):
         os.chdir(folder)
