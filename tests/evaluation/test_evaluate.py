@@ -20,7 +20,7 @@ from small_models import small_vit
 from vitreous.datasets import Shuffled, open_dataset
 from vitreous.datasets.folders import MaskedFolder
 from vitreous.errors import ModelError, ProtocolError
-from vitreous.evaluation.engines.local import SilentProgress
+from vitreous.evaluation.engines import SilentProgress
 from vitreous.evaluation.protocols import find_protocol, list_protocols
 from vitreous.evaluation.runner import adapters
 from vitreous.evaluation.runner import prepare_run as starting

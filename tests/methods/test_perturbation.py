@@ -16,7 +16,8 @@ from small_models import PATCHES, golden_model, largest_difference, random_image
 from vitreous.architecture import find_architecture
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.methods import View
-from vitreous.methods.masks import (
+from vitreous.methods.occlusion import Occlusion
+from vitreous.methods.perturbation import (
     PerturbationMethod,
     balanced,
     blocks_of_patches,
@@ -25,7 +26,6 @@ from vitreous.methods.masks import (
     windows,
     windows_within,
 )
-from vitreous.methods.occlusion import Occlusion
 from vitreous.methods.rise import Hsic, Rise
 from vitreous.methods.spelling import parse
 from vitreous.methods.surrogate import Lime, coalitions

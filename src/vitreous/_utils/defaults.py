@@ -1,7 +1,4 @@
-"""Defaults, choices and help texts that several parts share; no heavy imports.
-
-Lists of methods as users type them, on the command line and in the page; no heavy imports.
-"""
+"""Defaults, choices, help texts and lists of methods that several parts share; no heavy imports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Folders of results that are either complete and checked, or not there at all.
-
-Places as people write them.
-"""
+"""Folders of results that are either complete and checked, or not there at all; and paths as people write them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """``explain``: images in, an ``Explanation`` out; any model, any number of methods, one forward pass.
 
-Faster runs: bfloat16, for methods whose maps keep their order, and compiled models for perturbation methods.
+``precision`` and ``compile`` make runs faster: bfloat16 for methods whose maps keep their order, compiled models for
+perturbation methods.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.defaults import DEFAULT_METHODS
-from vitreous._utils.text import shown, warn_caller
+from vitreous._utils.messages import shown, warn_caller
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.api.method_trials import try_methods
 from vitreous.api.run_methods import RawResult, RunSettings, run_on_images

@@ -1,6 +1,6 @@
-"""Norms as linear maps: what LayerNorm and RMSNorm do to a part of a token, the whole token's deviation held fixed.
+"""Norms: where the norms of a stage's blocks stand, and LayerNorm and RMSNorm as linear maps.
 
-The norms of the blocks of one stage: where they stand, and what they are given.
+As a linear map, a norm acts on a part of a token with the whole token's deviation held fixed.
 """
 
 from __future__ import annotations

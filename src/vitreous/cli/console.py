@@ -1,6 +1,6 @@
-"""Terminal output: results go to standard output, everything else to standard error.
+"""Terminal output: results go to standard output, messages and progress to standard error.
 
-Progress on standard error: a bar or a status line on a terminal, plain lines at intervals elsewhere.
+Progress is a bar or a status line on a terminal, and plain lines at intervals elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from vitreous._utils.text import printable
+from vitreous._utils.messages import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

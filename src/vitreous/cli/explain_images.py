@@ -1,6 +1,6 @@
 """Explain image files in batches and save the results. A broken image is reported and the others are explained.
 
-Image files as they are named on the command line: files, folders, and the image that is shipped.
+Images are named as files, as folders, or as ``demo``, the image that is shipped.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous._utils.defaults import DEFAULT_METHODS, DEFAULT_OPACITY, split_spellings
+from vitreous._utils.messages import close_match
 from vitreous._utils.storage import expanded
-from vitreous._utils.text import close_match
 from vitreous.cli.console import plain_warnings, print_line, stderr_console, stdout_console
 from vitreous.cli.console import steps as show_steps
 from vitreous.cli.options import (

@@ -1,7 +1,5 @@
 """``vitreous methods``, ``models``, ``protocols`` and ``datasets``: list what there is.
 
-The catalog: what methods, protocols, models and data sets there are, as JSON values.
-
 ``catalog.json`` holds the catalog of this version, so that listing commands answer without importing torch. It is
 written by ``scripts/write_catalog.py`` from the registries; a test compares the two.
 """

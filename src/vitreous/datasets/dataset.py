@@ -1,7 +1,4 @@
-"""What every data set can do: list its images or texts by name, load one at a time, and be shuffled.
-
-Data sets by name: finds every kind in the modules of this package and opens ``KIND:PATH``.
-"""
+"""What every data set can do, and data sets by name (``KIND:PATH``)."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vitreous._utils.messages import close_match
 from vitreous._utils.storage import expanded
-from vitreous._utils.text import close_match
 from vitreous.errors import DataError
 
 Mask = NDArray[np.int16]

@@ -1,7 +1,4 @@
-"""Data sets of image files: listing, reading and telling files with other content apart.
-
-Reads masks: the numbers that are stored in a file, or, where black means background, the colours that it shows.
-"""
+"""Data sets of image files: listing and reading images and masks, and telling files with other content apart."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitreous._utils.text import printable
+from vitreous._utils.messages import printable
 from vitreous.datasets.dataset import IGNORED, DataSet, Mask, Sample
 from vitreous.datasets.lists import ListError
 from vitreous.errors import DataError

@@ -1,6 +1,7 @@
-"""The kind ``imagenet-seg``: ImageNet-Segmentation, photos and masks of one object in one HDF5 file.
+"""Segmentation sets of ImageNet photos: the kinds ``imagenet-seg`` and ``imagenet-s``.
 
-The kind ``imagenet-s``: ImageNet-S, validation photos of ImageNet with the classes of their pixels.
+``imagenet-seg`` is ImageNet-Segmentation, photos and masks of one object in one HDF5 file; ``imagenet-s`` is
+ImageNet-S, validation photos with the classes of their pixels.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 from PIL import Image
 
-from vitreous._utils.error_boundary import errors_as
-from vitreous._utils.text import reason_of
+from vitreous._utils.messages import errors_as, reason_of
 from vitreous.datasets.dataset import IGNORED, DataSet, Mask, Sample
 from vitreous.datasets.files import FileDataSet, Item, by_stem, check_mask, photo_names, read_values, renumbered
 from vitreous.datasets.imagenet import imagenet_indices, imagenet_names, wordnet_folders

@@ -10,7 +10,7 @@ from typing import Unpack
 from vitreous._utils.storage import expanded
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.datasets import DataSet
-from vitreous.evaluation.engines.local import ProgressCallback, SilentProgress, run_locally
+from vitreous.evaluation.engines import ProgressCallback, SilentProgress, run_locally, run_on_ray
 from vitreous.evaluation.options import EvaluateOptions, resolve_options
 from vitreous.evaluation.protocols import Protocol
 from vitreous.evaluation.report.results import Results
@@ -74,8 +74,6 @@ def compute(store: Store, context: EvaluationContext, options: EvaluateOptions, 
     if options["retry_failed"]:
         store.forget_failed(progress.notice)
     if options["engine"] == "ray":
-        from vitreous.evaluation.engines.ray import run_on_ray  # noqa: PLC0415  # its package is an extra
-
         run_on_ray(store, progress, tasks=options["workers"])
     else:
         run_locally(store, context, progress, workers=options["workers"] or 1)

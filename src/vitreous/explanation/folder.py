@@ -1,6 +1,6 @@
 """The folder of a saved explanation: its files, their names, writing and reading.
 
-How photos were prepared, as a saved folder tells it: every value is checked before it is believed.
+Every stored value is checked before it is used, also how photos were preprocessed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous._utils.error_boundary import errors_as
+from vitreous._utils.messages import errors_as, reason_of
 from vitreous._utils.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
-from vitreous._utils.text import reason_of
 from vitreous.errors import ModelError, VitreousError
 from vitreous.explanation.views import find_view
 from vitreous.inputs.patch_geometry import PatchGeometry

@@ -1,6 +1,6 @@
-"""The scaffold of every page: the Jinja2 environment, and the parts that pages share.
+"""The scaffold of every page: the Jinja2 environment, and the parts and line charts that pages share.
 
-Line charts as SVG inside a page: they take the page's colours, light or dark.
+Charts are SVG inside the page and take its colours, light or dark.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from markupsafe import Markup
 from markupsafe import escape as _escape
 from PIL import Image
 
-from vitreous._utils.text import printable
+from vitreous._utils.messages import printable
 from vitreous.pictures.colours import line_style, ramp
 
 _RAMP = 144  # pixels across a legend

@@ -1,10 +1,8 @@
-"""Where in the model's input the patches of a grid are centred, and maps enlarged to pixels accordingly.
+"""Where the patches of a grid are centred in the model's input, and where the input lies in the photo.
 
-Patches that are cut side by side are equal cells of the input, and need none of this. The receptive fields of a
-convolutional stem are shifted against such cells, those of overlapping patches are closer together, and a model that
-crops or pads its input has them elsewhere.
-
-Where in a photo the part lies that a model sees, and maps of that part laid out in the photo's own pixels.
+Patches that are cut side by side are equal cells of the input. The receptive fields of a convolutional stem are shifted
+against such cells, those of overlapping patches are closer together, and a model that crops or pads its input has them
+elsewhere. Maps are enlarged to pixels accordingly, of the input or of the whole photo.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Methods that read attention matrices: raw attention, Rollout, AttCAM, GAE and GradSAM.
+"""Methods that read attention matrices and their gradients.
 
-Gradients of attention alone: AGCAM [leem2024attention][] and LeGrad [bousselham2024legrad][].
+Raw attention, Rollout, AttCAM, GAE and GradSAM read both; AGCAM [leem2024attention][] and LeGrad
+[bousselham2024legrad][] read gradients of attention alone.
 """
 
 from __future__ import annotations

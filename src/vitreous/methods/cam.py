@@ -1,6 +1,4 @@
-"""Class activation maps on tokens; ``activation_maps`` says what is read.
-
-Read-outs of class activation maps on tokens: Grad-CAM and its relatives, and Eigen-CAM.
+"""Class activation maps on tokens: Grad-CAM and its relatives, and Eigen-CAM.
 
 With activations A (token i, channel k) at a layer and G = dy_c/dA, a map is Σ_k of what the method makes of A and G.
 Two conventions are in use. ``pytorch_grad_cam``: A is the output of a block's first norm, patches only, and the map is

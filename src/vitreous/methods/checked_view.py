@@ -1,6 +1,7 @@
-"""The view of a method that is not of this package: it says what the method reads and did not declare.
+"""Checks of methods that are not of this package.
 
-Errors in methods that are not of this package: they name the method, its file and line, and what is wrong.
+Their view says what the method reads and did not declare; their errors name the method, its file and line, and what is
+wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitreous._utils.error_boundary import described_error
+from vitreous._utils.messages import described_error
 from vitreous.errors import MethodError, VitreousError
 from vitreous.methods.readout import Readout
 from vitreous.methods.registry import MethodInfo

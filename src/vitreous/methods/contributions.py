@@ -5,8 +5,6 @@ token i is Σ_j T_i(x_j) and biases, with T_i(x_j) = Σ_h A_hij v_hj W_O^h + 1{i
 et al. 2022; Ferrando et al. 2022). The residual connection is one more head here, which attends to itself alone and
 carries the token; a norm gives other vectors, weighed by 1 over the deviation of token i. So in all cases
 T_i(x_j) = Σ_t w_tij f_tj over a few terms t, and lengths and distances are worked out from w and f.
-
-The parts of a block that decompositions take as linear maps.
 """
 
 from __future__ import annotations

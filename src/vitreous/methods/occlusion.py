@@ -1,8 +1,7 @@
-"""Sliding windows over the patches: occlusion hides the window, PAMI hides everything else.
+"""One patch or window at a time: occlusion, PAMI and AtMan.
 
-Occlusion is [zeiler2014visualizing][], PAMI is [shi2023pami][].
-
-AtMan [deiseroth2023atman][]: the drop of the output when attention to a patch is suppressed.
+Occlusion [zeiler2014visualizing][] hides the window, PAMI [shi2023pami][] hides everything else, AtMan
+[deiseroth2023atman][] suppresses the attention to it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.methods.masks import (
+from vitreous.methods.options import MOST_EVALUATIONS, AtMost
+from vitreous.methods.perturbation import (
     By,
     PatchMasks,
     PerturbationMethod,
@@ -23,7 +23,6 @@ from vitreous.methods.masks import (
     windows,
     windows_within,
 )
-from vitreous.methods.options import MOST_EVALUATIONS, AtMost
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs

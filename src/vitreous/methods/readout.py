@@ -1,7 +1,4 @@
-"""Read-outs: what is read at one layer, either a score for every token or a matrix between tokens.
-
-Maps of pixels, and what becomes of them where a map of patches is wanted.
-"""
+"""Read-outs: what is read at one layer, a score for every token or a matrix between tokens; and maps of pixels."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote_plus
 
-from vitreous._utils.text import close_match
+from vitreous._utils.messages import close_match
 from vitreous._utils.user_code import source_hash
 from vitreous.errors import MethodError
 from vitreous.methods.options import OptionInfo, options_of

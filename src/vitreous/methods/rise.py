@@ -1,6 +1,7 @@
-"""RISE [petsiuk2018rise][]: the average of random masks, weighted by the model's output under them.
+"""Random masks, weighted by the model's output: RISE and HSIC attribution.
 
-HSIC attribution [novello2022making][]: how much the output depends on the presence of a patch.
+RISE [petsiuk2018rise][] averages the masks by the output under them; HSIC [novello2022making][] asks how much the
+output depends on the presence of a patch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import MethodError
-from vitreous.methods.masks import (
+from vitreous.methods.occlusion import Of, Painting
+from vitreous.methods.options import MOST_EVALUATIONS, AtMost
+from vitreous.methods.perturbation import (
     By,
     CellMasks,
     Masks,
@@ -23,8 +26,6 @@ from vitreous.methods.masks import (
     masked_outputs,
     seeded,
 )
-from vitreous.methods.occlusion import Of, Painting
-from vitreous.methods.options import MOST_EVALUATIONS, AtMost
 from vitreous.methods.readout import Resolution, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View

@@ -1,6 +1,6 @@
-"""Spellings: ``name[.aggregation...][:option=value,...]``, the same everywhere, and the recipe one stands for.
+"""Spellings: ``name[.aggregation...][:option=value,...]``, the same everywhere; their recipe and its cost.
 
-The cost of a method: how many passes it takes, and how deep they go; derived from what its read-out needs.
+The cost is how many passes a method takes and how deep they go, derived from what its read-out needs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous._utils.text import close_match
+from vitreous._utils.messages import close_match
 from vitreous.errors import MethodError
 from vitreous.methods import MatrixReadout, MethodInfo, Procedure, Readout, View, method_info
 from vitreous.methods.aggregation import AGGREGATIONS, Aggregation, OneLayer, Propagate, Rollout

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from vitreous._utils.tensors import in_float64
 from vitreous.errors import MethodError
-from vitreous.methods.masks import (
+from vitreous.methods.occlusion import Of, Painting
+from vitreous.methods.perturbation import (
     By,
     PatchMasks,
     PerturbationMethod,
@@ -23,7 +24,6 @@ from vitreous.methods.masks import (
     seeded,
     uniform,
 )
-from vitreous.methods.occlusion import Of, Painting
 from vitreous.methods.registry import register
 from vitreous.methods.rise import Budget, Seed
 from vitreous.methods.view import View

@@ -1,6 +1,6 @@
 """ViT-CX [xie2023vit][]: the patches' own features as masks, weighted by the causal effect of showing nothing else.
 
-Bilinear upsampling of patch maps to pixels, and properties of the large maps computed without building them.
+The masks are patch maps enlarged to pixels; what is needed of the large maps is computed without building them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 from vitreous._utils.tensors import exact, in_float64
 from vitreous.errors import MethodError
 from vitreous.inputs.patch_geometry import PatchGeometry, interpolations
-from vitreous.methods.masks import PerturbationMethod, all_targets, original_output, seeded
 from vitreous.methods.options import MOST_EVALUATIONS
+from vitreous.methods.perturbation import PerturbationMethod, all_targets, original_output, seeded
 from vitreous.methods.readout import Resolution, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View

@@ -1,7 +1,4 @@
-"""Models by name: the one function that turns ``demo``, ``timm/...`` or the like into a model ready for photos.
-
-Loads a user's own network: a function in a Python file that builds it, and weights from a file where asked for.
-"""
+"""Models by name: ``demo``, ``timm/...``, ``hf/...`` or ``py/FILE:function`` to a model ready for photos."""
 
 from __future__ import annotations
 
@@ -17,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vitreous._utils.error_boundary import errors_as
+from vitreous._utils.messages import errors_as, reason_of
 from vitreous._utils.storage import expanded
-from vitreous._utils.text import reason_of
 from vitreous._utils.user_code import run_user_file, source_hash
 from vitreous.errors import ModelError, VitreousError
 from vitreous.models.checkpoints import load_strictly, read_checkpoint

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous._utils.text import shown
+from vitreous._utils.messages import shown
 from vitreous.errors import InputError, ModelError
 from vitreous.inputs.images import MAX_PIXELS
 from vitreous.inputs.patch_geometry import Frame

@@ -1,6 +1,6 @@
 """A network that a caller brings, with what is known of how photos become its input.
 
-A model with one output for "yes" as a model of two classes, so that either answer can be explained.
+``binary`` makes a model with one output for "yes" a model of two classes, so that either answer can be explained.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vitreous._utils.error_boundary import errors_as
+from vitreous._utils.messages import errors_as
 from vitreous.errors import InputError, ModelError, UnsupportedModelError
 from vitreous.models.hf_models import class_names_of, image_size_of
 from vitreous.models.loaded import LoadedModel

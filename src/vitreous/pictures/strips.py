@@ -1,6 +1,7 @@
-"""Strips: maps of one image that differ in depth, head or start layer, as arrays; ``strips_figure`` draws them.
+"""Maps of one image that differ in depth, head or start layer, and what a block does to its tokens, as arrays.
 
-What a block does to its tokens (TokenTM, figures 1 and 2): attention, change of length, change of direction.
+``strips_figure`` draws the first. The second is TokenTM's figures 1 and 2: attention, change of length and
+direction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """``measure_speed``: methods, plain passes and peers, measured beside each other in one process.
 
-A job run once, before it is timed: what it answers, the passes it makes and the memory it takes.
-
-A measurement as it is asked for by name, and as it is kept: rows with date, versions and command.
+A job is run once before it is timed, to see what it answers, the passes it makes and the memory it takes. Rows are kept
+with date, versions and command.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Seconds of jobs that are run in turn, so that a machine that slows down slows all of them.
+"""What a job costs: seconds, passes of the model, and peak memory.
 
-Counts the passes of a model that a job really makes, block by block.
-
-The most memory that a job holds at a time, as the allocator counts it: the same number on every machine.
+Jobs are timed in turn, so that a machine that slows down slows all of them. Passes are counted block by block. Memory
+is what the allocator counts, the same number on every machine.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
-"""Running a model with the attention that goes to some tokens damped (AtMan) or switched off.
+"""Running a model without some of its patches, or with less attention on them.
 
-Column j of the scores before the softmax belongs to key token j. A factor on it is a factor on key j and on
-the bias of its column, so fused attention stays fused.
-
-How patches can be removed from a model: dropped or hidden. It is run with patches in two orders to find out.
+True Token Masking drops the patches behind the position embedding: they are gone from the first block on, so the cost
+falls with the tokens kept. The model is not edited and is written for all tokens; where it brings a table with one row
+for every token of the whole picture (rotary positions, relative position bias, attention masks), the rows of the kept
+ones are taken when the table meets them.
 
 Which patches stay is a set. A block that works out positions from how many tokens it has (rotary ones, distances, a
 grid of neighbours) takes the kept ones for the first of a picture and raises no error; but to such a block their order
-matters. Where patches cannot be dropped they can be hidden, if blocks look at each other's tokens by attention alone.
+matters, so the model is run with patches in two orders to find out. Where patches cannot be dropped they can be hidden,
+if blocks look at each other's tokens by attention alone.
 
-True Token Masking: a model runs on some of the patches only, the others are dropped after the position embedding.
-
-Dropped tokens are really gone from the first block on, so the cost falls with the tokens kept. The model is not edited
-and is written for all tokens; where it brings a table with one row for every token of the whole picture (rotary
-positions, relative position bias, attention masks), the rows of the kept ones are taken when the table meets them.
+Damped attention (AtMan): column j of the scores before the softmax belongs to key token j. A factor on it is a factor
+on key j and on the bias of its column, so fused attention stays fused.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.messages import reason_of
 from vitreous._utils.tensors import HALF
-from vitreous._utils.text import reason_of
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.errors import UnsupportedModelError, VitreousError

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.defaults import DEFAULT_METHODS
-from vitreous._utils.text import warn_caller
+from vitreous._utils.messages import warn_caller
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.api.explain import find_recipes, run_allowed
 from vitreous.api.run_methods import RawResult, RunSettings, run_in_portions, run_methods

@@ -1,7 +1,4 @@
-"""Caches of results: everything computed for one photo or text with one model, and a store of bounded size for them.
-
-Uploaded photos: read within limits, identified by content, kept small; and the example photos of the page.
-"""
+"""What the page keeps: uploaded photos, and what was computed for a photo or text with a model, in bounded size."""
 
 from __future__ import annotations
 

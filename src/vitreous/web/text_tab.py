@@ -1,7 +1,4 @@
-"""The events of the text tab.
-
-Explanations of texts, independent of the page, each computed once.
-"""
+"""The text tab: its events, and the explanations behind them, each computed once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The evaluation report: everything that runs have found, in one self-contained HTML file.
-
-Results as text for other documents: Markdown, LaTeX, CSV and JSON.
-"""
+"""Reports of results: one self-contained HTML file, or text for other documents (Markdown, LaTeX, CSV, JSON)."""
 
 from __future__ import annotations
 

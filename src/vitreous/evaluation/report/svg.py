@@ -1,7 +1,4 @@
-"""Charts of the evaluation report: lines over an axis, and a radar of methods over metrics.
-
-The curves of a report: quantities over the steps of a protocol, and metrics over an option of a spelling.
-"""
+"""Charts of the evaluation report: curves over steps or over an option, and a radar of methods over metrics."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Results as tables of methods by metrics: Markdown, LaTeX and plain rows; for the terminal see ``report.terminal``.
+"""Results as tables of methods by metrics: Markdown, LaTeX, plain rows and the terminal.
 
 Tables for readers show shares of 0..1 in percent and mark the best value of every metric; rows hold the numbers as they
 are. A number without an interval, being of a single image, stands alone. Published numbers are a table of their own in
-every form, never rows among own results.
-
-Results as tables in a terminal, with as many metrics side by side as a line holds.
+every form, never rows among own results. In a terminal a table has as many metrics side by side as a line holds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From samples to rows: ``measure`` for any samples, ``compute_shard`` for a range of a run's data set.
 
-The model, the data set and the protocol of a run, opened once per process.
+The context of a run is its model, data set and protocol, opened once per process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from vitreous._utils.text import printable, reason_of
+from vitreous._utils.messages import printable, reason_of
 from vitreous._utils.user_code import source_hash
 from vitreous.datasets import DataSet, Shuffled, open_dataset
 from vitreous.datasets.dataset import Review, Sample, Things

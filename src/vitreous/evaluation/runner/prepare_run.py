@@ -1,6 +1,6 @@
 """``prepare_run``: from the arguments of ``evaluate`` to a run's folder and the context that its shards need.
 
-Which methods to run: spellings, and names of groups of methods.
+Methods are given as spellings or as names of groups.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.methods.masks import independent, patch_of_pixel, seeded
+from vitreous.methods.perturbation import independent, patch_of_pixel, seeded
 from vitreous.methods.readout import patch_sums
 from vitreous.speed.peers.peer import Peer, PeerInput, PeerMethod
 

@@ -5,8 +5,6 @@ patches of 8 x 8, of 4 x 16 or of 16 x 4 pixels. But the first row of pixels is 
 the first column in the first column. A convolution shows how many rows and columns of patches it makes, but not where
 they stand among the tokens, nor which part of the picture it read. The patches inside are checked by the receptive
 fields of some of them, in the same run, and by the order in which blocks leave them.
-
-How a picture becomes patches: the convolutions and poolings before the first block, one of which makes them.
 """
 
 from __future__ import annotations

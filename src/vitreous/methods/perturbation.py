@@ -1,6 +1,6 @@
-"""Masks: which parts of a picture stay. Drawn from a seed, the same for every image of a batch.
+"""Perturbation methods: run the model with parts of the image painted or dropped, in batches over images and masks.
 
-Perturbation methods: run the model with parts of the image painted or dropped, in batches over images and masks.
+Masks are drawn from a seed, the same for every image of a batch.
 """
 
 from __future__ import annotations

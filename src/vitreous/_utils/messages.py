@@ -1,7 +1,4 @@
-"""Words for messages: what an error of another library says in one line, close matches, printable names.
-
-Warnings that point at the line which called the library, however deep inside of it they arise.
-"""
+"""Errors and warnings in one sentence: messages of other libraries, close matches, the caller's line."""
 
 from __future__ import annotations
 
@@ -9,8 +6,11 @@ import difflib
 import inspect
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from vitreous.errors import VitreousError
 
 _LONGEST = 200
 
@@ -49,3 +49,27 @@ def warn_caller(message: str) -> None:
     while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+@contextmanager
+def errors_as(kind: type[VitreousError], problem: str) -> Iterator[None]:
+    """Turn every exception of the block that is not a ``VitreousError`` into one; interrupts pass.
+
+    Args:
+        kind: the type that callers expect.
+        problem: the beginning of the sentence; the type and the message of the exception follow in brackets.
+    """
+    try:
+        yield
+    except VitreousError:
+        raise
+    except MemoryError as error:
+        raise kind(f"{problem}: there is not enough memory") from error
+    except Exception as error:
+        raise kind(f"{problem} ({described_error(error)})") from error
+
+
+def described_error(error: BaseException) -> str:
+    """The type and the message of an exception on one line; a missing key's message alone says little."""
+    reason, name = reason_of(error), type(error).__name__
+    return name if reason == name else f"{name}: {reason}"
