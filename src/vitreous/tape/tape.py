@@ -132,9 +132,9 @@ class Tape:
         return frozenset(self._recorder.attention.unknown)
 
     @property
-    def mixed_scores(self) -> frozenset[int]:
-        """The blocks in which more is done to q kᵀ before the softmax than scaling, adding constants and hiding."""
-        return frozenset(self._recorder.attention.mixed)
+    def unfollowed_attention(self) -> frozenset[int]:
+        """The blocks whose attention is more than softmax(scale q kᵀ + bias) v; L is attention after the last block."""
+        return frozenset(self._recorder.attention.unfollowed)
 
     @property
     def unknown_keys(self) -> frozenset[int]:
