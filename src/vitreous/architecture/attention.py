@@ -155,9 +155,8 @@ class Arrangement:
             return None
         if sizes[0] in (1, batch):
             return ordered[:, None]
-        if self.heads_first:
-            return ordered.reshape(-1, batch, *ordered.shape[1:]).transpose(0, 1)
-        return ordered.reshape(batch, -1, *ordered.shape[1:])
+        apart = ordered.unflatten(0, (-1, batch) if self.heads_first else (batch, -1))
+        return apart.transpose(0, 1) if self.heads_first else apart
 
     def restore(self, arranged: Tensor, batch: int, shape: torch.Size) -> Tensor:
         """A tensor of (batch, head, ., .) as the product itself has it, in its own ``shape``."""

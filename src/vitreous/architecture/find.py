@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 
 from vitreous.architecture.attention import AttentionCall
-from vitreous.architecture.block_norms import BlockNorms, find_written_norms, root_of
 from vitreous.architecture.description import (
     Architecture,
     Block,
@@ -22,6 +21,7 @@ from vitreous.architecture.description import (
     StreamStage,
 )
 from vitreous.architecture.find_attention import find_attention
+from vitreous.architecture.norms import BlockNorms, find_written_norms, root_of
 from vitreous.architecture.operations import made_of_input, moves_numbers, scales, walk_back, way_back
 from vitreous.architecture.positions import PixelPositions, Placement, Places, find_placements
 from vitreous.architecture.projections import HeadMaps, NotLinearError

@@ -130,7 +130,7 @@ def weight_of_call(
 
 
 def _einsum_weight(args: tuple[Any, ...], depends: Callable[[Any], bool]) -> Tensor | None:
-    """The constant of an einsum as (out, in); channels may have several axes, the last ones of what is given or made."""
+    """The constant of an einsum as (out, in); channels may have several axes, which are the last ones."""
     operands = list(tensors_in(args[1:]))
     if not isinstance(args[0], str) or len(operands) != 2 or depends(operands[0]) == depends(operands[1]):
         return None

@@ -116,9 +116,8 @@ class HeadMaps:
         assert weight is not None
         summed, made = trailing_axes(source.shape, weight.shape[1]), trailing_axes(result.shape, weight.shape[0])
         view = (*source.shape[:-summed], *[1] * made)
-        image, token = (
-            table.flatten(-summed)[..., 0].reshape(view).expand(result.shape) for table in (numbers.image, numbers.token)
-        )
+        tables = [table.flatten(-summed)[..., 0].reshape(view) for table in (numbers.image, numbers.token)]
+        image, token = (table.expand(result.shape) for table in tables)
         channels = torch.arange(len(weight)).reshape(result.shape[-made:]).expand(result.shape)
         return _Numbers(image, token, channels)
 
@@ -268,9 +267,7 @@ class HeadMaps:
             return None
         # Projections of queries, keys and values may be joined before heads are told apart.
         linears = self._linears_before(value)
-        moved = None if linears is None else replay_from(
-            trace, [before for _, before in linears], value, loosely=True
-        )
+        moved = None if linears is None else replay_from(trace, [before for _, before in linears], value, loosely=True)
         if linears is None or moved is None:
             return None
         first = 0

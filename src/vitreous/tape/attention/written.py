@@ -223,7 +223,7 @@ def _hidden(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
     """The bias that ``masked_fill(scores, mask, value)`` or ``where(mask, scores, value)`` stands for, if it hides."""
     value = args[2] if len(args) > 2 else kwargs.get("value")
     if operation == "where":
-        value = next((each for each in (*args, *kwargs.values()) if not _is_mask(each) and not depends_on_input(each)))
+        value = next(each for each in (*args, *kwargs.values()) if not _is_mask(each) and not depends_on_input(each))
     if isinstance(value, Tensor):
         hides = value.is_floating_point() and bool((value < HIDDEN).all())
     else:

@@ -65,7 +65,11 @@ def gradient_between(active_rule: ActiveRule, output: Tensor, source: Tensor, gr
 
 def share(product: Tensor, active_rule: ActiveRule) -> None:
     """Leave both factors of a product inside attention what the active rule says, where it is treated step by step."""
-    product.register_hook(lambda gradient: active_rule.rule.backward_shared(gradient))
+
+    def left_to_factors(gradient: Tensor) -> Tensor:
+        return active_rule.rule.backward_shared(gradient)
+
+    product.register_hook(left_to_factors)
 
 
 class Attend(torch.autograd.Function):

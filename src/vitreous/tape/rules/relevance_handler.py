@@ -180,7 +180,9 @@ class RelevanceHandler:
         """A sum that takes the place of its first term, which the way back needs as it was."""
         if not any(self._watches(value) for value in call.args) or self._is_gate(call.args[0]):
             return call.proceed()
-        return call.args[0].copy_(self._add(call.args[0].clone(), call.args[1])) if self._can_add(call) else call.proceed()
+        if not self._can_add(call):
+            return call.proceed()
+        return call.args[0].copy_(self._add(call.args[0].clone(), call.args[1]))
 
     def on_subtract(self, call: TorchCall) -> Any:
         """A difference: what is taken off is added with another sign."""
@@ -236,9 +238,12 @@ class RelevanceHandler:
         """Another unit for pixels, which have the same relevance as before."""
         function, args, kwargs = call.function, call.args, call.kwargs
         place = next(place for place, value in enumerate(args) if in_graph(value))
-        given = args[place]
-        changed = self._follow(LengthCall(lambda pixels: function(*args[:place], pixels, *args[place + 1 :], **kwargs)), given)
-        return _still_pixels(given, changed)
+
+        def change(pixels: Tensor) -> Tensor:
+            changed: Tensor = function(*args[:place], pixels, *args[place + 1 :], **kwargs)
+            return changed
+
+        return _still_pixels(args[place], self._follow(LengthCall(change), args[place]))
 
     def on_multiply(self, call: TorchCall) -> Any:
         """A stream times a constant or a gate; products of two streams inside a block have been handled."""
@@ -317,7 +322,7 @@ class RelevanceHandler:
 
     def on_row_convolution(self, call: TorchCall) -> Any:
         """``F.conv1d`` with a kernel of one token is a linear layer whose channels lie along the second axis."""
-        tokens, weight, bias, options, named = _convolution_arguments(*call.args, **call.kwargs)
+        tokens, _, bias, options, named = _convolution_arguments(*call.args, **call.kwargs)
         linear = weight_of_call("conv1d", call.args, call.kwargs, in_graph)
         moved = any(option not in (1, 0, (1,), (0,)) for option in (*options[:3], *named.values()))
         if linear is None or moved or not self._progress.reached_blocks or not self._watches(tokens):
