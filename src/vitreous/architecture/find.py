@@ -67,6 +67,11 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
             f"image{'s' if several else ''}: images are joined, repeated or cut up inside of it, so that no row of "
             f"tokens is one image's; explain {'one image at a time, or ' if several else ''}the model inside"
         )
+    if not readers and calls and _sums_of_rows(trace, calls):
+        raise UnsupportedModelError(
+            f"images and tokens of {name} lie in one axis where they are added, (images x tokens, channels), so that "
+            "it is not known which token is whose; keep the stream as (images, tokens, channels)"
+        )
     if not readers and calls:
         raise UnsupportedModelError(
             f"{name} has no single residual stream of tokens: it attends, but what attention gives is not added to the "
@@ -106,6 +111,14 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         batch=trace.batch,
         written_norms=find_written_norms(trace),
     )
+
+
+def _sums_of_rows(trace: Trace, calls: list[AttentionCall]) -> bool:
+    """Whether what attention gives is added to as many rows as there are images and tokens together."""
+    rows = trace.batch * calls[0].queries
+    heads = trace.values[calls[0].output]
+    sums = (trace.values[step.outputs[0]] for step in trace.steps if step.operation == "add" and step.outputs)
+    return any(len(value.shape) == 2 and value.shape[0] == rows and value.comes_from(heads) for value in sums)
 
 
 def _used(readers: list[_StageReader], trace: Trace) -> list[_StageReader]:

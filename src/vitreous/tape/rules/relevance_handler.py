@@ -56,6 +56,7 @@ _READING = {
     "stride",
     "data_ptr",
 }
+_STATISTICS = {"mean", "var", "var_mean", "std", "std_mean", "norm", "vector_norm", "rsqrt", "sqrt"}
 _DIFFERENCES = {"sub", "__sub__", "subtract", "rsub", "__rsub__"}
 _PIXELS = "_vitreous_pixels"  # marks tensors whose numbers are those of the picture
 NOT_FOLLOWED = "relevance was not followed so far in this run"
@@ -334,7 +335,8 @@ class RelevanceHandler:
         name = call.name
         known = name in _REINDEXING or name in _READING or is_factory(call.function)
         if not known and any(self._watches(value) for value in call.operands()):
-            self._gap(f"there is no relevance rule for its {name}()")
+            known_norms = "; a norm has one as nn.LayerNorm, nn.RMSNorm or F.normalize" if name in _STATISTICS else ""
+            self._gap(f"there is no relevance rule for its {name}(){known_norms}")
         output = call.proceed()
         return _still_pixels(call.args[0], output) if name in _REINDEXING and call.args else output
 
