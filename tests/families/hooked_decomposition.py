@@ -86,7 +86,9 @@ class Decomposition:
 
 def each_gradient(outputs: Tensor, by: Tensor) -> Tensor:
     """The gradient of every number of a vector, one row each."""
-    (gradients,) = torch.autograd.grad(outputs, by, torch.eye(len(outputs), dtype=outputs.dtype), retain_graph=True, is_grads_batched=True)
+    (gradients,) = torch.autograd.grad(
+        outputs, by, torch.eye(len(outputs), dtype=outputs.dtype), retain_graph=True, is_grads_batched=True
+    )
     return gradients
 
 
