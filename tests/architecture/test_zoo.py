@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vitreous.errors import VitreousError
-from vitreous.methods.masks import patch_of_pixel
+from vitreous.methods.perturbation import patch_of_pixel
 from vitreous.tape.patches.stream_probes import first_block_input
 from vitreous.tape.runner import ModelRunner
 from zoo import CLASSES, ENTRIES, Entry

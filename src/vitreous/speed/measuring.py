@@ -1,7 +1,11 @@
-"""``measure_speed``: methods, plain passes and peers, measured beside each other in one process."""
+"""``measure_speed``: methods, plain passes and peers, measured beside each other in one process.
+
+A job is run once before it is timed, to see what it answers, the passes it makes and the memory it takes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.tensors import in_float64
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.api.explain import explain, find_recipes, network_of
 from vitreous.api.method_trials import refusal_reason
@@ -20,12 +25,59 @@ from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.speed.peers import Peer, PeerInput, find_peers
-from vitreous.speed.probing import Probe, Prober, agreement_of
 from vitreous.speed.rows import Agreement, SpeedRow, ratio_of
-from vitreous.speed.timing import Job, one_thread, time_in_turn
+from vitreous.speed.timing import Job, Passes, counted_passes, one_thread, peak_memory, time_in_turn, whole_pass
 from vitreous.speed.yardsticks import BOTH, FORWARD, CountedLimit, Limit, Plain, limit_of
 from vitreous.tape import unite
 from vitreous.tape.runner import ModelRunner
+
+# Rounding in float32 over some dozens of blocks, seen from the largest value of a map; another method is far above it.
+_SAME = 1e-3
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is known of a job before it is timed.
+
+    Attributes:
+        job: what was run.
+        answer: its map, (batch, patches).
+        passes: what it sent through the model.
+        memory: its peak, as a part of that of a plain forward and backward pass; None where a device does not tell.
+    """
+
+    job: Callable[[], Tensor]
+    answer: Tensor
+    passes: Passes
+    memory: float | None
+
+
+class Prober:
+    """Runs jobs on one model and its images."""
+
+    def __init__(self, plain: Plain) -> None:
+        self._plain, self._device = plain, plain.images.device
+        self._whole = whole_pass(plain.architecture, plain.forward)
+        plain.forward_backward()  # what is made once, at the first run, is not what a run takes
+        self._memory = peak_memory(plain.forward_backward, self._device)
+
+    def probe(self, job: Callable[[], Tensor]) -> Probe:
+        """Run a job once."""
+        answers: list[Tensor] = []
+        with counted_passes(self._plain.architecture, self._whole) as passes:
+            memory = peak_memory(lambda: answers.append(job()), self._device)
+        return Probe(job, answers[0], passes, memory / self._memory if self._memory else None)
+
+
+def agreement_of(theirs: Tensor, ours: Tensor) -> Agreement:
+    """How far another map is from ours, (batch, patches) both."""
+    found, expected = in_float64(theirs.detach().to(ours.device)), in_float64(ours.detach())
+    scale = float(expected.abs().max())
+    difference = float((found - expected).abs().max())
+    largest = difference / scale if scale > 0 else difference
+    correlation = float(torch.corrcoef(torch.stack((found.flatten(), expected.flatten())))[0, 1])
+    return Agreement(largest < _SAME, None if math.isnan(correlation) else correlation, largest)
+
 
 SPEED_METHODS = (
     *("raw_attention", "rollout", "gae", "gradtoken", "tokentm", "ixg", "ixg.skipplus"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous._utils.storage import write_text
-from vitreous.evaluation.runner.selection import spelled_out
+from vitreous.evaluation.runner.prepare_run import spelled_out
 from vitreous.explanation.provenance import collect_provenance
 from vitreous.models import load_model
 from vitreous.speed.measuring import SPEED_METHODS, measure_speed
