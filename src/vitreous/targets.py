@@ -10,6 +10,7 @@ Examples:
     'class 3 rather than class 1'
 """
 
+from vitreous.inputs.dense_targets import Box, Pixels, Query, Token
 from vitreous.inputs.target_objects import (
     Class,
     Contrast,
@@ -24,14 +25,18 @@ from vitreous.inputs.target_objects import (
 )
 
 __all__ = [
+    "Box",
     "Class",
     "Contrast",
     "Logit",
     "OriginalRun",
     "Output",
+    "Pixels",
     "Probability",
+    "Query",
     "Similarity",
     "Target",
     "TargetContext",
+    "Token",
     "register_stored",
 ]

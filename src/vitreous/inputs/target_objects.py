@@ -550,6 +550,15 @@ def parse_target(text: str, class_names: ClassNames) -> int | Target:
     return Contrast(index, other)
 
 
+def parse_targets(target: Any, class_names: Callable[[], ClassNames]) -> Any:
+    """Replace every text in ``target`` that spells a contrast by it; anything else stays as it is."""
+    if isinstance(target, str):
+        return parse_target(target, class_names()) if _AGAINST in target.casefold() else target
+    if isinstance(target, list | tuple):
+        return [parse_targets(each, class_names) for each in target]
+    return target
+
+
 # Folders --------------------------------------------------------------------------------------------------------------
 
 _STORED: dict[str, type[Target]] = {}

@@ -14,7 +14,7 @@ from vitreous.api.explain import explain, network_of, stage_of
 from vitreous.architecture import find_architecture
 from vitreous.errors import MethodError
 from vitreous.explanation.explanation import Explanation
-from vitreous.inputs.targets import Target
+from vitreous.inputs.targets import AnyTarget
 from vitreous.methods.aggregation import Plus, Rollout
 from vitreous.methods.gradtoken import QueryGradientKey
 from vitreous.methods.spelling import parse, plus_from_every_layer
@@ -56,7 +56,7 @@ class Strip:
         return (float(drawn.min()), float(drawn.max())) if self.shared and len(drawn) else None
 
 
-def depth_strip(model: Model, image: Images, method: str, target: Target = None) -> Strip:
+def depth_strip(model: Model, image: Images, method: str, target: AnyTarget = None) -> Strip:
     """Compute the maps of a method for every number of blocks that it can aggregate.
 
     Figure 5 of [wu2024token][] and figure 11 of [cheng2025gradtoken][].
@@ -95,7 +95,7 @@ def depth_spellings(method: str, depth: int) -> dict[int, str]:
     raise MethodError(f"{method!r} aggregates no blocks, so there is no depth to vary; tokentm and gradtoken do")
 
 
-def start_layer_strip(model: Model, image: Images, method: str, target: Target = None) -> Strip:
+def start_layer_strip(model: Model, image: Images, method: str, target: AnyTarget = None) -> Strip:
     """Compute the maps of a method summed over the blocks from every start layer; the one of SkipPLUS is marked.
 
     Figure 2 of [mehri2024skipplus][].
@@ -133,7 +133,7 @@ def start_layer_spellings(method: str, depth: int) -> dict[int, str]:
 
 
 @leaves_torch_as_it_was
-def heads_strip(model: Model, image: Images, method: str = "gradtoken", target: Target = None) -> Strip:
+def heads_strip(model: Model, image: Images, method: str = "gradtoken", target: AnyTarget = None) -> Strip:
     """Compute gradtoken's map M_h of every head, propagated as its spelling says, signed and on one scale.
 
     Figure 10 of [cheng2025gradtoken][].
@@ -171,7 +171,7 @@ def strip_of_spellings(
     image: Images,
     method: str,
     spellings: Mapping[str, str],
-    target: Target = None,
+    target: AnyTarget = None,
 ) -> Strip:
     """Explain one image by several spellings, given by their captions.
 

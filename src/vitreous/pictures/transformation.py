@@ -12,7 +12,7 @@ from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.api.explain import explain
 from vitreous.errors import MethodError
 from vitreous.explanation.explanation import Explanation
-from vitreous.inputs.targets import Target
+from vitreous.inputs.targets import AnyTarget
 from vitreous.methods.spelling import parse
 from vitreous.methods.tokentm import TokenTransformation
 from vitreous.models.pixels import Images, Model, find_model
@@ -47,7 +47,7 @@ class Transformation:
 
 
 @leaves_torch_as_it_was
-def token_transformation(model: Model, image: Images, block: int = -1, target: Target = None) -> Transformation:
+def token_transformation(model: Model, image: Images, block: int = -1, target: AnyTarget = None) -> Transformation:
     """Measure what one block does to its tokens, as TokenTM does ([wu2024token][], eqs. 10 and 12).
 
     Args:
