@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 
 import torch
 
-from vitreous._utils.text import close_match
+from vitreous._utils.messages import close_match
 from vitreous.errors import MethodError, VitreousError
 from vitreous.inputs.outputs import OutputActivation, likelihoods, percent
 
@@ -185,5 +185,8 @@ def check_predictions(explanation: Predicted) -> None:
     kinds = get_args(OutputActivation)
     if explanation.scale not in (None, *kinds):
         raise ExplanationError(f"scale must be one of {', '.join(kinds)}, not {explanation.scale!r}")
-    if names is not None and (len(names) not in {logits.shape[1], len(names) if not logits.shape[1] else -1} or not all(isinstance(name, str) for name in names)):
+    if names is not None and (
+        len(names) not in {logits.shape[1], len(names) if not logits.shape[1] else -1}
+        or not all(isinstance(name, str) for name in names)
+    ):
         raise ExplanationError(f"class_names must be one text for each of the {logits.shape[1]} classes")

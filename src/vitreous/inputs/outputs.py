@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.defaults import OutputActivation as OutputActivation  # noqa: PLC0414  # re-exported
-from vitreous._utils.error_boundary import errors_as
-from vitreous._utils.text import shown
+from vitreous._utils.messages import errors_as, shown
 from vitreous.errors import InputError
 
 ClassOutputs = Literal["logits", "probabilities", "sigmoid"]  # those that have probabilities

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from vitreous._utils.error_boundary import errors_as
+from vitreous._utils.messages import errors_as, shown
 from vitreous._utils.tensors import exact, special_kind
-from vitreous._utils.text import shown
 from vitreous.errors import TargetError
 from vitreous.inputs.class_names import find_class
 from vitreous.inputs.outputs import OutputActivation, class_scores, embeddings, likelihood_slope, likelihoods

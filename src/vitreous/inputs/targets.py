@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.messages import shown
 from vitreous._utils.tensors import special_kind
-from vitreous._utils.text import shown
 from vitreous.errors import TargetError
 from vitreous.inputs.target_objects import Class, Target, TargetContext
 
@@ -78,8 +78,8 @@ def find_objects(target: Any, batch: int) -> TargetObjects | None:
     if len(rows) != batch or len(counts) > 1 or (several and not all(isinstance(row, list | tuple) for row in target)):
         images = "1 image" if batch == 1 else f"{batch} images"
         raise TargetError(
-            f"there are targets for {len(rows)} images, and {images}: a plain list is one target per image; for several "
-            f"targets of each image give [[...]]{'' if batch == 1 else f' * {batch}'}, equally many for each"
+            f"there are targets for {len(rows)} images, and {images}: a plain list is one target per image; for "
+            f"several targets of each image give [[...]]{'' if batch == 1 else f' * {batch}'}, equally many for each"
         )
     return TargetObjects([[_as_object(each) for each in row] for row in rows], several)
 

@@ -29,7 +29,9 @@ def open_runner(model: nn.Module | LoadedModel, images: Images) -> ModelRunner:
 
 
 @contextmanager
-def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, target: AnyTarget = None) -> Iterator[View]:
+def recorded(
+    model: nn.Module | LoadedModel, images: Images, recipe: Recipe, target: AnyTarget = None
+) -> Iterator[View]:
     """Run the model and yield what a recipe reads, for one class per image; it is valid inside the context."""
     network = network_of(model)
     pixels, _ = find_pixels(model, network, images)

@@ -70,6 +70,25 @@ class OutputReader:
 CLASS_SCORES = OutputReader()
 
 
+@dataclass
+class Columns:
+    """What the first output has shown of targets.
+
+    Attributes:
+        numbers: the column of every target, (batch, k).
+        targets: those that are not classes, in the order of their columns.
+        classes: how many columns are class scores.
+        scale: what the class scores are.
+        without_gradient: columns that have none in the last run.
+    """
+
+    numbers: Tensor | None = None
+    targets: tuple[Target, ...] = ()
+    classes: int = 0
+    scale: OutputActivation | None = None
+    without_gradient: set[int] = field(default_factory=set)
+
+
 @dataclass(frozen=True)
 class TargetReader(OutputReader):
     """Reads the class scores, where there are any, and the numbers of targets.
@@ -87,7 +106,7 @@ class TargetReader(OutputReader):
     wanted: Sequence[Sequence[Target]] = ()
     find_scale: Callable[[Tensor], OutputActivation | None] = lambda _logits: None
     image_size: tuple[int, int] = (0, 0)
-    found: Columns = field(default_factory=lambda: Columns())
+    found: Columns = field(default_factory=Columns)
 
     def read(self, output: Any, name: str, batch: int) -> Tensor:
         """Class scores, then one column for every target that is not a class."""
@@ -141,25 +160,6 @@ class TargetReader(OutputReader):
             )
 
 
-@dataclass
-class Columns:
-    """What the first output has shown of targets.
-
-    Attributes:
-        numbers: the column of every target, (batch, k).
-        targets: those that are not classes, in the order of their columns.
-        classes: how many columns are class scores.
-        scale: what the class scores are.
-        without_gradient: columns that have none in the last run.
-    """
-
-    numbers: Tensor | None = None
-    targets: tuple[Target, ...] = ()
-    classes: int = 0
-    scale: OutputActivation | None = None
-    without_gradient: set[int] = field(default_factory=set)
-
-
 def _class_scores_or_none(output: Any, name: str, batch: int) -> Tensor | None:
     """The class scores, checked; ``None`` where an output has none, such as that of a dense head."""
     try:
@@ -169,9 +169,7 @@ def _class_scores_or_none(output: Any, name: str, batch: int) -> Tensor | None:
     return class_scores(output, name, batch)
 
 
-def explained(
-    columns: Tensor, quantity: Quantity, scale: OutputActivation | None, targets: int = 0
-) -> Tensor:
+def explained(columns: Tensor, quantity: Quantity, scale: OutputActivation | None, targets: int = 0) -> Tensor:
     """The explained quantity of every class, (batch, classes); the last ``targets`` columns stay as they are.
 
     A value, of which there is no probability, is explained itself.

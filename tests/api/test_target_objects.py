@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from vitreous.speed.counting import counting
 
 import vitreous
 from literal import attention as literal_attention
@@ -18,7 +19,6 @@ from literal.forward import gradients
 from literal.forward import run as literal_run
 from small_models import CLASSES, PATCHES, largest_difference, random_images, small_vit
 from vitreous.errors import TargetError
-from vitreous.speed.counting import counting
 from vitreous.speed.timing import one_thread
 from vitreous.targets import Class, Contrast, Logit, Output, Probability, Similarity, Target
 
