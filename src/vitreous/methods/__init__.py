@@ -5,6 +5,7 @@ from vitreous.methods import (
     attention,
     attention_gradient,
     cam,
+    controls,
     decomposition,
     fullgrad,
     gradient,
@@ -23,7 +24,7 @@ from vitreous.methods import (
 )
 from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
-from vitreous.methods.registry import MethodInfo, list_methods, method_info, own_code, register
+from vitreous.methods.registry import MethodInfo, list_controls, list_methods, method_info, own_code, register
 from vitreous.methods.view import Row, View
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "attention",
     "attention_gradient",
     "cam",
+    "controls",
     "decomposition",
     "fullgrad",
     "gradient",
@@ -47,6 +49,7 @@ __all__ = [
     "hsic",
     "integrated",
     "integrated_attention",
+    "list_controls",
     "list_methods",
     "masking_cam",
     "method_info",
