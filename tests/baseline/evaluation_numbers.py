@@ -100,7 +100,7 @@ def numbers_of(name: str, out: Path) -> dict[str, np.ndarray]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         methods = None if protocol.methods is not None else METHODS
-        results = vitreous.evaluate(model, _Samples(samples), protocol, methods, out=out, threads=1)
+        results = vitreous.evaluate(model, _Samples(samples), protocol, methods, out=out, threads=1, controls=False)
         columns, methods = results.run.columns, results.methods
         values = results.values(columns)
         rows = results.rows()

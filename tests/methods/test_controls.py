@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
+from timm.models.vision_transformer import Block
+from torch import nn
 
 import vitreous
 from small_models import PATCHES, golden_model, random_images, small_vit
-from small_text_models import small_text_model
+from small_reviews import text_model
 from vitreous.errors import MethodError, UnsupportedModelError
 from vitreous.methods import list_controls, list_methods, method_info
-from vitreous.methods.cost import cost_of
+from vitreous.methods.spelling import cost_of
 from vitreous.tape.runner import ModelRunner
 
 CONTROLS = ("random", "centre", "edges")
@@ -58,7 +58,7 @@ class TestRandom:
         assert not torch.equal(maps_of(images, "random")["random"], maps_of(changed, "random")["random"])
 
     def test_texts_have_an_order_whatever_padding_they_get(self):
-        model = small_text_model()
+        model = text_model()
         alone = vitreous.explain_text(model, "a good film", "random")
         together = vitreous.explain_text(model, ["a good film", "a film that is not very good"], "random")
         one, other = alone.scores["random"][0], together.scores["random"][0]
@@ -134,21 +134,32 @@ class TestOracle:
         found = maps_of(images, "oracle:steps=4", target=[[0, 3]])["oracle:steps=4"]
         assert not torch.equal(found[0, 0], found[0, 1])
 
-    def test_evaluations_are_those_that_the_option_says(self):
-        model, images = golden_model()
-        counts = {}
-        for steps in (1, 4):
-            runner = ModelRunner(model, images[:1])
-            original, counts[steps] = runner.logits_of_kept, 0
-            del original
-        # 16 patches in 4 rounds: 16 + 12 + 8 + 4 candidates in each direction.
-        assert sum(itertools.chain(range(16, 0, -4))) == 40
+    @pytest.mark.parametrize(("steps", "evaluations"), [(1, 16), (4, 16 + 12 + 8 + 4), (16, sum(range(2, 17)))])
+    def test_a_search_costs_what_its_option_says(self, monkeypatch, steps, evaluations):
+        counted = []
+        original = ModelRunner.logits_of_kept
+        monkeypatch.setattr(
+            ModelRunner,
+            "logits_of_kept",
+            lambda self, images, kept: (counted.append(len(kept)), original(self, images, kept))[1],
+        )
+        spelling = f"oracle:steps={steps},order=deletion"
+        maps_of(random_images(1), spelling)
+        assert sum(counted) == evaluations
 
     def test_a_model_that_cannot_drop_is_refused(self):
-        with pytest.raises(UnsupportedModelError, match="paint"):
-            maps_of(random_images(1), "oracle", model=small_convolutional())
+        with pytest.raises(UnsupportedModelError, match="by=paint"):
+            maps_of(random_images(1), "oracle", model=small_vit(block_fn=Neighbours))
 
 
-def small_convolutional():
-    """A ViT whose blocks mix neighbours by a convolution, so that no patch can be dropped."""
-    raise NotImplementedError
+class Neighbours(Block):
+    """A block that mixes neighbours by a convolution, so that no patch can be dropped."""
+
+    def __init__(self, dim, *args, **options):
+        super().__init__(dim, *args, **options)
+        self.conv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
+
+    def forward(self, tokens, **options):
+        tokens = super().forward(tokens, **options)
+        mixed = self.conv(tokens[:, 1:].mT.unflatten(-1, (4, 4))).flatten(2)
+        return torch.cat((tokens[:, :1], tokens[:, 1:] + mixed.mT), dim=1)

@@ -22,8 +22,8 @@ from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import register_view
 from vitreous.inputs.outputs import likelihoods, percent
-from vitreous.methods.masks import PatchMasks, seeded
-from vitreous.methods.pixel_maps import patch_means
+from vitreous.methods.perturbation import PatchMasks, seeded
+from vitreous.methods.readout import patch_means
 from vitreous.metrics.metric import Floats
 from vitreous.metrics.sanity import is_constant, ranks, spearman
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
@@ -245,7 +245,7 @@ class _Measurement:
         orders = {method: np.argsort(-scores, kind="stable") for method, scores in maps.items()}
         wanted = self._wanted(orders, first, patches)
         sets = self._random_sets(patches, seed)
-        outputs, logits = self._outputs([*wanted.values(), *sets], patches)
+        outputs = self._outputs([*wanted.values(), *sets], patches)
         by_name = dict(zip(wanted, range(len(wanted)), strict=True))
         chance = np.array([outputs[number, self._target] for number in range(len(wanted), len(outputs))])
         # One mean over the sizes for every random order: its sets of different sizes lie inside each other.
@@ -307,16 +307,15 @@ class _Measurement:
         drawn = [torch.randperm(patches, generator=generator).numpy() for _ in range(RANDOM_ORDERS)]
         return [order[: _count(share, patches)] for order in drawn for share in COMPARED]
 
-    def _outputs(self, sets: Sequence[np.typing.NDArray[np.int64]], patches: int) -> tuple[Floats, Floats]:
-        """Probabilities and outputs of the model with some of the patches, (sets, classes); equal sizes run together."""
+    def _outputs(self, sets: Sequence[np.typing.NDArray[np.int64]], patches: int) -> Floats:
+        """Probabilities of all classes with some of the patches, (sets, classes); equal sizes run together."""
         logits: list[Tensor] = [torch.empty(0)] * len(sets)
         for size in sorted({len(kept) for kept in sets}):
             numbers = [number for number, kept in enumerate(sets) if len(kept) == size]
             kept = torch.from_numpy(np.stack([np.sort(sets[number]) for number in numbers]))
             for number, row in zip(numbers, self._kept(kept, patches), strict=True):
                 logits[number] = row
-        together = torch.stack(logits)
-        return self._probabilities(together), float64_array(together)
+        return self._probabilities(torch.stack(logits))
 
     def _kept(self, kept: Tensor, patches: int) -> Tensor:
         images = self._image.expand(len(kept), -1, -1, -1)

@@ -97,6 +97,14 @@ class EvaluateOptions(TypedDict, total=False):
     shard_size: Annotated[int, Option(SHARD_SIZE, "Images or texts that are computed and stored together.", minimum=1)]
     seed: Annotated[int, Option(0, "Seed of all random numbers.", minimum=0, maximum=2**63 - 1)]
     plugins: Annotated[Sequence[str | Path], Option((), PLUGIN_HELP, flag="--plugin")]
+    controls: Annotated[
+        bool,
+        Option(
+            True,  # noqa: FBT003
+            "Add the controls as rows: random, centre and edges; of texts random alone.",
+            flag="--controls/--no-controls",
+        ),
+    ]
     retry_failed: Annotated[bool, Option(False, "Compute shards again that contain failed images or texts.")]  # noqa: FBT003
     outputs: Annotated[OutputActivation | None, Option(None, OUTPUTS_HELP, default_text=OUTPUTS_DEFAULT)]
 

@@ -140,6 +140,14 @@ def estimates(
     return results
 
 
+def means_interval(table: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> tuple[Floats, Floats]:
+    """Give the percentile bootstrap interval of the mean of every column of (images, columns), (columns,) each."""
+    drawn = Resamples(len(table), resamples, seed)
+    means = drawn.sums(np.asarray(table, dtype=np.float64)) / len(table)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    return low, high
+
+
 def paired(
     values: Mapping[str, Floats],
     columns: Sequence[str],

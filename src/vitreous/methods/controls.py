@@ -8,6 +8,7 @@ them explains anything, so they are listed apart and never recommended.
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import torch
@@ -16,11 +17,9 @@ from torch import Tensor
 from vitreous._utils.tensors import exact
 from vitreous.errors import MethodError
 from vitreous.inputs.model_input import Inputs, Texts
-from vitreous.methods.masks import seeded
 from vitreous.methods.options import AtMost
-from vitreous.methods.perturbation import PerturbationMethod, all_targets
-from vitreous.methods.pixel_maps import layout_means
-from vitreous.methods.readout import Procedure
+from vitreous.methods.perturbation import PerturbationMethod, all_targets, seeded
+from vitreous.methods.readout import Procedure, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
@@ -141,7 +140,7 @@ class GreedyOracle(PerturbationMethod):
         left = torch.arange(patches, device=target.device).repeat(batch, 1)
         gone: list[Tensor] = []
         bounds = [round(patches * step / self._steps) for step in range(self._steps + 1)]
-        for count in (end - start for start, end in zip(bounds[:-1], bounds[1:], strict=True) if end > start):
+        for count in (end - start for start, end in pairwise(bounds) if end > start):
             order = self._without_one(view, target, left).argsort(dim=1, stable=True, descending=not most_first)
             left = left.gather(1, order)
             gone.append(left[:, :count])
@@ -152,7 +151,7 @@ class GreedyOracle(PerturbationMethod):
         return torch.zeros_like(ranks).scatter(1, torch.cat(gone, dim=1), ranks)
 
     def _without_one(self, view: View, target: Tensor, left: Tensor) -> Tensor:
-        """log p_c with each of the patches that are left dropped alone, (batch, left)."""
+        """The log p_c with each of the patches that are left dropped alone, (batch, left)."""
         runner, (batch, count) = view.runner, left.shape
         if count == 1:  # nothing to compare, and some models have nothing else to read
             return left.new_zeros(batch, 1, dtype=view.dtype)
@@ -228,7 +227,7 @@ def edges() -> Edges:
 def oracle(
     *,
     steps: Annotated[
-        int, "rounds of the search; one of n patches costs about n (steps + 1) / 2 evaluations", AtMost(10_000)
+        int, "rounds of a search; on n patches one search costs about n (steps + 1) / 2 evaluations", AtMost(10_000)
     ] = 8,
     order: Annotated[
         OracleOrder, "search what lowers the output when it goes, what keeps it up, or add both ranks"

@@ -256,6 +256,12 @@ def list_methods() -> list[MethodInfo]:
     return sorted(explaining, key=lambda info: FAMILIES.index(info.family))
 
 
+def is_control(spelling: str) -> bool:
+    """Whether a spelling is that of a control or a ceiling; one that is not registered is a method."""
+    name = re.split(r"[.:]", spelling.strip(), maxsplit=1)[0]
+    return name in _methods and _methods[name].is_control
+
+
 def list_controls() -> list[MethodInfo]:
     """List the controls (``random``, ``centre``, ``edges``) and the ceilings (``oracle``), which explain nothing.
 

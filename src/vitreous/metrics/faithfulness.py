@@ -77,7 +77,7 @@ def single_deletion_correlation(scores: ArrayLike, drops: ArrayLike) -> float:
 def completeness_error(total: ArrayLike, explained: ArrayLike) -> Floats:
     """Measure how far the sum of a map is from what it explains: |Σ - y| / (|Σ| + |y|).
 
-    Completeness is an axiom of [sundararajan2017axiomatic][], where y is a difference of two outputs, and the measure of
+    Completeness is an axiom of [sundararajan2017axiomatic][], where y is a difference of two outputs, and a measure of
     [mehri2025libragrad][]. The form used here is 0 where the two are equal and at most 1, so that a mean over images is
     not that of its worst one. Two zeros are equal.
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from vitreous.evaluation.report.results import Results, counted_values
-from vitreous.evaluation.statistics import Estimate
-from vitreous.html.page import Axis, Line, line_chart, macro
+from vitreous.evaluation.statistics import Estimate, means_interval
+from vitreous.html.page import Axis, Band, Line, line_chart, macro
 from vitreous.metrics.metric import Curve
 
 _SWEPT = re.compile(r"(?P<before>.*)\b(?P<option>start|layer|depth)=(?P<value>\d+)(?P<after>.*)")
 _SHORTEST = 3
+_RANDOM = "random"  # the control that every curve is read against
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Curves:
         steps: places on that axis.
         lines: a height for every step, by the line's name.
         columns: what the heights are the means of, where they are means over images.
+        bands: by the line's name, the lower and the upper bound of its 95% bootstrap interval at every step; of the
+            control ``random``.
     """
 
     title: str
@@ -35,6 +38,7 @@ class Curves:
     steps: tuple[float, ...]
     lines: Mapping[str, tuple[float, ...]]
     columns: tuple[str, ...] = ()
+    bands: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
 
 
 def curves_of(results: Results) -> list[Curves]:
@@ -47,12 +51,15 @@ def curves_of(results: Results) -> list[Curves]:
 
 
 def _averaged(results: Results, curve: Curve) -> Curves:
-    lines = {}
+    lines, bands = {}, {}
     for method, table in counted_values(results, curve.columns).items():
         known = table[np.isfinite(table).all(axis=1)]
         if len(known):
             lines[method] = tuple(float(mean) for mean in known.mean(axis=0))
-    return Curves(curve.title, curve.axis, curve.steps, lines, curve.columns)
+        if method == _RANDOM and len(known) > 1:
+            bounds = means_interval(known, seed=results.run.seed)
+            bands[method] = tuple(bounds[0].tolist()), tuple(bounds[1].tolist())
+    return Curves(curve.title, curve.axis, curve.steps, lines, curve.columns, bands)
 
 
 def sweeps_of(estimates: Sequence[Estimate]) -> list[Curves]:
@@ -112,7 +119,8 @@ def curves_chart(curves: Curves, styles: Mapping[str, str]) -> str:
         curves: The curves.
         styles: The CSS class of every line; lines without one are drawn first, in the background.
     """
-    heights = [height for line in curves.lines.values() for height in line if math.isfinite(height)]
+    drawn = [*curves.lines.values(), *(bound for bounds in curves.bands.values() for bound in bounds)]
+    heights = [height for line in drawn for height in line if math.isfinite(height)]
     ticks = _ticks(min(heights, default=0.0), max(heights, default=1.0))
     steps = curves.steps
     lines = [
@@ -121,7 +129,11 @@ def curves_chart(curves: Curves, styles: Mapping[str, str]) -> str:
     ]
     marked = steps[:: max(1, math.ceil(len(steps) / 12))]
     across = Axis(curves.axis, (steps[0], steps[-1]), marked)
-    return line_chart(lines, title=curves.title, across=across, up=Axis("", (ticks[0], ticks[-1]), ticks))
+    bands = [
+        Band(f"{name}, 95% interval", steps, low, high, {"class": "band"}) for name, (low, high) in curves.bands.items()
+    ]
+    up = Axis("", (ticks[0], ticks[-1]), ticks)
+    return line_chart(lines, title=curves.title, across=across, up=up, bands=bands)
 
 
 def radar_chart(axes: Sequence[str], shapes: Mapping[str, Sequence[float]], styles: Mapping[str, str]) -> str:

@@ -46,9 +46,9 @@ from vitreous.evaluation.store.store import Notice, Store, earlier_runs
 from vitreous.explanation.provenance import software_versions
 from vitreous.inputs.model_input import Inputs
 from vitreous.inputs.outputs import OutputActivation, scale_of
-from vitreous.methods import list_methods
-from vitreous.methods.registry import FAMILIES
-from vitreous.methods.spelling import cost_of, parse
+from vitreous.methods import list_controls, list_methods
+from vitreous.methods.registry import CONTROL_FAMILIES, FAMILIES
+from vitreous.methods.spelling import EXAMPLE_DEPTH, cost_of, parse
 from vitreous.models import LoadedModel
 from vitreous.models.loaded import given_outputs, settled_outputs
 from vitreous.models.text_models import LoadedTextModel
@@ -113,6 +113,8 @@ def _group(word: str) -> list[str] | None:
     """The methods of a group, or None for a spelling."""
     methods = list_methods()
     names = {method.name for method in methods}
+    if word in CONTROL_FAMILIES:
+        return [info.name for info in list_controls() if info.family == word]
     if word == ALL:
         return [method.name for method in methods]
     white_box = [method.name for method in methods if method.family not in _BLACK_BOX_FAMILIES]
@@ -179,6 +181,12 @@ Model = str | ModelChoice | nn.Module | LoadedModel | TextModel
 _DECISIVE = ("vitreous", "torch")  # packages whose version is part of a run's key, besides the model's library
 
 
+def controls_of(reads: Things) -> list[str]:
+    """The controls that stand in every table of a protocol on images or on texts; ceilings have to be asked for."""
+    controls = [info.name for info in list_controls() if info.family == "control"]
+    return [name for name in controls if reads == "photos" or not parse(name).needs(EXAMPLE_DEPTH).picture]
+
+
 def check_labels(context: EvaluationContext) -> None:
     """Check that the labels of a data set match the outputs of the model, where the protocol uses labels.
 
@@ -232,6 +240,8 @@ def prepare_run(
     context = EvaluationContext(loaded, opened, asked)
     check_labels(context)
     spellings = _spellings(context, methods, notice)
+    if options["controls"]:
+        spellings = tuple(dict.fromkeys((*spellings, *controls_of(asked.reads))))
     run = Run(
         protocol=asked.name,
         settings=asked.settings(),

@@ -157,7 +157,7 @@ class FillingCurves(MapTask):
             columns = [column for curve in self._curves_of(filling) for column in curve.columns]
             logits = self._logits(batch, orders.different, filling)
             for values, target, position in zip(found, targets, orders.positions, strict=True):
-                values |= row(columns, self._along(batch, logits, position, target))
+                values.update(row(columns, self._along(batch, logits, position, target)))
         return found
 
     def _along(self, batch: ImageBatch, logits: Tensor | None, position: int, target: int) -> Floats:
