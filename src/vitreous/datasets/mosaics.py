@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from vitreous.datasets.dataset import DataSet, Review, Sample
+from vitreous.datasets.dataset import DataSet, DerivedDataSet, Review, Sample
 from vitreous.errors import DataError
 
 _CELL = 224  # pixels of a photo in a mosaic, before the model's own resizing
 
 
-class Mosaics(DataSet):
+class Mosaics(DerivedDataSet):
     """For every photo of a data set a square of photos, with that photo in one cell and other classes in all others.
 
     A mosaic has the name and the label of its photo, and a mask of the photo's cell. Which photos stand around it, and
@@ -30,42 +27,27 @@ class Mosaics(DataSet):
         DataError: there are too few classes, or no labels.
     """
 
+    form = "in mosaics of"
+
     def __init__(self, listed: DataSet, cells: int) -> None:
-        self.path = listed.path
-        self._listed, self._cells = listed, cells
-        self._labels = listed.labels()
+        super().__init__(listed, cells)
+        self._cells = cells
+        self._labels = listed.labels() or [_photo(listed.load(index)).label for index in range(len(listed))]
         known = {label for label in self._labels if label is not None}
         if len(known) < cells**2:
             raise DataError(
-                f"{listed.path}: a mosaic of {cells} x {cells} needs photos of {cells**2} classes, and the labels of "
-                f"{listed.kind} have {len(known)}"
+                f"{listed.path}: a mosaic of {cells} x {cells} needs photos of {cells**2} classes, and those of "
+                f"{listed.kind} have labels of {len(known)}"
             )
-        self._of_class = {
-            label: [index for index, each in enumerate(self._labels) if each == label] for label in sorted(known)
-        }
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        """The kind of the set that the photos are of."""
-        return self._listed.kind
-
-    @property
-    def summary(self) -> str:  # type: ignore[override]
-        """What that set expects at its path."""
-        return self._listed.summary
-
-    @property
-    def origin(self) -> str:  # type: ignore[override]
-        """Where that set comes from."""
-        return self._listed.origin
-
-    def __len__(self) -> int:
-        return len(self._listed)
+        self._of_class: dict[int, list[int]] = {label: [] for label in sorted(known)}
+        for index, label in enumerate(self._labels):
+            if label is not None:
+                self._of_class[label].append(index)
 
     def name(self, index: int) -> str:
         return self._listed.name(index)
 
-    def labels(self) -> list[int | None]:
+    def labels(self) -> list[int | None] | None:
         return self._labels
 
     def load(self, index: int) -> Sample:
@@ -94,25 +76,6 @@ class Mosaics(DataSet):
         members = [int(random.choice(self._of_class[others[place]])) for place in chosen]
         place = int(random.integers(self._cells**2))
         return [*members[:place], index, *members[place:]], place
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        return self._listed.class_names
-
-    @property
-    def classes(self) -> int | None:
-        return self._listed.classes
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Another one than the listed set's, for the pictures are others."""
-        return hashlib.sha256(f"{self._listed.fingerprint} in {self._cells} x {self._cells}".encode()).hexdigest()
-
-    def _records(self) -> Iterator[str]:
-        return iter(())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._listed, self._cells)
 
 
 def _photo(sample: Sample | Review) -> Sample:

@@ -78,6 +78,13 @@ class EvaluateOptions(TypedDict, total=False):
         int | None, Option(None, "Number of images or texts, from the first on.", minimum=1, default_text="all")
     ]
     shuffle: Annotated[bool, Option(False, "Take the data set in a random order, which depends on the seed.")]  # noqa: FBT003
+    stratify: Annotated[
+        bool,
+        Option(
+            False,  # noqa: FBT003
+            "Take the classes in turn, in an order that depends on the seed: --limit takes a stratified sample.",
+        ),
+    ]
     engine: Annotated[Engine, Option("local", "local runs on this machine; ray on a cluster (extra vitreous[ray]).")]
     workers: Annotated[
         int | None,

@@ -53,6 +53,8 @@ class Protocol:
         sweeps: Further rows, which depend on the model's depth.
         start_layers: Every row becomes one row for each layer that PLUS may start at.
         notes: What was decided where the paper leaves it open, one sentence each.
+        mosaic: Photos stand in mosaics of different classes with so many cells in each direction, and the mask is the
+            photo's own cell; None for photos as they are.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Protocol:
     sweeps: tuple[Sweep, ...] = ()
     start_layers: bool = False
     notes: tuple[str, ...] = ()
+    mosaic: int | None = None
 
     @property
     def reads(self) -> Things:
@@ -96,6 +99,7 @@ class Protocol:
             "protocol": self.name,
             "version": self.version,
             **({"resize": self.resize} if self.reads == "photos" else {"reads": "texts", "long texts": "cut"}),
+            **({} if self.mosaic is None else {"mosaic": self.mosaic}),
             "methods": self.methods,
             "sweeps": [asdict(sweep) for sweep in self.sweeps],
             "start_layers": self.start_layers,

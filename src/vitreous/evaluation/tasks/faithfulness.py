@@ -15,7 +15,7 @@ from vitreous._utils.tensors import float64_array
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.tasks.fillings import ROAD_NOISE, blurred, linear_imputation
 from vitreous.evaluation.tasks.patch_masking import Kept, kept_logits
-from vitreous.evaluation.tasks.pixel_masking import Order, fill_of, find_orders, ranks
+from vitreous.evaluation.tasks.pixel_masking import Order, Orders, fill_of, find_orders, ranks
 from vitreous.evaluation.tasks.sanity import MapTask, randomised_models
 from vitreous.evaluation.tasks.task import (
     NINE,
@@ -155,7 +155,7 @@ class FillingCurves(MapTask):
         found: list[Values] = [{} for _ in cases]
         for filling in self.fillings:
             columns = [column for curve in self._curves_of(filling) for column in curve.columns]
-            logits = self._logits(batch, orders.different, filling)
+            logits = self._logits(batch, orders, filling)
             for values, target, position in zip(found, targets, orders.positions, strict=True):
                 values.update(row(columns, self._along(batch, logits, position, target)))
         return found
@@ -167,7 +167,7 @@ class FillingCurves(MapTask):
         along: Floats = perturbation.probabilities(float64_array(logits[position]), outputs=batch.outputs)[:, target]
         return along
 
-    def _logits(self, batch: ImageBatch, orders: Sequence[Order], filling: AnyFilling) -> Tensor | None:
+    def _logits(self, batch: ImageBatch, orders: Orders, filling: AnyFilling) -> Tensor | None:
         """The model's outputs, (orders, directions x steps, classes)."""
         if filling == "dropped":
             patches = batch.runner.layout.patches
@@ -176,8 +176,8 @@ class FillingCurves(MapTask):
                 return kept_logits(batch, orders, [*(Kept("bottom", n) for n in left), *(Kept("top", n) for n in left)])
             except UnsupportedModelError:
                 return None
-        names = [self._names(order, filling) for order in orders]
-        filled_logits(batch, self._erased(batch, orders, filling), filling)
+        names = [self._names(order, filling) for order in orders.different]
+        filled_logits(batch, self._erased(batch, orders.different, filling), filling)
         return torch.stack([torch.stack([batch.memory[name] for name in own]) for own in names])
 
     def _names(self, order: Order, filling: AnyFilling) -> list[Hashable]:
@@ -216,6 +216,7 @@ class GroupFaithfulness(MapTask):
         groups: K, of equal size.
         filling: what the pixels of a group become.
         upsampling: how a map of patches gets the size of the image.
+        salience: of a group; its mean and its sum differ by a factor, but for groups that have a pixel more.
         effect: what changes.
     """
 
@@ -224,6 +225,7 @@ class GroupFaithfulness(MapTask):
     groups: int = 10
     filling: PixelFilling = "mean"
     upsampling: Literal["bilinear"] = "bilinear"
+    salience: Literal["mean of its pixels"] = "mean of its pixels"
     effect: Literal["fall of the explained class's probability"] = "fall of the explained class's probability"
 
     @property
@@ -239,7 +241,7 @@ class GroupFaithfulness(MapTask):
             for position, order in enumerate(orders.different):
                 map_ = self._enlarged(batch, order)
                 parts = faithfulness.salience_groups(map_, self.groups)
-                saliences[position] = np.array([map_.ravel()[part].sum() for part in parts])
+                saliences[position] = np.array([map_.ravel()[part].mean() for part in parts])
                 for number, part in enumerate(parts):
                     mask = torch.zeros(map_.size, dtype=torch.bool)
                     mask[torch.from_numpy(part)] = True

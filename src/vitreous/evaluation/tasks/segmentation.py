@@ -125,6 +125,39 @@ class AveragePrecision(ImageTask):
         return values
 
 
+@dataclass(frozen=True)
+class GridPointing(ImageTask):
+    """Grid Pointing Game: how much of a map lies in the cell of a mosaic that shows the explained class.
+
+    Attributes:
+        explained: The class whose map is measured.
+        upsampling: How a map of patches gets the size of the mosaic.
+        share: What is measured of the cell.
+    """
+
+    kind: ClassVar[str] = "grid pointing game"
+
+    explained: Explained = "label"
+    upsampling: Upsampling = "nearest"
+    share: Literal["of the positive scores"] = "of the positive scores"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return localisation.mean_grid_share(), localisation.mean_grid_hit()
+
+    def targets(self, picture: Picture) -> tuple[int, ...]:
+        return (segmented_class(picture, self.explained),)
+
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
+        shares, hits = self.metrics
+        found = []
+        for map_, case in zip(maps_of_pixels(batch, cases, self.explained, self.upsampling), cases, strict=True):
+            cell = mask_of(batch.pictures[case.image])
+            share = shares.row(localisation.energy_in_mask(map_, cell))
+            found.append(share | hits.row(localisation.pointing_game(map_, cell)))
+        return found
+
+
 def maps_of_pixels(
     batch: ImageBatch, cases: Sequence[Case], explained: Segmented, upsampling: Upsampling
 ) -> Iterator[Floats]:
