@@ -104,7 +104,7 @@ def numbers_of(name: str, out: Path) -> dict[str, np.ndarray]:
         results = vitreous.evaluate(model, _Samples(samples), protocol, methods, out=out, threads=1, controls=False)
         columns, methods = results.run.columns, results.methods
         values = results.values(columns)
-        rows = results.rows()
+        rows = sorted(results.rows(), key=lambda row: methods.index(row["method"]))  # tables sort them by their means
     names = {
         "methods": list(methods),
         "columns": list(columns),

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from vitreous.datasets.dataset import Things
-from vitreous.evaluation.tasks.task import Task
+from vitreous.evaluation.tasks.task import Purpose, Task
 from vitreous.methods.spelling import parse, plus_from_every_layer
 from vitreous.metrics.metric import Metric
 
@@ -28,6 +28,11 @@ class Sweep:
 
     template: str
     over: Literal["blocks", "quarters"]
+
+    @property
+    def purpose(self) -> Purpose:
+        """What its first task says about a map: where relevance lies, what that does to the output, or else."""
+        return self.tasks[0].purpose
 
     def spellings(self, depth: int) -> list[str]:
         """The rows for a model of ``depth`` blocks."""

@@ -23,6 +23,7 @@ from vitreous.evaluation.tasks.task import (
     Explained,
     ImageBatch,
     Picture,
+    Purpose,
     Values,
     enlarged,
     explained_class,
@@ -106,6 +107,7 @@ class FillingCurves(MapTask):
         separate: whether MoRF and LeRF are metrics of their own, besides half of their difference.
     """
 
+    purpose: ClassVar[Purpose] = "faithfulness"
     kind: ClassVar[str] = "probability under fillings"
 
     fillings: tuple[AnyFilling, ...] = FILLINGS
@@ -220,6 +222,7 @@ class GroupFaithfulness(MapTask):
         effect: what changes.
     """
 
+    purpose: ClassVar[Purpose] = "faithfulness"
     kind: ClassVar[str] = "salience-guided faithfulness coefficient"
 
     groups: int = 10
@@ -283,6 +286,7 @@ class SingleDeletion(MapTask):
         effect: what falls.
     """
 
+    purpose: ClassVar[Purpose] = "faithfulness"
     kind: ClassVar[str] = "single-deletion correlation"
 
     cells: int = 4

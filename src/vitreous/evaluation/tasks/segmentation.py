@@ -18,6 +18,7 @@ from vitreous.evaluation.tasks.task import (
     ImageTask,
     MissingAnnotationError,
     Picture,
+    Purpose,
     Values,
     enlarged,
     label_of,
@@ -56,6 +57,7 @@ class Segmentation(ImageTask):
         ignored: Pixels of the mask that do not count.
     """
 
+    purpose: ClassVar[Purpose] = "localisation"
     kind: ClassVar[str] = "segmentation"
 
     explained: Segmented = "predicted"
@@ -95,6 +97,7 @@ class AveragePrecision(ImageTask):
         ignored: Pixels of the mask that do not count.
     """
 
+    purpose: ClassVar[Purpose] = "localisation"
     kind: ClassVar[str] = "average precision"
 
     explained: Segmented = "largest object"
@@ -135,6 +138,7 @@ class GridPointing(ImageTask):
         share: What is measured of the cell.
     """
 
+    purpose: ClassVar[Purpose] = "localisation"
     kind: ClassVar[str] = "grid pointing game"
 
     explained: Explained = "label"
@@ -223,6 +227,7 @@ class Localisation(ImageTask):
         ignored: Pixels of the mask that do not count.
     """
 
+    purpose: ClassVar[Purpose] = "localisation"
     kind: ClassVar[str] = "localisation"
 
     explained: Segmented = "predicted"
@@ -268,6 +273,7 @@ class ThresholdSearch(ImageTask):
         ignored: Pixels of the mask that do not count.
     """
 
+    purpose: ClassVar[Purpose] = "localisation"
     kind: ClassVar[str] = "segmentation with a searched threshold"
 
     explained: Segmented = "predicted"
@@ -321,6 +327,7 @@ class ClassSegmentation(ImageTask):
         ignored: Pixels of the mask that do not count.
     """
 
+    purpose: ClassVar[Purpose] = "localisation"
     kind: ClassVar[str] = "segmentation of several classes"
 
     classes: int = 21
