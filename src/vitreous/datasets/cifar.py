@@ -148,6 +148,9 @@ class _Cifar(DataSet):
     def load(self, index: int) -> Sample:
         return Sample(self.name(index), Image.fromarray(self._pixels[index]), int(self._labels[index]))
 
+    def labels(self) -> list[int | None] | None:
+        return [int(label) for label in self._labels]
+
     def _records(self) -> Iterator[str]:
         for content in (self._labels, self._pixels):
             yield hashlib.sha256(np.ascontiguousarray(content).data).hexdigest()

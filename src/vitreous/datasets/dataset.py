@@ -120,6 +120,10 @@ class DataSet(ABC):
         """The number of classes of the labels, including classes without an image; None if unknown."""
         return None if self.class_names is None else len(self.class_names)
 
+    def labels(self) -> list[int | None] | None:
+        """Return the label of every sample, or None where that is not known before samples are read."""
+        return None
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the kind and of all ``_records``; the same on every machine."""
@@ -147,45 +151,41 @@ class DataSet(ABC):
         return f"<{self.kind}:{self.path}, {len(self)} samples>"
 
 
-class Shuffled(DataSet):
-    """The samples of another data set in a random order that depends on ``seed`` only.
+class DerivedDataSet(DataSet):
+    """The samples of another data set in another order or form.
 
-    Many data sets are sorted by class, so their first 100 images are not a representative sample.
+    Attributes:
+        form: What is different, as part of the fingerprint.
     """
 
-    def __init__(self, listed: DataSet, seed: int) -> None:
+    form: ClassVar[str]
+
+    def __init__(self, listed: DataSet, setting: int) -> None:
         self.path = listed.path  # may be a member of an archive, which DataSet.__init__ would not find
-        self._listed, self._seed = listed, seed
-        self._order = np.random.Generator(np.random.PCG64(seed)).permutation(len(listed))
+        self._listed, self._setting = listed, setting
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """The kind of the shuffled data set."""
+        """The kind of the underlying data set."""
         return self._listed.kind
 
     @property
     def summary(self) -> str:  # type: ignore[override]
-        """The summary of the shuffled data set."""
+        """The summary of the underlying data set."""
         return self._listed.summary
 
     @property
     def origin(self) -> str:  # type: ignore[override]
-        """The origin of the shuffled data set."""
+        """The origin of the underlying data set."""
         return self._listed.origin
 
     @property
     def holds(self) -> Things:  # type: ignore[override]
-        """What the shuffled data set holds."""
+        """What the underlying data set holds."""
         return self._listed.holds
 
     def __len__(self) -> int:
         return len(self._listed)
-
-    def name(self, index: int) -> str:
-        return self._listed.name(int(self._order[index]))
-
-    def load(self, index: int) -> Sample | Review:
-        return self._listed.load(int(self._order[index]))
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -197,14 +197,68 @@ class Shuffled(DataSet):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Differs from the fingerprint of the data set in its own order."""
-        return hashlib.sha256(f"{self._listed.fingerprint} shuffled by {self._seed}".encode()).hexdigest()
+        """Differs from the fingerprint of the underlying data set."""
+        return hashlib.sha256(f"{self._listed.fingerprint} {self.form} {self._setting}".encode()).hexdigest()
 
     def _records(self) -> Iterator[str]:
         return iter(())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._listed, self._seed)
+        return type(self), (self._listed, self._setting)
+
+
+class Shuffled(DerivedDataSet):
+    """The samples of another data set in an order that depends on ``seed`` alone, the same on every machine.
+
+    Many sets list one class after the other: their first 100 photos say little about the rest.
+    """
+
+    form = "shuffled by"
+
+    def __init__(self, listed: DataSet, seed: int) -> None:
+        super().__init__(listed, seed)
+        self._order = self._draw(np.random.Generator(np.random.PCG64(seed)))
+
+    def _draw(self, random: np.random.Generator) -> NDArray[np.int64]:
+        return random.permutation(len(self._listed))
+
+    def name(self, index: int) -> str:
+        return self._listed.name(int(self._order[index]))
+
+    def load(self, index: int) -> Sample | Review:
+        return self._listed.load(int(self._order[index]))
+
+    def labels(self) -> list[int | None] | None:
+        known = self._listed.labels()
+        return None if known is None else [known[place] for place in self._order]
+
+
+class Stratified(Shuffled):
+    """The same, with the classes in turn: of any number of samples from the first on, all classes have equally many.
+
+    One class may have one sample more than another, and those that have run out are left out.
+
+    Raises:
+        DataError: the labels are not known before samples are read.
+    """
+
+    form = "stratified by"
+
+    def _draw(self, random: np.random.Generator) -> NDArray[np.int64]:
+        labels = self._listed.labels()
+        if labels is None:
+            raise DataError(
+                f"{self.path}: the labels of {self._listed.kind} are not known before its {self._listed.holds} are "
+                "read, so no stratified sample can be drawn; shuffle instead"
+            )
+        seen: dict[int | None, int] = {}
+        turns = np.empty(len(labels), dtype=np.int64)
+        order = random.permutation(len(labels))
+        for place in order:
+            turns[place] = seen.get(labels[place], 0)
+            seen[labels[place]] = int(turns[place]) + 1
+        ordered: NDArray[np.int64] = order[np.argsort(turns[order], kind="stable")]
+        return ordered
 
 
 _PACKAGE = __name__.rpartition(".")[0]

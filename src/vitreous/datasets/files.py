@@ -192,6 +192,10 @@ class FileDataSet(DataSet):
         check_mask(mask, upright.image, self.root / item.image)
         return Sample(item.name, upright.image, self._label(item, mask, objects), mask, objects)
 
+    def labels(self) -> list[int | None] | None:
+        known = [item.label for item in self._items]
+        return known if any(label is not None for label in known) else None
+
     @abstractmethod
     def _list(self) -> Sequence[Item]:
         """Return all items in order; set ``root`` first if it differs from ``path``."""
