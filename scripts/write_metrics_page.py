@@ -19,9 +19,10 @@ INTRODUCTION = """# Metrics
 
 Written by `scripts/write_metrics_page.py` from the metrics' data and docstrings; do not edit.
 
-A metric is a pure function in `vitreous.metrics` from arrays to numbers in float64, independent of the method. Arrays may
-be numpy arrays, torch tensors or lists. A mask is 0 for background, 1 and above for objects and -1 for ignored pixels.
-Invalid inputs (shapes that do not match, NaN) raise a `MetricError`; undefined values (a mask without an object) are NaN.
+A metric is a pure function in `vitreous.metrics` from arrays to numbers in float64, independent of the method. Arrays
+may be numpy arrays, torch tensors or lists. A mask is 0 for background, 1 and above for objects and -1 for ignored
+pixels. Invalid inputs (shapes that do not match, NaN) raise a `MetricError`; undefined values (a mask without an
+object) are NaN.
 
 ```python
 import numpy as np

@@ -19,11 +19,11 @@ INTRODUCTION = """# Protocols
 Written by `scripts/write_protocols_page.py` from the protocols' data; do not edit.
 
 Published tables are not comparable, because they were measured under different protocols. Here the name of a protocol
-fixes every choice below. Its version is raised when a release changes numbers, and every result records both. Input size,
-mean, standard deviation and interpolation are always those of the model. An image without a required annotation (a label,
-a mask) is reported and does not count; in a protocol with several tasks it counts for those that it has the annotations
-for. Every number over a data set is a function of means over images, so that bootstrap intervals of all metrics are
-computed in the same way.
+fixes every choice below. Its version is raised when a release changes numbers, and every result records both. Input
+size, mean, standard deviation and interpolation are always those of the model. An image without a required annotation
+(a label, a mask) is reported and does not count; in a protocol with several tasks it counts for those that it has the
+annotations for. Every number over a data set is a function of means over images, so that bootstrap intervals of all
+metrics are computed in the same way.
 """
 RESIZE = {
     "squash": "resized to the model's input size, nothing cropped; masks by nearest neighbour in the same way",

@@ -1,4 +1,4 @@
-"""What a visitor requests, checked against limits; and how methods are run for it."""
+"""What a user requests, checked against limits; and how methods are run for it."""
 
 from __future__ import annotations
 
