@@ -107,7 +107,7 @@ class ReportFile:
             targets = range(explanation.classes_per_image if self._curves else 0)
             measured = [measure(model, photo, explanation, target) for target in targets]
             section = photo_section(name, photo, explanation, measured)
-        except Exception as error:  # whatever it was, the work on all other photos must not be lost
+        except Exception as error:  # any failure: the results of the other images must not be lost
             reason = str(error) if isinstance(error, VitreousError) else f"unexpected {type(error).__name__}: {error}"
             raise ReportError(f"{name} is not in the report: {reason}") from error
         self._stream.write(section)

@@ -78,7 +78,7 @@ def explain_text(
     classes = class_indices(target, lambda: loaded.class_names)
     read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(_several(texts))]
     recipes, (found, family, scale), left_out = run_allowed(
-        lambda asked: explain_read(loaded, read, asked, classes, topk), recipes, optional=methods is None
+        lambda tried: explain_read(loaded, read, tried, classes, topk), recipes, optional=methods is None
     )
     return TextExplanation(
         texts=tuple(text.text for text in read),

@@ -184,7 +184,7 @@ def rows_html(results: ImageResults, rows: BlockRows, patch: tuple[int, int]) ->
         "attention": f"<b>attention</b>, averaged over heads: {percent(own)} to itself, "
         f"{percent(max(0.0, all_patches - own))} to other patches, "
         f"{percent(max(0.0, 1 - all_patches))} to class and register tokens",
-        "contribution": "<b>contribution</b>: norm of the vector that attention brings from each patch "
+        "contribution": "<b>contribution</b>: norm of the vector that attention carries from each patch "
         "(<code>attin</code>)",
     }
     cards = [

@@ -225,11 +225,11 @@ class ResultCache(Generic[Made]):
 
     def missing(self, methods: Iterable[str], classes: Iterable[int]) -> list[str]:
         """Return the methods without scores for some of the classes, except those that failed."""
-        wanted = list(classes)
+        required = list(classes)
         return [
             method
             for method in dict.fromkeys(methods)
-            if method not in self.failed and any((method, one) not in self.scores for one in wanted)
+            if method not in self.failed and any((method, one) not in self.scores for one in required)
         ]
 
 

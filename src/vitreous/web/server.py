@@ -150,7 +150,7 @@ def build(
                 else:
                     TextTab(texts, build_text_tab(texts.models.names()), jobs, streams, folder).connect()
         page.unload(photos.cancel)
-    # api_open: requests that bypass the queue have no stream of answers, so it would be unknown whether anybody reads.
+    # api_open: requests that bypass the queue have no stream of answers, so a disconnected client would go unnoticed.
     page.queue(default_concurrency_limit=_CONCURRENCY, max_size=_MAX_QUEUE, api_open=False)
     return page
 

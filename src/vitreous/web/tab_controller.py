@@ -193,7 +193,7 @@ class TabController:
         )
 
     async def _finished(self, job: Job, session: str, progress: gr.Progress) -> Any:
-        """Wait for a job, report its progress, and cancel it if nobody reads the answer any more."""
+        """Wait for a job, report its progress, and cancel it if the client has disconnected."""
         future = asyncio.wrap_future(job.future)
         try:
             while not (await asyncio.wait({future}, timeout=_POLL_INTERVAL))[0]:
@@ -217,7 +217,7 @@ class TabController:
         return {self._status: status_html(text, error=True)} | self.idle() | (on_error(error) or {})
 
     def _trim_later(self) -> None:
-        """Release memory once nobody holds what this request has used."""
+        """Release memory after the objects of this request are freed."""
         loop = asyncio.get_running_loop()
         loop.call_later(_TRIM_DELAY, loop.run_in_executor, None, self._jobs.worker.trim_memory)
 
