@@ -85,6 +85,11 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         )
     stages = [StreamStage(reader.grid, reader.channels, tuple(reader.blocks()), reader.places) for reader in readers]
     chosen = _choose(readers, stages, trace.batch, calls) if stage is None else _checked(stage, stages, name)
+    if readers[chosen].holds_several_streams:
+        raise UnsupportedModelError(
+            f"{name} keeps several streams of tokens side by side (as hyper-connections do) and attends to one of them "
+            "or to a mixture, so that it has no single residual stream of tokens; no method here serves it"
+        )
     owned = {call.output_step for each in readers for call in each.stage.attention}
     blocks = stages[chosen].blocks
     pooling = [call for call in calls if call.output_step not in owned and call.output_step > blocks[-1].output.step]
@@ -196,6 +201,14 @@ class _StageReader:
         axes, calls = self.axes, self.stage.attention
         whole = all(self._is_whole(call) for call in calls)
         return axes.dims == 3 and axes.batch >= 0 and whole
+
+    @property
+    def holds_several_streams(self) -> bool:
+        """Whether its tokens have an axis more than those that attend."""
+        sizes = [self.stage.root.shape[axis] for axis in self.axes.token_axes]
+        apart = [math.prod(sizes) // size for size in sizes]
+        looking = {call.queries for call in self.stage.attention}
+        return len(sizes) > 1 and self.places is None and len(looking) == 1 and looking <= set(apart) - {1}
 
     def _is_whole(self, call: AttentionCall) -> bool:
         between_all = call.queries == call.keys == self.tokens and call.rows % self._trace.batch == 0
