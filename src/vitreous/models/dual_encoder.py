@@ -1,0 +1,210 @@
+"""Dual encoders: models that embed images and texts in one space, of any library, with one interface.
+
+Those of transformers (CLIP, SigLIP, AltCLIP, Chinese-CLIP, MetaCLIP 2) have ``get_image_features`` and
+``get_text_features``; those of open_clip, OpenAI's clip, demo-clip and modules of your own ``encode_image`` and
+``encode_text``.
+
+The score of an image and a text is logit scale x cosine of their embeddings, plus the logit bias where there is one
+(SigLIP): what the model itself puts into its softmax or sigmoid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vitreous.errors import InputError, UnsupportedModelError
+from vitreous.inputs.outputs import OutputActivation
+from vitreous.inputs.prompts import CallableReader, PromptReader, prompt_reader
+from vitreous.models.loaded import LoadedModel
+from vitreous.models.preprocessing import Preprocessing
+
+TEMPLATES = ("a photo of a {}.",)
+
+_TRANSFORMERS = ("get_image_features", "get_text_features")
+_OPEN_CLIP = ("encode_image", "encode_text")
+
+
+class ImageTower(nn.Module):
+    """The image side of a dual encoder: images in, embeddings (batch, width) out, not normalised."""
+
+    def __init__(self, model: nn.Module, method: str) -> None:
+        super().__init__()
+        self.model = model
+        self.method = method
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The embeddings of images."""
+        return _embedding(getattr(self.model, self.method)(images))
+
+
+class TextTower(nn.Module):
+    """The text side of a dual encoder: numbers of tokens in, embeddings (texts, width) out, not normalised."""
+
+    def __init__(self, model: nn.Module, method: str) -> None:
+        super().__init__()
+        self.model = model
+        self.method = method
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """The embeddings of texts."""
+        encode = getattr(self.model, self.method)
+        return _embedding(encode(input_ids) if attention_mask is None else encode(input_ids, attention_mask))
+
+
+class SimilarityHead(nn.Module):
+    """A tower with the score of its embeddings and some fixed ones: factor x cosine, plus a bias.
+
+    Attributes:
+        tower: the image or the text tower.
+        weight: the fixed embeddings, each of length 1, times the factor, (fixed, width).
+        bias: what is added to every score, (fixed,), or ``None``.
+        class_names: what the fixed embeddings are of: prompts, classes or images.
+    """
+
+    def __init__(
+        self, tower: nn.Module, embeddings: Tensor, scale: float = 1.0, bias: float | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.tower = tower
+        self.register_buffer("weight", embeddings.detach() * scale)
+        self.register_buffer("bias", None if bias is None else embeddings.new_full((len(embeddings),), bias))
+        self.class_names = None if class_names is None else tuple(class_names)
+
+    def forward(self, *given: Tensor, **parts: Tensor) -> Tensor:
+        """The scores of images or texts, (batch, fixed)."""
+        embedding = functional.normalize(self.tower(*given, **parts), dim=-1)
+        return functional.linear(embedding, self.weight.to(embedding.dtype), self.bias)
+
+
+class ZeroShotClassifier(SimilarityHead):
+    """A classifier of images whose classes are texts: the scores of an image with each of them."""
+
+    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]  # images alone, for those who read signatures
+        """The scores of images and texts, (batch, texts)."""
+        return super().forward(images)
+
+
+class TextScorer(SimilarityHead):
+    """A scorer of texts against fixed images."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """The scores of texts and images, (texts, images)."""
+        parts = {} if attention_mask is None else {"attention_mask": attention_mask}
+        return super().forward(input_ids, **parts)
+
+
+@dataclass(frozen=True)
+class DualEncoder:
+    """A model of images and texts.
+
+    Attributes:
+        name: the name it was asked for by, or its class.
+        model: the whole network, in eval mode where vitreous loaded it.
+        methods: the names of its methods that embed images and texts.
+        tokenizer: what turns texts into its input, or ``None`` where the caller gave none.
+        preprocessing: how photos become its input, or ``None`` where that is not known.
+    """
+
+    name: str
+    model: nn.Module
+    methods: tuple[str, str]
+    tokenizer: Any = None
+    preprocessing: Preprocessing | None = None
+
+    @property
+    def image_tower(self) -> ImageTower:
+        """The image side."""
+        return ImageTower(self.model, self.methods[0]).train(self.model.training)
+
+    @property
+    def text_tower(self) -> TextTower:
+        """The text side."""
+        return TextTower(self.model, self.methods[1]).train(self.model.training)
+
+    @property
+    def scale(self) -> float:
+        """The factor on cosines that the model was trained with; 1 where it has none."""
+        scale = getattr(self.model, "logit_scale", None)
+        return 1.0 if scale is None else float(torch.as_tensor(scale).detach().exp())
+
+    @property
+    def bias(self) -> float | None:
+        """What the model adds to every score (SigLIP), or ``None``."""
+        bias = getattr(self.model, "logit_bias", None)
+        return None if bias is None else float(torch.as_tensor(bias).detach())
+
+    @property
+    def outputs(self) -> OutputActivation:
+        """How scores become probabilities: a sigmoid of each where there is a bias (SigLIP), else a softmax."""
+        return "logits" if self.bias is None else "sigmoid"
+
+    @cached_property
+    def reader(self) -> PromptReader | CallableReader:
+        """What turns prompts into the text tower's input and knows the place of every word.
+
+        Raises:
+            InputError: there is no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise InputError(
+                f"a prompt needs the tokenizer of {self.name}: give (model, processor) or (model, preprocessing, tokenizer)"
+            )
+        return prompt_reader(self.model, self.tokenizer, transformers=self.methods == _TRANSFORMERS)
+
+    def embed_texts(self, texts: Sequence[str]) -> Tensor:
+        """The embeddings of texts, each of length 1, (texts, width).
+
+        Raises:
+            InputError: a text is empty, or not a text.
+        """
+        read = [self.reader.fitted(text, f"prompt {number}") for number, text in enumerate(texts)]
+        tower = self.text_tower.eval() if not self.model.training else self.text_tower
+        with torch.no_grad():
+            # One at a time: a text of its own length gives the same numbers whatever stands beside it.
+            embeddings = [tower(**self.reader.inputs([text.numbers]).parts) for text in read]
+        return functional.normalize(torch.cat(embeddings), dim=-1)
+
+    def embed_images(self, pixels: Tensor) -> Tensor:
+        """The embeddings of images that are the model's input already, each of length 1, (images, width)."""
+        with torch.no_grad():
+            return functional.normalize(self.image_tower(pixels), dim=-1)
+
+    def classifier(self, prompts: Sequence[str], class_names: Sequence[str] | None = None) -> ZeroShotClassifier:
+        """The image tower with a score for every prompt: logit scale x cosine, plus the logit bias."""
+        embeddings = self.embed_texts(prompts)
+        return ZeroShotClassifier(self.image_tower, embeddings, self.scale, self.bias, class_names or prompts).eval()
+
+    def zero_shot(self, class_names: Sequence[str], templates: Sequence[str] = TEMPLATES) -> ZeroShotClassifier:
+        """The image tower with a score for every class: that of the mean embedding of its name in all templates."""
+        names, templates = list(class_names), [templates] if isinstance(templates, str) else list(templates)
+        if not names or not all(isinstance(name, str) and name.strip() for name in names):
+            raise InputError("zero-shot classification needs the names of its classes, each a text that is not empty")
+        if not templates or not all(isinstance(template, str) and "{}" in template for template in templates):
+            raise InputError('a template is a text with {} where the name of a class goes, such as "a photo of a {}."')
+        of_all = self.embed_texts([template.replace("{}", name) for name in names for template in templates])
+        means = of_all.view(len(names), len(templates), -1).mean(dim=1)
+        return ZeroShotClassifier(
+            self.image_tower, functional.normalize(means, dim=-1), self.scale, self.bias, names
+        ).eval()
+
+    def loaded(self, network: SimilarityHead, *, outputs: OutputActivation | None = None) -> LoadedModel | nn.Module:
+        """A classifier made of this model, with its preprocessing where that is known."""
+        if self.preprocessing is None:
+            return network
+        return LoadedModel(self.name, network, self.preprocessing, network.class_names, outputs=outputs)
+
+
+def _embedding(output: Any) -> Tensor:
+    """The embedding in what a tower returns: transformers 5 gives an object, all others a tensor."""
+    found = output if isinstance(output, Tensor) else getattr(output, "pooler_output", None)
+    if not isinstance(found, Tensor) or found.dim() != 2:
+        raise UnsupportedModelError(f"an embedding (batch, width) was expected of a tower, not {type(output).__name__}")
+    return found
