@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 import vitreous
 from vitreous.methods import list_methods
-from vitreous.methods.cost import cost_of
-from vitreous.speed.memory import peak_memory
+from vitreous.methods.spelling import cost_of
+from vitreous.speed.timing import peak_memory
 
 YARDSTICK = "forward+backward"
 

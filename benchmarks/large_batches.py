@@ -20,8 +20,7 @@ from torch import Tensor, nn
 import vitreous
 from vitreous._utils.tensors import in_float64
 from vitreous.api import run_methods
-from vitreous.speed.memory import peak_memory
-from vitreous.speed.timing import Job
+from vitreous.speed.timing import Job, peak_memory
 
 METHODS = ["tokentm", "gradtoken", "decompx.skipplus", "gae", "attnlrp"]
 PARTS = (4, 8, 16, 32)  # images of 197 tokens at once

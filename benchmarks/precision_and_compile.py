@@ -27,7 +27,7 @@ import vitreous
 from vitreous.errors import VitreousError
 from vitreous.inputs.images import read_image
 from vitreous.methods import list_methods
-from vitreous.methods.cost import cost_of
+from vitreous.methods.spelling import cost_of
 from vitreous.metrics.sanity import pearson
 from vitreous.models import LoadedModel, load_model
 

@@ -26,7 +26,7 @@ from vitreous.errors import VitreousError
 from vitreous.inputs.model_input import Texts
 from vitreous.inputs.targets import find_targets
 from vitreous.methods import list_methods
-from vitreous.methods.cost import cost_of
+from vitreous.methods.spelling import cost_of
 
 SIZES = {
     "minilm": {"num_hidden_layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536},

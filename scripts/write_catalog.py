@@ -9,7 +9,7 @@ import json
 
 from generated import write_or_check
 
-from vitreous.cli.catalog import FILE, build_catalog
+from vitreous.cli.listings import FILE, build_catalog
 
 
 def text() -> str:

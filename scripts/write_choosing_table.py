@@ -20,8 +20,7 @@ from generated import ending_of, write_or_check
 
 from vitreous.errors import MethodError
 from vitreous.methods import list_methods
-from vitreous.methods.cost import cost_of
-from vitreous.methods.spelling import parse
+from vitreous.methods.spelling import cost_of, parse
 
 DOCS = Path(__file__).parents[1] / "docs"
 PLACE = re.compile(r"(<!-- choosing -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -11,9 +11,9 @@ from generated import first_paragraph, write_or_check
 
 from vitreous.methods import MethodInfo, OptionInfo, list_methods
 from vitreous.methods.aggregation import AGGREGATIONS, OneLayer, Propagate
-from vitreous.methods.cost import cost_of
 from vitreous.methods.options import options_of
 from vitreous.methods.registry import FAMILIES
+from vitreous.methods.spelling import cost_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 INTRODUCTION = """# Methods

@@ -21,14 +21,12 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from vitreous._utils.defaults import PLUGIN_ENTRY_POINTS
-from vitreous._utils.error_boundary import described_error
-from vitreous._utils.paths import expanded
-from vitreous._utils.text import close_match
+from vitreous._utils.messages import close_match, described_error, warn_caller
+from vitreous._utils.storage import expanded
 from vitreous._utils.user_code import run_user_file
-from vitreous._utils.warnings import warn_caller
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register
-from vitreous.methods.plugin_errors import line_in
+from vitreous.methods.checked_view import line_in
 from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.recording.plan import Objective
 from vitreous.tape.rules import RULES

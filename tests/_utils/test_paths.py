@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from small_text_models import save_classifier
-from vitreous._utils.paths import expanded
+from vitreous._utils.storage import expanded
 from vitreous.cli import app
 from vitreous.errors import InputError
 from vitreous.models import load_model

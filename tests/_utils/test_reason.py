@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitreous._utils.text import reason_of
+from vitreous._utils.messages import reason_of
 
 
 @pytest.mark.parametrize(

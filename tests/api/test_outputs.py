@@ -27,7 +27,7 @@ from vitreous.evaluation.store.run import ModelChoice, Run
 from vitreous.explanation.explanation import Explanation
 from vitreous.inputs.outputs import likelihood_slope, likelihoods
 from vitreous.metrics.perturbation import probabilities
-from vitreous.models.binary import TwoSided
+from vitreous.models.wrap_model import TwoSided
 
 # Float64, the same arithmetic but for the order of a softmax's gradient and the head's.
 SAME = 1e-12

@@ -9,7 +9,7 @@ from timm.models.mlp_mixer import MlpMixer
 
 import vitreous
 from small_models import golden_model, largest_difference, random_images
-from vitreous.api.acceleration import TOLERANCE, bf16_spellings
+from vitreous.api.explain import TOLERANCE, bf16_spellings
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.metrics.sanity import pearson
 from vitreous.speed.timing import one_thread

@@ -16,7 +16,7 @@ from vitreous._utils.tensors import float64_array, in_float64
 from vitreous.evaluation.tasks.sanity import Concentration, randomise
 from vitreous.evaluation.tasks.task import Case, generator_of
 from vitreous.methods import list_methods
-from vitreous.speed.probing import agreement_of
+from vitreous.speed.measuring import agreement_of
 
 # The same operations in float32 on either device, but for the order of sums in another layout of memory: a few units
 # in the last of 7 digits, which relevance carries through some differences of almost equal numbers.

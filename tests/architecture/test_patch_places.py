@@ -28,7 +28,7 @@ from vitreous.errors import InputError, RefusedMethodsError, UnsupportedModelErr
 from vitreous.evaluation.tasks.task import enlarged
 from vitreous.explanation.explanation import Explanation
 from vitreous.inputs.patch_geometry import PatchGeometry
-from vitreous.methods.masks import patch_of_pixel
+from vitreous.methods.perturbation import patch_of_pixel
 from vitreous.tape.patches.stream_probes import first_block_input
 from vitreous.tape.runner import ModelRunner
 from zoo import ENTRIES

@@ -17,10 +17,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitreous import __version__, cli
-from vitreous._utils.method_lists import split_spellings
+from vitreous._utils.defaults import split_spellings
 from vitreous.cli import app, explain_images
 from vitreous.cli.console import one_line
-from vitreous.cli.image_files import drop_duplicates
+from vitreous.cli.explain_images import drop_duplicates
 from vitreous.errors import MethodError, TargetError
 from vitreous.explanation import folder as explanation_folder
 from vitreous.explanation.explanation import Explanation

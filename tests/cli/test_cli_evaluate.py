@@ -21,9 +21,9 @@ from evaluations import MODEL, PROTOCOL, everything, only_run, rewritten, some_r
 from loading_scripts import load_script
 from vitreous._utils.storage import sealed
 from vitreous.cli import app
-from vitreous.cli import progress as progress_module
-from vitreous.cli.progress import EvaluationProgress
-from vitreous.evaluation.runner import context
+from vitreous.cli import console as progress_module
+from vitreous.cli.console import EvaluationProgress
+from vitreous.evaluation.runner import measure
 from vitreous.evaluation.store.store import Store
 from vitreous.speed.timing import one_thread
 
@@ -462,7 +462,7 @@ class TestReport:
         done = run("evaluate", *given, "--data", photos, "--methods", "gae", "--limit", 2, "--out", tmp_path / "runs")
         assert done.exit_code == 0, done.output
         monkeypatch.chdir(tmp_path)
-        context._opened.clear()  # as in another process
+        measure._opened.clear()  # as in another process
         assert run("report", "runs", "--out", "page.html").exit_code == 0
         page = Page((tmp_path / "page.html").read_text())
         assert "Pictures are missing" not in page.text

@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from vitreous.cli import app
-from vitreous.cli.image_files import find_image_files
+from vitreous.cli.explain_images import find_image_files
 from vitreous.errors import ImageError
 
 MODEL = ("--model", "timm/test_vit@random", "--method", "rollout")

@@ -11,8 +11,8 @@ import time
 import pytest
 from rich.console import Console
 
-from vitreous.cli import progress
-from vitreous.cli.progress import progress_bar, steps
+from vitreous.cli import console as progress
+from vitreous.cli.console import progress_bar, steps
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_nothing_is_printed_after_an_error(written):
 def test_speed_tells_what_it_does_on_standard_error_alone():
     code = (
         "import sys\n"
-        "from vitreous.cli import progress\n"
+        "from vitreous.cli import console as progress\n"
         "progress._SECONDS_BETWEEN_LINES = 0.02\n"
         "from vitreous.cli import main\n"
         "main()\n"

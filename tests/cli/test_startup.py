@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import vitreous
 from loading_scripts import load_script
 from vitreous.cli import app
-from vitreous.cli.catalog import FILE, load_catalog
+from vitreous.cli.listings import FILE, load_catalog
 
 HEAVY = {
     *("torch", "torchvision", "timm", "transformers", "huggingface_hub", "numpy", "scipy", "pandas", "PIL"),
@@ -71,7 +71,7 @@ def test_importing_the_package_imports_nothing_heavy():
         ("vitreous.cli.explain_images", {"gradio", "ray", "pyarrow", "matplotlib", "pandas", "transformers", "scipy"}),
         ("vitreous.cli.figure_drawing", {"gradio", "ray", "pyarrow", "pandas", "transformers", "scipy"}),
         ("vitreous.evaluation.evaluate", {"gradio", "ray", "matplotlib", "pandas", "transformers", "scipy"}),
-        ("vitreous.speed.request", {"gradio", "ray", "pyarrow", "matplotlib", "pandas", "transformers", "scipy"}),
+        ("vitreous.speed.measuring", {"gradio", "ray", "pyarrow", "matplotlib", "pandas", "transformers", "scipy"}),
     ],
 )
 def test_commands_do_not_import_packages_that_they_do_not_use(module, unused):

@@ -15,7 +15,7 @@ import typer
 import vitreous
 from loading_scripts import load_script
 from small_models import golden_model
-from vitreous._utils.method_lists import split_spellings
+from vitreous._utils.defaults import split_spellings
 from vitreous.cli import app
 from vitreous.errors import MethodError
 from vitreous.evaluation.protocols import find_protocol

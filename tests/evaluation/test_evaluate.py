@@ -20,12 +20,11 @@ from small_models import small_vit
 from vitreous.datasets import Shuffled, open_dataset
 from vitreous.datasets.folders import MaskedFolder
 from vitreous.errors import ModelError, ProtocolError
-from vitreous.evaluation.engines.worker import SilentProgress
+from vitreous.evaluation.engines import SilentProgress
 from vitreous.evaluation.protocols import find_protocol, list_protocols
 from vitreous.evaluation.runner import adapters
 from vitreous.evaluation.runner import prepare_run as starting
-from vitreous.evaluation.runner.context import EvaluationContext, open_context
-from vitreous.evaluation.runner.measure import _table
+from vitreous.evaluation.runner.measure import EvaluationContext, _table, open_context
 from vitreous.evaluation.runner.prepare_run import check_labels, prepare_run
 from vitreous.evaluation.store.run import ModelChoice, RunError
 from vitreous.models import TwoSided

@@ -10,8 +10,7 @@ import pytest
 
 from evaluations import METHODS, MODEL, PROTOCOL, command, everything, some_run, write_photos
 from vitreous.datasets import open_dataset
-from vitreous.evaluation.engines.ray import RETRIES, _InFlight, run_on_ray
-from vitreous.evaluation.engines.worker import SilentProgress
+from vitreous.evaluation.engines import RETRIES, SilentProgress, _InFlight, run_on_ray
 from vitreous.evaluation.evaluate import evaluate
 from vitreous.evaluation.runner.prepare_run import prepare_run
 from vitreous.evaluation.store.run import RunError

@@ -9,11 +9,10 @@ import re
 import pytest
 
 from invented_runs import invented_results
-from vitreous.evaluation.report.curves import Curves, curves_of, sweeps_of
 from vitreous.evaluation.report.images import Extreme, extremes_of
 from vitreous.evaluation.report.page import leaders, radar_of, write_page
 from vitreous.evaluation.report.results import summarise
-from vitreous.evaluation.report.svg import curves_chart, radar_chart
+from vitreous.evaluation.report.svg import Curves, curves_chart, curves_of, radar_chart, sweeps_of
 from vitreous.evaluation.report.tables import ResultTable
 from vitreous.evaluation.statistics import Estimate
 from vitreous.metrics.metric import mean_of

@@ -21,8 +21,7 @@ import pytest
 
 from evaluations import rewritten, some_run, wait_for
 from vitreous._utils.storage import StorageError
-from vitreous.evaluation.engines.local import _watch
-from vitreous.evaluation.engines.worker import SilentProgress, worker_loop
+from vitreous.evaluation.engines import SilentProgress, _watch, worker_loop
 from vitreous.evaluation.store.files import content_hash, schema_of, take_lock
 from vitreous.evaluation.store.run import RunError, Shard
 from vitreous.evaluation.store.store import Store

@@ -22,8 +22,8 @@ from small_reviews import reviews, save_text_model, write_movies
 from vitreous.cli import app
 from vitreous.datasets import DataError, open_dataset
 from vitreous.errors import InputError
-from vitreous.evaluation.engines.ray import compute_by_name
-from vitreous.evaluation.runner.context import open_context
+from vitreous.evaluation.engines import compute_by_name
+from vitreous.evaluation.runner.measure import open_context
 from vitreous.evaluation.store.run import RunError
 from vitreous.models import LoadedTextModel
 from vitreous.speed.timing import one_thread

@@ -21,8 +21,7 @@ from vitreous.datasets import Review
 from vitreous.errors import UnsupportedModelError
 from vitreous.evaluation.protocols import find_protocol
 from vitreous.evaluation.runner.adapters import TextAdapter
-from vitreous.evaluation.runner.context import preprocessing_of
-from vitreous.evaluation.runner.measure import columns_of, measure
+from vitreous.evaluation.runner.measure import columns_of, measure, preprocessing_of
 from vitreous.evaluation.runner.prepare_run import _load
 from vitreous.evaluation.store.run import ModelChoice, RunError
 from vitreous.evaluation.tasks.task import Case, TextBatch

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import vitreous
 from small_data import loaded
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
-from vitreous.evaluation.runner.selection import choose_methods
+from vitreous.evaluation.runner.prepare_run import choose_methods
 from vitreous.methods import list_methods
 from vitreous.methods.spelling import parse
 from whole_maps import all_token_scores

@@ -17,7 +17,7 @@ from vitreous.cli import app, explain_images
 from vitreous.errors import InputError
 from vitreous.explanation.explanation import Explanation
 from vitreous.html import page
-from vitreous.html.chart import Line, line_chart, percent_axis
+from vitreous.html.page import Line, line_chart, percent_axis
 from vitreous.html.report import meaning, photo_section, report_file
 
 SMALL = ("--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64x48")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitreous.inputs.frame import Frame
+from vitreous.inputs.patch_geometry import Frame
 from vitreous.models.preprocessing import Preprocessing
 from vitreous.pictures import Look
 from vitreous.pictures.base_image import BaseImage

@@ -23,7 +23,7 @@ from small_models import (
     small_case,
     small_vit,
 )
-from vitreous.methods.cost import cost_of
+from vitreous.methods.spelling import cost_of
 from vitreous.speed.timing import one_thread
 
 # As in test_literal: the same arithmetic in another order, 1e-15 per step; a wrong term shows far above 1e-10.

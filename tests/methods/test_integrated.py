@@ -10,7 +10,7 @@ import torch
 import vitreous
 from small_models import PATCHES, largest_difference, random_images, small_vit
 from vitreous.errors import MethodError
-from vitreous.methods.pixel_maps import patch_sums
+from vitreous.methods.readout import patch_sums
 from vitreous.models import LoadedModel
 from vitreous.models.preprocessing import Preprocessing
 from vitreous.speed.timing import one_thread

@@ -11,7 +11,7 @@ import vitreous
 from operations import Operations, count_operations
 from small_models import CLASSES, random_images, small_vit
 from vitreous.methods import list_methods
-from vitreous.methods.cost import cost_of
+from vitreous.methods.spelling import cost_of
 
 DEPTH, WIDTH, HEADS, TOKENS, BATCH = 6, 24, 3, 17, 2
 NONE, ALL = (0,) * DEPTH, (4,) * DEPTH  # products of a gradient with weights: qkv, projection, two of the MLP

@@ -15,8 +15,7 @@ from small_models import CLASSES, largest_difference, random_images, small_vit
 from vitreous.architecture import find_architecture
 from vitreous.errors import InputError, TargetError, VitreousError
 from vitreous.explanation.explanation import ExplanationError
-from vitreous.speed.counting import Passes, counted_passes, whole_pass
-from vitreous.speed.timing import one_thread
+from vitreous.speed.timing import Passes, counted_passes, one_thread, whole_pass
 
 IMAGES, STEPS, TARGET = 4, 6, 3
 # The same arithmetic in float64 in batches of another size: 1e-16 per step, some hundred steps.

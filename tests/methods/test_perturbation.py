@@ -16,11 +16,17 @@ from small_models import PATCHES, golden_model, largest_difference, random_image
 from vitreous.architecture import find_architecture
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.methods import View
-from vitreous.methods.hsic import Hsic
-from vitreous.methods.masks import balanced, blocks_of_patches, patch_of_pixel, seeded, windows, windows_within
 from vitreous.methods.occlusion import Occlusion
-from vitreous.methods.perturbation import PerturbationMethod
-from vitreous.methods.rise import Rise
+from vitreous.methods.perturbation import (
+    PerturbationMethod,
+    balanced,
+    blocks_of_patches,
+    patch_of_pixel,
+    seeded,
+    windows,
+    windows_within,
+)
+from vitreous.methods.rise import Hsic, Rise
 from vitreous.methods.spelling import parse
 from vitreous.methods.surrogate import Lime, coalitions
 from vitreous.methods.vitcx import VitCx, clusters, complete_linkage, upsampler_of

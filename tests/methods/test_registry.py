@@ -11,8 +11,7 @@ import torch
 import vitreous
 from small_models import golden_model
 from vitreous.methods import list_methods, method_info
-from vitreous.methods.cost import cost_of
-from vitreous.methods.spelling import parse
+from vitreous.methods.spelling import cost_of, parse
 
 ROOT = Path(__file__).parents[2]
 METHODS = list_methods()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitreous.methods.upsampling import BilinearUpsampler
+from vitreous.methods.vitcx import BilinearUpsampler
 
 # Float64: the same numbers but for the order of sums.
 SAME = {"rtol": 1e-12, "atol": 1e-13}

@@ -14,7 +14,7 @@ from loading_models import error_of
 from small_models import random_images, small_vit
 from vitreous.datasets import open_dataset
 from vitreous.errors import UnsupportedModelError
-from vitreous.evaluation.runner.context import weights_of
+from vitreous.evaluation.runner.measure import weights_of
 from vitreous.models import TwoSided, list_models, load_model
 
 CIFAR = Path(__file__).parents[2] / "examples" / "cifar_vit.py"

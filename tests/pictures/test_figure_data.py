@@ -19,9 +19,9 @@ from vitreous.pictures.strips import (
     heads_strip,
     start_layer_spellings,
     start_layer_strip,
+    token_transformation,
     with_options,
 )
-from vitreous.pictures.transformation import token_transformation
 
 # Models and maps are float64: only the order of sums differs.
 EXACT = 1e-10

@@ -16,15 +16,12 @@ from small_models import largest_difference, random_images, small_vit
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import frozen_copy
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
-from vitreous.evaluation.runner.selection import spelled_out
-from vitreous.methods.cost import cost_of
-from vitreous.methods.spelling import parse
+from vitreous.evaluation.runner.prepare_run import spelled_out
+from vitreous.methods.spelling import cost_of, parse
 from vitreous.speed import SpeedRow, measure_speed
-from vitreous.speed.counting import Passes, counted_passes, whole_pass
 from vitreous.speed.measuring import SPEED_METHODS
-from vitreous.speed.memory import peak_memory
 from vitreous.speed.rows import ratio_of
-from vitreous.speed.timing import one_thread, seconds_of, time_in_turn
+from vitreous.speed.timing import Passes, counted_passes, one_thread, peak_memory, seconds_of, time_in_turn, whole_pass
 from vitreous.speed.yardsticks import CountedLimit, Limit, Plain, limit_of
 from vitreous.tape import PIXELS, unite
 

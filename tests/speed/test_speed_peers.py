@@ -17,8 +17,8 @@ from small_models import random_images, small_vit
 from vitreous.errors import MissingDependencyError
 from vitreous.methods.spelling import parse
 from vitreous.speed import measure_speed
+from vitreous.speed.measuring import agreement_of
 from vitreous.speed.peers import PEERS, Peer, PeerMethod, find_peers, usual_spellings
-from vitreous.speed.probing import agreement_of
 from vitreous.speed.timing import one_thread
 
 # What each package computes like us, in a size that is quick here.

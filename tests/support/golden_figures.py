@@ -18,8 +18,7 @@ from vitreous.pictures.figures import (
     strips_figure,
     transformation_figure,
 )
-from vitreous.pictures.strips import Strip
-from vitreous.pictures.transformation import Transformation
+from vitreous.pictures.strips import Strip, Transformation
 
 FOLDER = Path(__file__).parents[1] / "golden" / "figures"
 GRID = (6, 6)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import vitreous
 from small_models import largest_difference, random_images, small_vit
 from vitreous.errors import MethodError
-from vitreous.evaluation.runner.context import own_code_of
+from vitreous.evaluation.runner.measure import own_code_of
 from vitreous.methods.registry import _methods
 from vitreous.plugin import load_plugin, method
 from vitreous.rules import RULES, FrozenRule, LrpRule, Rule, register

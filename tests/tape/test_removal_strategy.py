@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from small_models import PATCHES, random_images, small_vit
 from vitreous.errors import UnsupportedModelError
-from vitreous.tape.removal import strategy as doing_without
+from vitreous.tape import removal as doing_without
 from vitreous.tape.runner import ModelRunner
 
 # Float64 and the same operations; sums over another number of tokens are cut into other pieces.

@@ -27,7 +27,7 @@ from small_models import golden_model, largest_difference, random_images, small_
 from vitreous.architecture import find_architecture
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.methods import View
-from vitreous.methods.cost import cost_of
+from vitreous.methods.spelling import cost_of
 from vitreous.speed.timing import one_thread
 from vitreous.tape import GradientNeeds, Needs, Pass, Plan, record
 from vitreous.tape.recording.interception import HandlerTable

@@ -22,10 +22,9 @@ from vitreous.web import rendering
 from vitreous.web.image_service import ImageService
 from vitreous.web.jobs import CancelledError, Job, SessionJobs, Worker
 from vitreous.web.models import ModelCache
-from vitreous.web.photos import DISPLAY_SIZE, load_photo, read_upload
 from vitreous.web.rendering import DisplaySettings, base_image, draw_map, filter_scores, mark_patch, patch_at
 from vitreous.web.requests import MAX_CLASSES, MAX_METHODS, ExplainRequest, all_depths, at_depth
-from vitreous.web.results import BoundedCache
+from vitreous.web.results import DISPLAY_SIZE, BoundedCache, load_photo, read_upload
 
 TINY = "timm/test_vit@random"  # six blocks, 160 x 160 pixels, 100 patches
 METHODS = ("tokentm", "gradtoken", "decompx.skipplus")

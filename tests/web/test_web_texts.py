@@ -24,7 +24,7 @@ from vitreous.web.jobs import CancelledError, Job, SessionJobs, Worker
 from vitreous.web.models import ModelCache, TextModelCache
 from vitreous.web.requests import ExplainRequest
 from vitreous.web.security import OpenStreams
-from vitreous.web.text_service import MAX_CHARACTERS, TextInput, TextService
+from vitreous.web.text_tab import MAX_CHARACTERS, TextInput, TextService
 
 TEXT = "not a good film, unbelievably bad"
 LONG = "good film " * 30  # 60 pieces, of which the model takes 22

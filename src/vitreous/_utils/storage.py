@@ -1,4 +1,4 @@
-"""Folders of results that are either complete and checked, or not there at all."""
+"""Folders of results that are either complete and checked, or not there at all; and paths as people write them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous.errors import VitreousError
+from vitreous.errors import InputError, VitreousError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
 
 MANIFEST = "manifest.json"
 CHECKSUM = "sha256"  # the member of a sealed manifest that holds its checksum
@@ -249,3 +250,19 @@ def _move_into_place(draft: Path, place: Path) -> None:
             earlier.rename(place)
         raise
     shutil.rmtree(earlier, ignore_errors=True)
+
+
+def expanded(path: str | Path) -> Path:
+    """Follow ``~`` and ``~name``.
+
+    Raises:
+        InputError: Nobody is called so, or no file can be, as with a name of more than 255 bytes.
+    """
+    try:
+        place = Path(path).expanduser()
+        place.exists()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except RuntimeError as error:
+        raise InputError(f"{path}: there is no such home folder") from error
+    return place

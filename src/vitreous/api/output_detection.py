@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitreous._utils.warnings import warn_caller
+from vitreous._utils.messages import warn_caller
 from vitreous.errors import InputError
 from vitreous.inputs.model_input import FAILURES, Inputs, Texts
 from vitreous.inputs.outputs import OutputActivation, are_probabilities, in_unit_interval

@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 
 from vitreous.architecture.attention import AttentionCall
-from vitreous.architecture.block_norms import BlockNorms, root_of
 from vitreous.architecture.description import (
     Architecture,
     Block,
@@ -22,6 +21,7 @@ from vitreous.architecture.description import (
     StreamStage,
 )
 from vitreous.architecture.find_attention import find_attention
+from vitreous.architecture.norms import BlockNorms, root_of
 from vitreous.architecture.operations import (
     ALIAS,
     NORM,

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.error_boundary import described_error
+from vitreous._utils.messages import described_error
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture.description import Architecture
 from vitreous.architecture.evaluation_copy import original_of

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack, get_origin
 import typer
 from rich.markup import escape
 
-from vitreous._utils.method_lists import split_spellings
-from vitreous._utils.paths import expanded
+from vitreous._utils.defaults import split_spellings
+from vitreous._utils.storage import expanded
 from vitreous.cli.console import (
+    EvaluationProgress,
     ExitCode,
     plain_warnings,
     print_error,
@@ -24,6 +25,7 @@ from vitreous.cli.console import (
     stderr_console,
     stdout_console,
     stdout_to_stderr,
+    steps,
 )
 from vitreous.cli.options import (
     METHODS_HELP,
@@ -37,7 +39,6 @@ from vitreous.cli.options import (
     parse_channels,
     parse_image_size,
 )
-from vitreous.cli.progress import EvaluationProgress, steps
 from vitreous.evaluation.options import EvaluateOptions, Option, list_options
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def evaluate(
 
 def _print_table(results: Results, console: Console, *, published: bool) -> None:
     from vitreous.evaluation.report.results import summarise  # noqa: PLC0415  # these import torch
-    from vitreous.evaluation.report.terminal import as_terminal  # noqa: PLC0415
+    from vitreous.evaluation.report.tables import as_terminal  # noqa: PLC0415
 
     with steps(stderr_console(), "testing methods against each other"):
         table = as_terminal(summarise(results, published=published), console.width)
@@ -214,7 +215,7 @@ def report(
     Runs of the same protocol, model and data set share a table. Unfinished runs have a table of their own.
     """
     from vitreous._utils.storage import write_text  # noqa: PLC0415
-    from vitreous.evaluation.report.documents import write_document  # noqa: PLC0415  # these import torch
+    from vitreous.evaluation.report.page import write_document  # noqa: PLC0415  # these import torch
     from vitreous.evaluation.report.results import discover_runs  # noqa: PLC0415
 
     folder = expanded(folder)

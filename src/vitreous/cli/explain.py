@@ -12,9 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from vitreous._utils.defaults import DEFAULT_METHODS
-from vitreous._utils.method_lists import split_spellings
-from vitreous._utils.paths import expanded
+from vitreous._utils.defaults import DEFAULT_METHODS, split_spellings
+from vitreous._utils.storage import expanded
 from vitreous.cli.console import ExitCode, one_line, print_json, print_line, stderr_console, stdout_console
 from vitreous.cli.options import (
     DebugOption,

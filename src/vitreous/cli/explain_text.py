@@ -11,9 +11,9 @@ from rich.style import Style
 from rich.text import Text
 
 import vitreous
-from vitreous._utils.method_lists import split_spellings
+from vitreous._utils.defaults import split_spellings
 from vitreous._utils.storage import write_text
-from vitreous.cli.console import one_line, plain_warnings, print_json, print_line, stderr_console, stdout_console
+from vitreous.cli.console import one_line, plain_warnings, print_json, print_line, stderr_console, stdout_console, steps
 from vitreous.cli.explain import class_as_json
 from vitreous.cli.options import (
     DebugOption,
@@ -26,7 +26,6 @@ from vitreous.cli.options import (
     check_target_or_topk,
     parse_html_path,
 )
-from vitreous.cli.progress import steps
 from vitreous.errors import InputError
 
 if TYPE_CHECKING:

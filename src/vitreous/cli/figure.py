@@ -10,11 +10,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from vitreous._utils.defaults import DEFAULT_METHODS, DEFAULT_OPACITY
-from vitreous._utils.method_lists import split_spellings
-from vitreous._utils.paths import expanded
-from vitreous._utils.text import close_match
+from vitreous._utils.defaults import DEFAULT_METHODS, DEFAULT_OPACITY, split_spellings
+from vitreous._utils.messages import close_match
+from vitreous._utils.storage import expanded
 from vitreous.cli.console import plain_warnings, print_line, stderr_console, stdout_console
+from vitreous.cli.console import steps as show_steps
 from vitreous.cli.options import (
     METHOD_HELP,
     DebugOption,
@@ -29,7 +29,6 @@ from vitreous.cli.options import (
     parse_channels,
     parse_image_size,
 )
-from vitreous.cli.progress import steps as show_steps
 from vitreous.errors import InputError
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from PIL import Image
 
 import vitreous
-from vitreous.cli.explain_images import as_target
+from vitreous.cli.explain_images import as_target, drop_duplicates, find_image_files
 from vitreous.cli.figure import find_figure_kind
-from vitreous.cli.image_files import drop_duplicates, find_image_files
 from vitreous.errors import InputError, MethodError, TargetError
 from vitreous.explanation.explanation import Explanation
 from vitreous.inputs.class_names import find_class
@@ -35,8 +34,7 @@ from vitreous.pictures.figures import (
     strips_figure,
     transformation_figure,
 )
-from vitreous.pictures.strips import Strip, depth_strip, heads_strip, start_layer_strip
-from vitreous.pictures.transformation import token_transformation
+from vitreous.pictures.strips import Strip, depth_strip, heads_strip, start_layer_strip, token_transformation
 
 _CLASSES = 3  # default number of classes of the figure that compares them
 

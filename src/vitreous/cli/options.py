@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from vitreous._utils.defaults import DEFAULT_METHODS, OUTPUTS_DEFAULT, OUTPUTS_HELP, PLUGIN_HELP, OutputActivation
-from vitreous._utils.paths import expanded
+from vitreous._utils.storage import expanded
 
 DEBUG = "vitreous.debug"  # key in the metadata that a command and its group share
 

@@ -12,16 +12,15 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from vitreous._utils.method_lists import split_spellings
-from vitreous._utils.paths import expanded
-from vitreous.cli.console import plain_warnings, print_json, print_line, stderr_console, stdout_console
+from vitreous._utils.defaults import split_spellings
+from vitreous._utils.storage import expanded
+from vitreous.cli.console import plain_warnings, print_json, print_line, stderr_console, stdout_console, steps
 from vitreous.cli.options import METHODS_HELP, DebugOption, DeviceOption, JsonOption, PluginOption, parse_image_size
-from vitreous.cli.progress import steps
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vitreous.speed.request import Measured
+    from vitreous.speed.measuring import Measured
     from vitreous.speed.rows import SpeedRow
 
 _RANDOM = "@random"
@@ -82,7 +81,7 @@ def speed(
     file = None if out is None else expanded(out)
 
     from vitreous.plugin import load_plugins  # noqa: PLC0415  # imports torch
-    from vitreous.speed.request import Request, run  # noqa: PLC0415
+    from vitreous.speed.measuring import Request, run  # noqa: PLC0415
 
     load_plugins(plugin or [])
     request = Request(

@@ -1,8 +1,7 @@
 """Photos with labels and masks, and texts with rationales, from data sets in their original layouts."""
 
-from vitreous.datasets.dataset import DataSet, Review, Sample, Shuffled
+from vitreous.datasets.dataset import DataSet, Review, Sample, Shuffled, list_datasets, open_dataset
 from vitreous.datasets.eraser_movies import read_movies
-from vitreous.datasets.registry import list_datasets, open_dataset
 from vitreous.errors import DataError
 
 __all__ = ["DataError", "DataSet", "Review", "Sample", "Shuffled", "list_datasets", "open_dataset", "read_movies"]

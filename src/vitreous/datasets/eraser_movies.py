@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from vitreous._utils.paths import expanded
+from vitreous._utils.storage import expanded
 from vitreous.datasets.dataset import DataSet, Review, Things
 from vitreous.datasets.lists import ListError, check_regular
 from vitreous.errors import DataError

@@ -7,9 +7,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from vitreous.datasets.dataset import Mask
-from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, stem_of
+from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, read_nonzero, stem_of
 from vitreous.datasets.lists import NAMES, TABLE, read_class_names, read_labels
-from vitreous.datasets.masks import read_nonzero
 
 _SUFFIX = "_mask"
 

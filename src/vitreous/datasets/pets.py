@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.datasets.dataset import IGNORED, Mask
-from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, stem_of
+from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, read_indices, stem_of
 from vitreous.datasets.imagenet import imagenet_names
 from vitreous.datasets.lists import IMAGENET_COLUMN, TABLE, ListError, add_label, number_in, read_labels, read_list
-from vitreous.datasets.masks import read_indices
 from vitreous.errors import DataError
 
 # What a trimap stores, by the number that it stores: foreground, background, border.

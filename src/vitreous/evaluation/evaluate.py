@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
-from vitreous._utils.paths import expanded
+from vitreous._utils.storage import expanded
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.datasets import DataSet
-from vitreous.evaluation.engines.local import run_locally
-from vitreous.evaluation.engines.worker import ProgressCallback, SilentProgress
+from vitreous.evaluation.engines import ProgressCallback, SilentProgress, run_locally, run_on_ray
 from vitreous.evaluation.options import EvaluateOptions, resolve_options
 from vitreous.evaluation.protocols import Protocol
 from vitreous.evaluation.report.results import Results
-from vitreous.evaluation.runner.context import EvaluationContext
-from vitreous.evaluation.runner.prepare_run import Model, prepare_run
-from vitreous.evaluation.runner.selection import WHITE_BOX
+from vitreous.evaluation.runner.measure import EvaluationContext
+from vitreous.evaluation.runner.prepare_run import WHITE_BOX, Model, prepare_run
 from vitreous.evaluation.store.store import Store
 
 
@@ -76,8 +74,6 @@ def compute(store: Store, context: EvaluationContext, options: EvaluateOptions, 
     if options["retry_failed"]:
         store.forget_failed(progress.notice)
     if options["engine"] == "ray":
-        from vitreous.evaluation.engines.ray import run_on_ray  # noqa: PLC0415  # its package is an extra
-
         run_on_ray(store, progress, tasks=options["workers"])
     else:
         run_locally(store, context, progress, workers=options["workers"] or 1)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from vitreous._utils.defaults import DEFAULT_OPACITY
-from vitreous._utils.text import reason_of
-from vitreous._utils.warnings import warn_caller
+from vitreous._utils.messages import reason_of, warn_caller
 from vitreous.errors import InputError
 from vitreous.explanation import folder as explanation_folder
 from vitreous.explanation.heatmaps import display_maps

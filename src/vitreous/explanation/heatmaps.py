@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from vitreous.inputs.frame import Frame
-from vitreous.inputs.patch_geometry import PatchGeometry, enlarge
+from vitreous.inputs.patch_geometry import Frame, PatchGeometry, enlarge
 
 
 def display_maps(

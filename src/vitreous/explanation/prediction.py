@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_args
 
 import torch
 
-from vitreous._utils.text import close_match
+from vitreous._utils.messages import close_match
 from vitreous.errors import MethodError, VitreousError
 from vitreous.inputs.outputs import OutputActivation, likelihoods, percent
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from vitreous._utils.defaults import DEFAULT_OPACITY
-from vitreous._utils.text import close_match
+from vitreous._utils.messages import close_match
 from vitreous.errors import InputError
 
 if TYPE_CHECKING:

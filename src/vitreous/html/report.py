@@ -18,7 +18,7 @@ from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import register_view
 from vitreous.html import page
-from vitreous.html.chart import Chart, Line, layout_chart, line_attributes, percent_axis
+from vitreous.html.page import Chart, Line, layout_chart, line_attributes, percent_axis
 from vitreous.methods.aggregation import AGGREGATIONS
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel

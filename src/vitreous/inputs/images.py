@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from vitreous._utils.text import reason_of
+from vitreous._utils.messages import reason_of
 from vitreous.errors import ImageError, InputError
 
 if TYPE_CHECKING:

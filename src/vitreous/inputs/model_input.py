@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.error_boundary import described_error
-from vitreous._utils.text import reason_of
+from vitreous._utils.messages import described_error, reason_of
 from vitreous.errors import InputError, UnsupportedModelError
 
 Rows = slice | Tensor

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous._utils.messages import shown
 from vitreous._utils.tensors import special_kind
-from vitreous._utils.text import shown
 from vitreous.errors import TargetError
 
 Class = int | str  # by number, or by name where the model's class names are known

@@ -1,14 +1,26 @@
-"""The view of a method that is not of this package: it says what the method reads and did not declare."""
+"""Checks of methods that are not of this package.
+
+Their view says what the method reads and did not declare; their errors name the method, its file and line, and what is
+wrong.
+"""
 
 from __future__ import annotations
 
+import inspect
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from vitreous.errors import MethodError
+from vitreous._utils.messages import described_error
+from vitreous.errors import MethodError, VitreousError
 from vitreous.methods.readout import Readout
+from vitreous.methods.registry import MethodInfo
 from vitreous.methods.view import View
 from vitreous.tape import AttentionRecord, GradientNeeds, Needs, Pass, Plan
 from vitreous.tape.attention import Rows
@@ -137,3 +149,38 @@ class CheckedView(View):
             )
         given: tuple[str, ...] = getattr(self.readout, argument)
         raise MethodError(f"{reads}, which it did not declare: add {argument}={(*given, name)!r}")
+
+
+@contextmanager
+def plugin_errors(info: MethodInfo) -> Iterator[None]:
+    """Turn what code outside this package raises into a ``MethodError`` that names it; methods of this one pass.
+
+    Errors about the model or the input stay as they are, as does a lack of memory.
+    """
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if not info.is_own or (isinstance(error, VitreousError) and type(error) is not MethodError):
+            raise
+        said = str(error) if isinstance(error, MethodError) else described_error(error)
+        raise MethodError(f"method {info.name} ({place_of(info, error)}): {said}") from error
+
+
+def place_of(info: MethodInfo, error: BaseException) -> str:
+    """Where in the method's file an error arose, or where the method begins if that was behind its end."""
+    code = getattr(info.written, "__code__", None)
+    file = code.co_filename if code is not None else inspect.getfile(info.written)
+    line = line_in(file, error) or (code.co_firstlineno if code is not None else None)
+    # What was typed into a notebook has the name of a file that is not there.
+    named = f"{Path(file).name}, " if Path(file).is_file() else ""
+    return f"{named}line {line}" if line else Path(file).name
+
+
+def line_in(file: str, error: BaseException) -> int | None:
+    """Give the innermost line of a file that an error passed."""
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return error.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return lines[-1] if lines else None

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from vitreous._utils.tensors import has_float64
 from vitreous.methods.attention import MeanAttention
-from vitreous.methods.contributions import Contributions, GatedContributions, contributions
-from vitreous.methods.linear_parts import head_updates, norms
+from vitreous.methods.contributions import Contributions, GatedContributions, contributions, head_updates, norms
 from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, mean_over_heads
 from vitreous.methods.registry import register
 from vitreous.methods.view import Row, View

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from vitreous._utils.text import close_match
+from vitreous._utils.messages import close_match
 from vitreous.errors import MethodError
 from vitreous.tape.rules import own_rules
 

@@ -1,8 +1,12 @@
-"""Perturbation methods: run the model with parts of the image painted or dropped, in batches over images and masks."""
+"""Perturbation methods: run the model with parts of the image painted or dropped, in batches over images and masks.
+
+Masks are drawn from a seed, the same for every image of a batch.
+"""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -10,11 +14,167 @@ import torch
 from torch import Tensor
 
 from vitreous._utils.tensors import exact
-from vitreous.methods.masks import Masks, PatchMasks
-from vitreous.methods.readout import Procedure
+from vitreous.errors import MethodError
+from vitreous.inputs.patch_geometry import PatchGeometry, patch_of_line
+from vitreous.methods.readout import Procedure, total
 from vitreous.methods.view import View
-from vitreous.tape import Needs
+from vitreous.tape import Layout, Needs
 from vitreous.tape.output import Quantity, explained
+
+Size = tuple[int, int]
+_AT_ONCE = 16  # masks as large as the picture are made a few at a time
+
+
+class Masks(ABC):
+    """Several masks of one picture size."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def pixels(self, numbers: Tensor) -> Tensor:
+        """Some of the masks as factors of the picture's pixels, (numbers, 1, height, width)."""
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σ_j weights_j mask_j, (..., masks) -> (..., height x width)."""
+        parts = torch.split(torch.arange(len(self)), _AT_ONCE)
+        return total(weights[..., part] @ self.pixels(part).flatten(1).to(weights) for part in parts)
+
+
+class PatchMasks(Masks):
+    """Masks of whole patches.
+
+    Attributes:
+        kept: which patches stay, (masks, patches); ones and zeros, or, only for painting, something in between.
+    """
+
+    def __init__(self, kept: Tensor, layout: Layout, size: Size) -> None:
+        self.kept = kept
+        self._patch_of_pixel = patch_of_pixel(layout.grid, size, layout.geometry)
+        self._size = size
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def pixels(self, numbers: Tensor) -> Tensor:
+        """Every pixel gets its patch's factor."""
+        return self.kept[numbers][:, self._patch_of_pixel].view(len(numbers), 1, *self._size)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σ_j weights_j mask_j, (..., masks) -> (..., patches)."""
+        return weights @ self.kept.to(weights)
+
+
+class PixelMasks(Masks):
+    """Given masks of pixels, (masks, 1, height, width)."""
+
+    def __init__(self, masks: Tensor) -> None:
+        self._masks = masks
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def pixels(self, numbers: Tensor) -> Tensor:
+        """The masks themselves."""
+        return self._masks[numbers]
+
+
+class CellMasks(Masks):
+    """RISE's masks: a coarse grid of kept and dropped cells, enlarged bilinearly and shifted by part of a cell."""
+
+    def __init__(self, count: int, cells: int, keep: float, size: Size, generator: torch.Generator) -> None:
+        self._cells = (uniform(count, 1, cells, cells, generator=generator) < keep).float()
+        self._size, self._cell = size, (math.ceil(size[0] / cells), math.ceil(size[1] / cells))
+        self._shifts = [torch.randint(0, side, (count,), generator=generator).tolist() for side in self._cell]
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def pixels(self, numbers: Tensor) -> Tensor:
+        """Enlarged to one cell more than the picture, of which the shift chooses a part."""
+        chosen = self._cells[numbers]
+        count = chosen.shape[-1] + 1
+        enlarged = torch.nn.functional.interpolate(
+            chosen, size=(count * self._cell[0], count * self._cell[1]), mode="bilinear", align_corners=False
+        )
+        rows, columns = ([shifts[number] for number in numbers.tolist()] for shifts in self._shifts)
+        height, width = self._size
+        return torch.stack(
+            [
+                mask[:, row : row + height, column : column + width]
+                for mask, row, column in zip(enlarged, rows, columns, strict=True)
+            ]
+        )
+
+
+def patch_of_pixel(grid: tuple[int, int], size: Size, geometry: PatchGeometry | None = None) -> Tensor:
+    """The patch that each pixel belongs to, (height x width,). The last patches may stand over the edge (padding)."""
+    rows, columns = (
+        patch_of_line(length, count, geometry, axis)
+        for axis, (length, count) in enumerate(zip(size, grid, strict=True))
+    )
+    return (rows[:, None] * grid[1] + columns).flatten()
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Random numbers that depend on the seed alone: neither on the device nor on the images."""
+    return torch.Generator().manual_seed(seed)
+
+
+def uniform(*shape: int, generator: torch.Generator) -> Tensor:
+    """Numbers from 0 to 1, the same whatever torch's default type is: another type would draw others."""
+    return torch.rand(*shape, generator=generator, dtype=torch.float32)
+
+
+def independent(count: int, patches: int, generator: torch.Generator, keep: float = 0.5) -> Tensor:
+    """Every patch is kept with probability ``keep``, but at least one, since some models have nothing else to read."""
+    draws = uniform(count, patches, generator=generator)
+    return (draws < keep) | (draws == draws.amin(dim=1, keepdim=True))
+
+
+def balanced(count: int, patches: int, generator: torch.Generator) -> Tensor:
+    """Every patch is kept in exactly half of the masks: a Latin hypercube of two levels."""
+    return uniform(count, patches, generator=generator).argsort(dim=0) < count // 2
+
+
+def blocks_of_patches(count: int, cells: int, keep: float, grid: Size, generator: torch.Generator) -> Tensor:
+    """RISE's cells at the resolution of patches, without interpolation: shifted squares of patches."""
+    rows, columns = grid
+    sides = [math.ceil(length / cells) for length in grid]
+    drawn = independent(count, (cells + 1) ** 2, generator, keep).view(count, cells + 1, cells + 1)
+    row, column = (
+        (torch.arange(length) + torch.randint(0, side, (count, 1), generator=generator)) // side
+        for length, side in zip((rows, columns), sides, strict=True)
+    )
+    kept = drawn[torch.arange(count)[:, None, None], row[:, :, None], column[:, None, :]].flatten(1)
+    kept[~kept.any(dim=1), 0] = True  # the only cell kept may lie outside
+    return kept
+
+
+def windows(grid: Size, window: int, stride: int) -> Tensor:
+    """Square windows of patches, (windows, patches); those at the far edges may be cut off."""
+    if window < 1 or stride < 1:
+        raise MethodError("window and stride must be at least 1")
+    inside = []
+    for length in grid:
+        starts = torch.arange(max(0, math.ceil((length - window) / stride)) + 1) * stride
+        places = torch.arange(length)
+        inside.append((places >= starts[:, None]) & (places < starts[:, None] + window))
+    rows, columns = inside
+    return (rows[:, None, :, None] & columns[None, :, None, :]).flatten(2).flatten(0, 1)
+
+
+def windows_within(budget: int | None, grid: Size, window: int, stride: int) -> Tensor:
+    """Square windows of patches, not more than ``budget``: the smallest stride from ``stride`` on that is enough.
+
+    Windows grow with a stride that had to be raised, so that no patch falls between them.
+    """
+    found = windows(grid, window, stride)
+    while budget is not None and len(found) > budget:
+        stride += 1
+        found = windows(grid, max(window, stride), stride)
+    return found
+
 
 By = Literal["paint", "drop"]
 RunMasked = Callable[[Tensor, Tensor], Tensor]

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote_plus
 
-from vitreous._utils.text import close_match
+from vitreous._utils.messages import close_match
 from vitreous._utils.user_code import source_hash
 from vitreous.errors import MethodError
 from vitreous.methods.options import OptionInfo, options_of
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout
 
 if TYPE_CHECKING:
-    from vitreous.methods.cost import Cost
+    from vitreous.methods.spelling import Cost
 
 ReadoutMaker = Callable[..., Readout]
 
@@ -93,7 +93,7 @@ class MethodInfo:
     @property
     def cost(self) -> Cost:
         """Passes that the method takes, derived from what its read-out declares to need."""
-        from vitreous.methods.cost import cost_of  # noqa: PLC0415  # spellings are parsed with this registry
+        from vitreous.methods.spelling import cost_of  # noqa: PLC0415  # spellings are parsed with this registry
 
         return cost_of(self.name)
 

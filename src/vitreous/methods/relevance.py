@@ -6,8 +6,16 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from vitreous.methods.pixel_maps import Resolution, ResolutionOption, input_scores
-from vitreous.methods.readout import MatrixReadout, Procedure, Readout, ReadRows, mean_over_heads
+from vitreous.methods.readout import (
+    MatrixReadout,
+    Procedure,
+    Readout,
+    ReadRows,
+    Resolution,
+    ResolutionOption,
+    input_scores,
+    mean_over_heads,
+)
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import PIXELS, GradientNeeds, Needs, Pass

@@ -13,9 +13,17 @@ from torch import Tensor
 
 from vitreous._utils.tensors import in_float64
 from vitreous.errors import MethodError
-from vitreous.methods.masks import PatchMasks, independent, seeded, uniform
 from vitreous.methods.occlusion import Of, Painting
-from vitreous.methods.perturbation import By, PerturbationMethod, masked_outputs, original_output
+from vitreous.methods.perturbation import (
+    By,
+    PatchMasks,
+    PerturbationMethod,
+    independent,
+    masked_outputs,
+    original_output,
+    seeded,
+    uniform,
+)
 from vitreous.methods.registry import register
 from vitreous.methods.rise import Budget, Seed
 from vitreous.methods.view import View

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention
-from vitreous.methods.linear_parts import head_updates
+from vitreous.methods.contributions import head_updates
 from vitreous.methods.options import RuleOption
 from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, mean_over_heads
 from vitreous.methods.registry import register

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitreous._utils.text import reason_of
+from vitreous._utils.messages import reason_of
 from vitreous.metrics.metric import Floats, MetricError
 
 IGNORED = -1  # of a mask: a pixel that does not count

@@ -1,8 +1,8 @@
 """Models by name, each with the preprocessing it was trained with."""
 
-from vitreous.models.binary import TwoSided
 from vitreous.models.loading import LoadedModel, list_models, load_model
 from vitreous.models.preprocessing import Preprocessing
 from vitreous.models.text_models import LoadedTextModel
+from vitreous.models.wrap_model import TwoSided
 
 __all__ = ["LoadedModel", "LoadedTextModel", "Preprocessing", "TwoSided", "list_models", "load_model"]

@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vitreous._utils.paths import expanded
+from vitreous._utils.messages import shown
+from vitreous._utils.storage import expanded
 from vitreous._utils.tensors import special_kind
-from vitreous._utils.text import shown
 from vitreous.errors import ModelError
 
 State = dict[str, Tensor]

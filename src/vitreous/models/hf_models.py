@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous._utils.paths import expanded
-from vitreous._utils.text import reason_of
-from vitreous._utils.warnings import warn_caller
+from vitreous._utils.messages import reason_of, warn_caller
+from vitreous._utils.storage import expanded
 from vitreous.errors import MissingDependencyError, ModelError
 from vitreous.models import hub
 from vitreous.models.checkpoints import check_folder, check_sizes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import nn
 
-from vitreous._utils.text import reason_of
+from vitreous._utils.messages import reason_of
 from vitreous.errors import ModelError
 from vitreous.inputs.outputs import OutputActivation, scale_of
 from vitreous.models.fingerprint import kept_fingerprint_of

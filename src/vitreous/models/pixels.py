@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from vitreous._utils.error_boundary import errors_as
+from vitreous._utils.messages import errors_as
 from vitreous._utils.tensors import holds_no_numbers, special_kind
 from vitreous.errors import InputError, ModelError
 from vitreous.inputs.images import read_image

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous._utils.text import shown
+from vitreous._utils.messages import shown
 from vitreous.errors import InputError, ModelError
-from vitreous.inputs.frame import Frame
 from vitreous.inputs.images import MAX_PIXELS
+from vitreous.inputs.patch_geometry import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

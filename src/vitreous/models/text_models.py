@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from vitreous._utils.error_boundary import errors_as
-from vitreous._utils.text import reason_of
+from vitreous._utils.messages import errors_as, reason_of
 from vitreous.errors import ModelError
 from vitreous.inputs.model_input import Texts
 from vitreous.inputs.texts import Reader, knows_no_words

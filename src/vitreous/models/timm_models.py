@@ -11,8 +11,8 @@ from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 from timm.models import model_entrypoint, split_model_name_tag
 from torch import nn
 
-from vitreous._utils.paths import expanded
-from vitreous._utils.text import close_match, reason_of
+from vitreous._utils.messages import close_match, reason_of
+from vitreous._utils.storage import expanded
 from vitreous.errors import ModelError
 from vitreous.models import hub
 from vitreous.models.checkpoints import MOST_CLASSES, check_folder, load_strictly, read_checkpoint, without_prefixes

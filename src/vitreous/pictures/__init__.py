@@ -18,8 +18,14 @@ if TYPE_CHECKING:
         strips_figure,
         transformation_figure,
     )
-    from vitreous.pictures.strips import Strip, depth_strip, heads_strip, start_layer_strip
-    from vitreous.pictures.transformation import Transformation, token_transformation
+    from vitreous.pictures.strips import (
+        Strip,
+        Transformation,
+        depth_strip,
+        heads_strip,
+        start_layer_strip,
+        token_transformation,
+    )
 
 __all__ = [
     "Canvas",
@@ -51,8 +57,10 @@ _HOMES = {
         *("classes_figure", "comparison_figure", "curves_figure"),
         *("overlay_figure", "strips_figure", "transformation_figure"),
     ),
-    "vitreous.pictures.strips": ("Strip", "depth_strip", "heads_strip", "start_layer_strip"),
-    "vitreous.pictures.transformation": ("Transformation", "token_transformation"),
+    "vitreous.pictures.strips": (
+        *("Strip", "depth_strip", "heads_strip", "start_layer_strip"),
+        *("Transformation", "token_transformation"),
+    ),
 }
 
 

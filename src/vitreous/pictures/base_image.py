@@ -11,8 +11,8 @@ from PIL import Image
 from vitreous.errors import InputError
 from vitreous.explanation.heatmaps import framed_maps
 from vitreous.explanation.views import Look
-from vitreous.inputs.frame import Frame
 from vitreous.inputs.images import read_image
+from vitreous.inputs.patch_geometry import Frame
 from vitreous.pictures.colours import overlay
 
 if TYPE_CHECKING:

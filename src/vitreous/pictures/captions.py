@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
-from vitreous._utils.text import printable
+from vitreous._utils.messages import printable
 
 if TYPE_CHECKING:
     from vitreous.explanation.explanation import Explanation

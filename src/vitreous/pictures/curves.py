@@ -17,7 +17,7 @@ from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.heatmaps import display_maps
 from vitreous.inputs.outputs import OutputActivation, likelihoods
-from vitreous.methods.pixel_maps import patch_means
+from vitreous.methods.readout import patch_means
 from vitreous.models.pixels import Images, Model, find_model
 from vitreous.pictures.recording import open_runner
 from vitreous.tape.runner import ModelRunner

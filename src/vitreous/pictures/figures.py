@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from vitreous.pictures.curves import Curves
-    from vitreous.pictures.strips import Strip
-    from vitreous.pictures.transformation import Transformation
+    from vitreous.pictures.strips import Strip, Transformation
 
 _OVERLAY_ALONE = 560
 _OVERLAY_AMONG_OTHERS = 380

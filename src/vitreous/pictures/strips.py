@@ -1,10 +1,15 @@
-"""Strips: maps of one image that differ in depth, head or start layer, as arrays; ``strips_figure`` draws them."""
+"""Maps of one image that differ in depth, head or start layer, and what a block does to its tokens, as arrays.
+
+``strips_figure`` draws the first. The second is TokenTM's figures 1 and 2: attention, change of length and
+direction.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +23,7 @@ from vitreous.inputs.targets import Target
 from vitreous.methods.aggregation import Plus, Rollout
 from vitreous.methods.gradtoken import QueryGradientKey
 from vitreous.methods.spelling import parse, plus_from_every_layer
+from vitreous.methods.tokentm import TokenTransformation
 from vitreous.models import LoadedModel
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.pictures.recording import recorded
@@ -199,3 +205,67 @@ def depth_of(model: nn.Module | LoadedModel, images: Images | None = None) -> in
         assert isinstance(model, LoadedModel)
         return find_architecture(network, model.example_input(), stage_of(model)).depth
     return find_architecture(network, find_pixels(model, network, images)[0], stage_of(model)).depth
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """What the attention of one block does to the patches, (patches,) each, averaged over heads.
+
+    Attributes:
+        explanation: TokenTM's explanation of the image.
+        block: Index of the block.
+        attention: A, from the class token to each patch; from the pooled tokens in models without a class token.
+        length: L (eq. 10), the norm of the transformed patch token relative to that of the patch token.
+        direction: NECC (eq. 12) times the number of tokens: above 1 where both point in a similar direction.
+        combined: A x L x NECC of every head, then the mean, in the unit of ``attention``.
+
+    Examples:
+        >>> from vitreous.pictures import token_transformation
+        >>> found = token_transformation(model, "demo.jpg")
+        >>> found.block  # the last one
+        5
+    """
+
+    explanation: Explanation
+    block: int
+    attention: Tensor
+    length: Tensor
+    direction: Tensor
+    combined: Tensor
+
+
+@leaves_torch_as_it_was
+def token_transformation(model: Model, image: Images, block: int = -1, target: Target = None) -> Transformation:
+    """Measure what one block does to its tokens, as TokenTM does ([wu2024token][], eqs. 10 and 12).
+
+    Args:
+        model: The model, in any form that ``explain`` takes.
+        image: The image.
+        block: Index of the block; negative numbers count from the top.
+        target: The class to explain; the predicted one by default.
+
+    Examples:
+        >>> from vitreous.pictures import token_transformation
+        >>> found = token_transformation(model, "demo.jpg", block=0)
+        >>> found.block, found.attention.shape == found.combined.shape
+        (0, True)
+    """
+    spelling = "tokentm:necc=rescaled"
+    loaded = find_model(model, image)
+    explanation = explain(loaded, image, spelling, target)
+    recipe = parse(spelling)
+    readout = cast("TokenTransformation", recipe.readout)
+    ratio_alone = TokenTransformation("probability", "af_l", "paper")
+    with recorded(loaded, image, recipe, target) as view:
+        if not -view.depth <= block < view.depth:
+            raise MethodError(f"block {block} does not exist: the model has {view.depth} blocks, 0 to {view.depth - 1}")
+        layer = block % view.depth
+        attention = view.attention(layer).rows(view.layout.read).mean(dim=2)[0]  # (head, tokens)
+        of_length, of_both = (one.attention_weight(view, layer) for one in (ratio_alone, readout))
+        assert of_length is not None
+        assert of_both is not None
+        length, weight = (one(view.layout.read).mean(dim=2)[0] for one in (of_length, of_both))  # (head, tokens)
+        direction = torch.where(length > 0, weight / length, 0)
+        parts = (attention, length, direction, attention * weight)
+        patches = [part.mean(dim=0)[view.layout.prefix :].clone().cpu() for part in parts]
+    return Transformation(explanation, layer, *patches)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.architecture import Architecture
-from vitreous.speed.counting import Passes
+from vitreous.speed.timing import Passes
 from vitreous.tape import PIXELS, Needs
 from vitreous.tape.output import class_scores
 

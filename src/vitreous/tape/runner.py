@@ -24,9 +24,7 @@ from vitreous.inputs.patch_geometry import PatchGeometry
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
 from vitreous.tape.output import class_scores
 from vitreous.tape.patches.stream_probes import first_block_input
-from vitreous.tape.removal.dropping import TokenDropping, check_kept, nothing_left
-from vitreous.tape.removal.score_editing import ScoreEditing
-from vitreous.tape.removal.strategy import Interceptor, removal_strategy
+from vitreous.tape.removal import Interceptor, ScoreEditing, TokenDropping, check_kept, nothing_left, removal_strategy
 
 # Bare evaluations are run this many pixels at a time. Measured on ViT-Ti: 8 to 32 pictures of 224 x 224 at once cost
 # the same per picture, one alone 1.6 times as much, and 64 leave the processor's caches.

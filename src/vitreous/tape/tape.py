@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitreous._utils.messages import reason_of
 from vitreous._utils.tensors import HALF, exact
-from vitreous._utils.text import reason_of
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.architecture.norms import LinearNorm

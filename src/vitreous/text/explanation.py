@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 
-from vitreous._utils.error_boundary import errors_as
+from vitreous._utils.messages import errors_as
 from vitreous._utils.storage import StorageError, write_text
 from vitreous.explanation.prediction import ExplanationError, Predicted, check_predictions
 from vitreous.explanation.views import find_view

@@ -23,9 +23,8 @@ from vitreous.pictures.strips import depth_of
 from vitreous.tape.diagnosis import missing_linear_part
 from vitreous.web.jobs import Job, Limits, Throughput, Worker, monitored
 from vitreous.web.models import ModelCache
-from vitreous.web.photos import Upload, load_photo, read_upload
 from vitreous.web.requests import ExplainRequest, RunMethods, all_depths, compute, compute_first, is_single_pass
-from vitreous.web.results import BlockRows, BoundedCache, ImageResults
+from vitreous.web.results import BlockRows, BoundedCache, ImageResults, Upload, load_photo, read_upload
 
 CURVE_POINTS = 11  # per curve
 

@@ -21,9 +21,8 @@ from vitreous.html import page, report
 from vitreous.html import words as words_html
 from vitreous.inputs.outputs import percent
 from vitreous.methods import list_methods
-from vitreous.methods.cost import EXAMPLE_DEPTH
 from vitreous.methods.registry import FAMILIES, MethodInfo
-from vitreous.methods.spelling import parse
+from vitreous.methods.spelling import EXAMPLE_DEPTH, parse
 from vitreous.pictures import Look
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.colours import strongest_word_colour

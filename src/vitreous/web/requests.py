@@ -9,8 +9,7 @@ from typing import Any
 from vitreous.api.method_trials import try_methods
 from vitreous.errors import MethodError, TargetError, VitreousError
 from vitreous.methods.aggregation import Plus
-from vitreous.methods.cost import EXAMPLE_DEPTH
-from vitreous.methods.spelling import Recipe, parse
+from vitreous.methods.spelling import EXAMPLE_DEPTH, Recipe, parse
 from vitreous.pictures.strips import depth_spellings, start_layer_spellings
 from vitreous.web.jobs import BudgetError, CancelledError, Job
 from vitreous.web.results import ResultCache

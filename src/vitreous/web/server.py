@@ -16,7 +16,7 @@ from vitreous.web.image_service import ImageService
 from vitreous.web.jobs import Limits, SessionJobs
 from vitreous.web.models import ModelCache, TextModelCache, find_checkpoints
 from vitreous.web.security import OpenStreams, SecurityMiddleware, UploadFolder
-from vitreous.web.text_service import TextService
+from vitreous.web.text_tab import TextService
 
 _HOUR = 3600
 _NO_API_DOCS = ("docs_url", "redoc_url", "openapi_url")
@@ -131,8 +131,8 @@ def build(
     """Build the page."""
     from vitreous.web.layout import TITLE, build_photo_tab, build_text_tab  # noqa: PLC0415  # these import Gradio
     from vitreous.web.photo_tab import PhotoTab  # noqa: PLC0415
-    from vitreous.web.photos import example_photos, write_thumbnails  # noqa: PLC0415
     from vitreous.web.rendering import NO_TEXT_MODEL  # noqa: PLC0415
+    from vitreous.web.results import example_photos, write_thumbnails  # noqa: PLC0415
     from vitreous.web.text_tab import TextTab  # noqa: PLC0415
 
     examples = write_thumbnails(example_photos(folders), folder)

@@ -20,7 +20,7 @@ from typing import Any
 
 import gradio as gr
 
-from vitreous._utils.method_lists import split_spellings
+from vitreous._utils.defaults import split_spellings
 from vitreous.errors import VitreousError
 from vitreous.web.jobs import CancelledError, Job, SessionJobs
 from vitreous.web.rendering import status_html

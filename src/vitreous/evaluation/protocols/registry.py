@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vitreous._utils.text import close_match
+from vitreous._utils.messages import close_match
 from vitreous.errors import ProtocolError
 from vitreous.evaluation.protocols.protocol import Protocol, Sweep
 from vitreous.evaluation.tasks.patch_masking import InfluenceDeletion, InsertionDeletion

@@ -16,7 +16,7 @@ from vitreous.datasets import Review
 from vitreous.errors import VitreousError
 from vitreous.evaluation.report.results import Results, counted_values
 from vitreous.evaluation.runner.adapters import places_of, resized
-from vitreous.evaluation.runner.context import EvaluationContext, open_context
+from vitreous.evaluation.runner.measure import EvaluationContext, open_context
 from vitreous.evaluation.store.store import Store, read_manifest
 from vitreous.html.page import picture
 from vitreous.html.words import excerpt

@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 from filelock import BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
 
+from vitreous._utils.messages import reason_of
 from vitreous._utils.storage import StorageError
-from vitreous._utils.text import reason_of
 from vitreous.evaluation.store.run import Run, Shard
 
 PARTIAL_ENDING = ".part"

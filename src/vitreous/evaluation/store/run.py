@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from vitreous._utils.defaults import SHARD_SIZE
-from vitreous._utils.text import reason_of, shown
+from vitreous._utils.messages import reason_of, shown
 from vitreous.errors import RunError as RunError  # noqa: PLC0414  # re-exported
 from vitreous.inputs.outputs import OutputActivation, check_outputs
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from vitreous._utils.messages import reason_of
 from vitreous._utils.storage import MANIFEST, StorageError, parse_manifest, sealed
-from vitreous._utils.text import reason_of
 from vitreous.evaluation.store.files import (
     ENDING,
     PARTIAL_ENDING,

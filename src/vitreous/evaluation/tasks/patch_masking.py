@@ -26,7 +26,7 @@ from vitreous.evaluation.tasks.task import (
     explained_class,
 )
 from vitreous.inputs.outputs import ClassOutputs
-from vitreous.methods.pixel_maps import layout_means
+from vitreous.methods.readout import layout_means
 from vitreous.metrics import perturbation
 from vitreous.metrics.metric import Floats, Metric, row
 

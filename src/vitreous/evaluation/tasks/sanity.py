@@ -31,7 +31,7 @@ from vitreous.evaluation.tasks.task import (
     generator_of,
     seed_of,
 )
-from vitreous.methods.masks import patch_of_pixel
+from vitreous.methods.perturbation import patch_of_pixel
 from vitreous.metrics.metric import Floats, Metric
 from vitreous.metrics.sanity import (
     complexity,

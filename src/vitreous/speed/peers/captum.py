@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.methods.masks import independent, patch_of_pixel, seeded
-from vitreous.methods.pixel_maps import patch_sums
+from vitreous.methods.perturbation import independent, patch_of_pixel, seeded
+from vitreous.methods.readout import patch_sums
 from vitreous.speed.peers.peer import Peer, PeerInput, PeerMethod
 
 # As many images at once as our own methods run, see ``vitreous.tape.runner``.

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitreous.methods.pixel_maps import patch_sums
+from vitreous.methods.readout import patch_sums
 from vitreous.speed.peers.peer import Peer, PeerInput, PeerMethod
 
 _PARENTS = ("pnpxai", "pnpxai.core", "pnpxai.explainers")

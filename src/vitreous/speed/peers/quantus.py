@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.methods.pixel_maps import patch_sums
+from vitreous.methods.readout import patch_sums
 from vitreous.speed.peers.peer import Peer, PeerInput, PeerMethod
 
 

@@ -17,8 +17,7 @@ from vitreous.inputs.model_input import Inputs, Texts, texts_of
 from vitreous.inputs.patch_geometry import PatchGeometry
 
 if TYPE_CHECKING:
-    from vitreous.tape.patches.embedding import Embedding
-    from vitreous.tape.patches.grid_probe import PatchGridProbe
+    from vitreous.tape.patches.grid_probe import Embedding, PatchGridProbe
     from vitreous.tape.recording.recorder import Recorder
 
 _NOTHING = 1e-6  # a token whose head gradient is below this part of the largest is not read

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TypeVar, get_args, get_type_hints
 
-from vitreous._utils.text import close_match
+from vitreous._utils.messages import close_match
 from vitreous.errors import MethodError
 from vitreous.tape.rules.abslrp import AbsoluteLrpRule, ProgramAbsoluteLrpRule
 from vitreous.tape.rules.gradient_rules import (
