@@ -19,16 +19,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vitreous.errors import InputError, UnsupportedModelError
+from vitreous._utils.messages import errors_as
+from vitreous.errors import InputError, MissingDependencyError, ModelError, UnsupportedModelError
 from vitreous.inputs.outputs import OutputActivation
 from vitreous.inputs.prompts import CallableReader, PromptReader, prompt_reader
-from vitreous.models.loaded import LoadedModel
-from vitreous.models.preprocessing import Preprocessing
+from vitreous.models.hf_models import architecture_of, load_network, load_preprocessing, place_of, transformers_library
+from vitreous.models.loaded import LoadedModel, put_on
+from vitreous.models.loading import load_model
+from vitreous.models.preprocessing import Preprocessing, Resize, as_image_size
+from vitreous.models.text_models import load_tokenizer
+from vitreous.models.wrap_model import infer_preprocessing, preprocessing_of
 
 TEMPLATES = ("a photo of a {}.",)
 
 _TRANSFORMERS = ("get_image_features", "get_text_features")
 _OPEN_CLIP = ("encode_image", "encode_text")
+_RESIZE_MODES: dict[str, Resize] = {"shortest": "shorter", "squash": "squash"}
 
 
 class ImageTower(nn.Module):
@@ -155,9 +161,10 @@ class DualEncoder:
         """
         if self.tokenizer is None:
             raise InputError(
-                f"a prompt needs the tokenizer of {self.name}: give (model, processor) or (model, preprocessing, tokenizer)"
+                f"a prompt needs the tokenizer of {self.name}: give (model, processor) or (model, preprocessing, "
+                "tokenizer)"
             )
-        return prompt_reader(self.model, self.tokenizer, transformers=self.methods == _TRANSFORMERS)
+        return prompt_reader(self.text_tower, self.tokenizer, getattr(self.model, "config", None))
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
         """The embeddings of texts, each of length 1, (texts, width).
@@ -208,3 +215,132 @@ def _embedding(output: Any) -> Tensor:
     if not isinstance(found, Tensor) or found.dim() != 2:
         raise UnsupportedModelError(f"an embedding (batch, width) was expected of a tower, not {type(output).__name__}")
     return found
+
+
+def find_dual_encoder(model: Any) -> DualEncoder:
+    """The dual encoder that a caller means.
+
+    Args:
+        model: a name, a loaded model, a network, a pair of a network and its processor (which holds image processor and
+            tokenizer) or its tokenizer, or all three: network, how photos become its input, tokenizer.
+
+    Raises:
+        UnsupportedModelError: it has no text tower.
+        InputError: it is something else.
+    """
+    if isinstance(model, DualEncoder):
+        return model
+    if isinstance(model, str):
+        return load_dual_encoder(model)
+    if isinstance(model, LoadedModel):
+        return dual_encoder(model.model, name=model.name, preprocessing=model.preprocessing)
+    if isinstance(model, tuple) and len(model) in {2, 3} and isinstance(model[0], nn.Module):
+        network, *given = model
+        tokenizer = next((found for each in reversed(given) if (found := tokenizer_in(each)) is not None), None)
+        sources = [each for each in given if tokenizer_in(each) is not each]
+        preprocessing = preprocessing_of(network, sources[0]) if sources else None
+        return dual_encoder(network, tokenizer, preprocessing)
+    if isinstance(model, nn.Module):
+        found = infer_preprocessing(model)
+        return dual_encoder(model, preprocessing=None if found is None else found.preprocessing)
+    raise InputError(f"a model of images and texts was expected, not {type(model).__name__}")
+
+
+def dual_encoder(
+    model: nn.Module, tokenizer: Any = None, preprocessing: Preprocessing | None = None, *, name: str | None = None
+) -> DualEncoder:
+    """A network of images and texts with its tokenizer.
+
+    Raises:
+        UnsupportedModelError: it has no text tower.
+    """
+    methods = encoding_methods(model)
+    name = name or type(model).__name__
+    if methods is None:
+        raise UnsupportedModelError(
+            f"{name} has no text tower, so that no prompt can be compared with an image: use a model of images and texts "
+            "such as CLIP or SigLIP, or demo-clip"
+        )
+    own = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
+    return DualEncoder(name, model, methods, own, preprocessing)
+
+
+def encoding_methods(model: nn.Module) -> tuple[str, str] | None:
+    """The names of a network's methods that embed images and texts, or ``None`` where it does not have both."""
+    return next((pair for pair in (_TRANSFORMERS, _OPEN_CLIP) if all(hasattr(model, each) for each in pair)), None)
+
+
+def tokenizer_in(given: Any) -> Any:
+    """The tokenizer that something is or holds, or ``None``."""
+    if hasattr(given, "convert_ids_to_tokens"):
+        return given
+    if hasattr(given, "image_processor") and hasattr(given, "tokenizer"):  # a processor of images and texts
+        return given.tokenizer
+    of_open_clip = hasattr(given, "context_length") and callable(given)
+    return given if of_open_clip or getattr(given, "__name__", "") == "tokenize" else None
+
+
+def load_dual_encoder(name: str, *, device: str | torch.device = "cpu") -> DualEncoder:
+    """Load a model of images and texts by name: ``demo-clip``, ``hf/ID``, ``hf/FOLDER`` or ``open_clip/NAME[@WEIGHTS]``.
+
+    Raises:
+        ModelError: the name is not understood, or the model cannot be found or loaded.
+        UnsupportedModelError: it has no text tower.
+        MissingDependencyError: the model needs an extra that is not installed.
+    """
+    family, _, identifier = name.partition("/")
+    with errors_as(ModelError, f"{name}: the model cannot be loaded"), torch.random.fork_rng(devices=[]):
+        if family == "open_clip" and identifier:
+            found = _load_open_clip(name, identifier)
+        elif family == "hf" and identifier:
+            found = _load_transformers(name, identifier)
+        else:
+            found = find_dual_encoder(load_model(name))
+        put_on(device, found.model)
+        return found
+
+
+def _load_transformers(name: str, identifier: str) -> DualEncoder:
+    transformers = transformers_library()
+    place, options = place_of(name, identifier)
+
+    def class_for(config: Any) -> Any:
+        architecture = architecture_of(config)
+        found = getattr(transformers, architecture, None) or transformers.AutoModel
+        if found is not transformers.AutoModel and not all(hasattr(found, method) for method in _TRANSFORMERS):
+            raise UnsupportedModelError(f"{name} has no text tower ({architecture}), so that it takes no prompts")
+        return found
+
+    config, network = load_network(name, place, options, class_for, "hf/FOLDER or demo-clip")
+    tokenizer = load_tokenizer(transformers, name, place, options)
+    preprocessing = load_preprocessing(transformers, name, place, config, options)
+    return dual_encoder(network, tokenizer, preprocessing, name=name)
+
+
+def _load_open_clip(name: str, identifier: str) -> DualEncoder:
+    try:
+        import open_clip  # noqa: PLC0415  (takes seconds, and is optional)
+    except ImportError as error:
+        raise MissingDependencyError(
+            'open_clip/ models need the open_clip library: pip install "vitreous[openclip]"'
+        ) from error
+    architecture, _, weights = identifier.partition("@")
+    if weights == "random":
+        torch.manual_seed(0)
+        weights = ""
+    elif not weights and not architecture.startswith("hf-hub:"):
+        known = ", ".join(open_clip.list_pretrained_tags_by_model(architecture)) or "none is known for this name"
+        raise ModelError(f"{name}: say which weights, as in {name}@TAG or {name}@FILE: {known}")
+    network = open_clip.create_model(architecture, pretrained=weights or None, load_weights_only=True).eval()
+    settings = open_clip.get_model_preprocess_cfg(network)
+    if settings.get("resize_mode", "shortest") not in _RESIZE_MODES:
+        raise ModelError(f"{name}: how photos become its input is not understood: {settings['resize_mode']}")
+    preprocessing = Preprocessing(
+        image_size=as_image_size(settings["size"]),
+        mean=tuple(settings["mean"]),
+        std=tuple(settings["std"]),
+        interpolation=settings.get("interpolation", "bicubic"),
+        resize=_RESIZE_MODES[settings.get("resize_mode", "shortest")],
+        crop_rounding="nearest",
+    )
+    return dual_encoder(network, open_clip.get_tokenizer(architecture), preprocessing, name=name)
