@@ -128,3 +128,43 @@ FAMILIES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "open_clip": lambda: (open_clip_model(), tokenize),
     "openai": lambda: (LikeOpenAI(open_clip_model()), tokenize),
 }
+
+
+def image_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks of the image tower, where every family keeps them."""
+    return list(model.vision_model.encoder.layers) if hasattr(model, "vision_model") else list(model.visual.transformer.resblocks)
+
+
+def text_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks of the text tower."""
+    if not hasattr(model, "text_model"):
+        return list(model.transformer.resblocks)
+    inner = next(part for part in model.text_model.modules() if hasattr(part, "layers") or hasattr(part, "layer"))
+    return list(inner.layers if hasattr(inner, "layers") else inner.layer)
+
+
+def embeddings(model: nn.Module, pixels: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """What both towers say, by the model's own methods."""
+    if hasattr(model, "get_image_features"):
+        mask = {} if type(model).__name__.startswith("Siglip") else {"attention_mask": (tokens != PAD).long()}
+        found = model.get_image_features(pixel_values=pixels), model.get_text_features(input_ids=tokens, **mask)
+        return found[0].pooler_output, found[1].pooler_output
+    return model.encode_image(pixels), model.encode_text(tokens)
+
+
+def input_times_gradient(model: nn.Module, block: nn.Module, score: Callable[[], Tensor]) -> Tensor:
+    """Σ_channels x * dy/dx at a block's input by plain autograd, (batch, tokens); the score sums over the batch."""
+    kept: list[Tensor] = []
+
+    def keep(_module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        stream = given[0] if given else named["hidden_states"]
+        kept.append(stream.detach().requires_grad_())
+        return ((kept[0], *given[1:]), named) if given else (given, {**named, "hidden_states": kept[0]})
+
+    handle = block.register_forward_pre_hook(keep, with_kwargs=True)
+    try:
+        value = score().sum()
+    finally:
+        handle.remove()
+    (gradient,) = torch.autograd.grad(value, kept[0])
+    return (kept[0] * gradient).sum(dim=-1).detach()

@@ -90,6 +90,19 @@ class SimilarityHead(nn.Module):
         return functional.linear(embedding, self.weight.to(embedding.dtype), self.bias)
 
 
+class UnitTower(nn.Module):
+    """A tower whose embeddings have length 1: (batch, width)."""
+
+    def __init__(self, tower: nn.Module) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """The embeddings of images or texts."""
+        given = (input_ids,) if attention_mask is None else (input_ids, attention_mask)
+        return functional.normalize(self.tower(*given), dim=-1)
+
+
 class ZeroShotClassifier(SimilarityHead):
     """A classifier of images whose classes are texts: the scores of an image with each of them."""
 
@@ -202,11 +215,12 @@ class DualEncoder:
             self.image_tower, functional.normalize(means, dim=-1), self.scale, self.bias, names
         ).eval()
 
-    def loaded(self, network: SimilarityHead, *, outputs: OutputActivation | None = None) -> LoadedModel | nn.Module:
+    def loaded(self, network: nn.Module, *, outputs: OutputActivation | None = None) -> LoadedModel | nn.Module:
         """A classifier made of this model, with its preprocessing where that is known."""
         if self.preprocessing is None:
             return network
-        return LoadedModel(self.name, network, self.preprocessing, network.class_names, outputs=outputs)
+        names = getattr(network, "class_names", None)
+        return LoadedModel(self.name, network, self.preprocessing, names, outputs=outputs)
 
 
 def _embedding(output: Any) -> Tensor:
