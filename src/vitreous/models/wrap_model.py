@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vitreous._utils.messages import errors_as
+from vitreous._utils.messages import errors_as, shown
 from vitreous.errors import InputError, ModelError, UnsupportedModelError
 from vitreous.models.hf_models import class_names_of, image_size_of
 from vitreous.models.loaded import LoadedModel
@@ -67,6 +67,30 @@ def known_class_names(model: LoadedModel | nn.Module) -> tuple[str, ...] | None:
     if names is None and (found := infer_preprocessing(model)) is not None:
         return found.class_names
     return names
+
+
+class CalledModel(nn.Module):
+    """A model that is called by a function, for one that takes more than images."""
+
+    def __init__(self, model: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.model, self.call = model, call
+        self.train(model.training)
+
+    def forward(self, images: Tensor) -> Any:
+        """What the function returns."""
+        return self.call(self.model, images)
+
+
+def called_by(model: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> nn.Module:
+    """The model as a module that is called by a function ``call(model, images)``.
+
+    Raises:
+        InputError: it is no function.
+    """
+    if not callable(call):
+        raise InputError(f"call must be a function of the model and its images, not {shown(call)}")
+    return CalledModel(model, call)
 
 
 def model_with_processor(pair: Pair) -> LoadedModel:

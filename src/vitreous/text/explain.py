@@ -19,7 +19,7 @@ from vitreous.errors import InputError
 from vitreous.explanation.provenance import collect_provenance
 from vitreous.inputs.class_names import class_indices
 from vitreous.inputs.outputs import OutputActivation, check_outputs
-from vitreous.inputs.targets import Target, Targets, find_targets, part_of
+from vitreous.inputs.targets import AnyTarget, Targets, find_targets, part_of
 from vitreous.inputs.texts import Reader, ReadText
 from vitreous.methods.spelling import Recipe
 from vitreous.models.hf_models import class_names_of
@@ -39,7 +39,7 @@ def explain_text(
     model: TextModel,
     texts: str | Sequence[str],
     methods: str | Sequence[str] | None = None,
-    target: Target = None,
+    target: AnyTarget = None,
     *,
     topk: int | None = None,
     outputs: OutputActivation | None = None,
@@ -126,7 +126,7 @@ class Result:
 
 
 def explain_read(
-    loaded: LoadedTextModel, read: Sequence[ReadText], recipes: list[Recipe], target: Target, topk: int | None = None
+    loaded: LoadedTextModel, read: Sequence[ReadText], recipes: list[Recipe], target: AnyTarget, topk: int | None = None
 ) -> tuple[list[Result], str, OutputActivation | None]:
     """Explain texts that are cut into pieces already; give the model's family and what its outputs are as well.
 
@@ -140,7 +140,7 @@ def _explain_read(
     loaded: LoadedTextModel,
     read: Sequence[ReadText],
     recipes: list[Recipe],
-    target: Target,
+    target: AnyTarget,
     topk: int | None,
 ) -> tuple[list[Result], str, OutputActivation | None]:
     """What ``explain_read`` finds of the model's network in evaluation mode."""
@@ -190,7 +190,7 @@ class _Batch:
         sums = logits.new_zeros(len(self.texts), logits.shape[1]).index_add_(0, owners, logits)
         return sums / owners.bincount()[:, None]
 
-    def targets(self, logits: Tensor, target: Target, topk: int | None) -> Targets:
+    def targets(self, logits: Tensor, target: AnyTarget, topk: int | None) -> Targets:
         """The classes to explain of every window: those of its text."""
         chosen = find_targets(self.mean_logits(logits), target, topk)
         return Targets(chosen.classes[torch.tensor(self.owners, device=logits.device)], chosen.several)
