@@ -19,9 +19,10 @@ from small_dual_encoders import (
     tokenize,
     transformers_model,
 )
-from vitreous.errors import InputError, ModelError, UnsupportedModelError, VitreousError
+from vitreous.errors import InputError, ModelError, TargetError, UnsupportedModelError, VitreousError
 from vitreous.models import Preprocessing
 from vitreous.models.dual_encoder import find_dual_encoder, load_dual_encoder
+from vitreous.targets import Prompt
 
 EXACT = 1e-12  # float64: both sides do the same sums in another order
 PROMPTS = ["a photo of a cat", "the dog .", "tabby cats"]
@@ -49,9 +50,8 @@ def own_tokens(family, tokenizer, text):
 def own_scores(family, model, tokenizer, pixels, text):
     image, texts = embeddings(model, pixels, own_tokens(family, tokenizer, text))
     cosine = functional.cosine_similarity(image, texts)
-    return model.logit_scale.exp() * cosine + getattr(model, "logit_bias", None) if family == "siglip" else (
-        model.logit_scale.exp() * cosine
-    )
+    scores = model.logit_scale.exp() * cosine
+    return scores + model.logit_bias if family == "siglip" else scores
 
 
 def test_scores_are_those_of_the_model(case, pixels):
@@ -94,6 +94,57 @@ def test_one_image_pass_serves_all_prompts(pixels, monkeypatch):
     vitreous.explain(network, pixels, "ixg", target=[[0, 1, 2]] * 2)
     handle.remove()
     assert len(passes) == 1
+
+
+def test_a_prompt_is_explained_as_the_model_scores_it(case, pixels):
+    family, model, tokenizer = case
+    prompts = [Prompt(text) for text in PROMPTS]
+    methods = ["ixg:layer=0", "decompx.skipplus", "gae", "tokentm", "grad_eclip", "transattr", "rise:budget=8"]
+    explanation = vitreous.explain((model, tokenizer), pixels, methods, target=[prompts] * 2)
+    network = find_dual_encoder((model, tokenizer)).classifier(PROMPTS)
+    classes = vitreous.explain(network, pixels, methods, target=[[0, 1, 2]] * 2, outputs="value")
+    for method in methods:
+        assert (explanation.scores[method] - classes.scores[method]).abs().max() < EXACT, method
+    for number, prompt in enumerate(PROMPTS):
+        expected = own_scores(family, model, tokenizer, pixels, prompt)
+        assert (explanation.target_values[:, number] - expected).abs().max() < EXACT
+    assert [explanation.label(0, target) for target in range(3)] == PROMPTS
+    assert explanation.provenance["targets"] == [f"prompt({prompt})" for prompt in PROMPTS]
+
+
+def test_prompts_are_saved_and_loaded(tmp_path, pixels):
+    explanation = vitreous.explain(FAMILIES["siglip"](), pixels, "gae", target=Prompt("a photo of a cat"))
+    again = vitreous.Explanation.load(explanation.save(tmp_path / "saved"))
+    assert again.label() == "a photo of a cat"
+    assert torch.equal(again.target_values, explanation.target_values)
+    assert again.targets[0].text == "a photo of a cat"
+    assert torch.equal(again.targets[0].embedding, explanation.targets[0].embedding)
+
+
+def test_decompx_of_a_prompt_with_biases_adds_up_to_its_score(pixels):
+    """The length of the embedding is held constant, so that the shares of all tokens and biases are the cosine's."""
+    model, tokenizer = FAMILIES["clip"]()
+    network = find_dual_encoder((model, tokenizer)).classifier(PROMPTS)
+    images = pixels[:1]
+    target = vitreous.explain(network, images, "decompx", target=0, outputs="value")
+    plain = vitreous.explain((model, tokenizer), images, "decompx", target=Prompt(PROMPTS[0]))
+    assert (target.scores["decompx"] - plain.scores["decompx"]).abs().max() < EXACT
+    # Under plain gradients the cosine does not change with the length, so the map is another one.
+    free = vitreous.explain((model, tokenizer), images, "ixg", target=Prompt(PROMPTS[0]))
+    assert (free.scores["ixg"] - plain.scores["decompx"]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "the prompt is empty: say in a few words"), (3, "a prompt is a text, not 3")]
+)
+def test_prompts_that_are_no_texts_are_refused(text, message):
+    with pytest.raises(TargetError, match=message):
+        Prompt(text)
+
+
+def test_a_prompt_for_a_model_without_text_tower_is_refused():
+    with pytest.raises(UnsupportedModelError, match="timm/test_vit@random has no text tower, so that no prompt can be"):
+        vitreous.explain("timm/test_vit@random", torch.zeros(1, 3, 160, 160), target=Prompt("a cat"))
 
 
 def test_zero_shot_classes_are_means_over_templates(case, pixels):
@@ -188,7 +239,9 @@ def test_open_clips_tokenizer_cuts_with_a_warning():
     vision = {"image_size": IMAGE, "patch_size": 8, "width": 16, "layers": 1, "head_width": 8}
     dual = find_dual_encoder((open_clip.CLIP(embed_dim=4, vision_cfg=vision, text_cfg=text).eval(), tokenizer))
     read = dual.reader.fitted("a tabbyish cat", "prompt 0")
-    assert [read.words[piece.word].text for piece in read.pieces] == ["a", "tabbyish", "tabbyish", "cat"]
+    assert [read.words[piece.word].text for piece in read.pieces] == [
+        "a", "tabbyish", "tabbyish", "tabbyish", "cat",
+    ]  # fmt: skip
     with pytest.warns(UserWarning, match="prompt 0 is longer than the 6 word pieces that the model takes"):
         dual.embed_texts(["a b c d e f g h"])
 

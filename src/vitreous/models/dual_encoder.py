@@ -11,7 +11,7 @@ The score of an image and a text is logit scale x cosine of their embeddings, pl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vitreous._utils.messages import errors_as
-from vitreous.errors import InputError, MissingDependencyError, ModelError, UnsupportedModelError
+from vitreous._utils.messages import errors_as, shown
+from vitreous.errors import InputError, MissingDependencyError, ModelError, TargetError, UnsupportedModelError
 from vitreous.inputs.outputs import OutputActivation
 from vitreous.inputs.prompts import CallableReader, PromptReader, prompt_reader
+from vitreous.inputs.target_objects import Target, register_stored
 from vitreous.models.hf_models import architecture_of, load_network, load_preprocessing, place_of, transformers_library
 from vitreous.models.loaded import LoadedModel, put_on
 from vitreous.models.loading import load_model
@@ -34,6 +35,7 @@ TEMPLATES = ("a photo of a {}.",)
 
 _TRANSFORMERS = ("get_image_features", "get_text_features")
 _OPEN_CLIP = ("encode_image", "encode_text")
+_PROMPT_SCORES = "prompt_scores"
 _RESIZE_MODES: dict[str, Resize] = {"shortest": "shorter", "squash": "squash"}
 
 
@@ -75,19 +77,20 @@ class SimilarityHead(nn.Module):
     """
 
     def __init__(
-        self, tower: nn.Module, embeddings: Tensor, scale: float = 1.0, bias: float | None = None,
+        self, tower: nn.Module, embeddings: Tensor, scale: float = 1.0, bias: float | Tensor | None = None,
         class_names: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.tower = tower
         self.register_buffer("weight", embeddings.detach() * scale)
-        self.register_buffer("bias", None if bias is None else embeddings.new_full((len(embeddings),), bias))
+        biases = None if bias is None else torch.as_tensor(bias, dtype=torch.float64).to(embeddings).expand(len(embeddings)).clone()
+        self.register_buffer("bias", biases)
         self.class_names = None if class_names is None else tuple(class_names)
 
     def forward(self, *given: Tensor, **parts: Tensor) -> Tensor:
         """The scores of images or texts, (batch, fixed)."""
         embedding = functional.normalize(self.tower(*given, **parts), dim=-1)
-        return functional.linear(embedding, self.weight.to(embedding.dtype), self.bias)
+        return functional.linear(embedding, self.weight.to(embedding), self.bias)
 
 
 class UnitTower(nn.Module):
@@ -185,7 +188,7 @@ class DualEncoder:
         Raises:
             InputError: a text is empty, or not a text.
         """
-        read = [self.reader.fitted(text, f"prompt {number}") for number, text in enumerate(texts)]
+        read = [self.reader.fitted(text, f"prompt {number}") for number, text in enumerate(texts)]  # all are checked first
         tower = self.text_tower.eval() if not self.model.training else self.text_tower
         with torch.no_grad():
             # One at a time: a text of its own length gives the same numbers whatever stands beside it.
@@ -271,12 +274,17 @@ def dual_encoder(
     methods = encoding_methods(model)
     name = name or type(model).__name__
     if methods is None:
-        raise UnsupportedModelError(
-            f"{name} has no text tower, so that no prompt can be compared with an image: use a model of images and texts "
-            "such as CLIP or SigLIP, or demo-clip"
-        )
+        raise without_text_tower(name)
     own = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
     return DualEncoder(name, model, methods, own, preprocessing)
+
+
+def without_text_tower(name: str) -> UnsupportedModelError:
+    """Why a prompt has no meaning for a model."""
+    return UnsupportedModelError(
+        f"{name} has no text tower, so that no prompt can be compared with an image: use a model of images and texts such "
+        "as CLIP or SigLIP, or demo-clip"
+    )
 
 
 def encoding_methods(model: nn.Module) -> tuple[str, str] | None:
@@ -358,3 +366,125 @@ def _load_open_clip(name: str, identifier: str) -> DualEncoder:
         crop_rounding="nearest",
     )
     return dual_encoder(network, open_clip.get_tokenizer(architecture), preprocessing, name=name)
+
+
+class PromptHead(nn.Module):
+    """The image tower with the scores of some prompts, by name: they are no classes, one of which would be predicted."""
+
+    def __init__(self, head: ZeroShotClassifier) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """The scores of images and prompts, (batch, prompts)."""
+        return {_PROMPT_SCORES: self.head(images)}
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt(Target):
+    """The score of the image with a text: logit scale x cosine of their embeddings, plus the logit bias (SigLIP).
+
+    The image is embedded once for any number of prompts, and every text once. The score is part of the run, so that rules
+    see it: libra and decompx hold the length of the image's embedding constant.
+
+    Attributes:
+        text: the prompt.
+        embedding: the text's embedding of length 1, (width,); found by ``explain`` where it is ``None``.
+        scale: the factor on the cosine; ``None`` for the model's own.
+        bias: what is added; ``None`` for the model's own, or nothing.
+
+    Examples:
+        >>> import vitreous
+        >>> from vitreous.targets import Prompt
+        >>> explanation = vitreous.explain(clip, "demo.jpg", "gae", target=Prompt("a photo of a cat"))
+        >>> explanation.label()
+        'a photo of a cat'
+    """
+
+    text: str
+    embedding: Tensor | None = None
+    scale: float | None = None
+    bias: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise TargetError(f"a prompt is a text, not {shown(self.text)}")
+        if not self.text.strip():
+            raise TargetError("the prompt is empty: say in a few words what to look for")
+
+    def module(self, network: nn.Module) -> nn.Module:
+        """The image tower with the scores of all prompts of the call."""
+        methods = encoding_methods(network)
+        if methods is None:
+            raise without_text_tower(type(network).__name__)
+        prompts, _ = self._in_call()
+        weights = torch.stack([prompt.weight for prompt in prompts])
+        biases = None
+        if any(prompt.bias for prompt in prompts):
+            biases = torch.tensor([prompt.bias or 0.0 for prompt in prompts], dtype=torch.float64)
+        return PromptHead(ZeroShotClassifier(ImageTower(network, methods[0]), weights, bias=biases)).eval()
+
+    @property
+    def weight(self) -> Tensor:
+        """The text's embedding times the factor on the cosine."""
+        if self.embedding is None:
+            raise TargetError(f"the text of {self} is not embedded yet: explain() does that")
+        return self.embedding * (1.0 if self.scale is None else self.scale)
+
+    def score(self, output: Any) -> Tensor:
+        """Scale x cosine + bias."""
+        scores: Tensor = output[_PROMPT_SCORES][:, self._in_call()[1]]
+        return scores
+
+    def _in_call(self) -> tuple[Sequence[Prompt], int]:
+        """All prompts of the call that this one is explained in, and its place among them."""
+        found: tuple[Sequence[Prompt], int] | None = getattr(self, "_call", None)
+        if found is None:
+            raise TargetError(f"the text of {self} is not embedded yet: explain() does that")
+        return found
+
+    def embedded(self, dual: DualEncoder) -> Prompt:
+        """The same with the text's embedding."""
+        if self.embedding is not None:
+            return replace(self)
+        scale = dual.scale if self.scale is None else self.scale
+        bias = dual.bias if self.bias is None else self.bias
+        return replace(self, embedding=dual.embed_texts([self.text])[0], scale=scale, bias=bias)
+
+    def label(self, class_names: Sequence[str] | None = None) -> str:
+        """The text."""
+        del class_names
+        return self.text
+
+    def __str__(self) -> str:
+        return f"prompt({self.text})"
+
+
+register_stored(Prompt)
+
+
+def holds_prompts(target: Any) -> bool:
+    """Whether some of the targets are prompts."""
+    if isinstance(target, list | tuple):
+        return any(map(holds_prompts, target))
+    return isinstance(target, Prompt)
+
+
+def embed_prompts(dual: DualEncoder, target: Any) -> Any:
+    """The same targets with the embedding of every prompt; equal texts are embedded once, and are one target."""
+    known: dict[tuple[Any, ...], Prompt] = {}
+
+    def embed(each: Any) -> Any:
+        if isinstance(each, list | tuple):
+            return [embed(one) for one in each]
+        if not isinstance(each, Prompt):
+            return each
+        key = (each.text, id(each.embedding), each.scale, each.bias)
+        if key not in known:
+            known[key] = each.embedded(dual)
+        return known[key]
+
+    targets, prompts = embed(target), list(known.values())
+    for place, prompt in enumerate(prompts):
+        object.__setattr__(prompt, "_call", (prompts, place))  # not a field: it is of this call, not of the target
+    return targets
