@@ -185,8 +185,6 @@ def check_predictions(explanation: Predicted) -> None:
     kinds = get_args(OutputActivation)
     if explanation.scale not in (None, *kinds):
         raise ExplanationError(f"scale must be one of {', '.join(kinds)}, not {explanation.scale!r}")
-    if names is not None and (
-        len(names) not in {logits.shape[1], len(names) if not logits.shape[1] else -1}
-        or not all(isinstance(name, str) for name in names)
-    ):
+    classes = logits.shape[1] or len(names or ())  # names of a dense output's classes go with no class scores
+    if names is not None and (len(names) != classes or not all(isinstance(name, str) for name in names)):
         raise ExplanationError(f"class_names must be one text for each of the {logits.shape[1]} classes")

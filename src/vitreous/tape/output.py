@@ -79,7 +79,7 @@ class Columns:
         targets: those that are not classes, in the order of their columns.
         classes: how many columns are class scores.
         scale: what the class scores are.
-        without_gradient: columns that have none in the last run.
+        without_gradient: columns that have none in the last recorded run.
     """
 
     numbers: Tensor | None = None
@@ -116,11 +116,9 @@ class TargetReader(OutputReader):
             self._find_columns(output, logits)
         classes = [] if logits is None else [logits]
         scores = [score_of(target, output, batch)[:, None] for target in self.found.targets]
-        self.found.without_gradient = {
-            column
-            for column, score in enumerate(scores, 0 if logits is None else logits.shape[1])
-            if torch.is_grad_enabled() and not score.requires_grad
-        }
+        if torch.is_grad_enabled():
+            numbered = enumerate(scores, self.found.classes)
+            self.found.without_gradient = {column for column, score in numbered if not score.requires_grad}
         return torch.cat([*classes, *scores], dim=1)
 
     def _find_columns(self, output: Any, logits: Tensor | None) -> None:
