@@ -83,8 +83,16 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
             f"{name} has no residual stream of tokens: no sum of tokens with something that was made from them was "
             "seen in its run, so no method here serves it"
         )
-    stages = [StreamStage(reader.grid, reader.channels, tuple(reader.blocks()), reader.places) for reader in readers]
+    stages = [
+        StreamStage(reader.grid, reader.channels, _without_unread(reader.blocks(), trace), reader.places)
+        for reader in readers
+    ]
     chosen = _choose(readers, stages, trace.batch, calls) if stage is None else _checked(stage, stages, name)
+    if readers[chosen].holds_several_streams:
+        raise UnsupportedModelError(
+            f"{name} keeps several streams of tokens side by side (as hyper-connections do) and attends to one of them "
+            "or to a mixture, so that it has no single residual stream of tokens; no method here serves it"
+        )
     owned = {call.output_step for each in readers for call in each.stage.attention}
     blocks = stages[chosen].blocks
     pooling = [call for call in calls if call.output_step not in owned and call.output_step > blocks[-1].output.step]
@@ -123,10 +131,27 @@ def _sums_of_rows(trace: Trace, calls: list[AttentionCall]) -> bool:
 
 def _used(readers: list[_StageReader], trace: Trace) -> list[_StageReader]:
     """The streams that the output is made of; a model may compute something that it does not use."""
-    returned = {id(tensor) for tensor in tensors_in(trace.output)}
-    outputs = [value for value in trace.values if id(value.tensor) in returned]
+    outputs = _returned(trace)
     used = [reader for reader in readers if any(each.comes_from(reader.stage.writes[-1].result) for each in outputs)]
     return used or readers
+
+
+def _returned(trace: Trace) -> list[Value]:
+    """The values that the model returns."""
+    returned = {id(tensor) for tensor in tensors_in(trace.output)}
+    return [value for value in trace.values if id(value.tensor) in returned]
+
+
+def _without_unread(blocks: list[Block], trace: Trace) -> tuple[Block, ...]:
+    """The blocks up to the last one that the output is made of: a dense head may read earlier blocks alone."""
+    outputs = _returned(trace)
+
+    def is_read(block: Block) -> bool:
+        made = trace.values[_value_at(trace, block.output)]
+        return any(value.comes_from(made) for value in outputs)
+
+    last = next((number for number in reversed(range(len(blocks))) if is_read(blocks[number])), len(blocks) - 1)
+    return tuple(blocks[: last + 1])
 
 
 def _checked(stage: int, stages: list[StreamStage], name: str) -> int:
@@ -179,7 +204,10 @@ class _StageReader:
         self._patches_last = self._order_of_joined(stage.root)
         self.axes = self._axes_of(stage.root)
         self.places: Places | None = None
-        self._norms = BlockNorms(trace, stage, self._point)
+
+    @property
+    def _norms(self) -> BlockNorms:
+        return BlockNorms(self._trace, self.stage, self._point)  # not kept: a cycle would keep the tensors of the run
 
     @property
     def is_stream(self) -> bool:
@@ -193,6 +221,14 @@ class _StageReader:
         axes, calls = self.axes, self.stage.attention
         whole = all(self._is_whole(call) for call in calls)
         return axes.dims == 3 and axes.batch >= 0 and whole
+
+    @property
+    def holds_several_streams(self) -> bool:
+        """Whether its tokens have an axis more than those that attend."""
+        sizes = [self.stage.root.shape[axis] for axis in self.axes.token_axes]
+        apart = [math.prod(sizes) // size for size in sizes]
+        looking = {call.queries for call in self.stage.attention}
+        return len(sizes) > 1 and self.places is None and len(looking) == 1 and looking <= set(apart) - {1}
 
     def _is_whole(self, call: AttentionCall) -> bool:
         between_all = call.queries == call.keys == self.tokens and call.rows % self._trace.batch == 0

@@ -275,7 +275,7 @@ class HeadMaps:
             last = first + before.shape.numel()
             if bool(((moved >= first) & (moved < last)).all()):
                 heads = self._arranged_values(call, self._channel_numbers(linear, before).flatten()[moved - first])
-                return None if heads is None else ValueMap(linear.number, heads[0, :, 0].flatten())
+                return None if heads is None else ValueMap(linear.number, heads[0, :, 0].flatten().clone())
             first = last
         return None
 
@@ -395,7 +395,7 @@ def _channels_along(numbers: _Numbers, axis: int) -> Tensor | None:
     axis %= numbers.channel.dim()
     if _varying(numbers.channel) - {axis}:
         return None
-    return numbers.channel.movedim(axis, -1).reshape(-1, numbers.channel.shape[axis])[0]
+    return numbers.channel.movedim(axis, -1).reshape(-1, numbers.channel.shape[axis])[0].clone()  # not the whole table
 
 
 def _axes_of(numbers: _Numbers) -> tuple[TokenAxes | None, Tensor | None]:
@@ -411,7 +411,7 @@ def _axes_of(numbers: _Numbers) -> tuple[TokenAxes | None, Tensor | None]:
     axes = TokenAxes((*images, *tokens, *channels), len(images), len(channels))
     laid = axes.tokens(numbers.token)
     in_order = torch.equal(laid, torch.arange(laid.shape[1])[None, :, None].expand(laid.shape))
-    return (axes, axes.tokens(numbers.channel)[0, 0]) if in_order else (None, None)
+    return (axes, axes.tokens(numbers.channel)[0, 0].clone()) if in_order else (None, None)
 
 
 def _behind(kind: PathKind, axis: int, numbers: _Numbers, axes: TokenAxes | None, result: Value) -> _Numbers:

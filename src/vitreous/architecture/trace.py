@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from vitreous.architecture.evaluation_copy import originals_of, runs_an_original
+from vitreous.architecture.flex_attention import as_fused, is_flex_attention
 
 _RUNS = itertools.count(1)
 # What takes only the dtype, the device or the shape of its second operand: a constant is one afterwards, too.
@@ -290,8 +291,9 @@ class Tracer(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run a call and note it, if it is a step."""
-        del types
         kwargs = kwargs or {}
+        if is_flex_attention(func):
+            return as_fused(lambda fused, given, named: self.__torch_function__(fused, types, given, named), args)
         constants = tuple(map(as_constant, args)), {name: as_constant(value) for name, value in kwargs.items()}
         if not self._counter.is_step(func, args, kwargs):
             return func(*constants[0], **constants[1])

@@ -198,7 +198,7 @@ def cost_of(spelling: str) -> Cost:
     reach = {backward: needs.lowest for backward, needs in gradients.items()}
     passes = tuple(f"{backward.rule}, {backward.objective}, {_reach(lowest)}" for backward, lowest in reach.items())
     # The score of an intermediate block takes another run of the head.
-    head_again = any(backward.objective == "intermediate" for backward in gradients)
+    head_again = any(backward.reads_blocks_alone for backward in gradients)
     lowest = [lowest for lowest in reach.values() if lowest is not None]
     label = _label(recipe, lowest) + (" + head again" if head_again else "")
     return Cost(label, passes, one_run=not (recipe.readout.runs_again or head_again))

@@ -45,6 +45,11 @@ def _starts_below_stage(tape: Tape, needs: Needs) -> bool:
 def _missing_attention(tape: Tape, needs: Needs) -> str | None:
     architecture, unseen = tape.architecture, tape.unseen_attention
     if needs.uses_attention and not architecture.has_attention:
+        if tape.multiplied_tokens:
+            return (
+                f"in its block {min(tape.multiplied_tokens)} tokens are multiplied with each other in a way that is no "
+                "attention as it is known (q kᵀ, softmax, A v; not a division behind the values), so A is not known"
+            )
         return "its blocks do not attend"
     if needs.biases and unseen and not architecture.has_attention and not architecture.placements:
         return "its blocks do not attend, and biases may act across tokens and belong to none"

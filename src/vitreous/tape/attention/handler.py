@@ -13,6 +13,7 @@ from vitreous._utils.tensors import EXACT
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.operations import product_operands
+from vitreous.architecture.trace import depends_on_input
 from vitreous.tape.attention import multihead
 from vitreous.tape.attention.record import (
     AttentionRecord,
@@ -48,6 +49,7 @@ class AttentionHandler:
         unknown_keys: those of them in which q and k by themselves do not say how the output depends on them.
         other: by block, why its attention is not one between all tokens of an image.
         unknown: the blocks in which tokens are multiplied with each other, or weighed, in a way that is no attention.
+        multiplied: the blocks in which tokens are multiplied with each other so, also where no gradient comes.
         unfollowed: the blocks whose attention is more than softmax(scale q kᵀ + bias) v, for rules that treat it whole.
         after_blocks: the attention calls after the last block, in order; one of them may be what pools the tokens.
         scores: reads the scores of attention that a model writes out itself.
@@ -70,6 +72,7 @@ class AttentionHandler:
         self.unknown_keys: set[int] = set()
         self.other: dict[int, str] = {}
         self.unknown: set[int] = set()
+        self.multiplied: set[int] = set()
         self.unfollowed: set[int] = set()
         self.after_blocks: list[tuple[AttentionRecord, Tensor, AttentionCall]] = []
         self._rules_differ = bool(plan.rules - {"plain"})
@@ -299,8 +302,11 @@ class AttentionHandler:
         output = call.proceed()
         if step in self.scores.products and found is None:
             return self._shared(output)
-        if self._progress.inside_block and _multiplies_tokens(call):
-            self.unknown.add(self._progress.next_block)
+        operands = product_operands(call.operation, call.args, call.kwargs)
+        if self._progress.inside_block and operands is not None and all(map(depends_on_input, operands)):
+            self.multiplied.add(self._progress.next_block)
+            if all(map(in_graph, operands)):
+                self.unknown.add(self._progress.next_block)
         return output
 
     def _sums_over_tokens(self, spec: AttentionCall) -> bool:
@@ -441,12 +447,6 @@ class AttentionHandler:
         )
         ruled = Attend.apply(query, key, value, arranged.clone, record, self._active_rule)
         return arrangement.restore(ruled, batch, output.shape)
-
-
-def _multiplies_tokens(call: TorchCall) -> bool:
-    """Whether both factors of a product depend on the tokens."""
-    operands = product_operands(call.operation, call.args, call.kwargs)
-    return operands is not None and all(map(in_graph, operands))
 
 
 def _identity(values: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ or elsewhere.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitreous._utils.torch_state import function_modes
 from vitreous.architecture import Architecture
+from vitreous.architecture.flex_attention import as_fused, checks_for_kernel, is_flex_attention
 from vitreous.architecture.trace import StepCounter, as_constant, operation, tensors_in
 from vitreous.errors import UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, Texts
@@ -277,7 +279,10 @@ class Interception(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Treat parameters as constants and hand calls to their handlers."""
-        del types
+        if checks_for_kernel(func, sys._getframe(1)):  # noqa: SLF001 - the caller of a function mode
+            return False
+        if is_flex_attention(func):
+            return as_fused(lambda fused, given, named: self.__torch_function__(fused, types, given, named), args)
         if _recomputes():
             with saved_tensors_hooks(_as_it_is, _as_it_is):
                 return self._intercept(func, args, kwargs or {})
