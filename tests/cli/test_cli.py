@@ -16,6 +16,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
+import forked
 from vitreous import __version__, cli
 from vitreous._utils.defaults import split_spellings
 from vitreous.cli import app, explain_images
@@ -319,8 +320,9 @@ class TestProcess:
 
     def test_colour_is_off_where_it_is_not_wanted(self, photos, out):
         bad = ("explain", photos / "cat.png", "--method", "tokntm", "--out", out)
-        coloured = shell(*bad, env={**os.environ, "FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": ""})
-        plain = shell(*bad, env={**os.environ, "NO_COLOR": "1"})
+        command = ["-m", "vitreous", *bad]
+        coloured = forked.run(command, env={**os.environ, "FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": ""})
+        plain = forked.run(command, env={**os.environ, "NO_COLOR": "1"})
         assert "\x1b[1;31m" in coloured.stderr
         assert "\x1b" not in plain.stderr
 
@@ -518,7 +520,7 @@ def test_what_a_models_file_prints_is_no_result(tmp_path):
         "    return timm.create_model('test_vit', num_classes=3)\n"
     )
     options = ("--image-size", 160, "--mean", 0.5, "--std", 0.5, "--method", "gae", "--out", tmp_path / "out", "--json")
-    result = shell("explain", "demo", "--model", f"py/{own}:build", *options)
+    result = forked.run(["-m", "vitreous", "explain", "demo", "--model", f"py/{own}:build", *options])
     assert result.returncode == 0, result.stderr
     json.loads(result.stdout)
     assert "a line" in result.stderr

@@ -184,7 +184,10 @@ class _StageReader:
         self._patches_last = self._order_of_joined(stage.root)
         self.axes = self._axes_of(stage.root)
         self.places: Places | None = None
-        self._norms = BlockNorms(trace, stage, self._point)
+
+    @property
+    def _norms(self) -> BlockNorms:
+        return BlockNorms(self._trace, self.stage, self._point)  # not kept: a cycle would keep the tensors of the run
 
     @property
     def is_stream(self) -> bool:

@@ -327,7 +327,9 @@ def _depends(trace: Trace, step: Step) -> Callable[[Any], bool]:
 
 def root_of(trace: Trace, value: Value) -> Value:
     """What a value was made of by moving and scaling numbers alone."""
-    return walk_back(trace, value, moves_numbers, scales)
+    if value.index not in trace.roots:
+        trace.roots[value.index] = walk_back(trace, value, moves_numbers, scales)
+    return trace.roots[value.index]
 
 
 def same_numbers(trace: Trace, first: Value, second: Value) -> bool:

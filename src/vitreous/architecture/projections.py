@@ -276,7 +276,7 @@ class HeadMaps:
             if bool(((moved < 0) | ((moved >= first) & (moved < last))).all()):
                 numbers = self._channel_numbers(linear, before).flatten()[(moved - first).clamp(min=0)]
                 heads, token = self._arranged_values(call, numbers), call.key_tokens[0] if call.key_tokens else 0
-                return None if heads is None else ValueMap(linear.number, heads[0, :, token].flatten())
+                return None if heads is None else ValueMap(linear.number, heads[0, :, token].flatten().clone())
             first = last
         return None
 
@@ -396,7 +396,7 @@ def _channels_along(numbers: _Numbers, axis: int) -> Tensor | None:
     axis %= numbers.channel.dim()
     if _varying(numbers.channel) - {axis}:
         return None
-    return numbers.channel.movedim(axis, -1).reshape(-1, numbers.channel.shape[axis])[0]
+    return numbers.channel.movedim(axis, -1).reshape(-1, numbers.channel.shape[axis])[0].clone()  # not the whole table
 
 
 def _axes_of(numbers: _Numbers) -> tuple[TokenAxes | None, Tensor | None]:
@@ -412,7 +412,7 @@ def _axes_of(numbers: _Numbers) -> tuple[TokenAxes | None, Tensor | None]:
     axes = TokenAxes((*images, *tokens, *channels), len(images), len(channels))
     laid = axes.tokens(numbers.token)
     in_order = torch.equal(laid, torch.arange(laid.shape[1])[None, :, None].expand(laid.shape))
-    return (axes, axes.tokens(numbers.channel)[0, 0]) if in_order else (None, None)
+    return (axes, axes.tokens(numbers.channel)[0, 0].clone()) if in_order else (None, None)
 
 
 def _behind(kind: PathKind, axis: int, numbers: _Numbers, axes: TokenAxes | None, result: Value) -> _Numbers:

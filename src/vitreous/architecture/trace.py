@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -179,7 +180,7 @@ class Step:
     in_place: bool
     result: Any
 
-    @property
+    @cached_property
     def operation(self) -> str:
         """What it does."""
         return operation(self.func)
@@ -221,6 +222,7 @@ class Trace:
         calls: the module calls, in the order in which they began.
         output: the model's output.
         stale: values that were read after their memory had been changed through another tensor.
+        roots: what ``root_of`` found, by the index of a value; it is asked again and again.
     """
 
     batch: int
@@ -229,6 +231,7 @@ class Trace:
     calls: list[ModuleCall] = field(default_factory=list)
     output: Any = None
     stale: set[int] = field(default_factory=set)
+    roots: dict[int, Value] = field(default_factory=dict)
 
     def maker(self, value: Value) -> Step | None:
         """The step that made a value; ``None`` for the model's input."""
