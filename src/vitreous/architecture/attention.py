@@ -54,6 +54,7 @@ class AttentionCall:
         over_tokens: whether tokens look at tokens; cross-covariance and linear attention mix channels.
         scores_alone: whether the weights are made of q kᵀ and constants alone, by whatever steps.
         query_axes: the axis of the tokens that look, in the product of q and k and in that with the values.
+        key_tokens: the places of the keys that are tokens, where others are learned (memory); else empty.
         head_sizes: the sizes of the axes of heads, where there are several: groups that share keys and values.
     """
 
@@ -80,6 +81,7 @@ class AttentionCall:
     scores_alone: bool = True
     query_axes: tuple[str, str] = ("", "")
     head_sizes: tuple[int, ...] = ()
+    key_tokens: tuple[int, ...] = ()
 
     def arrangement(self, part: Literal["query", "key", "scores", "weights", "value", "output"]) -> Arrangement:
         """How a tensor lies in the two products, scores = q kᵀ and output = weights v, of a written call."""
