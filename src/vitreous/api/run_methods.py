@@ -143,20 +143,23 @@ def run_target_objects(
     network: nn.Module, images: Tensor, recipes: list[Recipe], targets: TargetObjects, settings: RunSettings
 ) -> RawResult:
     """Run all methods for targets that are objects; they are prepared."""
+    reader = target_reader(network, images, targets, settings)
+
+    def choose(columns: Tensor) -> Targets:
+        return Targets(reader.found.numbers_on(columns.device), targets.several)
+
+    return run_methods(network, images, recipes, choose, replace(settings, reader=reader))
+
+
+def target_reader(network: nn.Module, images: Tensor, targets: TargetObjects, settings: RunSettings) -> TargetReader:
+    """What reads targets of these images of the network's output; its first output has to be that of the images."""
     part = settings.reader.part
 
     def find_scale(logits: Tensor) -> OutputActivation | None:
         said = settings.outputs or scale_of(network)
         return find_outputs(network, images, logits, said, OutputReader(part))
 
-    size = (images.shape[-2], images.shape[-1])
-    reader = TargetReader(part, targets.rows, find_scale, size)
-
-    def choose(columns: Tensor) -> Targets:
-        assert reader.found.numbers is not None
-        return Targets(reader.found.numbers.to(columns.device), targets.several)
-
-    return run_methods(network, images, recipes, choose, replace(settings, reader=reader))
+    return TargetReader(part, targets.rows, find_scale, (images.shape[-2], images.shape[-1]))
 
 
 def run_methods(
