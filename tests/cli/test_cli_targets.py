@@ -90,7 +90,7 @@ def test_a_contrast_in_a_figure_and_a_report(folder):
     assert "they follow the probability of a class" in page.read_text()
     for figure in ("overlay", "heads"):
         given = ("figure", figure, folder / "photo.png", "--model", f"py/{folder}/own.py:cats", "--image-size", "32")
-        given += ("--mean", "0.5", "--std", "0.5", "--method", "gae", "--target", "tabby vs lion")
+        given += ("--mean", "0.5", "--std", "0.5", "--method", "gradtoken", "--target", "tabby vs lion")
         drawn = folder / f"{figure}.png"
         result = CliRunner().invoke(app, [str(each) for each in (*given, "--out", drawn)])
         assert result.exit_code == 0, result.output

@@ -10,7 +10,8 @@ from torch import nn
 
 from vitreous.api.explain import black_pixel, declared_outputs, find_wanted, network_of, stage_of
 from vitreous.api.output_detection import find_outputs
-from vitreous.api.run_methods import RunSettings, target_reader
+from vitreous.api.run_methods import target_reader
+from vitreous.api.runs import RunSettings
 from vitreous.architecture import find_architecture
 from vitreous.inputs.targets import AnyTarget, TargetObjects, find_targets
 from vitreous.methods import View
