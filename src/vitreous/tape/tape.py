@@ -15,6 +15,7 @@ from vitreous._utils.messages import reason_of
 from vitreous._utils.tensors import HALF
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
+from vitreous.architecture.flex_attention import uncompiled
 from vitreous.architecture.norms import LinearNorm
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import (
@@ -148,9 +149,14 @@ class Tape:
         return frozenset(self._recorder.attention.unknown)
 
     @property
-    def mixed_scores(self) -> frozenset[int]:
-        """The blocks in which more is done to q kᵀ before the softmax than scaling, adding constants and hiding."""
-        return frozenset(self._recorder.attention.mixed)
+    def multiplied_tokens(self) -> frozenset[int]:
+        """The blocks in which tokens are multiplied with each other in a way that is no attention, gradient or not."""
+        return frozenset(self._recorder.attention.multiplied)
+
+    @property
+    def unfollowed_attention(self) -> frozenset[int]:
+        """The blocks whose attention is more than softmax(scale q kᵀ + bias) v; L is attention after the last block."""
+        return frozenset(self._recorder.attention.unfollowed)
 
     @property
     def unknown_keys(self) -> frozenset[int]:
@@ -253,8 +259,8 @@ class Tape:
         gap = self._recorder.gradient_breaks.behind(needs.lowest)
         if gap is not None:
             raise UnsupportedModelError(f"{self.architecture.name} cannot be explained by gradients: {gap}")
-        if backward.objective == "intermediate":
-            return self._intermediate_gradients(backward.rule, target, needs.attention)
+        if backward.reads_blocks_alone:
+            return self._intermediate_gradients(backward, target, needs.attention)
         recorder = self._recorder
         outputs = needs.attention | ({self.depth} if needs.attention and self.layout.pooled_by_attention else set())
         wanted = [
@@ -289,11 +295,11 @@ class Tape:
             found.outputs[layer] = _times(recorder.attention.arranged(layer, gradients), size)
         return found
 
-    def _intermediate_gradients(self, rule: str, target: Tensor, layers: frozenset[int]) -> Gradients:
+    def _intermediate_gradients(self, backward: Pass, target: Tensor, layers: frozenset[int]) -> Gradients:
         """dy_l/dO_l with y_l the logit that the head gives to block l's output; blocks above have no part in it."""
-        gradients = self._head_gradients_of_blocks(rule, target, layers)
+        gradients = self._head_gradients_of_blocks(backward, target, layers)
         recorder = self._recorder
-        recorder.active_rule.rule = RULES[rule]
+        recorder.active_rule.rule = RULES[backward.rule]
         found = Gradients()
         for layer, gradient in zip(layers, gradients, strict=True):
             stream, outputs = recorder.tokens[layer + 1], recorder.attention.outputs[layer]
@@ -302,28 +308,37 @@ class Tape:
             found.outputs[layer] = recorder.attention.arranged(layer, arrived)
         return found
 
-    def _head_gradients_of_blocks(self, rule: str, target: Tensor, layers: frozenset[int]) -> Tensor:
+    def _head_gradients_of_blocks(self, backward: Pass, target: Tensor, layers: frozenset[int]) -> Tensor:
         """dy_l/dx_{l+1} with y_l the logit that the head gives to the output of block l, (layer, batch, tokens, ...).
 
         All outputs are read by the head at once, stacked along the batch, in one further run on a single image. A head
         that pools texts leaves out their padding, so texts of every other length have a run of their own.
         """
-        logit, behind = Pass(rule, "logit"), GradientNeeds(tokens=frozenset({self.depth}))
+        logit, behind = Pass(backward.rule, "logit"), GradientNeeds(tokens=frozenset({self.depth}))
+        mean = backward.objective == "intermediate_mean"
         streams = torch.stack([self.tokens(layer + 1) for layer in layers])
 
-        def gradients_of(rows: Rows) -> Tensor:
+        def gradients_of(rows: Rows, real: int | None = None) -> Tensor:
             some = streams[:, rows]
+            if mean:  # each token is the mean of all, so that the gradient at the mean is the sum of theirs
+                some = some[:, :, :real].mean(dim=2, keepdim=True).expand_as(some)
             one = slice(1) if isinstance(rows, slice) else rows[:1]
             with self._again(
                 one, Needs(gradients={logit: behind}), Intervention(self.depth, some.flatten(0, 1))
             ) as head:
                 found = head.backward(logit, target[rows].repeat(len(layers)), behind).tokens[self.depth]
-            return found.reshape(some.shape)
+            found = found.reshape(some.shape)
+            if not mean:
+                return found
+            shares = torch.zeros_like(found)
+            shares[:, :, :real] = found.sum(dim=2, keepdim=True) / found[:, :, :real].shape[2]
+            return shares
 
-        groups = [] if self._texts is None else [rows for _, rows in self._texts.by_length()]
+        groups = [] if self._texts is None else list(self._texts.by_length())
         if len(groups) < 2:
-            return gradients_of(slice(None))
-        return torch.cat([gradients_of(rows) for rows in groups], dim=1)[:, torch.cat(groups).argsort()]
+            return gradients_of(slice(None), groups[0][0] if groups else None)
+        order = torch.cat([rows for _, rows in groups]).argsort()
+        return torch.cat([gradients_of(rows, length) for length, rows in groups], dim=1)[:, order]
 
     def _bias_scores(self, noted: dict[int, list[Tensor]], size: Tensor | None) -> dict[int, Tensor]:
         """What biases contribute, per token."""
@@ -476,7 +491,7 @@ def _record_run(model: nn.Module, architecture: Architecture, inputs: Inputs, pl
         recorder.start(given)
     interception = recorder.interception()
     interception.start(given)
-    with interception:
+    with uncompiled(), interception:
         output = _run(model, given, recorder)
     return recorder, interception.newest(output)
 

@@ -28,7 +28,7 @@ class Layout:
     """The token layout of one run.
 
     Attributes:
-        grid: (rows, columns) of patches; the tokens of a text after its class token are one row of them.
+        grid: (rows, columns) of patches; the tokens of a text after its prefix are one row of them.
         prefix: how many tokens (class, distillation, registers) come before the patches.
         read: the tokens that the head reads, each with equal weight: the class token, or all pooled tokens.
         alike: whether the head reads these tokens of every image, padding of texts aside; a maximum over tokens reads
@@ -93,7 +93,7 @@ def find_layout(
     if made is not None:
         grid = made.grid
     elif isinstance(inputs, Texts):
-        grid = (1, tokens - 1)
+        grid = (1, tokens - inputs.prefix)
     else:
         grid, geometry = grid_probe.grid(tokens)
     layout = _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid, any_token=any_token)
@@ -133,7 +133,7 @@ def _with_readers(
         )
     read, alike = _of_all(read_of_each, real)
     if pooling_gradient is None:
-        if not any_token:
+        if not (any_token or (isinstance(inputs, Texts) and inputs.end)):
             _check_order(recorder.architecture.name, read, prefix, tokens)
         return Layout(grid, prefix, read, alike)
     pooled = recorder.attention.records[recorder.architecture.depth].key.shape[2]
