@@ -13,7 +13,7 @@ from torch import nn
 
 import vitreous
 from small_models import PATCHES, largest_difference, random_images, randomise, small_vit
-from vitreous.errors import TargetError
+from vitreous.errors import InputError, TargetError
 from vitreous.speed.timing import one_thread
 from vitreous.targets import Box, Contrast, Pixels, Query, Token
 
@@ -268,6 +268,15 @@ def test_a_mask_that_vanishes_in_a_small_output():
     dot[0, 0] = 1
     with pytest.raises(TargetError, match="the mask is empty in the 16 x 16 pixels of the model's output"):
         vitreous.explain(built("beit"), given("beit"), "ixg", target=Pixels(dot, 0))
+
+
+def test_which_methods_serve_a_dense_output():
+    found = vitreous.supported(
+        built("segmenter"), given("segmenter"), ["ixg", "gae", "occlusion"], target=Pixels(MASK, 0)
+    )
+    assert found.methods == ("ixg", "gae", "occlusion")
+    with pytest.raises(InputError, match=r"must return class scores .* returned \(1, 5, 32, 32\)"):
+        vitreous.supported(built("segmenter"), given("segmenter"), ["ixg"])
 
 
 def test_grad_cam_of_pixels_is_pytorch_grad_cams():

@@ -43,7 +43,9 @@ MethodOption = Annotated[
 TargetOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="The class to explain, by index or name. Repeat the option for several.", show_default="predicted class"
+        help="The class to explain, by index or name; or a contrast, 'tabby vs tiger cat', 'tabby vs next', 'predicted "
+        "vs next'. Repeat the option for several.",
+        show_default="predicted class",
     ),
 ]
 OutputsOption = Annotated[

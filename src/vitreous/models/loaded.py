@@ -81,5 +81,9 @@ def given_outputs(model: AnyModel, outputs: OutputActivation | None) -> AnyModel
 
 def settled_outputs(model: AnyModel) -> AnyModel:
     """Return a loaded model with declared outputs, so that they are not detected batch by batch."""
-    outputs = model.outputs or scale_of(model.model) or "logits"
-    return given_outputs(model, outputs)
+    return given_outputs(model, settled_kind(model.model, model.outputs))
+
+
+def settled_kind(network: nn.Module, declared: OutputActivation | None) -> OutputActivation:
+    """Return what the outputs of a network are without detection: as declared, as configured, or logits."""
+    return declared or scale_of(network) or "logits"

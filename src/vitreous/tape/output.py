@@ -98,6 +98,11 @@ class Columns:
     scale: OutputActivation | None = None
     without_gradient: set[int] = field(default_factory=set)
 
+    def numbers_on(self, device: torch.device) -> Tensor:
+        """The column of every target, (batch, k); an output has been read."""
+        assert self.numbers is not None
+        return self.numbers.to(device)
+
 
 @dataclass(frozen=True)
 class TargetReader(OutputReader):
