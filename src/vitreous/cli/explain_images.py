@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import vitreous
 from vitreous._utils.defaults import DEFAULT_METHODS
@@ -23,7 +23,8 @@ from vitreous.inputs.class_names import find_class
 from vitreous.inputs.images import SUFFIXES, find_images, read_image
 from vitreous.methods.spelling import parse
 from vitreous.models import demo, load_model
-from vitreous.models.loaded import given_outputs
+from vitreous.models.dual_encoder import load_dual_encoder
+from vitreous.models.loaded import LoadedModel, given_outputs
 from vitreous.pictures.comparison import comparison
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from vitreous.errors import VitreousError
     from vitreous.explanation.explanation import Explanation
     from vitreous.html.report import ReportFile
-    from vitreous.models.loaded import LoadedModel
 
 
 _LISTED_SUBFOLDERS = 5
@@ -165,6 +165,7 @@ class ExplainRequest:
     report: Path | None = None
     command: str = ""
     recursive: bool = False
+    prompts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -234,11 +235,10 @@ class _ExplainJob:
         """Explain images batch by batch."""
         request = self.request
         with steps(self.console, f"loading {request.model}"):
-            model = load_model(
-                request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
-            )
+            model = _load_model(request)
         model = replace(given_outputs(model, request.outputs), stage=request.stage)
         targets = [find_class(text, model.class_names) for text in request.targets]
+        targets += range(len(request.prompts))
         folders = _output_folders(files, request.out)
         with progress_bar(self.console, len(files)) as advance:
             for batch in _batches(files, request.batch_size):
@@ -311,6 +311,19 @@ class _ExplainJob:
         before = self.result.failures.get(image)
         self.result.failures[image] = f"{before}; {error}" if before else str(error)
         print_error(str(error), self.console)
+
+
+def _load_model(request: ExplainRequest) -> LoadedModel:
+    """Load the model; with prompts, as a model whose outputs are their scores."""
+    options: dict[str, Any] = {
+        "mean": request.mean, "std": request.std, "image_size": request.image_size, "device": request.device,
+    }  # fmt: skip
+    if not request.prompts:
+        return load_model(request.model, **options)
+    dual = load_dual_encoder(request.model, **options)
+    model = dual.loaded(dual.classifier(request.prompts), outputs="value")
+    assert isinstance(model, LoadedModel)  # what is loaded by name has its preprocessing
+    return model
 
 
 def _methods_without_map(explanation: Explanation) -> list[str]:

@@ -23,7 +23,9 @@ from vitreous.inputs.texts import Piece, Reader, ReadText, split_words
 class PromptReader(Reader):
     """A tokenizer of transformers and what a text tower takes of it."""
 
-    def __init__(self, tower: nn.Module, tokenizer: Any, *, padded: int | None = None, longest: int | None = None) -> None:
+    def __init__(
+        self, tower: nn.Module, tokenizer: Any, *, padded: int | None = None, longest: int | None = None
+    ) -> None:
         """Keep the tokenizer.
 
         Args:
@@ -110,7 +112,9 @@ class CallableReader:
         if not own:
             raise InputError(f"{name} holds no word that the tokenizer knows: {text.strip()[:40]!r}")
         if len(own) == self.capacity and self._more_than(text, len(own)):
-            warn_caller(f"{name} is longer than the {self.capacity} word pieces that the model takes: the rest is left out")
+            warn_caller(
+                f"{name} is longer than the {self.capacity} word pieces that the model takes: the rest is left out"
+            )
         return ReadText(text, tuple(pieces[: len(own)]), tuple(own), tuple(words[: pieces[len(own) - 1].word + 1]))
 
     def inputs(self, rows: Sequence[Sequence[int]]) -> Texts:

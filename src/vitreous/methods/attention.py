@@ -303,7 +303,8 @@ def agcam() -> Readout:
     signed=False,
 )
 def legrad(
-    *, feature: Annotated[Feature, "mean: the head reads the mean of all tokens, as the authors' program has it"] = "head"
+    *,
+    feature: Annotated[Feature, "mean: the head reads the mean of all tokens, as the authors' program has it"] = "head",
 ) -> Readout:
     """Positive attention gradient of the score that each block's own output would get, summed over blocks."""
     return FeatureFormation(feature)
@@ -322,7 +323,9 @@ def legrad(
 def grad_eclip(
     *,
     rule: RuleOption = "plain",
-    spatial: Annotated[Spatial, "loosened: values weighed by the cosine of query and key; none: not weighed"] = "loosened",
+    spatial: Annotated[
+        Spatial, "loosened: values weighed by the cosine of query and key; none: not weighed"
+    ] = "loosened",
 ) -> Readout:
     """Values of the last block along the gradient of attention's output, weighed by how near their keys are."""
     return WeighedValues(spatial).under(rule)

@@ -83,7 +83,11 @@ class SimilarityHead(nn.Module):
         super().__init__()
         self.tower = tower
         self.register_buffer("weight", embeddings.detach() * scale)
-        biases = None if bias is None else torch.as_tensor(bias, dtype=torch.float64).to(embeddings).expand(len(embeddings)).clone()
+        biases = (
+            None
+            if bias is None
+            else torch.as_tensor(bias, dtype=torch.float64).to(embeddings).expand(len(embeddings)).clone()
+        )
         self.register_buffer("bias", biases)
         self.class_names = None if class_names is None else tuple(class_names)
 
@@ -188,7 +192,9 @@ class DualEncoder:
         Raises:
             InputError: a text is empty, or not a text.
         """
-        read = [self.reader.fitted(text, f"prompt {number}") for number, text in enumerate(texts)]  # all are checked first
+        read = [
+            self.reader.fitted(text, f"prompt {number}") for number, text in enumerate(texts)
+        ]  # all are checked first
         tower = self.text_tower.eval() if not self.model.training else self.text_tower
         with torch.no_grad():
             # One at a time: a text of its own length gives the same numbers whatever stands beside it.
@@ -302,8 +308,17 @@ def tokenizer_in(given: Any) -> Any:
     return given if of_open_clip or getattr(given, "__name__", "") == "tokenize" else None
 
 
-def load_dual_encoder(name: str, *, device: str | torch.device = "cpu") -> DualEncoder:
-    """Load a model of images and texts by name: ``demo-clip``, ``hf/ID``, ``hf/FOLDER`` or ``open_clip/NAME[@WEIGHTS]``.
+def load_dual_encoder(
+    name: str,
+    *,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    image_size: int | Sequence[int] | None = None,
+    device: str | torch.device = "cpu",
+) -> DualEncoder:
+    """Load a model of images and texts by name: ``demo-clip``, ``hf/ID``, ``hf/FOLDER`` or ``open_clip/NAME@WEIGHTS``.
+
+    The other arguments are those of ``load_model``.
 
     Raises:
         ModelError: the name is not understood, or the model cannot be found or loaded.
@@ -311,15 +326,16 @@ def load_dual_encoder(name: str, *, device: str | torch.device = "cpu") -> DualE
         MissingDependencyError: the model needs an extra that is not installed.
     """
     family, _, identifier = name.partition("/")
+    if family not in {"open_clip", "hf"} or not identifier:
+        return find_dual_encoder(load_model(name, mean=mean, std=std, image_size=image_size, device=device))
     with errors_as(ModelError, f"{name}: the model cannot be loaded"), torch.random.fork_rng(devices=[]):
-        if family == "open_clip" and identifier:
-            found = _load_open_clip(name, identifier)
-        elif family == "hf" and identifier:
-            found = _load_transformers(name, identifier)
-        else:
-            found = find_dual_encoder(load_model(name))
-        put_on(device, found.model)
-        return found
+        found = (_load_open_clip if family == "open_clip" else _load_transformers)(name, identifier)
+        assert found.preprocessing is not None
+        native = found.preprocessing.image_size
+        if image_size is not None and as_image_size(image_size) != native:
+            raise ModelError(f"{name}: this model takes images of {native[0]} x {native[1]} pixels only")
+        preprocessing = found.preprocessing.override(mean=mean, std=std)
+        return replace(found, model=put_on(device, found.model), preprocessing=preprocessing)
 
 
 def _load_transformers(name: str, identifier: str) -> DualEncoder:

@@ -192,6 +192,6 @@ def _shares_of_pieces(dual: DualEncoder, read: ReadText, spelling: str, width: i
 def _check_linear(parts: Tensor, whole: Tensor, spelling: str) -> None:
     if float((parts - whole).abs().max()) > _LINEAR * float(whole.abs().max()):
         raise MethodError(
-            f"{spelling} is not linear in what it explains, so that no relevance of a patch with a word follows from it: "
+            f"{spelling} is not linear in what it explains, so that no relevance of a patch with a word follows from it; "
             "use decompx, ixg, cat or attcat"
         )
