@@ -16,6 +16,7 @@ from small_dual_encoders import (
     input_times_gradient,
     open_clip_model,
     prompt_tokenizer,
+    save_clip,
     tokenize,
     transformers_model,
 )
@@ -186,15 +187,8 @@ def test_photos_are_taken_with_processor_or_transform():
 
 
 def test_a_folder_with_both_towers_is_loaded_whole(tmp_path, pixels):
-    import transformers
-
     model, tokenizer = transformers_model("clip").float(), prompt_tokenizer()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    transformers.CLIPImageProcessor(
-        size={"shortest_edge": IMAGE}, crop_size={"height": IMAGE, "width": IMAGE}
-    ).save_pretrained(tmp_path)
-    dual = load_dual_encoder(f"hf/{tmp_path}")
+    dual = load_dual_encoder(save_clip(tmp_path))
     expected = find_dual_encoder((model, tokenizer)).classifier(PROMPTS)(pixels.float())
     # Float32: the folder may choose another form of attention.
     assert (dual.classifier(PROMPTS)(pixels.float()) - expected).abs().max() < 1e-5

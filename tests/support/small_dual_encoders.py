@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -123,6 +124,15 @@ class LikeOpenAI(nn.Module):
             each / each.norm(dim=1, keepdim=True) for each in (self.encode_image(image), self.encode_text(text))
         )
         return self.logit_scale.exp() * image @ text.t()
+
+
+def save_clip(place: Path) -> str:
+    """Keep a small CLIP with its tokenizer and image processor in a folder; what it is called."""
+    transformers_model("clip").float().save_pretrained(place)
+    prompt_tokenizer().save_pretrained(place)
+    size = {"height": IMAGE, "width": IMAGE}
+    transformers.CLIPImageProcessor(size={"shortest_edge": IMAGE}, crop_size=size).save_pretrained(place)
+    return f"hf/{place}"
 
 
 FAMILIES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {

@@ -1,9 +1,9 @@
 """Similar images: nearest neighbours in a folder with the maps that explain them, and which patches match which.
 
-The similarity of two images is the cosine u · v of their embeddings. A method that is linear in what it explains splits u
-into a vector c_p for every patch of the first image and v into d_q for every patch of the second, so that the relevance of
-a pair of patches is c_p · d_q (for LRP: Eberle et al., Building and Interpreting Deep Similarity Models, 2020). Summed over
-all patches, prefix tokens and biases of one image, this is the map of the other.
+The similarity of two images is the cosine u · v of their embeddings. A method that is linear in what it explains splits
+u into a vector c_p for every patch of the first image and v into d_q for every patch of the second, so that the
+relevance of a pair of patches is c_p · d_q (for LRP: Eberle et al., Building and Interpreting Deep Similarity Models,
+2020). Summed over all patches, prefix tokens and biases of one image, this is the map of the other.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _BATCH = 16
 class EmbeddingTower(nn.Module):
     """The part of a model that embeds images: (batch, width), not normalised.
 
-    Of a dual encoder the image tower; of timm's classifiers what their head reads; of transformers' classifiers the model
-    inside; of any other network its output, or the mean over the last tokens.
+    Of a dual encoder the image tower; of timm's classifiers what their head reads; of transformers' classifiers the
+    model inside; of any other network its output, or the mean over the last tokens.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -123,7 +123,8 @@ def match_patches(
         first: one image.
         second: another one.
         method: a method that is linear in what it explains, such as decompx, ixg, cat or attcat. It explains every
-            coordinate of both embeddings, a backward pass each: of the last block alone, as by default, these are cheap.
+            coordinate of both embeddings, a backward pass each: of the last block alone, as by default, these are
+            cheap.
 
     Raises:
         MethodError: the method is not linear.
@@ -148,8 +149,8 @@ def match_patches(
     whole = explain(_Similarities(tower, units[1][None], ["second"]).eval(), pixels[0], spelling, 0, outputs="value")
     if float((whole.scores[spelling][0] - own[0]).abs().max()) > _LINEAR * float(own[0].abs().max()):
         raise MethodError(
-            f"{spelling} is not linear in what it explains, so that no relevance of a pair of patches follows from it: use "
-            "decompx, ixg, cat or attcat"
+            f"{spelling} is not linear in what it explains, so that no relevance of a pair of patches follows from it; "
+            "use decompx, ixg, cat or attcat"
         )
     grids = (explained[0].grid, explained[1].grid)
     return PatchMatch(shares[0].T @ shares[1], own[0], own[1], grids, float(units[0] @ units[1]), spelling)
@@ -229,7 +230,7 @@ def similar(
 
 
 def _find_tower(model: Model | DualEncoder, images: Images) -> tuple[LoadedModel | nn.Module, nn.Module]:
-    """The model with its preprocessing, where that is known, and the part of it that embeds images, in evaluation mode."""
+    """The model, with its preprocessing where that is known, and the part of it that embeds images."""
     given: Any = model
     if isinstance(given, DualEncoder) or (isinstance(given, str) and given.startswith("open_clip/")):
         dual = find_dual_encoder(given)

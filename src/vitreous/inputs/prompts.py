@@ -1,7 +1,7 @@
 """Prompts: texts for the text tower of a dual encoder, with the place of every token in its text.
 
-Text towers differ from text classifiers in what they read. CLIP's reads the end token, behind a causal mask, SigLIP's the
-last of a fixed number of tokens, padding included; BERT's the class token, or the mean of all.
+Text towers differ from text classifiers in what they read. CLIP's reads the end token, behind a causal mask, SigLIP's
+the last of a fixed number of tokens, padding included; BERT's the class token, or the mean of all.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class PromptReader(Reader):
         if self.capacity is None or len(read.pieces) <= self.capacity:
             return read
         warn_caller(
-            f"{name} has {len(read.pieces)} word pieces, of which the model takes the first {self.capacity}: the rest is "
-            "left out"
+            f"{name} has {len(read.pieces)} word pieces, of which the model takes the first {self.capacity}: the rest "
+            "is left out"
         )
         return read.shortened(self.capacity)
 
@@ -96,8 +96,8 @@ class CallableReader:
     def fitted(self, text: str, name: str) -> ReadText:
         """Cut a prompt into words and pieces; those that the tower does not take are left out, with a warning.
 
-        Such tokenizers do not tell where pieces stand. How many a word has shows in how many more there are with it than
-        without it.
+        Such tokenizers do not tell where pieces stand. How many a word has shows in how many more there are with it
+        than without it.
         """
         if not isinstance(text, str):
             raise InputError(f"{name} is not a text but {type(text).__name__}")

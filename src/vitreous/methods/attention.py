@@ -230,12 +230,12 @@ class WeighedValues(TokenReadout):
     """(λ_i Σ_c w_c v_ic)^+: values v, channel weights w = dy/dO, spatial weights λ (Zhao et al. 2025).
 
     O is the output of all heads for the token that the head of the model reads, before W_O. λ is the cosine of that
-    token's query with each key, over the channels of all heads, scaled to [0, 1] over the patches: the softmax, which it
-    stands for, leaves most patches next to nothing. The authors' program runs the blocks that are read with one head as
-    wide as all of them together; here the model is run as it is.
+    token's query with each key, over the channels of all heads, scaled to [0, 1] over the patches: the softmax, which
+    it stands for, leaves most patches next to nothing. The authors' program runs the blocks that are read with one head
+    as wide as all of them together; here the model is run as it is.
 
-    A model that averages its tokens has the mean of their queries and the sum of their gradients; one that pools them by
-    attention has those of the pooling query, as in GradToken.
+    A model that averages its tokens has the mean of their queries and the sum of their gradients; one that pools them
+    by attention has those of the pooling query, as in GradToken.
     """
 
     values = ("attention_rows", "keys", "scores")

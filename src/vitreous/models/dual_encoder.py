@@ -211,7 +211,7 @@ class DualEncoder:
         embeddings = self.embed_texts(prompts)
         return ZeroShotClassifier(self.image_tower, embeddings, self.scale, self.bias, class_names or prompts).eval()
 
-    def zero_shot(self, class_names: Sequence[str], templates: Sequence[str] = TEMPLATES) -> ZeroShotClassifier:
+    def zero_shot(self, class_names: Sequence[str], templates: str | Sequence[str] = TEMPLATES) -> ZeroShotClassifier:
         """The image tower with a score for every class: that of the mean embedding of its name in all templates."""
         names, templates = list(class_names), [templates] if isinstance(templates, str) else list(templates)
         if not names or not all(isinstance(name, str) and name.strip() for name in names):
@@ -238,6 +238,31 @@ def _embedding(output: Any) -> Tensor:
     if not isinstance(found, Tensor) or found.dim() != 2:
         raise UnsupportedModelError(f"an embedding (batch, width) was expected of a tower, not {type(output).__name__}")
     return found
+
+
+def zero_shot(
+    model: Any, class_names: Sequence[str], templates: str | Sequence[str] = TEMPLATES
+) -> LoadedModel | nn.Module:
+    """A model of images and texts as a classifier of images, whose classes are given by their names.
+
+    Args:
+        model: a model of images and texts, as ``explain`` takes it with a ``Prompt``.
+        class_names: the names of the classes.
+        templates: texts with {} where the name goes; the embedding of a class is the mean over all of them.
+
+    Returns:
+        What ``explain``, ``evaluate`` and all else take as a model. Its outputs are logit scale x cosine, plus the logit
+        bias: their softmax are probabilities, or their sigmoid where there is a bias (SigLIP).
+
+    Examples:
+        >>> import vitreous
+        >>> classifier = vitreous.zero_shot(clip, ["cat", "dog"])
+        >>> explanation = vitreous.explain(classifier, "demo.jpg", "gae", target="dog")
+        >>> explanation.label()
+        'dog'
+    """
+    dual = find_dual_encoder(model)
+    return dual.loaded(dual.zero_shot(class_names, templates), outputs=dual.outputs)
 
 
 def find_dual_encoder(model: Any) -> DualEncoder:
@@ -288,8 +313,8 @@ def dual_encoder(
 def without_text_tower(name: str) -> UnsupportedModelError:
     """Why a prompt has no meaning for a model."""
     return UnsupportedModelError(
-        f"{name} has no text tower, so that no prompt can be compared with an image: use a model of images and texts such "
-        "as CLIP or SigLIP, or demo-clip"
+        f"{name} has no text tower, so that no prompt can be compared with an image: use a model of images and texts "
+        "such as CLIP or SigLIP, or demo-clip"
     )
 
 
@@ -324,6 +349,12 @@ def load_dual_encoder(
         ModelError: the name is not understood, or the model cannot be found or loaded.
         UnsupportedModelError: it has no text tower.
         MissingDependencyError: the model needs an extra that is not installed.
+
+    Examples:
+        >>> import vitreous
+        >>> dual = vitreous.load_dual_encoder("hf/clip-model")
+        >>> dual.embed_texts(["a cat", "a dog"]).shape[0]
+        2
     """
     family, _, identifier = name.partition("/")
     if family not in {"open_clip", "hf"} or not identifier:
@@ -385,7 +416,7 @@ def _load_open_clip(name: str, identifier: str) -> DualEncoder:
 
 
 class PromptHead(nn.Module):
-    """The image tower with the scores of some prompts, by name: they are no classes, one of which would be predicted."""
+    """The image tower with the scores of some prompts, by name: they are no classes to predict."""
 
     def __init__(self, head: ZeroShotClassifier) -> None:
         super().__init__()
@@ -400,8 +431,8 @@ class PromptHead(nn.Module):
 class Prompt(Target):
     """The score of the image with a text: logit scale x cosine of their embeddings, plus the logit bias (SigLIP).
 
-    The image is embedded once for any number of prompts, and every text once. The score is part of the run, so that rules
-    see it: libra and decompx hold the length of the image's embedding constant.
+    The image is embedded once for any number of prompts, and every text once. The score is part of the run, so that
+    rules see it: libra and decompx hold the length of the image's embedding constant.
 
     Attributes:
         text: the prompt.

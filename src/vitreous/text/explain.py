@@ -85,7 +85,7 @@ def explain_pieces(
     loaded: LoadedTextModel,
     read: Sequence[ReadText],
     recipes: list[Recipe],
-    target: Target,
+    target: AnyTarget,
     topk: int | None = None,
     *,
     optional: bool = False,
