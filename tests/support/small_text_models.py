@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from torch import Tensor, nn
 
 from vitreous.api.explain import find_recipes
-from vitreous.api.run_methods import RawResult, run_methods
+from vitreous.api.run_methods import run_methods
+from vitreous.api.runs import RawResult
 from vitreous.inputs.model_input import Texts
 from vitreous.inputs.targets import find_targets
 

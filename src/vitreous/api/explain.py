@@ -18,7 +18,8 @@ from vitreous._utils.defaults import DEFAULT_METHODS
 from vitreous._utils.messages import shown, warn_caller
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.api.method_trials import try_methods
-from vitreous.api.run_methods import RawResult, RunSettings, run_on_images
+from vitreous.api.run_methods import run_on_images
+from vitreous.api.runs import RawResult, RunSettings
 from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation, with_deferred_logits

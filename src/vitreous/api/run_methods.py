@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.api.output_detection import find_outputs
-from vitreous.api.unrecorded import DeferredLogits, can_run_unrecorded, run_unrecorded
+from vitreous.api.runs import RawResult, RunSettings
+from vitreous.api.unrecorded import can_run_unrecorded, run_unrecorded
 from vitreous.architecture import find_architecture
 from vitreous.errors import RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, Rows, Texts
@@ -21,9 +21,9 @@ from vitreous.inputs.target_objects import Target
 from vitreous.inputs.targets import AnyTarget, TargetObjects, Targets, find_targets
 from vitreous.methods import View, list_methods
 from vitreous.methods.spelling import Recipe, parse
-from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
+from vitreous.tape import Gradients, Needs, Pass, Plan, Tape, record, unite
 from vitreous.tape.diagnosis import missing_part
-from vitreous.tape.output import CLASS_SCORES, OutputReader, TargetReader
+from vitreous.tape.output import OutputReader, TargetReader
 from vitreous.tape.rules.relevance_handler import NOT_FOLLOWED
 from vitreous.tape.runner import ModelRunner
 
@@ -31,61 +31,6 @@ from vitreous.tape.runner import ModelRunner
 # images of a run, time per image no longer falls: see benchmarks/large_batches.py.
 TOKENS_AT_ONCE = 16 * 200
 _SMALL_PATCH = 8 * 8  # pixels; smaller patches are rare
-
-
-class RawResult(NamedTuple):
-    """The scores of all methods for one batch.
-
-    Attributes:
-        logits: the model's output, (batch, classes).
-        targets: the classes that were explained; from ``classes`` on, ``objects`` by their places.
-        layout: patch grid and prefix tokens.
-        scores: by spelling, (batch, k, patches), or (batch, patches) for one class per image.
-        family: the model's class.
-        scale: what the outputs are; ``None`` for logits of which nothing more is known.
-        deferred: computes the logits where no method has needed them; ``logits`` then only has their shape.
-        objects: the targets that were explained and are not classes.
-        values: the number that was explained of each, (batch, k), where target objects were given.
-    """
-
-    logits: Tensor
-    targets: Targets
-    layout: Layout
-    scores: dict[str, Tensor]
-    family: str
-    scale: OutputActivation | None
-    deferred: DeferredLogits | None = None
-    objects: tuple[Target, ...] = ()
-    values: Tensor | None = None
-
-    @property
-    def target(self) -> Tensor:
-        """The classes in the shape in which the caller gave them: (batch, k) or (batch,)."""
-        return self.targets.classes if self.targets.several else self.targets.classes[:, 0]
-
-    @property
-    def target_values(self) -> Tensor | None:
-        """The numbers that were explained, in the same shape, where target objects were given."""
-        return self.values if self.values is None or self.targets.several else self.values[:, 0]
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """How a model is run.
-
-    Attributes:
-        black: what the model gets for a black pixel, where that is known.
-        bare: the model in another form (compiled), for evaluations of which nothing is recorded.
-        outputs: what the model's outputs are, where that is known.
-        stage: which stage of the residual stream is read, where there are several.
-        reader: what is read of the model's output.
-    """
-
-    black: Tensor | None = None
-    bare: Callable[..., Any] | None = None
-    outputs: OutputActivation | None = None
-    stage: int | None = None
-    reader: OutputReader = CLASS_SCORES
 
 
 def run_on_images(
@@ -121,18 +66,7 @@ def run_on_images(
     if given and can_run_unrecorded(network, images, recipes):
         # What is refused here is refused by a recorded run as well, with the reason.
         with suppress(TargetError, UnsupportedModelError):
-            found = run_unrecorded(
-                network,
-                images,
-                recipes,
-                target,
-                settings.black,
-                parts,
-                outputs=settings.outputs,
-                stage=settings.stage,
-                reader=settings.reader,
-            )
-            return RawResult(**found._asdict(), family=type(network).__name__)
+            return run_unrecorded(network, images, recipes, target, parts, settings)
     results = [run(parts[0], settings.outputs)]
     # All parts are read as the first one's outputs were recognised.
     results += [run(rows, results[0].scale or "logits") for rows in parts[1:]]
@@ -143,20 +77,23 @@ def run_target_objects(
     network: nn.Module, images: Tensor, recipes: list[Recipe], targets: TargetObjects, settings: RunSettings
 ) -> RawResult:
     """Run all methods for targets that are objects; they are prepared."""
+    reader = target_reader(network, images, targets, settings)
+
+    def choose(columns: Tensor) -> Targets:
+        return Targets(reader.found.numbers_on(columns.device), targets.several)
+
+    return run_methods(network, images, recipes, choose, replace(settings, reader=reader))
+
+
+def target_reader(network: nn.Module, images: Tensor, targets: TargetObjects, settings: RunSettings) -> TargetReader:
+    """What reads targets of these images of the network's output; its first output has to be that of the images."""
     part = settings.reader.part
 
     def find_scale(logits: Tensor) -> OutputActivation | None:
         said = settings.outputs or scale_of(network)
         return find_outputs(network, images, logits, said, OutputReader(part))
 
-    size = (images.shape[-2], images.shape[-1])
-    reader = TargetReader(part, targets.rows, find_scale, size)
-
-    def choose(columns: Tensor) -> Targets:
-        assert reader.found.numbers is not None
-        return Targets(reader.found.numbers.to(columns.device), targets.several)
-
-    return run_methods(network, images, recipes, choose, replace(settings, reader=reader))
+    return TargetReader(part, targets.rows, find_scale, (images.shape[-2], images.shape[-1]))
 
 
 def run_methods(
@@ -187,7 +124,8 @@ def run_methods(
             outputs = find_outputs(network, inputs, tape.logits, settings.outputs or architecture.scale, reader)
         tape.architecture = architecture = tape.architecture.with_outputs(outputs)
         targets = choose(tape.logits)
-        if tape.layout.alike or len(inputs) == 1:
+        tapes = [tape.for_target(target) for target in targets.classes.unbind(dim=1)]
+        if len(inputs) == 1 or all(each.layout.alike for each in (tape, *tapes)):
             runner = ModelRunner(
                 network,
                 inputs,
@@ -198,7 +136,7 @@ def run_methods(
                 _bare=settings.bare,
                 _reader=reader,
             )
-            scores = _scores(tape, runner, recipes, needs, targets.classes)
+            scores = _scores(tapes, runner, recipes, needs, targets.classes)
             shaped = {name: maps if targets.several else maps[:, 0] for name, maps in scores.items()}
             result = RawResult(tape.logits, targets, tape.layout, shaped, architecture.name, architecture.scale)
             return _with_objects(result, reader) if isinstance(reader, TargetReader) else result
@@ -293,14 +231,20 @@ def _refuse_unserved(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs])
 
 
 def _scores(
-    tape: Tape, runner: ModelRunner, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor
+    tapes: Sequence[Tape], runner: ModelRunner, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor
 ) -> dict[str, Tensor]:
-    """Scores (batch, k, patches) of every method, one backward pass per rule, objective and target."""
+    """Scores (batch, k, patches) of every method, one backward pass per rule, objective and target.
+
+    ``tapes`` are the same run as it is read for each target.
+    """
     found: dict[str, list[Tensor]] = {recipe.spelling: [] for recipe in recipes}
-    groups = unpadded_groups(tape, runner)
-    for number, target in enumerate(targets.unbind(dim=1)):
-        # A method whose map does not depend on the class runs once.
-        chosen = [recipe for recipe in recipes if number == 0 or recipe.info.class_specific]
+    read_alike = all(tape is tapes[0] for tape in tapes)
+    groups = unpadded_groups(tapes[0], runner)
+    for number, (tape, target) in enumerate(zip(tapes, targets.unbind(dim=1), strict=True)):
+        if not read_alike:
+            groups = unpadded_groups(tape, runner)
+        # A method whose map does not depend on the class runs once, unless targets read tokens of their own.
+        chosen = [recipe for recipe in recipes if number == 0 or not read_alike or recipe.info.class_specific]
         for spelling, scores in _scores_of_one_target(tape, groups, chosen, needs, target):
             found[spelling].append(scores)
     count = targets.shape[1]

@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from vitreous._utils.torch_state import leaves_torch_as_it_was
-from vitreous.api.explain import black_pixel, declared_outputs, find_recipes, network_of
+from vitreous.api.explain import black_pixel, declared_outputs, find_recipes, find_wanted, network_of
 from vitreous.api.method_trials import try_methods
-from vitreous.api.run_methods import RunSettings, run_methods
+from vitreous.api.run_methods import run_on_images, target_reader
+from vitreous.api.runs import RunSettings
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import UnsupportedModelError
-from vitreous.inputs.outputs import scale_of
-from vitreous.inputs.targets import find_targets
+from vitreous.inputs.outputs import OutputPart
+from vitreous.inputs.targets import One, TargetObjects
 from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
+from vitreous.models.loaded import settled_kind
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
+from vitreous.models.wrap_model import called_by
 from vitreous.tape import Needs, Plan, record
+from vitreous.tape.output import OutputReader
 from vitreous.tape.runner import EvaluationLimitReached, limited_evaluations
 
 Found = TypeVar("Found")
@@ -68,13 +73,24 @@ class Supported:
 
 
 @leaves_torch_as_it_was
-def supported(model: Model, images: Images, methods: str | Sequence[str] | None = None) -> Supported:
+def supported(
+    model: Model,
+    images: Images,
+    methods: str | Sequence[str] | None = None,
+    target: One | None = None,
+    *,
+    output: OutputPart | None = None,
+    call: Callable[[nn.Module, Tensor], Any] | None = None,
+) -> Supported:
     """Find which methods work on a model, by trying them on the first image.
 
     Args:
         model: what ``explain`` takes.
         images: what ``explain`` takes; the first one is used.
         methods: spellings; ``None`` for all methods there are.
+        target: one class, or one target of ``vitreous.targets``; a dense output needs one.
+        output: what ``explain`` takes.
+        call: what ``explain`` takes.
 
     Returns:
         The methods that work, and why the others do not. Methods that run the model many times (perturbation) are
@@ -89,7 +105,7 @@ def supported(model: Model, images: Images, methods: str | Sequence[str] | None 
         >>> "gae" in found, dict(found.refused)
         (True, {})
     """
-    return examine_model(model, images, methods, find_supported)
+    return examine_model(model, images, methods, partial(find_supported, target=target, output=output), call)
 
 
 def examine_model(
@@ -97,33 +113,45 @@ def examine_model(
     images: Images,
     methods: str | Sequence[str] | None,
     examine: Callable[[nn.Module, LoadedModel | nn.Module, Tensor, Sequence[Recipe]], Found],
+    call: Callable[[nn.Module, Tensor], Any] | None = None,
 ) -> Found:
     """Call ``examine`` with the network in evaluation mode, the model, its input for one image and the methods."""
     recipes = find_recipes([info.name for info in list_methods()] if methods is None else methods)
     loaded = find_model(model, images)
     network = network_of(loaded)
+    if call is not None:
+        network = called_by(network, call)
     pixels, _ = find_pixels(loaded, network, images)
     return run_in_evaluation(network, lambda copy: examine(copy, loaded, pixels[:1], recipes))
 
 
 def find_supported(
-    network: nn.Module, loaded: LoadedModel | nn.Module, pixels: Tensor, recipes: Sequence[Recipe]
+    network: nn.Module,
+    loaded: LoadedModel | nn.Module,
+    pixels: Tensor,
+    recipes: Sequence[Recipe],
+    *,
+    target: One | None = None,
+    output: OutputPart | None = None,
 ) -> Supported:
     """Find which methods work on a network in evaluation mode, given the input for one image."""
     by_spelling = {recipe.spelling: recipe for recipe in recipes}
+    network, wanted = find_wanted(loaded, network, pixels, target, None, output)
+    outputs = settled_kind(network, declared_outputs(loaded))
+    settings = RunSettings(black_pixel(loaded, pixels), outputs=outputs, reader=OutputReader(output))
+    objects = isinstance(wanted, TargetObjects)
+    reader = target_reader(network, pixels, wanted, settings) if objects else settings.reader
     try:
         architecture = find_architecture(network, pixels)
-        with record(network, architecture, pixels, Plan(architecture.depth, Needs())):
+        with record(network, architecture, pixels, Plan(architecture.depth, Needs()), reader):
             pass
     except UnsupportedModelError as error:  # of no method in particular: none of them has to be tried
         return Supported((), dict.fromkeys(by_spelling, str(error)))
-    outputs = declared_outputs(loaded) or scale_of(network) or "logits"
-    settings = RunSettings(black_pixel(loaded, pixels), outputs=outputs)
 
     def run(spellings: list[str]) -> None:
         some = [by_spelling[spelling] for spelling in spellings]
         with _a_few_evaluations():
-            run_methods(network, pixels, some, lambda logits: find_targets(logits, None, None), settings)
+            run_on_images(network, pixels, some, wanted, None, settings)
 
     # One that is stopped would stop those that it runs together with.
     groups = [[name for name, recipe in by_spelling.items() if not recipe.readout.runs_again]]

@@ -66,7 +66,23 @@ def explain(
     topk: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each image.")
     ] = None,
+    similar_to: Annotated[
+        list[str] | None,
+        typer.Option(metavar="IMAGE", help="Explain the similarity to another image. Repeat the option for several."),
+    ] = None,
+    mask: Annotated[
+        Path | None,
+        typer.Option(
+            help="Explain pixels of a dense output: a mask as large as the image, 0 outside. --target names the class."
+        ),
+    ] = None,
     outputs: OutputsOption = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Part of what the model returns, by name, path or place: dog_head, heads.dog, 1."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(file_okay=False, help="Folder of the results, one subfolder per image.")] = Path(
         "vitreous-output"
     ),
@@ -101,8 +117,9 @@ def explain(
 
     Exit code: 0 if all images are done, 1 if some failed, 2 if nothing could be done.
     """
-    check_target_or_topk(target, topk)
-    check_prompts(prompt, target, topk)
+    others = [*(target or []), *(similar_to or []), *([str(mask)] if mask else [])]
+    check_target_or_topk(others, topk)
+    check_prompts(prompt, others, topk)
     report_path = parse_html_path(report, "--report")
     methods = split_spellings(method) if method else None
     channel_mean, channel_std = parse_channels(mean, "--mean"), parse_channels(std, "--std")
@@ -119,6 +136,9 @@ def explain(
         prompts=list(dict.fromkeys(prompt or [])),
         topk=topk,
         outputs=outputs,
+        output=output,
+        similar_to=similar_to or [],
+        mask=None if mask is None else expanded(mask),
         out=expanded(out),
         mean=channel_mean,
         std=channel_std,
@@ -142,10 +162,17 @@ def explain(
 
 
 def class_as_json(explanation: Predicted, class_index: int, index: int = 0) -> dict[str, Any]:
-    """Return a class of an image or text as JSON values: index, name and probability, or value if there is none."""
+    """Return a class of an image or text as JSON values: index, name and probability, or value if there is none.
+
+    A target that is not a class has no index.
+    """
     output: dict[str, Any] = {"probability": explanation.probability(class_index, index)}
     if output["probability"] is None:
-        output["value"] = float(explanation.logits[index, class_index])
+        output["value"] = explanation.value(class_index, index)
+    classes = explanation.logits.shape[1]
+    if class_index >= classes:
+        target = explanation.targets[class_index - classes]
+        return {"index": None, "name": target.label(explanation.class_names), "target": str(target), **output}
     name = explanation.class_names[class_index] if explanation.class_names else None
     return {"index": class_index, "name": name, **output}
 
@@ -197,8 +224,7 @@ def _print_image(explained: ExplainedImage, console: Console) -> None:
             _label(explanation, prediction), explanation.format_output(prediction.class_index), _bar(prediction)
         )
     console.print(table)
-    prefix = "" if explanation.class_names else "class "
-    targets = [f"{prefix}{explanation.label(0, number)}" for number in range(explanation.classes_per_image)]
+    targets = [_explained(explanation, number) for number in range(explanation.classes_per_image)]
     print_line(console, f"explained: {'; '.join(targets)}")
     print_line(console, f"pictures:  {explained.comparison}")
     console.print()
@@ -211,14 +237,25 @@ def _print_summary(explained: Sequence[ExplainedImage], console: Console) -> Non
     table.add_column(explained[0].explanation.quantity, justify="right")
     table.add_column()
     for one in explained:
-        first = one.explanation.top(1)[0]
         name = Text(one_line(one.image.name))
+        first = next(iter(one.explanation.top(1)), None)
+        if first is None:  # a dense output has no classes of the whole image
+            table.add_row(name, Text(one_line(_explained(one.explanation, 0))), "")
+            continue
         table.add_row(
             name, _label(one.explanation, first), one.explanation.format_output(first.class_index), _bar(first, 10)
         )
     console.print(table)
     comparison = explained[0].comparison
     print_line(console, f"pictures: {comparison.parent.parent / 'IMAGE' / comparison.name}, one folder per image")
+
+
+def _explained(explanation: Explanation, number: int) -> str:
+    """Name a target; one that is not a class with its value."""
+    if explanation.is_class(0, number):
+        label = explanation.label(0, number)
+        return label if explanation.class_names else f"class {label}"
+    return f"{explanation.target_name(0, number)} ({explanation.format_output(explanation.class_index(0, number))})"
 
 
 def _bar(prediction: Prediction, width: int = 24) -> ProgressBar:

@@ -12,15 +12,19 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 import vitreous
 from vitreous._utils.defaults import DEFAULT_METHODS
 from vitreous._utils.storage import StorageError
 from vitreous.cli.console import plain_warnings, print_error, print_line, progress_bar, steps
-from vitreous.errors import ImageError, InputError
+from vitreous.errors import ImageError, InputError, TargetError
 from vitreous.explanation.explanation import ExplanationError
 from vitreous.html.report import ReportError, report_file
-from vitreous.inputs.class_names import find_class
+from vitreous.inputs.dense_targets import Pixels
 from vitreous.inputs.images import SUFFIXES, find_images, read_image
+from vitreous.inputs.target_objects import Similarity, Target, parse_target
 from vitreous.methods.spelling import parse
 from vitreous.models import demo, load_model
 from vitreous.models.dual_encoder import load_dual_encoder
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
     from rich.console import Console
+    from torch import Tensor
 
     from vitreous._utils.defaults import OutputActivation
     from vitreous.errors import VitreousError
@@ -159,6 +164,9 @@ class ExplainRequest:
     batch_size: int
     device: str
     outputs: OutputActivation | None = None
+    output: str | None = None
+    similar_to: Sequence[str] = ()
+    mask: Path | None = None
     precision: str = "model"
     compile: bool = False
     stage: int | None = None
@@ -237,8 +245,7 @@ class _ExplainJob:
         with steps(self.console, f"loading {request.model}"):
             model = _load_model(request)
         model = replace(given_outputs(model, request.outputs), stage=request.stage)
-        targets = [find_class(text, model.class_names) for text in request.targets]
-        targets += range(len(request.prompts))
+        targets = _Targets.of(request, model)
         folders = _output_folders(files, request.out)
         with progress_bar(self.console, len(files)) as advance:
             for batch in _batches(files, request.batch_size):
@@ -257,7 +264,7 @@ class _ExplainJob:
     def _explain_batch(
         self,
         model: LoadedModel,
-        targets: Sequence[int],
+        targets: _Targets,
         images: Mapping[Path, Image.Image],
         folders: Mapping[Path, Path],
     ) -> None:
@@ -268,8 +275,9 @@ class _ExplainJob:
                 model,
                 list(images.values()),
                 methods=self.methods,
-                target=as_target(targets, len(images)),
+                target=targets.of_images(list(images.values())),
                 topk=self.request.topk,
+                output=self.request.output,
                 precision=self.request.precision,
                 compile=self.request.compile,
             )
@@ -332,11 +340,61 @@ def _methods_without_map(explanation: Explanation) -> list[str]:
     return [method for method in explanation.methods if not all(explanation.shows(method, 0, one) for one in targets)]
 
 
-def as_target(classes: Sequence[int], images: int) -> int | list[list[int]] | None:
-    """Return the ``target`` argument of ``explain``: none, one class for all images, or several for each image."""
-    if not classes:
+@dataclass(frozen=True)
+class _Targets:
+    """What is explained of every image: classes and contrasts, similarities, or pixels inside of a mask."""
+
+    model: LoadedModel
+    given: Sequence[Any]
+    mask: Image.Image | None = None
+
+    @classmethod
+    def of(cls, request: ExplainRequest, model: LoadedModel) -> _Targets:
+        """Read what the options name.
+
+        Raises:
+            TargetError: A class is not known, or the options do not go together.
+            ImageError: An image cannot be read.
+        """
+        if request.prompts:  # the model's outputs are their scores
+            return cls(model, list(range(len(request.prompts))))
+        names = None if request.output is not None else model.class_names
+        given: list[int | Target] = [parse_target(text, names) for text in request.targets]
+        if request.mask is None:
+            return cls(model, [*given, *(Similarity(read_image(name), Path(name).name) for name in request.similar_to)])
+        if request.similar_to or not all(isinstance(target, int) for target in given):
+            raise TargetError("--mask takes classes of --target, no contrasts and no --similar-to")
+        return cls(model, given, read_image(request.mask))
+
+    def of_images(self, images: Sequence[Image.Image]) -> Any:
+        """Return the ``target`` argument of ``explain``."""
+        if self.mask is None:
+            return as_target(self.given, len(images))
+        masks = [self._mask_of(image) for image in images]
+        if len(self.given) < 2:
+            return [Pixels(mask, next(iter(self.given), None)) for mask in masks]
+        return [[Pixels(mask, index) for index in self.given] for mask in masks]
+
+    def _mask_of(self, image: Image.Image) -> Tensor:
+        """Cut the mask out as the image is; one as large as the model's input is taken as it is."""
+        assert self.mask is not None
+        inside = (np.asarray(self.mask.convert("L")) > 0).astype(np.uint8)
+        if self.mask.size == image.size:
+            inside = self.model.preprocessing.displayed_mask(inside, outside=0)
+        elif inside.shape != self.model.preprocessing.image_size:
+            height, width = self.model.preprocessing.image_size
+            raise InputError(
+                f"the mask is {self.mask.width} x {self.mask.height} pixels, and has to be {image.width} x "
+                f"{image.height} as the image, or {width} x {height} as the model's input"
+            )
+        return torch.from_numpy(inside > 0)
+
+
+def as_target(targets: Sequence[int | Target], images: int) -> Any:
+    """Return the ``target`` argument of ``explain``: none, one for all images, or several for each image."""
+    if not targets:
         return None
-    return classes[0] if len(classes) == 1 else [list(classes)] * images
+    return targets[0] if len(targets) == 1 else [list(targets)] * images
 
 
 def _output_folders(files: Sequence[Path], out: Path) -> dict[Path, Path]:

@@ -15,9 +15,9 @@ from vitreous.cli.explain_images import as_target, drop_duplicates, find_image_f
 from vitreous.cli.figure import find_figure_kind
 from vitreous.errors import InputError, MethodError, TargetError
 from vitreous.explanation.explanation import Explanation
-from vitreous.inputs.class_names import find_class
 from vitreous.inputs.images import read_image
 from vitreous.inputs.outputs import OutputActivation
+from vitreous.inputs.target_objects import Target, parse_target
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.loaded import given_outputs
@@ -83,7 +83,7 @@ def run(arguments: Sequence[str], request: FigureRequest) -> Path:
         request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
     )
     model = given_outputs(model, request.outputs)
-    targets = [find_class(text, model.class_names) for text in request.targets]
+    targets = [parse_target(text, model.class_names) for text in request.targets]
     return _DRAWINGS[request.name](_FigureJob(request, model, images, targets)).save(request.out)
 
 
@@ -94,7 +94,7 @@ class _FigureJob:
     request: FigureRequest
     model: LoadedModel
     images: Sequence[Image.Image]
-    targets: Sequence[int]
+    targets: Sequence[int | Target]
 
     @property
     def image(self) -> Image.Image:
@@ -102,7 +102,7 @@ class _FigureJob:
         return self.images[0]
 
     @property
-    def target(self) -> int | None:
+    def target(self) -> int | Target | None:
         """The class of figures that show one; ``None`` for the predicted class."""
         return self.targets[0] if self.targets else None
 

@@ -43,7 +43,9 @@ MethodOption = Annotated[
 TargetOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="The class to explain, by index or name. Repeat the option for several.", show_default="predicted class"
+        help="The class to explain, by index or name; or a contrast, 'tabby vs tiger cat', 'tabby vs next', 'predicted "
+        "vs next'. Repeat the option for several.",
+        show_default="predicted class",
     ),
 ]
 PromptOption = Annotated[
@@ -109,7 +111,7 @@ def parse_html_path(path: Path | None, option: str) -> Path | None:
 
 
 def check_prompts(prompts: Sequence[str] | None, target: Sequence[str] | None, topk: int | None) -> None:
-    """Refuse ``--prompt`` together with ``--target`` or ``--topk``, and empty prompts."""
+    """Refuse ``--prompt`` together with other targets or ``--topk``, and empty prompts."""
     if prompts and (target or topk):
         raise typer.BadParameter(
             f"it cannot be combined with --{'target' if target else 'topk'}", param_hint="--prompt"

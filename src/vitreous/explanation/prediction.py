@@ -132,6 +132,17 @@ class Predicted:
         """Give the name of a class that is explained for an image, or its index when names are not known."""
         return self._label(self.class_index(index, target_index))
 
+    def target_name(self, index: int = 0, target_index: int = 0) -> str:
+        """Give what captions call a target: a class by its name or as ``class 3``, another target by its label."""
+        number = self.class_index(index, target_index)
+        if self._object(number) is not None or self.class_names is not None:
+            return self._label(number).replace("_", " ")
+        return f"class {number}"
+
+    def is_class(self, index: int = 0, target_index: int = 0) -> bool:
+        """Tell whether a target is a class, which has a logit of its own."""
+        return self._object(self.class_index(index, target_index)) is None
+
     def top(self, k: int = 5, *, index: int = 0) -> tuple[Prediction, ...]:
         """Give the ``k`` most likely classes of an image, the most likely first."""
         if k < 1:

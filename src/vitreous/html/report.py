@@ -101,7 +101,7 @@ class ReportFile:
             ReportError: It cannot be shown; nothing is written about it, and others can be added.
         """
         self.photos += 1
-        self._curves = explanation.scale != "value"
+        self._curves = has_curves(explanation)
         self._provenance, self._methods = explanation.provenance, explanation.methods
         try:
             targets = range(explanation.classes_per_image if self._curves else 0)
@@ -160,6 +160,14 @@ def measure(model: LoadedModel, photo: Images, explanation: Explanation, target:
     return Measured(curves, "patches")
 
 
+_OF_CLASSES = "there are no curves: they follow the probability of a class, and another target is explained"
+
+
+def has_curves(explanation: Explanation) -> bool:
+    """Tell whether perturbation curves can be measured: they follow the probability of a class."""
+    return explanation.scale != "value" and not explanation.targets
+
+
 def photo_section(name: str, photo: Image.Image | None, explanation: Explanation, measured: Sequence[Measured]) -> str:
     """Render the section of one photo.
 
@@ -189,7 +197,7 @@ def photo_section(name: str, photo: Image.Image | None, explanation: Explanation
         base=base,
         predictions=page.clipped(predictions),
         targets=targets,
-        no_curves=_no_curves() if explanation.scale == "value" else "",
+        no_curves="" if has_curves(explanation) else _no_curves(_OF_CLASSES if explanation.targets else NO_CURVES),
     )
 
 
@@ -289,5 +297,5 @@ def _signs(methods: Sequence[str]) -> list[bool]:
     return sorted({parse(method).signed for method in methods})
 
 
-def _no_curves() -> str:
-    return f"{NO_CURVES[:1].upper()}{NO_CURVES[1:]}."
+def _no_curves(reason: str = NO_CURVES) -> str:
+    return f"{reason[:1].upper()}{reason[1:]}."

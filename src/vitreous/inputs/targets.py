@@ -118,6 +118,8 @@ def part_of(target: AnyTarget, rows: Sequence[int], batch: int) -> AnyTarget:
     """What was asked for some of ``batch`` texts."""
     if target is None:
         return None
+    if find_objects(target, batch) is not None:
+        raise TargetError("of texts a class is explained: targets of vitreous.targets are for images")
     wanted = _integers(target)
     if wanted.dim() == 0:
         return wanted

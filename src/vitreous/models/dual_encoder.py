@@ -251,7 +251,8 @@ def zero_shot(
         templates: texts with {} where the name goes; the embedding of a class is the mean over all of them.
 
     Returns:
-        What ``explain``, ``evaluate`` and all else take as a model. Its outputs are logit scale x cosine, plus the logit
+        What ``explain``, ``evaluate`` and all else take as a model. Its outputs are logit scale x cosine, plus the
+        logit
         bias: their softmax are probabilities, or their sigmoid where there is a bias (SigLIP).
 
     Examples:

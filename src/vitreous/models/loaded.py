@@ -81,5 +81,9 @@ def given_outputs(model: AnyModel, outputs: OutputActivation | None) -> AnyModel
 
 def settled_outputs(model: AnyModel) -> AnyModel:
     """A loaded model whose outputs are declared, the same for all batches: nothing is recognised any more."""
-    outputs = model.outputs or scale_of(model.model) or "logits"
-    return given_outputs(model, outputs)
+    return given_outputs(model, settled_kind(model.model, model.outputs))
+
+
+def settled_kind(network: nn.Module, declared: OutputActivation | None) -> OutputActivation:
+    """What the outputs of a network are, where nothing is recognised: declared, configured, or logits."""
+    return declared or scale_of(network) or "logits"

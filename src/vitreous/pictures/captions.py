@@ -47,10 +47,9 @@ def wrap(text: str, style: Font, width: int, *, lines: int) -> list[str]:
 
 
 def class_caption(explanation: Explanation, index: int = 0, target_index: int = 0) -> str:
-    """Name an explained class with its probability, or its value for a regression model."""
-    label = explanation.label(index, target_index).replace("_", " ")
+    """Name an explained class with its probability, or another target (or a regression) with its value."""
     output = explanation.format_output(explanation.class_index(index, target_index), index)
-    return f"{label if explanation.class_names else f'class {label}'} · {output}"
+    return f"{explanation.target_name(index, target_index)} · {output}"
 
 
 def draw_lines(draw: ImageDraw.ImageDraw, position: tuple[int, int], lines: list[str], style: Font, fill: str) -> None:

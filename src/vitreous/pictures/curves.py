@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitreous._utils.tensors import in_float64
 from vitreous._utils.torch_state import leaves_torch_as_it_was
-from vitreous.errors import InputError, UnsupportedModelError
+from vitreous.errors import InputError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.heatmaps import display_maps
 from vitreous.inputs.outputs import OutputActivation, likelihoods
@@ -110,6 +110,9 @@ def perturbation_curves(
         raise InputError(NO_CURVES)
     if len(runner.images) != 1:
         raise InputError(f"curves are drawn of one photo at a time, not of {len(runner.images)}")
+    if not explanation.is_class(index, target_index):
+        name = explanation.target_name(index, target_index)
+        raise TargetError(f"perturbation curves follow the probability of a class, and {name!r} is none")
     target = explanation.class_index(index, target_index)
     orders = torch.stack([_order(explanation, method, index, target_index, by) for method in explanation.methods])
     probability = _probability_of_kept(runner, explanation.scale, target, by)

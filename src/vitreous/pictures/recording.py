@@ -8,15 +8,18 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from vitreous.api.explain import black_pixel, declared_outputs, network_of, stage_of
+from vitreous.api.explain import black_pixel, declared_outputs, find_wanted, network_of, stage_of
 from vitreous.api.output_detection import find_outputs
+from vitreous.api.run_methods import target_reader
+from vitreous.api.runs import RunSettings
 from vitreous.architecture import find_architecture
-from vitreous.inputs.targets import AnyTarget, find_targets
+from vitreous.inputs.targets import AnyTarget, TargetObjects, find_targets
 from vitreous.methods import View
 from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
 from vitreous.models.pixels import Images, find_pixels
 from vitreous.tape import Plan, record
+from vitreous.tape.output import CLASS_SCORES, TargetReader
 from vitreous.tape.runner import ModelRunner
 
 
@@ -37,11 +40,20 @@ def recorded(
     pixels, _ = find_pixels(model, network, images)
     architecture = find_architecture(network, pixels, stage_of(model))
     needs = recipe.needs(architecture.depth)
-    with record(network, architecture, pixels, Plan(architecture.depth, needs)) as tape:
-        outputs = find_outputs(network, pixels, tape.logits, declared_outputs(model) or architecture.scale)
+    network, wanted = find_wanted(model, network, pixels, target, None, None)
+    settings, reader = RunSettings(outputs=declared_outputs(model)), CLASS_SCORES
+    if isinstance(wanted, TargetObjects):
+        reader = target_reader(network, pixels, wanted, settings)
+    with record(network, architecture, pixels, Plan(architecture.depth, needs), reader) as tape:
+        if isinstance(reader, TargetReader):
+            outputs, targets = reader.found.scale, reader.found.numbers_on(pixels.device)
+        else:
+            outputs = find_outputs(network, pixels, tape.logits, declared_outputs(model) or architecture.scale)
+            targets = find_targets(tape.logits, wanted, None).classes
         tape.architecture = tape.architecture.with_outputs(outputs)
-        classes = find_targets(tape.logits, target, None).classes[:, 0]
+        classes = targets[:, 0]
         gradients = {backward: tape.backward(backward, classes, part) for backward, part in needs.gradients.items()}
-        runner = ModelRunner(network, pixels, classes[:, None], _architecture=tape.architecture, _layout=tape.layout)
+        parts = {"_architecture": tape.architecture, "_layout": tape.layout, "_reader": reader}
+        runner = ModelRunner(network, pixels, classes[:, None], **parts)
         with torch.autocast(pixels.device.type, enabled=False):
             yield View(tape, gradients, classes, runner)

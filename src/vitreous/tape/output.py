@@ -63,6 +63,16 @@ class OutputReader:
         del columns
         return 0
 
+    @property
+    def may_read_any_token(self) -> bool:
+        """Whether a single patch may be all that is read of the tokens; class scores are read of a class token."""
+        return False
+
+    def has_own_reading(self, target: Tensor) -> bool:
+        """Whether targets, (batch,) columns, may read other tokens than all columns together do."""
+        del target
+        return False
+
     def check_differentiable(self, target: Tensor) -> None:
         """Raise unless all targets, (batch,) columns, have a gradient; class scores are checked elsewhere."""
 
@@ -87,6 +97,11 @@ class Columns:
     classes: int = 0
     scale: OutputActivation | None = None
     without_gradient: set[int] = field(default_factory=set)
+
+    def numbers_on(self, device: torch.device) -> Tensor:
+        """The column of every target, (batch, k); an output has been read."""
+        assert self.numbers is not None
+        return self.numbers.to(device)
 
 
 @dataclass(frozen=True)
@@ -143,11 +158,27 @@ class TargetReader(OutputReader):
             return classes
         if found.without_gradient and not found.classes:
             self.check_differentiable(torch.tensor(sorted(found.without_gradient)))
-        return classes if found.without_gradient else targets
+        if found.without_gradient:
+            return classes
+        # Their sum may be 0 whatever the signs (a target and its opposite), but not with weights that have no ratio.
+        return targets * torch.arange(1, targets.shape[1] + 1, device=targets.device).sqrt()
 
     def targets_in(self, columns: Tensor) -> int:
         """How many targets there are that are not classes."""
         return columns.shape[1] - self.found.classes
+
+    @property
+    def may_read_any_token(self) -> bool:
+        """Whether some target reads more than class scores."""
+        return not all(target.reads_classes for target in self.found.targets)
+
+    def has_own_reading(self, target: Tensor) -> bool:
+        """Whether one of several targets reads more than class scores, and has a gradient that shows what."""
+        found, numbers = self.found, set(target.tolist())
+        if len(found.targets) < 2 or numbers & found.without_gradient:
+            return False
+        others = [found.targets[number - found.classes] for number in numbers if number >= found.classes]
+        return any(not target.reads_classes for target in others)
 
     def check_differentiable(self, target: Tensor) -> None:
         """Raise unless all targets have a gradient."""

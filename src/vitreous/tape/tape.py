@@ -31,7 +31,7 @@ from vitreous.inputs.model_input import (
 from vitreous.tape.attention.record import AttentionRecord, only_hides
 from vitreous.tape.output import CLASS_SCORES, OutputReader, output_gradient
 from vitreous.tape.patches.grid_probe import PatchGridProbe
-from vitreous.tape.patches.layout import Layout, find_layout
+from vitreous.tape.patches.layout import Layout, find_layout, layout_of_target
 from vitreous.tape.recording.gradient_breaks import depends
 from vitreous.tape.recording.interception import OtherRunError
 from vitreous.tape.recording.linear_maps import HeadProjection
@@ -88,7 +88,10 @@ class Tape:
         self.architecture = recorder.architecture
         self.logits = logits.detach()
         head_gradient, pooling_gradient = self._head_gradients()
-        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs, grid_probe)
+        self.layout: Layout = find_layout(
+            recorder, head_gradient, pooling_gradient, inputs, grid_probe, any_token=reader.may_read_any_token
+        )
+        self._inputs = inputs
         self.reads_text = isinstance(inputs, Texts)
         self._texts = texts_of(inputs, len(logits))
         self._part: tuple[Rows, int] | None = None
@@ -102,6 +105,19 @@ class Tape:
         part = copy.copy(self)
         part._part, part._attention = (rows, count), {}  # noqa: SLF001 - of this very class
         part.logits, part.layout = self.logits[rows], self.layout.cut(count)
+        return part
+
+    def for_target(self, target: Tensor) -> Tape:
+        """The same run as it is read for one target per image, (batch,): a pixel or a query reads tokens of its own.
+
+        What a method shows of one target then does not depend on which others are explained with it. Costs a backward
+        pass of the head; classes are read as all of them are.
+        """
+        if not self._reader.has_own_reading(target):
+            return self
+        part = copy.copy(self)
+        gradients = self._head_gradients(target)
+        part.layout = layout_of_target(self.layout, self._recorder, *gradients, self._inputs)
         return part
 
     @property
@@ -330,8 +346,10 @@ class Tape:
         }
         return scores if size is None else {layer: sums * size[:, None] for layer, sums in scores.items()}
 
-    def _head_gradients(self) -> tuple[Tensor, Tensor | None]:
+    def _head_gradients(self, target: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Where the gradient of the output lands: in which of the last block's tokens, in which pooling queries.
+
+        Of all outputs together, or of one per image where ``target`` (batch,) names it.
 
         Of the attention calls after the blocks the first that the output depends on is the one that pools them; a
         model may have a pooling head that it does not use for this output.
@@ -342,7 +360,7 @@ class Tape:
         gap = self._recorder.gradient_breaks.behind(self.depth)
         if gap is not None:
             raise UnsupportedModelError(f"which tokens the head of {self.architecture.name} reads does not show: {gap}")
-        columns = self._reader.head_columns(self._logits)
+        columns = self._reader.head_columns(self._logits) if target is None else self._logits.gather(1, target[:, None])
         if not columns.requires_grad:
             raise self._cut_off("the output")
         self._recorder.active_rule.rule = RULES["plain"]

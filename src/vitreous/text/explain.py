@@ -13,7 +13,8 @@ from vitreous._utils.defaults import DEFAULT_METHODS
 from vitreous._utils.messages import warn_caller
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.api.explain import find_recipes, run_allowed
-from vitreous.api.run_methods import RawResult, RunSettings, run_in_portions, run_methods
+from vitreous.api.run_methods import run_in_portions, run_methods
+from vitreous.api.runs import RawResult, RunSettings
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError
 from vitreous.explanation.provenance import collect_provenance
