@@ -15,11 +15,12 @@ from vitreous import metrics, pictures
 from vitreous.architecture import __all__ as architecture_names
 from vitreous.methods import __all__ as methods_names
 
-DOCS = Path(__file__).parents[1] / "docs" NOTICE = "Written by `scripts/write_api_pages.py`; the text comes from
-docstrings.\n" INHERITED = "    options:\n      inherited_members: true\n" _WITH_INHERITED = ("vitreous.Explanation",
-"vitreous.TextExplanation") CONTEXT = """In the examples, `model` is a model, `explanation` its explanation of the image
-`demo.jpg`, `clip` a model of images and texts, and `hf/text-model` the folder of a text classifier. The test suite runs
-them.
+DOCS = Path(__file__).parents[1] / "docs"
+NOTICE = "Written by `scripts/write_api_pages.py`; the text comes from docstrings.\n"
+INHERITED = "    options:\n      inherited_members: true\n"
+_WITH_INHERITED = ("vitreous.Explanation", "vitreous.TextExplanation")
+CONTEXT = """In the examples, `model` is a model, `explanation` its explanation of the image `demo.jpg`,
+`clip` a model of images and texts, and `hf/text-model` the folder of a text classifier. The test suite runs them.
 """
 
 
