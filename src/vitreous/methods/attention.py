@@ -141,7 +141,7 @@ def rollout() -> Readout:
 def attcam(
     *,
     rule: RuleOption = "plain",
-    convention: Annotated[Convention, "skipplus: signed, every row weighs heads by its own gradient"] = "chefer",
+    convention: Annotated[Convention, "skipplus: signed, every row weights heads by its own gradient"] = "chefer",
 ) -> Readout:
     """Attention of the last block with heads weighted by their mean gradient, clamped at zero."""
     return (HeadWeightedAttention() if convention == "chefer" else RowHeadWeightedAttention()).under(rule)
@@ -183,9 +183,9 @@ def gradsam(*, rule: RuleOption = "plain") -> Readout:
 class GradientGuidedBySigmoid(MatrixReadout):
     """Σ_h (dy_c/dA)^+ * sigmoid(S) with S the scores before the softmax (Leem and Seo, AAAI 2024).
 
-    The gradient reaches lower blocks by the residual stream and the feed-forward parts only (rule ``residual``): the
-    authors' program detaches what enters the attention. A sigmoid instead of the softmax keeps the scores of a row from
-    competing with each other, which would leave a few peaks.
+    The gradient reaches lower blocks through the residual stream and the feed-forward parts only (rule ``residual``):
+    the authors' code detaches the input of the attention. With a sigmoid instead of the softmax the scores of a row do
+    not compete with each other, which would leave a few peaks.
     """
 
     values = ("attention_rows", "scores")
@@ -205,9 +205,9 @@ class GradientGuidedBySigmoid(MatrixReadout):
 class FeatureFormation(TokenReadout):
     """Mean over heads and rows of (dy_l/dA_l)^+, y_l the class score of block l's own output (Bousselham et al. 2024).
 
-    The head reads the tokens that leave a block as it reads those of the last one, and the blocks above have no part in
-    it: LeGrad asks how sensitive the forming of features in this block is to where it looks. A model that pools its
-    tokens by attention is treated like any other; the paper reads the pooling attention itself there.
+    The head is applied to the output of each block as to that of the last one, without the blocks in between: LeGrad
+    measures how sensitive feature formation in a block is to its attention. A model with attention pooling is treated
+    like any other; the paper reads the pooling attention there.
 
     The authors' program gives the head the mean of all tokens that leave a block, the class token's included, where the
     model itself gives it the class token alone: ``feature="mean"``.
@@ -219,7 +219,7 @@ class FeatureFormation(TokenReadout):
         self.backward = Pass("plain", "intermediate" if feature == "head" else "intermediate_mean")
 
     def read(self, view: View, layer: int) -> Tensor:
-        """How much attention paid to each token helps the class."""
+        """Sum the positive gradient of the attention that each token receives."""
         attention = view.attention(layer)
         gradients = (view.attention_gradient(self.backward, layer, rows) for rows in attention.pieces())
         received = total(gradient.clamp_(min=0).sum(dim=(1, 2)) for gradient in gradients)

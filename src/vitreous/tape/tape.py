@@ -15,6 +15,7 @@ from vitreous._utils.messages import reason_of
 from vitreous._utils.tensors import HALF
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
+from vitreous.architecture.flex_attention import uncompiled
 from vitreous.architecture.norms import LinearNorm
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import (
@@ -148,9 +149,14 @@ class Tape:
         return frozenset(self._recorder.attention.unknown)
 
     @property
-    def mixed_scores(self) -> frozenset[int]:
-        """The blocks in which more is done to q kᵀ before the softmax than scaling, adding constants and hiding."""
-        return frozenset(self._recorder.attention.mixed)
+    def multiplied_tokens(self) -> frozenset[int]:
+        """The blocks in which tokens are multiplied with each other in a way that is no attention, gradient or not."""
+        return frozenset(self._recorder.attention.multiplied)
+
+    @property
+    def unfollowed_attention(self) -> frozenset[int]:
+        """The blocks whose attention is more than softmax(scale q kᵀ + bias) v; L is attention after the last block."""
+        return frozenset(self._recorder.attention.unfollowed)
 
     @property
     def unknown_keys(self) -> frozenset[int]:
@@ -485,7 +491,7 @@ def _record_run(model: nn.Module, architecture: Architecture, inputs: Inputs, pl
         recorder.start(given)
     interception = recorder.interception()
     interception.start(given)
-    with interception:
+    with uncompiled(), interception:
         output = _run(model, given, recorder)
     return recorder, interception.newest(output)
 
