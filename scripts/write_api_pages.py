@@ -19,8 +19,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 NOTICE = "Written by `scripts/write_api_pages.py`; the text comes from docstrings.\n"
 INHERITED = "    options:\n      inherited_members: true\n"
 _WITH_INHERITED = ("vitreous.Explanation", "vitreous.TextExplanation")
-CONTEXT = """In the examples, `model` is a model, `explanation` its explanation of the image `demo.jpg`, and
-`hf/text-model` the folder of a text classifier. The test suite runs them.
+CONTEXT = """In the examples, `model` is a model, `explanation` its explanation of the image `demo.jpg`,
+`clip` a model of images and texts, and `hf/text-model` the folder of a text classifier. The test suite runs them.
 """
 
 

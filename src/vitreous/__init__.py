@@ -14,28 +14,37 @@ __all__ = [
     "evaluate",
     "explain",
     "explain_text",
+    "explain_words",
     "inspect",
     "list_methods",
+    "load_dual_encoder",
     "load_model",
     "load_text_model",
+    "match_patches",
+    "match_words",
     "rules",
+    "similar",
     "speed",
     "supported",
     "targets",
+    "zero_shot",
 ]
 
 if TYPE_CHECKING:
     from vitreous import errors, rules, speed, targets
     from vitreous.api.explain import explain
     from vitreous.api.inspection import inspect
+    from vitreous.api.similarity import match_patches, similar
     from vitreous.api.support import supported
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.explanation.explanation import Explanation
     from vitreous.methods import list_methods
     from vitreous.models import load_model
+    from vitreous.models.dual_encoder import load_dual_encoder, zero_shot
     from vitreous.models.text_models import load_text_model
     from vitreous.text.explain import explain_text
     from vitreous.text.explanation import TextExplanation
+    from vitreous.text.prompts import explain_words, match_words
 
 # The same for the interpreter: the module of each name, or None for a submodule. A test compares the two.
 _MODULES = {
@@ -45,14 +54,20 @@ _MODULES = {
     "evaluate": "vitreous.evaluation.evaluate",
     "explain": "vitreous.api.explain",
     "explain_text": "vitreous.text.explain",
+    "explain_words": "vitreous.text.prompts",
     "inspect": "vitreous.api.inspection",
     "list_methods": "vitreous.methods",
+    "load_dual_encoder": "vitreous.models.dual_encoder",
     "load_model": "vitreous.models",
     "load_text_model": "vitreous.models.text_models",
+    "match_patches": "vitreous.api.similarity",
+    "match_words": "vitreous.text.prompts",
     "rules": None,
+    "similar": "vitreous.api.similarity",
     "speed": None,
     "supported": "vitreous.api.support",
     "targets": None,
+    "zero_shot": "vitreous.models.dual_encoder",
 }
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 import forked
 import vitreous
+from small_dual_encoders import save_clip
 from small_text_models import save_classifier
 from vitreous import metrics, pictures, plugin
 from vitreous.methods import MethodInfo
@@ -31,6 +32,7 @@ PUBLIC = {
     "vitreous.errors.VitreousError": vitreous.errors.VitreousError,
     "vitreous.methods.MethodInfo": MethodInfo,
     "vitreous.plugin.method": plugin.method,
+    "vitreous.targets.Prompt": vitreous.targets.Prompt,
 }
 NAMES = sorted(set(PUBLIC) - WITHOUT)
 
@@ -49,6 +51,8 @@ def folder(tmp_path_factory):
         Image.fromarray(pixels).save(place / "photos" / f"{label}.png")
     (place / "photos" / "labels.csv").write_text("file,class_index\n0.png,0\n1.png,1\n")
     save_classifier(place / "text-model", ["bad", "good", "neither"])
+    save_clip(place / "clip-model")
+    Image.fromarray(random.integers(0, 256, (60, 60, 3), dtype=np.uint8)).save(place / "other.jpg")
     return place
 
 
@@ -56,6 +60,11 @@ def folder(tmp_path_factory):
 def model():
     torch.manual_seed(0)
     return vitreous.load_model(MODEL)
+
+
+@pytest.fixture(scope="module")
+def clip(folder):
+    return vitreous.load_dual_encoder(f"hf/{folder / 'clip-model'}")
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +87,10 @@ def test_the_reference_has_every_public_name():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_example_runs(name, folder, model, explanation, registry, monkeypatch):
+def test_the_example_runs(name, folder, model, clip, explanation, registry, monkeypatch):
     monkeypatch.chdir(folder)
     found = PUBLIC[name]
-    known = {"vitreous": vitreous, "model": model, "explanation": explanation}
+    known = {"vitreous": vitreous, "model": model, "clip": clip, "explanation": explanation}
     example = doctest.DocTestParser().get_doctest(inspect.getdoc(found) or "", known, name, None, None)
     assert example.examples, f"{name} has no example in its docstring"
     assert "Examples:" in inspect.getdoc(found)

@@ -1,4 +1,4 @@
-"""AGCAM, LeGrad, Grad-ECLIP, IIA, DIX, Transition Attention Maps and Beyond Intuition: authors' numbers, a peer, and equations."""
+"""AGCAM, LeGrad, Grad-ECLIP, IIA, DIX, TAM and Beyond Intuition: authors' numbers, a peer, and equations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dual encoders of every library score images and prompts as the model itself does, and their maps are its gradients."""
+"""Dual encoders of every library score images and prompts as the model itself does; maps are its gradients."""
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from small_dual_encoders import (
     input_times_gradient,
     open_clip_model,
     prompt_tokenizer,
+    save_clip,
     tokenize,
     transformers_model,
 )
@@ -169,12 +170,14 @@ def test_sigmoid_belongs_to_a_logit_bias():
 def test_photos_are_taken_with_processor_or_transform():
     torchvision = pytest.importorskip("torchvision")
     transforms = torchvision.transforms
-    compose = transforms.Compose([
-        transforms.Resize(IMAGE, interpolation=transforms.InterpolationMode.BICUBIC),
-        transforms.CenterCrop(IMAGE),
-        transforms.ToTensor(),
-        transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
-    ])
+    compose = transforms.Compose(
+        [
+            transforms.Resize(IMAGE, interpolation=transforms.InterpolationMode.BICUBIC),
+            transforms.CenterCrop(IMAGE),
+            transforms.ToTensor(),
+            transforms.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
+        ]
+    )
     photo = Image.radial_gradient("L").convert("RGB").resize((57, 40))
     dual = find_dual_encoder((open_clip_model(), compose, tokenize))
     # Pixels are rounded to whole numbers by both; float32 has seven digits.
@@ -184,15 +187,8 @@ def test_photos_are_taken_with_processor_or_transform():
 
 
 def test_a_folder_with_both_towers_is_loaded_whole(tmp_path, pixels):
-    import transformers
-
     model, tokenizer = transformers_model("clip").float(), prompt_tokenizer()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    transformers.CLIPImageProcessor(
-        size={"shortest_edge": IMAGE}, crop_size={"height": IMAGE, "width": IMAGE}
-    ).save_pretrained(tmp_path)
-    dual = load_dual_encoder(f"hf/{tmp_path}")
+    dual = load_dual_encoder(save_clip(tmp_path))
     expected = find_dual_encoder((model, tokenizer)).classifier(PROMPTS)(pixels.float())
     # Float32: the folder may choose another form of attention.
     assert (dual.classifier(PROMPTS)(pixels.float()) - expected).abs().max() < 1e-5
@@ -201,7 +197,9 @@ def test_a_folder_with_both_towers_is_loaded_whole(tmp_path, pixels):
 
 def test_open_clip_by_name_is_the_same_every_time():
     pytest.importorskip("open_clip")
-    with pytest.raises(ModelError, match=r"open_clip/ViT-B-32: say which weights, as in open_clip/ViT-B-32@TAG .*openai"):
+    with pytest.raises(
+        ModelError, match=r"open_clip/ViT-B-32: say which weights, as in open_clip/ViT-B-32@TAG .*openai"
+    ):
         load_dual_encoder("open_clip/ViT-B-32")
 
 
@@ -221,14 +219,16 @@ def test_what_is_no_text_is_refused(case):
 def test_a_prompt_that_is_too_long_is_cut_with_a_warning():
     model, tokenizer = FAMILIES["clip"]()
     dual = find_dual_encoder((model, tokenizer))
-    with pytest.warns(UserWarning, match="prompt 0 has 15 word pieces, of which the model takes the first 10: the rest is"):
+    with pytest.warns(
+        UserWarning, match="prompt 0 has 15 word pieces, of which the model takes the first 10: the rest is"
+    ):
         found = dual.embed_texts(["cat " * 15])
     assert torch.equal(found, dual.embed_texts(["cat " * 10]))
 
 
 def test_a_tokenizer_that_refuses_long_texts_is_quoted():
     dual = find_dual_encoder((LikeOpenAI(open_clip_model()), tokenize))
-    with pytest.raises(InputError, match="the tokenizer cannot take .*: Input .* is too long for context length 12"):
+    with pytest.raises(InputError, match=r"the tokenizer cannot take .*: Input .* is too long for context length 12"):
         dual.embed_texts(["cat " * 15])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,7 +82,9 @@ def tokenize(texts: Sequence[str], context_length: int = CONTEXT) -> Tensor:
     """A tokenizer as a function, as OpenAI's clip has it: numbers of letters' sums, two pieces for long words."""
     rows = torch.zeros(len(texts), context_length, dtype=torch.int64)
     for row, text in zip(rows, texts, strict=True):
-        pieces = [piece for word in text.lower().split() for piece in ([word[:4], word[4:]] if len(word) > 4 else [word])]
+        pieces = [
+            piece for word in text.lower().split() for piece in ([word[:4], word[4:]] if len(word) > 4 else [word])
+        ]
         numbers = [START, *(2 + sum(map(ord, piece)) % 50 for piece in pieces), END]
         if len(numbers) > context_length:
             raise RuntimeError(f"Input {text} is too long for context length {context_length}")
@@ -117,14 +120,23 @@ class LikeOpenAI(nn.Module):
         return x[torch.arange(len(x)), text.argmax(dim=-1)] @ self.text_projection
 
     def forward(self, image: Tensor, text: Tensor) -> Tensor:
-        image, text = (each / each.norm(dim=1, keepdim=True) for each in (self.encode_image(image), self.encode_text(text)))
+        image, text = (
+            each / each.norm(dim=1, keepdim=True) for each in (self.encode_image(image), self.encode_text(text))
+        )
         return self.logit_scale.exp() * image @ text.t()
 
 
+def save_clip(place: Path) -> str:
+    """Keep a small CLIP with its tokenizer and image processor in a folder; what it is called."""
+    transformers_model("clip").float().save_pretrained(place)
+    prompt_tokenizer().save_pretrained(place)
+    size = {"height": IMAGE, "width": IMAGE}
+    transformers.CLIPImageProcessor(size={"shortest_edge": IMAGE}, crop_size=size).save_pretrained(place)
+    return f"hf/{place}"
+
+
 FAMILIES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
-    **{
-        family: (lambda family=family: (transformers_model(family), prompt_tokenizer(family))) for family in _FAMILIES
-    },
+    **{family: (lambda family=family: (transformers_model(family), prompt_tokenizer(family))) for family in _FAMILIES},
     "open_clip": lambda: (open_clip_model(), tokenize),
     "openai": lambda: (LikeOpenAI(open_clip_model()), tokenize),
 }
@@ -132,7 +144,11 @@ FAMILIES: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 
 def image_blocks(model: nn.Module) -> list[nn.Module]:
     """The blocks of the image tower, where every family keeps them."""
-    return list(model.vision_model.encoder.layers) if hasattr(model, "vision_model") else list(model.visual.transformer.resblocks)
+    return (
+        list(model.vision_model.encoder.layers)
+        if hasattr(model, "vision_model")
+        else list(model.visual.transformer.resblocks)
+    )
 
 
 def text_blocks(model: nn.Module) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""Words of prompts: their maps are the gradients of the model's own score, and patches times words add up to both maps."""
+"""Words of prompts: maps are the gradients of the model's own score, and patches times words add up to them."""
 
 import pytest
 import torch
@@ -108,7 +108,9 @@ def test_patches_times_words_are_the_bilinear_form_of_both_embeddings(pixels):
 
 
 def test_methods_that_are_not_linear_are_refused(pixels):
-    with pytest.raises(MethodError, match="gae is not linear in what it explains, so that no relevance of a patch with"):
+    with pytest.raises(
+        MethodError, match="gae is not linear in what it explains, so that no relevance of a patch with"
+    ):
         match_words(FAMILIES["clip"](), pixels[:1], PROMPT, "gae")
 
 

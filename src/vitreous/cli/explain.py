@@ -24,9 +24,11 @@ from vitreous.cli.options import (
     MethodOption,
     OutputsOption,
     PluginOption,
+    PromptOption,
     StageOption,
     StdOption,
     TargetOption,
+    check_prompts,
     check_target_or_topk,
     parse_channels,
     parse_html_path,
@@ -60,6 +62,7 @@ def explain(
     ] = "demo",
     method: MethodOption = None,
     target: TargetOption = None,
+    prompt: PromptOption = None,
     topk: Annotated[
         int | None, typer.Option(min=1, metavar="K", help="Explain the K most likely classes of each image.")
     ] = None,
@@ -114,7 +117,9 @@ def explain(
 
     Exit code: 0 if all images are done, 1 if some failed, 2 if nothing could be done.
     """
-    check_target_or_topk([*(target or []), *(similar_to or []), *([str(mask)] if mask else [])], topk)
+    others = [*(target or []), *(similar_to or []), *([str(mask)] if mask else [])]
+    check_target_or_topk(others, topk)
+    check_prompts(prompt, others, topk)
     report_path = parse_html_path(report, "--report")
     methods = split_spellings(method) if method else None
     channel_mean, channel_std = parse_channels(mean, "--mean"), parse_channels(std, "--std")
@@ -128,6 +133,7 @@ def explain(
         model=model,
         methods=methods,
         targets=target or [],
+        prompts=list(dict.fromkeys(prompt or [])),
         topk=topk,
         outputs=outputs,
         output=output,

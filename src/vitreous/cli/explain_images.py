@@ -27,7 +27,8 @@ from vitreous.inputs.images import SUFFIXES, find_images, read_image
 from vitreous.inputs.target_objects import Similarity, Target, parse_target
 from vitreous.methods.spelling import parse
 from vitreous.models import demo, load_model
-from vitreous.models.loaded import given_outputs
+from vitreous.models.dual_encoder import load_dual_encoder
+from vitreous.models.loaded import LoadedModel, given_outputs
 from vitreous.pictures.comparison import comparison
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from vitreous.errors import VitreousError
     from vitreous.explanation.explanation import Explanation
     from vitreous.html.report import ReportFile
-    from vitreous.models.loaded import LoadedModel
 
 
 _LISTED_SUBFOLDERS = 5
@@ -173,6 +173,7 @@ class ExplainRequest:
     report: Path | None = None
     command: str = ""
     recursive: bool = False
+    prompts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -242,9 +243,7 @@ class _ExplainJob:
         """Explain images batch by batch."""
         request = self.request
         with steps(self.console, f"loading {request.model}"):
-            model = load_model(
-                request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
-            )
+            model = _load_model(request)
         model = replace(given_outputs(model, request.outputs), stage=request.stage)
         targets = _Targets.of(request, model)
         folders = _output_folders(files, request.out)
@@ -322,6 +321,19 @@ class _ExplainJob:
         print_error(str(error), self.console)
 
 
+def _load_model(request: ExplainRequest) -> LoadedModel:
+    """Load the model; with prompts, as a model whose outputs are their scores."""
+    options: dict[str, Any] = {
+        "mean": request.mean, "std": request.std, "image_size": request.image_size, "device": request.device,
+    }  # fmt: skip
+    if not request.prompts:
+        return load_model(request.model, **options)
+    dual = load_dual_encoder(request.model, **options)
+    model = dual.loaded(dual.classifier(request.prompts), outputs="value")
+    assert isinstance(model, LoadedModel)  # what is loaded by name has its preprocessing
+    return model
+
+
 def _methods_without_map(explanation: Explanation) -> list[str]:
     """Return the methods of which at least one map cannot be drawn."""
     targets = range(explanation.classes_per_image)
@@ -344,6 +356,8 @@ class _Targets:
             TargetError: A class is not known, or the options do not go together.
             ImageError: An image cannot be read.
         """
+        if request.prompts:  # the model's outputs are their scores
+            return cls(model, list(range(len(request.prompts))))
         names = None if request.output is not None else model.class_names
         given: list[int | Target] = [parse_target(text, names) for text in request.targets]
         if request.mask is None:

@@ -48,6 +48,15 @@ TargetOption = Annotated[
         show_default="predicted class",
     ),
 ]
+PromptOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A text to compare the images with, for models of images and texts (demo-clip, CLIP, SigLIP). Repeat the "
+        "option for several.",
+        metavar="TEXT",
+        show_default=False,
+    ),
+]
 OutputsOption = Annotated[
     OutputActivation | None,
     typer.Option(help=OUTPUTS_HELP, show_default=OUTPUTS_DEFAULT),
@@ -99,6 +108,16 @@ def parse_html_path(path: Path | None, option: str) -> Path | None:
     if path.suffix.lower() not in {".html", ".htm"}:
         raise typer.BadParameter(f"the report must be an .html file, not {path.name}", param_hint=option)
     return expanded(path)
+
+
+def check_prompts(prompts: Sequence[str] | None, target: Sequence[str] | None, topk: int | None) -> None:
+    """Refuse ``--prompt`` together with other targets or ``--topk``, and empty prompts."""
+    if prompts and (target or topk):
+        raise typer.BadParameter(
+            f"it cannot be combined with --{'target' if target else 'topk'}", param_hint="--prompt"
+        )
+    if not all(prompt.strip() for prompt in prompts or ()):
+        raise typer.BadParameter("the prompt is empty: say in a few words what to look for", param_hint="--prompt")
 
 
 def check_target_or_topk(target: Sequence[str] | None, topk: int | None) -> None:

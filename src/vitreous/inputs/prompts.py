@@ -1,7 +1,7 @@
 """Prompts: texts for the text tower of a dual encoder, with the place of every token in its text.
 
-Text towers differ from text classifiers in what they read. CLIP's reads the end token, behind a causal mask, SigLIP's the
-last of a fixed number of tokens, padding included; BERT's the class token, or the mean of all.
+Text towers differ from text classifiers in what they read. CLIP's reads the end token, behind a causal mask, SigLIP's
+the last of a fixed number of tokens, padding included; BERT's the class token, or the mean of all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from vitreous.inputs.texts import Piece, Reader, ReadText, split_words
 class PromptReader(Reader):
     """A tokenizer of transformers and what a text tower takes of it."""
 
-    def __init__(self, tower: nn.Module, tokenizer: Any, *, padded: int | None = None, longest: int | None = None) -> None:
+    def __init__(
+        self, tower: nn.Module, tokenizer: Any, *, padded: int | None = None, longest: int | None = None
+    ) -> None:
         """Keep the tokenizer.
 
         Args:
@@ -45,8 +47,8 @@ class PromptReader(Reader):
         if self.capacity is None or len(read.pieces) <= self.capacity:
             return read
         warn_caller(
-            f"{name} has {len(read.pieces)} word pieces, of which the model takes the first {self.capacity}: the rest is "
-            "left out"
+            f"{name} has {len(read.pieces)} word pieces, of which the model takes the first {self.capacity}: the rest "
+            "is left out"
         )
         return read.shortened(self.capacity)
 
@@ -94,8 +96,8 @@ class CallableReader:
     def fitted(self, text: str, name: str) -> ReadText:
         """Cut a prompt into words and pieces; those that the tower does not take are left out, with a warning.
 
-        Such tokenizers do not tell where pieces stand. How many a word has shows in how many more there are with it than
-        without it.
+        Such tokenizers do not tell where pieces stand. How many a word has shows in how many more there are with it
+        than without it.
         """
         if not isinstance(text, str):
             raise InputError(f"{name} is not a text but {type(text).__name__}")
@@ -110,7 +112,9 @@ class CallableReader:
         if not own:
             raise InputError(f"{name} holds no word that the tokenizer knows: {text.strip()[:40]!r}")
         if len(own) == self.capacity and self._more_than(text, len(own)):
-            warn_caller(f"{name} is longer than the {self.capacity} word pieces that the model takes: the rest is left out")
+            warn_caller(
+                f"{name} is longer than the {self.capacity} word pieces that the model takes: the rest is left out"
+            )
         return ReadText(text, tuple(pieces[: len(own)]), tuple(own), tuple(words[: pieces[len(own) - 1].word + 1]))
 
     def inputs(self, rows: Sequence[Sequence[int]]) -> Texts:

@@ -6,7 +6,8 @@ import hashlib
 import inspect
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
@@ -215,7 +216,7 @@ def _longest(model: nn.Module, tokenizer: Any) -> int | None:
     return made_for if isinstance(made_for, int) and made_for > 0 else None
 
 
-def split_words(text: str, apart: Set[int] = frozenset()) -> list[Word]:
+def split_words(text: str, apart: AbstractSet[int] = frozenset()) -> list[Word]:
     """What stands between white space, cut at further places."""
     words = []
     for match in re.finditer(r"\S+", text):

@@ -230,12 +230,12 @@ class WeighedValues(TokenReadout):
     """(λ_i Σ_c w_c v_ic)^+: values v, channel weights w = dy/dO, spatial weights λ (Zhao et al. 2025).
 
     O is the output of all heads for the token that the head of the model reads, before W_O. λ is the cosine of that
-    token's query with each key, over the channels of all heads, scaled to [0, 1] over the patches: the softmax, which it
-    stands for, leaves most patches next to nothing. The authors' program runs the blocks that are read with one head as
-    wide as all of them together; here the model is run as it is.
+    token's query with each key, over the channels of all heads, scaled to [0, 1] over the patches: the softmax, which
+    it stands for, leaves most patches next to nothing. The authors' program runs the blocks that are read with one head
+    as wide as all of them together; here the model is run as it is.
 
-    A model that averages its tokens has the mean of their queries and the sum of their gradients; one that pools them by
-    attention has those of the pooling query, as in GradToken.
+    A model that averages its tokens has the mean of their queries and the sum of their gradients; one that pools them
+    by attention has those of the pooling query, as in GradToken.
     """
 
     values = ("attention_rows", "keys", "scores")
@@ -303,7 +303,8 @@ def agcam() -> Readout:
     signed=False,
 )
 def legrad(
-    *, feature: Annotated[Feature, "mean: the head reads the mean of all tokens, as the authors' program has it"] = "head"
+    *,
+    feature: Annotated[Feature, "mean: the head reads the mean of all tokens, as the authors' program has it"] = "head",
 ) -> Readout:
     """Positive attention gradient of the score that each block's own output would get, summed over blocks."""
     return FeatureFormation(feature)
@@ -322,7 +323,9 @@ def legrad(
 def grad_eclip(
     *,
     rule: RuleOption = "plain",
-    spatial: Annotated[Spatial, "loosened: values weighed by the cosine of query and key; none: not weighed"] = "loosened",
+    spatial: Annotated[
+        Spatial, "loosened: values weighed by the cosine of query and key; none: not weighed"
+    ] = "loosened",
 ) -> Readout:
     """Values of the last block along the gradient of attention's output, weighed by how near their keys are."""
     return WeighedValues(spatial).under(rule)

@@ -83,7 +83,11 @@ class SimilarityHead(nn.Module):
         super().__init__()
         self.tower = tower
         self.register_buffer("weight", embeddings.detach() * scale)
-        biases = None if bias is None else torch.as_tensor(bias, dtype=torch.float64).to(embeddings).expand(len(embeddings)).clone()
+        biases = (
+            None
+            if bias is None
+            else torch.as_tensor(bias, dtype=torch.float64).to(embeddings).expand(len(embeddings)).clone()
+        )
         self.register_buffer("bias", biases)
         self.class_names = None if class_names is None else tuple(class_names)
 
@@ -188,7 +192,9 @@ class DualEncoder:
         Raises:
             InputError: a text is empty, or not a text.
         """
-        read = [self.reader.fitted(text, f"prompt {number}") for number, text in enumerate(texts)]  # all are checked first
+        read = [
+            self.reader.fitted(text, f"prompt {number}") for number, text in enumerate(texts)
+        ]  # all are checked first
         tower = self.text_tower.eval() if not self.model.training else self.text_tower
         with torch.no_grad():
             # One at a time: a text of its own length gives the same numbers whatever stands beside it.
@@ -205,7 +211,7 @@ class DualEncoder:
         embeddings = self.embed_texts(prompts)
         return ZeroShotClassifier(self.image_tower, embeddings, self.scale, self.bias, class_names or prompts).eval()
 
-    def zero_shot(self, class_names: Sequence[str], templates: Sequence[str] = TEMPLATES) -> ZeroShotClassifier:
+    def zero_shot(self, class_names: Sequence[str], templates: str | Sequence[str] = TEMPLATES) -> ZeroShotClassifier:
         """The image tower with a score for every class: that of the mean embedding of its name in all templates."""
         names, templates = list(class_names), [templates] if isinstance(templates, str) else list(templates)
         if not names or not all(isinstance(name, str) and name.strip() for name in names):
@@ -232,6 +238,32 @@ def _embedding(output: Any) -> Tensor:
     if not isinstance(found, Tensor) or found.dim() != 2:
         raise UnsupportedModelError(f"an embedding (batch, width) was expected of a tower, not {type(output).__name__}")
     return found
+
+
+def zero_shot(
+    model: Any, class_names: Sequence[str], templates: str | Sequence[str] = TEMPLATES
+) -> LoadedModel | nn.Module:
+    """A model of images and texts as a classifier of images, whose classes are given by their names.
+
+    Args:
+        model: a model of images and texts, as ``explain`` takes it with a ``Prompt``.
+        class_names: the names of the classes.
+        templates: texts with {} where the name goes; the embedding of a class is the mean over all of them.
+
+    Returns:
+        What ``explain``, ``evaluate`` and all else take as a model. Its outputs are logit scale x cosine, plus the
+        logit
+        bias: their softmax are probabilities, or their sigmoid where there is a bias (SigLIP).
+
+    Examples:
+        >>> import vitreous
+        >>> classifier = vitreous.zero_shot(clip, ["cat", "dog"])
+        >>> explanation = vitreous.explain(classifier, "demo.jpg", "gae", target="dog")
+        >>> explanation.label()
+        'dog'
+    """
+    dual = find_dual_encoder(model)
+    return dual.loaded(dual.zero_shot(class_names, templates), outputs=dual.outputs)
 
 
 def find_dual_encoder(model: Any) -> DualEncoder:
@@ -282,8 +314,8 @@ def dual_encoder(
 def without_text_tower(name: str) -> UnsupportedModelError:
     """Why a prompt has no meaning for a model."""
     return UnsupportedModelError(
-        f"{name} has no text tower, so that no prompt can be compared with an image: use a model of images and texts such "
-        "as CLIP or SigLIP, or demo-clip"
+        f"{name} has no text tower, so that no prompt can be compared with an image: use a model of images and texts "
+        "such as CLIP or SigLIP, or demo-clip"
     )
 
 
@@ -302,24 +334,40 @@ def tokenizer_in(given: Any) -> Any:
     return given if of_open_clip or getattr(given, "__name__", "") == "tokenize" else None
 
 
-def load_dual_encoder(name: str, *, device: str | torch.device = "cpu") -> DualEncoder:
-    """Load a model of images and texts by name: ``demo-clip``, ``hf/ID``, ``hf/FOLDER`` or ``open_clip/NAME[@WEIGHTS]``.
+def load_dual_encoder(
+    name: str,
+    *,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    image_size: int | Sequence[int] | None = None,
+    device: str | torch.device = "cpu",
+) -> DualEncoder:
+    """Load a model of images and texts by name: ``demo-clip``, ``hf/ID``, ``hf/FOLDER`` or ``open_clip/NAME@WEIGHTS``.
+
+    The other arguments are those of ``load_model``.
 
     Raises:
         ModelError: the name is not understood, or the model cannot be found or loaded.
         UnsupportedModelError: it has no text tower.
         MissingDependencyError: the model needs an extra that is not installed.
+
+    Examples:
+        >>> import vitreous
+        >>> dual = vitreous.load_dual_encoder("hf/clip-model")
+        >>> dual.embed_texts(["a cat", "a dog"]).shape[0]
+        2
     """
     family, _, identifier = name.partition("/")
+    if family not in {"open_clip", "hf"} or not identifier:
+        return find_dual_encoder(load_model(name, mean=mean, std=std, image_size=image_size, device=device))
     with errors_as(ModelError, f"{name}: the model cannot be loaded"), torch.random.fork_rng(devices=[]):
-        if family == "open_clip" and identifier:
-            found = _load_open_clip(name, identifier)
-        elif family == "hf" and identifier:
-            found = _load_transformers(name, identifier)
-        else:
-            found = find_dual_encoder(load_model(name))
-        put_on(device, found.model)
-        return found
+        found = (_load_open_clip if family == "open_clip" else _load_transformers)(name, identifier)
+        assert found.preprocessing is not None
+        native = found.preprocessing.image_size
+        if image_size is not None and as_image_size(image_size) != native:
+            raise ModelError(f"{name}: this model takes images of {native[0]} x {native[1]} pixels only")
+        preprocessing = found.preprocessing.override(mean=mean, std=std)
+        return replace(found, model=put_on(device, found.model), preprocessing=preprocessing)
 
 
 def _load_transformers(name: str, identifier: str) -> DualEncoder:
@@ -369,7 +417,7 @@ def _load_open_clip(name: str, identifier: str) -> DualEncoder:
 
 
 class PromptHead(nn.Module):
-    """The image tower with the scores of some prompts, by name: they are no classes, one of which would be predicted."""
+    """The image tower with the scores of some prompts, by name: they are no classes to predict."""
 
     def __init__(self, head: ZeroShotClassifier) -> None:
         super().__init__()
@@ -384,8 +432,8 @@ class PromptHead(nn.Module):
 class Prompt(Target):
     """The score of the image with a text: logit scale x cosine of their embeddings, plus the logit bias (SigLIP).
 
-    The image is embedded once for any number of prompts, and every text once. The score is part of the run, so that rules
-    see it: libra and decompx hold the length of the image's embedding constant.
+    The image is embedded once for any number of prompts, and every text once. The score is part of the run, so that
+    rules see it: libra and decompx hold the length of the image's embedding constant.
 
     Attributes:
         text: the prompt.

@@ -94,6 +94,11 @@ def _class_for(transformers: Any, name: str, config: Any) -> Any:
 
 
 def load_tokenizer(transformers: Any, name: str, place: str, options: dict[str, Any]) -> Any:
+    """Return the tokenizer that is stored beside a model.
+
+    Raises:
+        ModelError: there is none, or it cannot be loaded.
+    """
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
     except Exception as error:  # missing or unreadable files raise many types

@@ -1,9 +1,9 @@
-"""Dual encoders, from the side of the text: which words of a prompt made its similarity to an image, and with which patches.
+"""Dual encoders, from the side of the text: which words of a prompt made its similarity to an image.
 
-The score of an image and a prompt is s = logit scale x u · t, with u and t their embeddings of length 1. A method that is
-linear in what it explains (decompx, ixg, cat, fullgrad_plus, attcat) splits u into a vector c_p for every patch and t into
-a vector d_w for every word; s is bilinear, so the relevance of a patch with a word is logit scale x c_p · d_w. Summed over
-words, special tokens and biases, this is the patch's own score; summed over patches, it is the word's.
+The score of an image and a prompt is s = logit scale x u · t, with u and t their embeddings of length 1. A method that
+is linear in what it explains (decompx, ixg, cat, fullgrad_plus, attcat) splits u into a vector c_p for every patch and
+t into a vector d_w for every word; s is bilinear, so the relevance of a patch with a word is logit scale x c_p · d_w.
+Summed over words, special tokens and biases, this is the patch's own score; summed over patches, it is the word's.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def explain_words(
         methods: spellings, as for ``explain_text``.
 
     Returns:
-        Scores of every word piece of every prompt: (pieces,) for one image, (images, pieces) for several. ``logits`` are
-        logit scale x cosine (plus the logit bias) of every prompt with every image.
+        Scores of every word piece of every prompt: (pieces,) for one image, (images, pieces) for several. ``logits``
+        are logit scale x cosine (plus the logit bias) of every prompt with every image.
 
     Examples:
         >>> import vitreous
@@ -192,6 +192,6 @@ def _shares_of_pieces(dual: DualEncoder, read: ReadText, spelling: str, width: i
 def _check_linear(parts: Tensor, whole: Tensor, spelling: str) -> None:
     if float((parts - whole).abs().max()) > _LINEAR * float(whole.abs().max()):
         raise MethodError(
-            f"{spelling} is not linear in what it explains, so that no relevance of a patch with a word follows from it: "
-            "use decompx, ixg, cat or attcat"
+            f"{spelling} is not linear in what it explains, so that no relevance of a patch with a word follows from "
+            "it; use decompx, ixg, cat or attcat"
         )

@@ -1,0 +1,255 @@
+"""Similar images: nearest neighbours in a folder with the maps that explain them, and which patches match which.
+
+The similarity of two images is the cosine u · v of their embeddings. A method that is linear in what it explains splits
+u into a vector c_p for every patch of the first image and v into d_q for every patch of the second, so that the
+relevance of a pair of patches is c_p · d_q (for LRP: Eberle et al., Building and Interpreting Deep Similarity Models,
+2020). Summed over all patches, prefix tokens and biases of one image, this is the map of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous.api.explain import explain, find_recipes, network_of
+from vitreous.architecture.evaluation_copy import run_in_evaluation
+from vitreous.errors import InputError, MethodError, UnsupportedModelError
+from vitreous.explanation.explanation import Explanation
+from vitreous.inputs.images import find_images
+from vitreous.inputs.model_input import ask
+from vitreous.inputs.outputs import embeddings
+from vitreous.models import LoadedModel
+from vitreous.models.dual_encoder import DualEncoder, ImageTower, SimilarityHead, encoding_methods, find_dual_encoder
+from vitreous.models.pixels import Images, Model, find_model, find_pixels
+
+# Relative to the largest score; float32 sums of a few hundred products are off by less.
+_LINEAR = 1e-3
+_BATCH = 16
+
+
+class EmbeddingTower(nn.Module):
+    """The part of a model that embeds images: (batch, width), not normalised.
+
+    Of a dual encoder the image tower; of timm's classifiers what their head reads; of transformers' classifiers the
+    model inside; of any other network its output, or the mean over the last tokens.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The embeddings of images."""
+        if callable(forward_head := getattr(self.model, "forward_head", None)):
+            pooled: Tensor = forward_head(self.model.forward_features(images), pre_logits=True)  # type: ignore[operator]
+            return embeddings(pooled)
+        return embeddings(ask(self.model, images))
+
+
+def embedding_tower(network: nn.Module) -> nn.Module:
+    """The part of a network that embeds images."""
+    methods = encoding_methods(network)
+    if methods is not None:
+        return ImageTower(network, methods[0]).eval()
+    inside = getattr(network, "base_model", None)
+    classifies = "ForImageClassification" in type(network).__name__ and isinstance(inside, nn.Module)
+    return EmbeddingTower(inside if classifies and inside is not None else network).eval()
+
+
+class _UnitEmbedding(nn.Module):
+    """Embeddings of length 1, each coordinate of which can be explained."""
+
+    def __init__(self, tower: nn.Module) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, images: Tensor) -> Tensor:
+        return functional.normalize(self.tower(images), dim=-1)
+
+
+class _Similarities(nn.Module):
+    """The cosines of images with fixed embeddings."""
+
+    def __init__(self, tower: nn.Module, fixed: Tensor, names: Sequence[str]) -> None:
+        super().__init__()
+        self.head = SimilarityHead(tower, fixed)
+        self.class_names = tuple(names)
+
+    def forward(self, images: Tensor) -> Tensor:
+        cosines: Tensor = self.head(images)
+        return cosines
+
+
+@dataclass(frozen=True, eq=False)
+class PatchMatch:
+    """The relevance of every pair of patches of two images for their similarity.
+
+    Attributes:
+        scores: (patches of the first image, patches of the second).
+        first: the first image's own map, (patches,): with all of the second, its prefix tokens and biases included.
+        second: the second image's own map, (patches,).
+        grids: rows and columns of both.
+        similarity: the cosine of the two embeddings.
+        method: the spelling of the method.
+    """
+
+    scores: Tensor
+    first: Tensor
+    second: Tensor
+    grids: tuple[tuple[int, int], tuple[int, int]]
+    similarity: float
+    method: str
+
+    def best(self, row: int, column: int) -> tuple[int, int]:
+        """The patch of the second image that matches a patch of the first one best: its row and column."""
+        return divmod(int(self.scores[row * self.grids[0][1] + column].argmax()), self.grids[1][1])
+
+
+@leaves_torch_as_it_was
+def match_patches(
+    model: Model | DualEncoder, first: Images, second: Images, method: str = "decompx:layer=-1"
+) -> PatchMatch:
+    """Explain which patches of an image match which of another one.
+
+    Args:
+        model: a model as ``explain`` takes it, without a head or with one that is left out, or a dual encoder.
+        first: one image.
+        second: another one.
+        method: a method that is linear in what it explains, such as decompx, ixg, cat or attcat. It explains every
+            coordinate of both embeddings, a backward pass each: of the last block alone, as by default, these are
+            cheap.
+
+    Raises:
+        MethodError: the method is not linear.
+
+    Examples:
+        >>> import vitreous
+        >>> found = vitreous.match_patches(model, "demo.jpg", "other.jpg")
+        >>> found.scores.shape == (found.first.numel(), found.second.numel())
+        True
+    """
+    spelling = find_recipes(method)[0].spelling
+    loaded, tower = _find_tower(model, first)
+    pixels = [_one_image(loaded, tower, image) for image in (first, second)]
+    units = [_embedded(tower, each)[0] for each in pixels]
+    unit_tower = _UnitEmbedding(tower).eval()
+    explained = [
+        explain(unit_tower, each, spelling, target=[list(range(len(unit)))], outputs="value")
+        for each, unit in zip(pixels, units, strict=True)
+    ]
+    shares = [each.scores[spelling][0] for each in explained]  # (width, patches)
+    own = [shares[0].T @ units[1], shares[1].T @ units[0]]
+    whole = explain(_Similarities(tower, units[1][None], ["second"]).eval(), pixels[0], spelling, 0, outputs="value")
+    if float((whole.scores[spelling][0] - own[0]).abs().max()) > _LINEAR * float(own[0].abs().max()):
+        raise MethodError(
+            f"{spelling} is not linear in what it explains, so that no relevance of a pair of patches follows from it; "
+            "use decompx, ixg, cat or attcat"
+        )
+    grids = (explained[0].grid, explained[1].grid)
+    return PatchMatch(shares[0].T @ shares[1], own[0], own[1], grids, float(units[0] @ units[1]), spelling)
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarImages:
+    """The images of a folder that are most similar to another one, the most similar first.
+
+    Attributes:
+        files: the images.
+        similarities: their cosines with the query.
+        query: the query's maps, one for every neighbour: ``target`` k is why it is similar to ``files[k]``.
+        neighbours: the neighbours' maps, one image each: why they are similar to the query.
+    """
+
+    files: tuple[Path, ...]
+    similarities: tuple[float, ...]
+    query: Explanation
+    neighbours: Explanation
+
+
+@leaves_torch_as_it_was
+def similar(
+    model: Model | DualEncoder,
+    query: str | Path,
+    folder: str | Path | Iterable[str | Path],
+    methods: str | Sequence[str] = "decompx.skipplus",
+    *,
+    k: int = 5,
+) -> SimilarImages:
+    """Find the images of a folder that a model takes for most similar to another one, and explain why.
+
+    Args:
+        model: a model as ``explain`` takes it with files: its embedding is compared, its classes are not.
+        query: an image file.
+        folder: a folder, or files; the query itself is left out.
+        methods: spellings, as for ``explain``.
+        k: how many neighbours.
+
+    Examples:
+        >>> import vitreous
+        >>> found = vitreous.similar(model, "demo.jpg", ".", "gae", k=1)
+        >>> found.files[0].name
+        'other.jpg'
+        >>> found.neighbours.scores["gae"].shape == found.query.scores["gae"][0].shape
+        True
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise InputError(f"k must be a whole number above 0, not {k!r}")
+    find_recipes(methods)
+    loaded, tower = _find_tower(model, query)
+    if not isinstance(loaded, LoadedModel):
+        raise InputError("similar() reads image files, so the model's preprocessing has to be known")
+    places = [folder] if isinstance(folder, str | Path) else list(folder)
+    files = [file for file in find_images([Path(place) for place in places]) if file.resolve() != Path(query).resolve()]
+    if not files:
+        raise InputError("there is no other image to compare the query with")
+    wanted = _embedded(tower, _one_image(loaded, tower, query))
+    found = torch.cat([
+        _embedded(tower, find_pixels(loaded, tower, files[start : start + _BATCH])[0])
+        for start in range(0, len(files), _BATCH)
+    ])  # fmt: skip
+    order = (found @ wanted[0]).topk(min(k, len(files))).indices.tolist()
+    names = [files[number].name for number in order]
+
+    def explained(images: Images, fixed: Tensor, called: Sequence[str], target: Any) -> Explanation:
+        head = LoadedModel(loaded.name, _Similarities(tower, fixed, called).eval(), loaded.preprocessing, tuple(called))
+        return explain(head, images, methods, target=target, outputs="value")
+
+    return SimilarImages(
+        tuple(files[number] for number in order),
+        tuple(float(found[number] @ wanted[0]) for number in order),
+        explained(str(query), found[order], names, [list(range(len(order)))]),
+        explained([files[number] for number in order], wanted, [Path(query).name], 0),
+    )
+
+
+def _find_tower(model: Model | DualEncoder, images: Images) -> tuple[LoadedModel | nn.Module, nn.Module]:
+    """The model, with its preprocessing where that is known, and the part of it that embeds images."""
+    given: Any = model
+    if isinstance(given, DualEncoder) or (isinstance(given, str) and given.startswith("open_clip/")):
+        dual = find_dual_encoder(given)
+        given = dual.loaded(dual.model)
+    loaded = find_model(given, images)
+    return loaded, embedding_tower(network_of(loaded))
+
+
+def _one_image(loaded: LoadedModel | nn.Module, tower: nn.Module, image: Images) -> Tensor:
+    pixels, _ = find_pixels(loaded, tower, image)
+    if len(pixels) != 1:
+        raise InputError(f"one image is compared with another one, not {len(pixels)}")
+    return pixels
+
+
+def _embedded(tower: nn.Module, pixels: Tensor) -> Tensor:
+    """Embeddings of length 1, (images, width)."""
+    with torch.no_grad():
+        found = run_in_evaluation(tower, lambda network: network(pixels))
+    if not bool((found.norm(dim=-1) > 0).all()):
+        raise UnsupportedModelError("the embedding of an image is 0, so that it has no direction to compare")
+    return functional.normalize(found, dim=-1)
