@@ -14,6 +14,7 @@ from vitreous.methods import (
     rise,
     surrogate,
     tokentm,
+    twoscale,
     vitcx,
 )
 from vitreous.methods.options import OptionInfo
@@ -47,5 +48,6 @@ __all__ = [
     "rise",
     "surrogate",
     "tokentm",
+    "twoscale",
     "vitcx",
 ]

@@ -79,6 +79,9 @@ def find_layout(
 ) -> Layout:
     """Work out the layout from what was recorded; ``edges`` runs the patch embedding again, if it has to."""
     tokens = head_gradient.shape[1]
+    kept = recorder.plan.intervention.kept
+    if kept is not None:  # in no grid any more
+        return _with_readers(recorder, head_gradient, pooling_gradient, inputs, (1, kept.shape[1]))
     grid_of_stage = recorder.architecture.stages[recorder.architecture.stage].places
     if grid_of_stage is not None and not isinstance(inputs, Texts):
         return _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid_of_stage.grid)
