@@ -27,7 +27,19 @@ from vitreous.evaluation.runner import measure
 from vitreous.evaluation.store.store import Store
 from vitreous.speed.timing import one_thread
 
-SMALL = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--shard-size", "4", "--protocol", PROTOCOL)
+SMALL = (
+    "--no-controls",
+    "--model",
+    MODEL.name,
+    "--image-size",
+    "32",
+    "--threads",
+    "1",
+    "--shard-size",
+    "4",
+    "--protocol",
+    PROTOCOL,
+)
 
 
 def run(*arguments, **environment):

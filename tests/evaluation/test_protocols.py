@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+import forked
 import vitreous.evaluation.runner.adapters as adapters
 from small_data import finite, loaded, samples
 from small_models import small_vit
@@ -45,6 +44,16 @@ SETTINGS = {
     "agcam-perturbation": (1, "27a82b4ebbdbcb95"),
     "sanity": (1, "5d929a4f8b7d6628"),
     "localisation": (1, "61e68a5a2e234bd2"),
+    "grid-pointing-2x2": (1, "06c39c89e0d0c5c2"),
+    "grid-pointing-3x3": (1, "c65197bbf6183149"),
+    "saco": (1, "0098207b1fa35e07"),
+    "road": (1, "64d641b12e1cc329"),
+    "fillings": (1, "ef3305f717351d2c"),
+    "single-deletion": (1, "98c96e1026963661"),
+    "completeness": (1, "5aa90e8b485020c0"),
+    "random-logit": (1, "501238fdbce0c4b2"),
+    "efficient-randomisation": (1, "8bf374e6d4d77042"),
+    "shift-stability": (1, "cdcc3f76604ba5e0"),
     "eraser-movies": (1, "162b7827eb4ea96d"),
     "eraser-movies-rationales": (1, "405fa3e8cdcc8530"),
 }
@@ -308,5 +317,5 @@ def test_what_a_crop_adds_around_a_photo_does_not_count():
 @pytest.mark.parametrize("things", ["protocols", "metrics"])
 def test_the_page_of_all_protocols_or_metrics_is_up_to_date(things):
     script = Path(__file__).parents[2] / "scripts" / f"write_{things}_page.py"
-    result = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    result = forked.run([str(script), "--check"])
     assert result.returncode == 0, result.stderr

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from forked import Forked
 
 TINY = "timm/test_vit@random"
 
@@ -22,7 +23,7 @@ class RunningServer:
 
     address: str
     log: Path
-    process: subprocess.Popen
+    process: Forked
 
     def resident_bytes(self) -> int:
         """The memory that the process has now."""
@@ -44,10 +45,10 @@ def serving(folder: Path, *arguments: str, cwd: Path | None = None) -> Iterator[
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = folder / "server.log"
-    command = [sys.executable, "-m", "vitreous", *arguments, "--port", str(port)]
+    command = ["-m", "vitreous", *arguments, "--port", str(port)]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=settings, cwd=cwd)
+    log.touch()
+    process = Forked(command, log, log, cwd, settings)
     try:
         server = RunningServer(f"http://127.0.0.1:{port}/", log, process)
         _wait(server)

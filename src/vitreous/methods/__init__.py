@@ -3,6 +3,7 @@
 from vitreous.methods import (
     attention,
     cam,
+    controls,
     decomposition,
     gradient,
     gradtoken,
@@ -19,7 +20,15 @@ from vitreous.methods import (
 )
 from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
-from vitreous.methods.registry import MethodInfo, list_methods, method_info, own_code, register
+from vitreous.methods.registry import (
+    MethodInfo,
+    is_control,
+    list_controls,
+    list_methods,
+    method_info,
+    own_code,
+    register,
+)
 from vitreous.methods.view import Row, View
 
 __all__ = [
@@ -33,11 +42,14 @@ __all__ = [
     "View",
     "attention",
     "cam",
+    "controls",
     "decomposition",
     "gradient",
     "gradtoken",
     "integrated",
     "integrated_attention",
+    "is_control",
+    "list_controls",
     "list_methods",
     "masking_cam",
     "method_info",

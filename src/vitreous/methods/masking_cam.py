@@ -16,7 +16,6 @@ from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun
 from vitreous.methods.view import View
 from vitreous.tape import Intervention, Needs
-from vitreous.tape.output import explained
 
 _EPSILON = 1e-8  # pytorch-grad-cam's, against a channel that is the same everywhere
 Neighbourhood = Literal["gaussian", "single"]
@@ -114,7 +113,7 @@ class ReciprocalMasks(Procedure):
             masked = masks[:, None, :, None] * tokens
             with rerun(view, runner.inputs[:1], Needs(), Intervention(layer, masked.flatten(0, 1))) as run:
                 logits = exact(run.tape.logits)
-            values = explained(logits, self.score, runner.scale)
+            values = runner.explained(logits, self.score)
             scores.append(_of_target(values, view.target))
         return torch.cat(scores).T
 

@@ -19,7 +19,7 @@ from vitreous.inputs.patch_geometry import PatchGeometry, patch_of_line
 from vitreous.methods.readout import Procedure, total
 from vitreous.methods.view import View
 from vitreous.tape import Layout, Needs
-from vitreous.tape.output import Quantity, explained
+from vitreous.tape.output import Quantity
 
 Size = tuple[int, int]
 _AT_ONCE = 16  # masks as large as the picture are made a few at a time
@@ -216,14 +216,14 @@ def run_pairs(view: View, groups: Iterable[Tensor], run: RunMasked, quantity: Qu
     for group in groups:
         image, mask = torch.arange(batch).repeat_interleave(len(group)), group.repeat(batch)
         for images, masks in zip(*(torch.split(numbers, runner.batch) for numbers in (image, mask)), strict=True):
-            outputs = explained(exact(run(images, masks)), quantity, runner.scale)
+            outputs = runner.explained(exact(run(images, masks)), quantity)
             found[images, masks] = outputs.gather(1, targets[images])
     return found
 
 
 def original_output(view: View, quantity: Quantity) -> Tensor:
     """The model's output of every target for the original image, (batch, targets), from the tape."""
-    return explained(exact(view.tape.logits), quantity, view.runner.scale).gather(1, all_targets(view))
+    return view.runner.explained(exact(view.tape.logits), quantity).gather(1, all_targets(view))
 
 
 def all_targets(view: View) -> Tensor:

@@ -20,7 +20,6 @@ from vitreous.methods.readout import Resolution, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
-from vitreous.tape.output import explained
 
 
 class BilinearUpsampler:
@@ -159,7 +158,7 @@ class VitCx(PerturbationMethod):
             mask = pixels[numbers]
             noise = self._standard_noise(image, numbers, picture, generator) * self._noise * (1 - mask)
             logits = runner.logits(torch.cat((picture * mask + noise, picture + noise)))
-            said = explained(exact(logits), "probability", runner.scale)
+            said = runner.explained(exact(logits), "probability")
             alone, whole = said[:, target].chunk(2)
             effects.append(alone - whole)
         return torch.cat(effects).T.to(masks)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.messages import reason_of
-from vitreous._utils.tensors import HALF, exact
+from vitreous._utils.tensors import HALF
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.architecture.norms import LinearNorm
@@ -28,15 +28,14 @@ from vitreous.inputs.model_input import (
     outside_inference,
     texts_of,
 )
-from vitreous.inputs.outputs import OutputActivation, likelihood_slope
 from vitreous.tape.attention.record import AttentionRecord, only_hides
-from vitreous.tape.output import class_scores
+from vitreous.tape.output import CLASS_SCORES, OutputReader, output_gradient
 from vitreous.tape.patches.grid_probe import PatchGridProbe
 from vitreous.tape.patches.layout import Layout, find_layout
 from vitreous.tape.recording.gradient_breaks import depends
 from vitreous.tape.recording.interception import OtherRunError
 from vitreous.tape.recording.linear_maps import HeadProjection
-from vitreous.tape.recording.plan import PIXELS, GradientNeeds, Intervention, Needs, Objective, Pass, Plan
+from vitreous.tape.recording.plan import PIXELS, GradientNeeds, Intervention, Needs, Pass, Plan
 from vitreous.tape.recording.recorder import Recorder
 from vitreous.tape.rules import RULES
 from vitreous.tape.rules.biases import bias_scores
@@ -72,7 +71,7 @@ class Tape:
     """One recorded forward pass. Made by ``record``; holds the graph until that context ends.
 
     ``again`` runs the model once more, on some of the images, with an intervention; ``grid_probe`` runs its patch
-    embedding alone, to find the patch grid.
+    embedding alone, to find the patch grid; ``reader`` has read the ``logits`` of the model's output.
     """
 
     def __init__(
@@ -82,8 +81,9 @@ class Tape:
         inputs: Inputs,
         again: Callable[[Rows, Needs, Intervention], AbstractContextManager[Tape]],
         grid_probe: PatchGridProbe,
+        reader: OutputReader = CLASS_SCORES,
     ) -> None:
-        self._recorder, self._again = recorder, again
+        self._recorder, self._again, self._reader = recorder, again, reader
         self._logits = logits
         self.architecture = recorder.architecture
         self.logits = logits.detach()
@@ -132,9 +132,9 @@ class Tape:
         return frozenset(self._recorder.attention.unknown)
 
     @property
-    def mixed_scores(self) -> frozenset[int]:
-        """The blocks in which more is done to q kᵀ before the softmax than scaling, adding constants and hiding."""
-        return frozenset(self._recorder.attention.mixed)
+    def unfollowed_attention(self) -> frozenset[int]:
+        """The blocks whose attention is more than softmax(scale q kᵀ + bias) v; L is attention after the last block."""
+        return frozenset(self._recorder.attention.unfollowed)
 
     @property
     def unknown_keys(self) -> frozenset[int]:
@@ -231,7 +231,9 @@ class Tape:
 
         Raises:
             UnsupportedModelError: gradients end before they reach what is needed.
+            TargetError: what is explained has no gradient.
         """
+        self._reader.check_differentiable(target)
         gap = self._recorder.gradient_breaks.behind(needs.lowest)
         if gap is not None:
             raise UnsupportedModelError(f"{self.architecture.name} cannot be explained by gradients: {gap}")
@@ -246,7 +248,8 @@ class Tape:
         ]
         sources = [source for _, _, source in wanted]
         recorder.active_rule.rule = RULES[backward.rule]
-        start = _logit_gradient(self.logits, target, backward.objective, self.architecture.scale)
+        targets = self._reader.targets_in(self.logits)
+        start = output_gradient(self.logits, target, backward.objective, self.architecture.scale, targets)
         size = start.abs().amax(dim=1) if any(source.dtype in HALF for source in sources) else None
         if size is not None:
             # Half precision rounds the small gradient of a probability near 1 to nothing. Images do not mix and every
@@ -330,14 +333,15 @@ class Tape:
         gap = self._recorder.gradient_breaks.behind(self.depth)
         if gap is not None:
             raise UnsupportedModelError(f"which tokens the head of {self.architecture.name} reads does not show: {gap}")
-        if not self._logits.requires_grad:
+        columns = self._reader.head_columns(self._logits)
+        if not columns.requires_grad:
             raise self._cut_off("the output")
         self._recorder.active_rule.rule = RULES["plain"]
         # Alternating signs, so that outputs which always sum to the same value do not cancel.
-        signs = torch.ones_like(self._logits)
+        signs = torch.ones_like(columns)
         signs[:, 1::2] = -1
         sources = [stream, *(output for _, output in behind)]
-        gradient, *pooling_gradients = self._gradients(signs, sources, allow_unused=True)
+        gradient, *pooling_gradients = self._gradients(signs, sources, of=columns, allow_unused=True)
         if gradient is None:
             raise UnsupportedModelError(
                 f"no gradient reaches the last block of {self.architecture.name}: its output does not depend on that "
@@ -396,10 +400,13 @@ class Tape:
 
 
 @contextmanager
-def record(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: Plan) -> Iterator[Tape]:
+def record(
+    model: nn.Module, architecture: Architecture, inputs: Inputs, plan: Plan, reader: OutputReader = CLASS_SCORES
+) -> Iterator[Tape]:
     """Run ``model`` once on pictures or texts and keep what ``plan`` names, until the context ends.
 
-    The plan's intervention may put another stream in the place of a block's input, or scale attention.
+    The plan's intervention may put another stream in the place of a block's input, or scale attention. ``reader`` says
+    what is read of the model's output.
 
     The model is not edited; it has to be in evaluation mode, as those of ``evaluation_copy`` are. A caller's
     ``no_grad``, ``inference_mode`` or ``autocast`` may surround this.
@@ -416,21 +423,21 @@ def record(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: P
             assert plan.intervention.stream is not None
             recorder, output = _record_run(model, architecture, _as_many(inputs, len(plan.intervention.stream)), plan)
         try:
-            logits = class_scores(output, architecture.name, recorder.progress.batch)
+            logits = reader.read(output, architecture.name, recorder.progress.batch)
         except InputError:
             stream = plan.intervention.stream
             if stream is None or len(stream) == len(inputs):
                 raise
             # A head may take the number of its pictures from them, without an error.
             recorder, output = _record_run(model, architecture, _as_many(inputs, len(stream)), plan)
-            logits = class_scores(output, architecture.name, recorder.progress.batch)
+            logits = reader.read(output, architecture.name, recorder.progress.batch)
         if recorder.embedded is not None and depends(logits, recorder.embedded):
             raise _reads_again(architecture)
 
         def again(rows: Rows, needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
-            return record(model, architecture, inputs[rows], Plan(architecture.depth, needs, intervention))
+            return record(model, architecture, inputs[rows], Plan(architecture.depth, needs, intervention), reader)
 
-        yield Tape(recorder, logits, inputs, again, PatchGridProbe(architecture, model, inputs))
+        yield Tape(recorder, logits, inputs, again, PatchGridProbe(architecture, model, inputs), reader)
 
 
 def _as_many(inputs: Inputs, count: int) -> Inputs:
@@ -482,13 +489,3 @@ def _reads_again(architecture: Architecture) -> UnsupportedModelError:
 def _times(gradient: Tensor, size: Tensor | None) -> Tensor:
     """A gradient of every image times that image's size."""
     return gradient if size is None else gradient.float() * size.view(-1, *[1] * (gradient.dim() - 1))
-
-
-def _logit_gradient(logits: Tensor, target: Tensor, objective: Objective, scale: OutputActivation | None) -> Tensor:
-    """The explained quantity's gradient at the logits, in float32 at least: bfloat16 takes 0.999 for 1."""
-    logits = exact(logits)
-    if objective == "probability":
-        return likelihood_slope(logits, target, scale)
-    chosen = torch.zeros_like(logits).scatter_(1, target[:, None], 1)
-    # A single output has no others.
-    return chosen if objective == "logit" else (1 - chosen) / max(1, logits.shape[1] - 1)

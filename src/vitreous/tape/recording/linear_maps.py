@@ -96,8 +96,8 @@ class _PathState:
         self.weight = weight @ self.weight.to(weight)
 
     def _own_channels(self, like: Tensor) -> Tensor | None:
-        """Where the channels of all heads stand, in order."""
-        if self.channels is None:
+        """Where the channels of all heads stand, in order; ``None`` where they are all there is, in order."""
+        if self.channels is None or torch.equal(self.channels, torch.arange(len(self.channels))):
             return None
         own = self.channels.argsort()[int((self.channels < 0).sum()) :]
         return own.to(like.device)
