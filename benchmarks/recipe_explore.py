@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from recipe import COLUMNS, MODELS, cached, grid_game, measured, mosaics_of, samples_of, sign_flip
+from recipe import COLUMNS, MODELS, base_maps, cached, grid_game, measured, mosaics_of, open_model, samples_of, sign_flip
 from torch import Tensor
 
 Base = dict[str, Any]
@@ -138,7 +138,51 @@ def candidates(base: Base) -> dict[str, Tensor]:
     found["2g+FG+U+2tC"] = fine + fine_upper + 2 * soft
     found["2g+FG+U+4tC"] = fine + fine_upper + 4 * soft
     found["g+FG+U+t+2tC"] = fine + z(upper) + z(base["maps"]["tokentm"].clamp(min=0).sqrt()) + 2 * soft
+    # The order of the best patches by what they contribute, the border of the object by regions: cubes of ranks are steep
+    # at the top and flat in the middle.
+    found["g+FG"], found["g+U"], found["g+FG+a"] = fine, fine_upper, fine + z(base["maps"]["attcat:rule=libra"])
+    steps = {"C": torch.sigmoid(4 * z(region)), "P": torch.sigmoid(4 * z(spread_upper))}
+    for weight in (1.0, 2.0, 4.0, 8.0):
+        for name, step in steps.items():
+            found[f"{weight}R3+s{name}"] = weight * rank(fine).pow(3) + step
+            found[f"{weight}RU3+s{name}"] = weight * rank(fine_upper).pow(3) + step
+            found[f"{weight}R5+s{name}"] = weight * rank(fine).pow(5) + step
+    threefold = fine + z(spread_upper)
+    found["g+FG+zP"], found["g+U+zP"] = threefold, fine_upper + z(spread_upper)
+    found["1.5g+FG+1.5zP"] = 1.5 * gae + z(full) + 1.5 * z(spread_upper)
+    for weight in (4.0, 8.0):
+        found[f"{weight}RP3+sC"] = weight * rank(threefold).pow(3) + steps["C"]
+    found["g+FG+zP+0.5tC"] = threefold + 0.5 * soft
+    found["g+FG+zP+zC"] = threefold + z(region)
+    found["g+FG+zP+0.5zC"] = threefold + 0.5 * z(region)
+    for name in list(found):
+        if "R3" in name or "RU3" in name or "R5" in name or "tC" in name or "zP" in name or "RP3" in name:
+            found[f"{name}-1"] = z(found[name]) - 1
     return found
+
+
+def orders_of(folder: Path, name: str, count: int) -> Base:
+    """The orders in which patches of the first photos go, in eight steps; from a file where they are known."""
+    file = folder / f"{name}-choose-orders{count}.pt"
+    if not file.exists():
+        _, adapter = open_model(name)
+        samples = samples_of(name, "choose", count)
+        torch.save(base_maps(adapter, samples, explained="predicted", bases=["recipe_orders"]), file)
+    return torch.load(file, weights_only=True)
+
+
+def refined(base: Base, orders: Base, known: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Candidates that need the orders in which patches go."""
+    cubes, ranks = orders["D"].pow(3) + orders["I"].pow(3), orders["D"] + orders["I"]
+    regions = known["g+FG+zP+0.5zC"] - known["g+FG"]
+    fine = known["g+FG"]
+    found = {"D": orders["D"], "I": orders["I"], "D3+I3": cubes, "D+I": ranks}
+    for weight in (1.0, 2.0, 4.0):
+        found[f"fine+{weight}O+regions"] = fine + weight * z(cubes) + regions
+        found[f"{weight}O+regions"] = weight * z(cubes) + regions
+        found[f"FG+{weight}O+regions"] = z(fullgrad(base)) + weight * z(cubes) + regions
+    found["fine+2Or+regions"] = fine + 2 * z(ranks) + regions
+    return found | {f"{name}-1": z(maps) - 1 for name, maps in found.items()}
 
 
 def table_of(table: dict[str, dict[str, np.ndarray]], against: tuple[str, ...]) -> str:
@@ -170,11 +214,18 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", default=["free"], choices=["free", "tokens", "pixels", "saco"])
     parser.add_argument("--percent", type=int, nargs="+", default=[10, 30, 50, 70, 90])
+    parser.add_argument("--orders", action="store_true", help="also candidates that drop patches, eight passes each")
     parser.add_argument("--only", nargs="+", help="candidates")
     options = parser.parse_args()
     torch.set_num_threads(1)
     base = cached(options.cache, options.model, "choose", options.photos)
     photos, mosaics = (candidates(base[part]) for part in ("photos", "mosaics"))
+    if options.orders:
+        few = options.first or options.photos
+        orders = orders_of(options.cache, options.model, few)
+        cut = {key: values[:few] for key, values in base["photos"].items() if isinstance(values, Tensor)}
+        photos |= refined(cut, orders, {name: maps[:few] for name, maps in photos.items()})
+        mosaics = dict.fromkeys(photos, torch.zeros(1, 1))  # not measured for these
     chosen = options.only or list(photos)
     photos, mosaics = ({name: maps[name] for name in chosen} for maps in (photos, mosaics))
     table: dict[str, dict[str, np.ndarray]] = {}

@@ -7,9 +7,9 @@ what decides. ``twoscale`` adds the two, each standardised over the patches of a
 - z(F): FullGrad+ under the libra rule, F. Its sum is complete at every block, so it says how much each patch contributes.
 - z(√G): GAE, G, follows the same evidence another way, along attention. The errors of the two differ, so their sum is more
   faithful than either. The square root takes the long tail off a product of blocks.
-- tanh(2 z(S Ā F')): F' is F of the upper half of the blocks, Ā the mean attention of all blocks but the last, S the
-  likeness of tokens halfway up. Region after region, it tells object from ground; tanh keeps it from ordering patches
-  within a region, which is what the first two are for.
+- z(Ā F') and z(S Ā F'): F' is F of the upper half of the blocks, spread over patches that the model treats as one thing: by
+  Ā, the mean attention of all blocks but the last (GradToken's propagation), and by S, the likeness of tokens halfway up.
+  They tell object from ground, where F alone marks single patches.
 
 A gradient explains the picture as it is. Once the best patches are gone, others decide that counted little before. So
 ``refined`` asks again while patches are dropped, the best first (what has to go to destroy the prediction) and the worst
@@ -34,7 +34,7 @@ from vitreous.methods.view import View
 from vitreous.tape import Needs
 
 _TEMPERATURE = 0.2  # of the likeness of tokens
-_STEEPNESS = 2.0  # of the step from ground to object
+_ALIKE = 0.5  # how much likeness of tokens counts beside attention
 _SALIENT = 1.0  # how many standard deviations above the mean a patch has to lie to score above 0
 
 
@@ -48,7 +48,7 @@ def standardised(scores: Tensor) -> Tensor:
 
 
 class TwoScale(Procedure):
-    """z(z(√G) + z(F) + w tanh(2 z(S Ā F'))) - 1: scores above 0 stand out by a standard deviation.
+    """z(z(√G) + z(F) + w (z(Ā F') + z(S Ā F') / 2)) - 1: scores above 0 stand out by a standard deviation.
 
     F is FullGrad+ under the libra rule, F' that of the upper half of the blocks, G GAE, Ā the mean attention of all
     blocks but the last, S the softmax of the cosines, over 0.2, of the centred tokens halfway up; z gives a map mean 0 and
@@ -96,14 +96,14 @@ class TwoScale(Procedure):
         return self._every.combine(self._full, view)[:, view.layout.prefix :]
 
     def regions(self, view: View) -> Tensor:
-        """w tanh(2 z(S Ā F')), (batch, patches)."""
+        """w (z(Ā F') + z(S Ā F') / 2), (batch, patches)."""
         upper = self._upper.combine(self._full, view)[:, view.layout.prefix :]
         spread = self._spread.apply(view, upper)
         tokens = view.tokens(view.depth // 2)[:, view.layout.prefix :]
         tokens = torch.nn.functional.normalize(tokens - tokens.mean(dim=1, keepdim=True), dim=-1)
         alike = (tokens @ tokens.mT / _TEMPERATURE).softmax(dim=-1)
         regions = (alike @ spread[..., None].to(alike.dtype))[..., 0]
-        return self._region * torch.tanh(_STEEPNESS * standardised(regions))
+        return self._region * (standardised(spread) + _ALIKE * standardised(regions))
 
 
 def salient(scores: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def salient(scores: Tensor) -> Tensor:
 
 
 class Refined(TwoScale):
-    """z(z(√G) + z(F) + z(D³ + I³) + w tanh(2 z(S Ā F'))) - 1, D and I the orders in which patches go.
+    """z(z(√G) + z(F) + z(D³ + I³) + w (z(Ā F') + z(S Ā F') / 2)) - 1, D and I the orders in which patches go.
 
     Args:
         region: w.
@@ -169,21 +169,22 @@ class Refined(TwoScale):
 
 
 RegionWeight = Annotated[float, "how much it counts whether a patch lies in a region that contributes; localisation"]
-_PAPER = "Vitreous, Maps of two scales"
-_PAGE = "https://vitreous.readthedocs.io/en/latest/recipe/"
+_PAPER = "Mehri et al., LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions"
+_NOTE = "its FullGrad+, added to GAE and regions by this project"
 
 
 @register(
     "twoscale",
     family="gradient",
     paper=_PAPER,
-    year=2026,
-    url=_PAGE,
+    note=_NOTE,
+    year=2025,
+    arxiv="2411.16760",
     propagates=True,
     class_specific=True,
     signed=False,
 )
-def twoscale(*, region: RegionWeight = 2.0) -> TwoScale:
+def twoscale(*, region: RegionWeight = 1.0) -> TwoScale:
     """What patches contribute, by gradients and by attention, and whether they lie in a region that contributes."""
     return TwoScale(region)
 
@@ -192,8 +193,9 @@ def twoscale(*, region: RegionWeight = 2.0) -> TwoScale:
     "refined",
     family="perturbation",
     paper=_PAPER,
-    year=2026,
-    url=_PAGE,
+    note=_NOTE,
+    year=2025,
+    arxiv="2411.16760",
     propagates=True,
     class_specific=True,
     signed=False,
@@ -206,7 +208,7 @@ def refined(
         "first",
         AtMost(1000),
     ] = 8,
-    region: RegionWeight = 2.0,
+    region: RegionWeight = 1.0,
 ) -> Refined:
     """The same, with the patches ranked again and again while the best, or the worst, are dropped."""
     return Refined(region, budget)
