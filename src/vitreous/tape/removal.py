@@ -34,7 +34,7 @@ from vitreous.inputs.model_input import FAILURES, Inputs
 from vitreous.tape.attention import multihead
 from vitreous.tape.attention.record import attention_arguments, bias_of_heads, heads_of, rows_of
 from vitreous.tape.recording import torch_functions as ops
-from vitreous.tape.recording.interception import HandlerTable, Interception, TorchCall, result_at, with_result
+from vitreous.tape.recording.interception import Handler, HandlerTable, Interception, TorchCall, result_at, with_result
 
 
 class TokenDropping:
@@ -56,12 +56,18 @@ class TokenDropping:
     def interception(self) -> Interception:
         """The context in which the model has to run."""
         table = HandlerTable()
-        table.add((*ops.ADDITION, *ops.ADDITION_IN_PLACE), self._on_pair)
-        table.add((*ops.MULTIPLICATION, *ops.MULTIPLICATION_IN_PLACE), self._on_pair)
-        table.add(ops.MASKED_FILL, self._on_pair)
-        table.add(ops.ATTENTION, self._on_attention)
-        table.add((torch.split, Tensor.split), self._on_split)
+        for function, handler in self.handlers().items():
+            table.add((function,), handler)
         return Interception(self._architecture, self, table)
+
+    def handlers(self) -> dict[Callable[..., Any], Handler]:
+        """What acts on calls of torch functions, so that tables made for all tokens fit the kept ones."""
+        pairs = (*ops.ADDITION, *ops.ADDITION_IN_PLACE, *ops.MULTIPLICATION, *ops.MULTIPLICATION_IN_PLACE)
+        return {
+            **dict.fromkeys((*pairs, *ops.MASKED_FILL), self._on_pair),
+            **dict.fromkeys(ops.ATTENTION, self._on_attention),
+            **dict.fromkeys((torch.split, Tensor.split), self._on_split),
+        }
 
     def before(self, number: int) -> None:
         """Nothing to do."""
