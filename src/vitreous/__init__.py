@@ -21,6 +21,7 @@ __all__ = [
     "rules",
     "speed",
     "supported",
+    "trust",
 ]
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from vitreous.api.explain import explain
     from vitreous.api.inspection import inspect
     from vitreous.api.support import supported
+    from vitreous.api.trust import trust
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.explanation.explanation import Explanation
     from vitreous.methods import list_methods
@@ -51,6 +53,7 @@ _MODULES = {
     "rules": None,
     "speed": None,
     "supported": "vitreous.api.support",
+    "trust": "vitreous.api.trust",
 }
 
 
