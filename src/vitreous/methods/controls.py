@@ -131,7 +131,7 @@ class GreedyOracle(PerturbationMethod):
     def _ranks(self, view: View, target: Tensor) -> Tensor:
         if self._order == "both":
             both = [self._search(view, target, most_first=first) for first in (True, False)]
-            return sum(ranks**_SHARPNESS for ranks in both) / 2
+            return torch.stack(both).pow(_SHARPNESS).mean(dim=0)
         return self._search(view, target, most_first=self._order == "deletion")
 
     def _search(self, view: View, target: Tensor, *, most_first: bool) -> Tensor:
@@ -163,7 +163,7 @@ class GreedyOracle(PerturbationMethod):
             explained(exact(runner.logits_of_kept(runner.inputs[rows], kept[part])), "log_probability", runner.scale)
             .gather(1, target[rows][:, None])
             .squeeze(1)
-            for part in torch.arange(len(image), device=left.device).split(runner.batch)
+            for part in torch.split(torch.arange(len(image), device=left.device), runner.batch)
             for rows in (image[part],)
         ]
         return torch.cat(found).view(batch, count).to(view.dtype)
