@@ -23,6 +23,7 @@ from vitreous.inputs.target_objects import (
     TargetContext,
     register_stored,
 )
+from vitreous.models.dual_encoder import Prompt
 
 __all__ = [
     "Box",
@@ -33,6 +34,7 @@ __all__ = [
     "Output",
     "Pixels",
     "Probability",
+    "Prompt",
     "Query",
     "Similarity",
     "Target",

@@ -188,10 +188,10 @@ def compact_transformer() -> nn.Module:
 STEMS = {
     "torchvision": (torchvision_with_stem, 0.5, 16.0),
     "compact transformer": (compact_transformer, 0.5, 16.0),
-    "vitamin": (lambda: timm.create_model("vitamin_small_224", num_classes=4), 0.5, 16.0),
+    "vitamin": (lambda: timm.create_model("vitamin_small_224", depth=2, num_classes=4), 0.5, 16.0),
     # Even sizes are padded behind only, so that the shortcuts of 1 x 1 pixels and stride 2 are on pixel 32i + 3, and
     # the residual branches up to 28 pixels further on; how much of each depends on the weights. Equal cells: 32i + 16.
-    "hybrid": (lambda: timm.create_model("vit_small_r26_s32_224", num_classes=4), 3.5, 32.0),
+    "hybrid": (lambda: timm.create_model("vit_small_r26_s32_224", depth=2, num_classes=4), 3.5, 32.0),
 }
 
 

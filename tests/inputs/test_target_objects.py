@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -109,13 +110,16 @@ class TestStored:
         stored, tensors = store_target(target)
         assert restore_target(stored, tensors) == target
 
-    def test_tensors_come_back(self):
-        stored, tensors = store_target(Pixels(MASK, 1))
-        assert torch.equal(restore_target(stored, tensors).mask, MASK)
-        stored, tensors = store_target(Similarity(LOGITS[0], "a cat"))
-        found = restore_target(stored, tensors)
-        assert torch.equal(found.reference, LOGITS[0])
-        assert found.name == "a cat"
+    @pytest.mark.parametrize("target", [Pixels(MASK, 1), Similarity(LOGITS[0], "a cat")])
+    def test_tensors_come_back(self, target):
+        stored, tensors = store_target(target)
+        found = restore_target(stored, {name: tensor.clone() for name, tensor in tensors.items()})
+        assert found == target
+        assert hash(found) == hash(target)
+        other = replace(
+            target, **{name: -tensor if name == "reference" else ~tensor for name, tensor in tensors.items()}
+        )
+        assert other != target
 
     def test_of_a_function_its_description_is_left(self):
         stored, tensors = store_target(Output(lambda output: output[:, 0], "first logit"))

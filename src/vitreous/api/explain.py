@@ -31,6 +31,7 @@ from vitreous.inputs.targets import AnyTarget, TargetObjects, find_objects
 from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe, parse
 from vitreous.models import LoadedModel, Preprocessing
+from vitreous.models.dual_encoder import embed_prompts, find_dual_encoder, holds_prompts
 from vitreous.models.input_pictures import InputPictures, input_pictures
 from vitreous.models.loaded import settled_outputs
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
@@ -151,6 +152,9 @@ def explain(
     """
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
     check_outputs(outputs)
+    if holds_prompts(target):
+        dual = find_dual_encoder(model)
+        model, target = dual.loaded(dual.model), embed_prompts(dual, target)
     loaded = find_model(model, images)
     if output is not None and isinstance(loaded, LoadedModel):
         loaded = replace(loaded, class_names=None)  # they name the classes of the model's usual output

@@ -187,7 +187,8 @@ def run_methods(
             outputs = find_outputs(network, inputs, tape.logits, settings.outputs or architecture.scale, reader)
         tape.architecture = architecture = tape.architecture.with_outputs(outputs)
         targets = choose(tape.logits)
-        if tape.layout.alike or len(inputs) == 1:
+        tapes = [tape.for_target(target) for target in targets.classes.unbind(dim=1)]
+        if len(inputs) == 1 or all(each.layout.alike for each in (tape, *tapes)):
             runner = ModelRunner(
                 network,
                 inputs,
@@ -198,7 +199,7 @@ def run_methods(
                 _bare=settings.bare,
                 _reader=reader,
             )
-            scores = _scores(tape, runner, recipes, needs, targets.classes)
+            scores = _scores(tapes, runner, recipes, needs, targets.classes)
             shaped = {name: maps if targets.several else maps[:, 0] for name, maps in scores.items()}
             result = RawResult(tape.logits, targets, tape.layout, shaped, architecture.name, architecture.scale)
             return _with_objects(result, reader) if isinstance(reader, TargetReader) else result
@@ -293,14 +294,20 @@ def _refuse_unserved(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs])
 
 
 def _scores(
-    tape: Tape, runner: ModelRunner, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor
+    tapes: Sequence[Tape], runner: ModelRunner, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor
 ) -> dict[str, Tensor]:
-    """Scores (batch, k, patches) of every method, one backward pass per rule, objective and target."""
+    """Scores (batch, k, patches) of every method, one backward pass per rule, objective and target.
+
+    ``tapes`` are the same run as it is read for each target.
+    """
     found: dict[str, list[Tensor]] = {recipe.spelling: [] for recipe in recipes}
-    groups = unpadded_groups(tape, runner)
-    for number, target in enumerate(targets.unbind(dim=1)):
-        # A method whose map does not depend on the class runs once.
-        chosen = [recipe for recipe in recipes if number == 0 or recipe.info.class_specific]
+    read_alike = all(tape is tapes[0] for tape in tapes)
+    groups = unpadded_groups(tapes[0], runner)
+    for number, (tape, target) in enumerate(zip(tapes, targets.unbind(dim=1), strict=True)):
+        if not read_alike:
+            groups = unpadded_groups(tape, runner)
+        # A method whose map does not depend on the class runs once, unless targets read tokens of their own.
+        chosen = [recipe for recipe in recipes if number == 0 or not read_alike or recipe.info.class_specific]
         for spelling, scores in _scores_of_one_target(tape, groups, chosen, needs, target):
             found[spelling].append(scores)
     count = targets.shape[1]

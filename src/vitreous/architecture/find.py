@@ -83,7 +83,10 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
             f"{name} has no residual stream of tokens: no sum of tokens with something that was made from them was "
             "seen in its run, so no method here serves it"
         )
-    stages = [StreamStage(reader.grid, reader.channels, tuple(reader.blocks()), reader.places) for reader in readers]
+    stages = [
+        StreamStage(reader.grid, reader.channels, _without_unread(reader.blocks(), trace), reader.places)
+        for reader in readers
+    ]
     chosen = _choose(readers, stages, trace.batch, calls) if stage is None else _checked(stage, stages, name)
     if readers[chosen].holds_several_streams:
         raise UnsupportedModelError(
@@ -142,10 +145,27 @@ def _sums_of_rows(trace: Trace, calls: list[AttentionCall]) -> bool:
 
 def _used(readers: list[_StageReader], trace: Trace) -> list[_StageReader]:
     """The streams that the output is made of; a model may compute something that it does not use."""
-    returned = {id(tensor) for tensor in tensors_in(trace.output)}
-    outputs = [value for value in trace.values if id(value.tensor) in returned]
+    outputs = _returned(trace)
     used = [reader for reader in readers if any(each.comes_from(reader.stage.writes[-1].result) for each in outputs)]
     return used or readers
+
+
+def _returned(trace: Trace) -> list[Value]:
+    """The values that the model returns."""
+    returned = {id(tensor) for tensor in tensors_in(trace.output)}
+    return [value for value in trace.values if id(value.tensor) in returned]
+
+
+def _without_unread(blocks: list[Block], trace: Trace) -> tuple[Block, ...]:
+    """The blocks up to the last one that the output is made of: a dense head may read earlier blocks alone."""
+    outputs = _returned(trace)
+
+    def is_read(block: Block) -> bool:
+        made = trace.values[_value_at(trace, block.output)]
+        return any(value.comes_from(made) for value in outputs)
+
+    last = next((number for number in reversed(range(len(blocks))) if is_read(blocks[number])), len(blocks) - 1)
+    return tuple(blocks[: last + 1])
 
 
 def _checked(stage: int, stages: list[StreamStage], name: str) -> int:

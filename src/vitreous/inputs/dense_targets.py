@@ -25,6 +25,7 @@ from vitreous.inputs.target_objects import (
 )
 
 _MAPS = ("logits", "out", "predicted_depth", "reconstruction")
+_DEPTH = "predicted_depth"
 _ROWS = ("logits", "pred_logits", "last_hidden_state")
 _QUERIES = ("logits", "pred_logits")
 _BOXES = ("pred_boxes", "boxes")
@@ -173,8 +174,10 @@ class Pixels(Target):
 
     def _maps(self, output: Any) -> Tensor:
         what = f"{self} needs a dense output of shape (batch, classes, height, width)"
-        maps = _find(output, _MAPS, (3, 4), what)
-        return maps[:, None] if maps.dim() == 3 else maps
+        depth = named_part(output, _DEPTH) if not isinstance(output, Tensor) else output
+        if isinstance(depth, Tensor) and depth.dim() == 3:
+            return depth[:, None]
+        return _find(output, _MAPS, (4,), what)
 
     def score(self, output: Any) -> Tensor:
         """The sum of the class's logits in the mask."""
@@ -185,6 +188,12 @@ class Pixels(Target):
         if maps.shape[2:] != self.mask.shape:
             raise TargetError(f"the mask is {tuple(self.mask.shape)}, and the model's output {tuple(maps.shape[2:])}")
         return (maps[:, self.index] * self.mask.to(maps)).sum(dim=(1, 2))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pixels) and self.index == other.index and torch.equal(self.mask, other.mask)
+
+    def __hash__(self) -> int:
+        return hash((self.index, self.mask.shape, self.mask.dtype))
 
     def label(self, class_names: ClassNames = None) -> str:
         """``cat in 256 pixels``."""

@@ -445,6 +445,15 @@ class Similarity(Target):
         reference = self.reference.to(found)
         return torch.nn.functional.cosine_similarity(found, reference.expand_as(found), dim=1)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Similarity) or self.name != other.name:
+            return False
+        tensors = isinstance(self.reference, Tensor), isinstance(other.reference, Tensor)
+        return torch.equal(self.reference, other.reference) if all(tensors) else self.reference is other.reference
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.reference.shape if isinstance(self.reference, Tensor) else id(self.reference)))
+
     def label(self, class_names: ClassNames = None) -> str:
         """``similarity to`` the reference."""
         del class_names

@@ -39,7 +39,7 @@ def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
     transformers = transformers_library()
     place, options = place_of(name, identifier)
     config, model = load_network(name, place, options, lambda config: _class_for(transformers, name, config), _INSTEAD)
-    preprocessing = _preprocessing(transformers, name, place, config, options)
+    preprocessing = load_preprocessing(transformers, name, place, config, options)
     # The configuration of a timm model has no image size.
     native = preprocessing.image_size if config.model_type == _TIMM else image_size_of(config)
     if image_size and image_size != native:
@@ -123,7 +123,7 @@ def image_size_of(config: Any) -> tuple[int, int]:
     return as_image_size(getattr(vision, "image_size", 224))
 
 
-def _preprocessing(transformers: Any, name: str, place: str, config: Any, options: dict[str, Any]) -> Preprocessing:
+def load_preprocessing(transformers: Any, name: str, place: str, config: Any, options: dict[str, Any]) -> Preprocessing:
     size, offline = image_size_of(config), options["local_files_only"]
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(place, **options)

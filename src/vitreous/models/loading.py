@@ -31,14 +31,16 @@ __all__ = ["LoadedModel", "list_models", "load_model"]
 
 _KINDS = {
     "demo": "the demo model: 37 breeds of cats and dogs, works offline (extra vitreous[demo])",
+    "demo-clip": "a small model of images and texts for prompts, works offline (extra vitreous[demo-clip])",
     "timm/NAME": "any timm model with its published weights, for example timm/vit_base_patch16_224.augreg_in1k",
     "timm/NAME@FILE": "a timm model with weights from a local safetensors file or weights-only checkpoint",
     "timm/NAME@random": "a timm model with random weights, the same ones every time",
     "timm/local-dir:FOLDER": "a folder in timm's own format: config.json and weights",
     "py/FILE.py:FUNCTION": "your own nn.Module: the file is run, and the function (no arguments) returns the model",
     "py/FILE.py:FUNCTION@WEIGHTS": "the same with weights from a local safetensors file or weights-only checkpoint",
-    "hf/ID": "an image classifier or CLIP-like image tower of the Hugging Face hub (extra vitreous[hf])",
+    "hf/ID": "an image classifier or CLIP-like model of the Hugging Face hub (extra vitreous[hf])",
     "hf/FOLDER": "the same from a local folder written by save_pretrained (extra vitreous[hf])",
+    "open_clip/NAME@WEIGHTS": "with prompts: a model of open_clip and its tag or file (extra vitreous[openclip])",
     "hf/ID, hf/FOLDER": "for explain-text: a text classifier with its tokenizer (extra vitreous[hf])",
 }
 _VIT_LIKE = ("vit_*", "deit*", "eva*", "beit*", "cait*", "flexivit*", "samvit*", "naflexvit*")
@@ -107,6 +109,10 @@ def _load(
         from vitreous.models.demo import load_demo  # noqa: PLC0415
 
         return load_demo(size)
+    if name == "demo-clip":
+        from vitreous.models.demo.clip import load_demo_clip  # noqa: PLC0415
+
+        return load_demo_clip(size)
     if family == "timm" and identifier:
         from vitreous.models.timm_models import load_timm  # noqa: PLC0415
 

@@ -81,7 +81,7 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
         _, model = load_network(
             name, place, options, lambda config: _class_for(transformers, name, config), "hf/FOLDER"
         )
-        tokenizer = _tokenizer(transformers, name, place, options)
+        tokenizer = load_tokenizer(transformers, name, place, options)
         model = put_on(device, model)
         return LoadedTextModel(name, model, tokenizer, class_names_of(model))
 
@@ -93,7 +93,7 @@ def _class_for(transformers: Any, name: str, config: Any) -> Any:
     return transformers.AutoModelForSequenceClassification
 
 
-def _tokenizer(transformers: Any, name: str, place: str, options: dict[str, Any]) -> Any:
+def load_tokenizer(transformers: Any, name: str, place: str, options: dict[str, Any]) -> Any:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
     except Exception as error:  # missing or unreadable files raise many types

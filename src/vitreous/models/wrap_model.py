@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,10 +111,15 @@ def _joined(network: nn.Module, source: Any) -> LoadedModel:
     if hasattr(source, "transforms") and hasattr(source, "meta"):  # torchvision's weights
         class_names = tuple(source.meta.get("categories") or ()) or class_names
         source = source.transforms()
-    return LoadedModel(type(network).__name__, network, _preprocessing(network, source), class_names)
+    return LoadedModel(type(network).__name__, network, preprocessing_of(network, source), class_names)
 
 
-def _preprocessing(network: nn.Module, source: Any) -> Preprocessing:
+def preprocessing_of(network: nn.Module, source: Any) -> Preprocessing:
+    """Return how photos become a network's input, as another object says it.
+
+    Raises:
+        InputError: It does not say it.
+    """
     if isinstance(source, Preprocessing):
         return source
     processor = getattr(source, "image_processor", source)  # a multimodal processor contains an image processor
@@ -123,9 +128,24 @@ def _preprocessing(network: nn.Module, source: Any) -> Preprocessing:
         return from_processor(settings, image_size_of(getattr(network, "config", None)))
     if all(hasattr(source, name) for name in _TORCHVISION_SETTINGS):
         return from_torchvision(source)
+    steps = {type(step).__name__: step for step in getattr(source, "transforms", ())}
+    if {"Resize", "Normalize"} <= steps.keys():  # a Compose, as open_clip and OpenAI's clip give it
+        return from_torchvision(_as_preset(steps))
     raise InputError(
         "the preprocessing of a model is a vitreous.models.Preprocessing, an image processor of transformers, or "
         f"torchvision weights or their transforms(), not {type(source).__name__}"
+    )
+
+
+def _as_preset(steps: Mapping[str, Any]) -> SimpleNamespace:
+    """What torchvision's Resize, CenterCrop and Normalize say together, named as in its own presets."""
+    resize, normalize = steps["Resize"], steps["Normalize"]
+    return SimpleNamespace(
+        crop_size=getattr(steps.get("CenterCrop"), "size", resize.size),
+        resize_size=resize.size,
+        interpolation=resize.interpolation,
+        mean=normalize.mean,
+        std=normalize.std,
     )
 
 

@@ -63,6 +63,16 @@ class OutputReader:
         del columns
         return 0
 
+    @property
+    def may_read_any_token(self) -> bool:
+        """Whether a single patch may be all that is read of the tokens; class scores are read of a class token."""
+        return False
+
+    def has_own_reading(self, target: Tensor) -> bool:
+        """Whether targets, (batch,) columns, may read other tokens than all columns together do."""
+        del target
+        return False
+
     def check_differentiable(self, target: Tensor) -> None:
         """Raise unless all targets, (batch,) columns, have a gradient; class scores are checked elsewhere."""
 
@@ -143,11 +153,27 @@ class TargetReader(OutputReader):
             return classes
         if found.without_gradient and not found.classes:
             self.check_differentiable(torch.tensor(sorted(found.without_gradient)))
-        return classes if found.without_gradient else targets
+        if found.without_gradient:
+            return classes
+        # Their sum may be 0 whatever the signs (a target and its opposite), but not with weights that have no ratio.
+        return targets * torch.arange(1, targets.shape[1] + 1, device=targets.device).sqrt()
 
     def targets_in(self, columns: Tensor) -> int:
         """How many targets there are that are not classes."""
         return columns.shape[1] - self.found.classes
+
+    @property
+    def may_read_any_token(self) -> bool:
+        """Whether some target reads more than class scores."""
+        return not all(target.reads_classes for target in self.found.targets)
+
+    def has_own_reading(self, target: Tensor) -> bool:
+        """Whether one of several targets reads more than class scores, and has a gradient that shows what."""
+        found, numbers = self.found, set(target.tolist())
+        if len(found.targets) < 2 or numbers & found.without_gradient:
+            return False
+        others = [found.targets[number - found.classes] for number in numbers if number >= found.classes]
+        return any(not target.reads_classes for target in others)
 
     def check_differentiable(self, target: Tensor) -> None:
         """Raise unless all targets have a gradient."""

@@ -32,7 +32,7 @@ from vitreous.inputs.model_input import (
 from vitreous.tape.attention.record import AttentionRecord, only_hides
 from vitreous.tape.output import CLASS_SCORES, OutputReader, output_gradient
 from vitreous.tape.patches.grid_probe import PatchGridProbe
-from vitreous.tape.patches.layout import Layout, find_layout
+from vitreous.tape.patches.layout import Layout, find_layout, layout_of_target
 from vitreous.tape.recording.gradient_breaks import depends
 from vitreous.tape.recording.interception import OtherRunError
 from vitreous.tape.recording.linear_maps import HeadProjection
@@ -89,7 +89,10 @@ class Tape:
         self.architecture = recorder.architecture
         self.logits = logits.detach()
         head_gradient, pooling_gradient = self._head_gradients()
-        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs, grid_probe)
+        self.layout: Layout = find_layout(
+            recorder, head_gradient, pooling_gradient, inputs, grid_probe, any_token=reader.may_read_any_token
+        )
+        self._inputs = inputs
         self.reads_text = isinstance(inputs, Texts)
         self._texts = texts_of(inputs, len(logits))
         self._part: tuple[Rows, int] | None = None
@@ -103,6 +106,19 @@ class Tape:
         part = copy.copy(self)
         part._part, part._attention = (rows, count), {}  # noqa: SLF001 - of this very class
         part.logits, part.layout = self.logits[rows], self.layout.cut(count)
+        return part
+
+    def for_target(self, target: Tensor) -> Tape:
+        """The same run as it is read for one target per image, (batch,): a pixel or a query reads tokens of its own.
+
+        What a method shows of one target then does not depend on which others are explained with it. Costs a backward
+        pass of the head; classes are read as all of them are.
+        """
+        if not self._reader.has_own_reading(target):
+            return self
+        part = copy.copy(self)
+        gradients = self._head_gradients(target)
+        part.layout = layout_of_target(self.layout, self._recorder, *gradients, self._inputs)
         return part
 
     @property
@@ -243,8 +259,8 @@ class Tape:
         gap = self._recorder.gradient_breaks.behind(needs.lowest)
         if gap is not None:
             raise UnsupportedModelError(f"{self.architecture.name} cannot be explained by gradients: {gap}")
-        if backward.objective == "intermediate":
-            return self._intermediate_gradients(backward.rule, target, needs.attention)
+        if backward.reads_blocks_alone:
+            return self._intermediate_gradients(backward, target, needs.attention)
         recorder = self._recorder
         outputs = needs.attention | ({self.depth} if needs.attention and self.layout.pooled_by_attention else set())
         wanted = [
@@ -279,11 +295,11 @@ class Tape:
             found.outputs[layer] = _times(recorder.attention.arranged(layer, gradients), size)
         return found
 
-    def _intermediate_gradients(self, rule: str, target: Tensor, layers: frozenset[int]) -> Gradients:
+    def _intermediate_gradients(self, backward: Pass, target: Tensor, layers: frozenset[int]) -> Gradients:
         """dy_l/dO_l with y_l the logit that the head gives to block l's output; blocks above have no part in it."""
-        gradients = self._head_gradients_of_blocks(rule, target, layers)
+        gradients = self._head_gradients_of_blocks(backward, target, layers)
         recorder = self._recorder
-        recorder.active_rule.rule = RULES[rule]
+        recorder.active_rule.rule = RULES[backward.rule]
         found = Gradients()
         for layer, gradient in zip(layers, gradients, strict=True):
             stream, outputs = recorder.tokens[layer + 1], recorder.attention.outputs[layer]
@@ -292,28 +308,37 @@ class Tape:
             found.outputs[layer] = recorder.attention.arranged(layer, arrived)
         return found
 
-    def _head_gradients_of_blocks(self, rule: str, target: Tensor, layers: frozenset[int]) -> Tensor:
+    def _head_gradients_of_blocks(self, backward: Pass, target: Tensor, layers: frozenset[int]) -> Tensor:
         """dy_l/dx_{l+1} with y_l the logit that the head gives to the output of block l, (layer, batch, tokens, ...).
 
         All outputs are read by the head at once, stacked along the batch, in one further run on a single image. A head
         that pools texts leaves out their padding, so texts of every other length have a run of their own.
         """
-        logit, behind = Pass(rule, "logit"), GradientNeeds(tokens=frozenset({self.depth}))
+        logit, behind = Pass(backward.rule, "logit"), GradientNeeds(tokens=frozenset({self.depth}))
+        mean = backward.objective == "intermediate_mean"
         streams = torch.stack([self.tokens(layer + 1) for layer in layers])
 
-        def gradients_of(rows: Rows) -> Tensor:
+        def gradients_of(rows: Rows, real: int | None = None) -> Tensor:
             some = streams[:, rows]
+            if mean:  # each token is the mean of all, so that the gradient at the mean is the sum of theirs
+                some = some[:, :, :real].mean(dim=2, keepdim=True).expand_as(some)
             one = slice(1) if isinstance(rows, slice) else rows[:1]
             with self._again(
                 one, Needs(gradients={logit: behind}), Intervention(self.depth, some.flatten(0, 1))
             ) as head:
                 found = head.backward(logit, target[rows].repeat(len(layers)), behind).tokens[self.depth]
-            return found.reshape(some.shape)
+            found = found.reshape(some.shape)
+            if not mean:
+                return found
+            shares = torch.zeros_like(found)
+            shares[:, :, :real] = found.sum(dim=2, keepdim=True) / found[:, :, :real].shape[2]
+            return shares
 
-        groups = [] if self._texts is None else [rows for _, rows in self._texts.by_length()]
+        groups = [] if self._texts is None else list(self._texts.by_length())
         if len(groups) < 2:
-            return gradients_of(slice(None))
-        return torch.cat([gradients_of(rows) for rows in groups], dim=1)[:, torch.cat(groups).argsort()]
+            return gradients_of(slice(None), groups[0][0] if groups else None)
+        order = torch.cat([rows for _, rows in groups]).argsort()
+        return torch.cat([gradients_of(rows, length) for length, rows in groups], dim=1)[:, order]
 
     def _bias_scores(self, noted: dict[int, list[Tensor]], size: Tensor | None) -> dict[int, Tensor]:
         """What biases contribute, per token."""
@@ -326,8 +351,10 @@ class Tape:
         }
         return scores if size is None else {layer: sums * size[:, None] for layer, sums in scores.items()}
 
-    def _head_gradients(self) -> tuple[Tensor, Tensor | None]:
+    def _head_gradients(self, target: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Where the gradient of the output lands: in which of the last block's tokens, in which pooling queries.
+
+        Of all outputs together, or of one per image where ``target`` (batch,) names it.
 
         Of the attention calls after the blocks the first that the output depends on is the one that pools them; a
         model may have a pooling head that it does not use for this output.
@@ -338,7 +365,7 @@ class Tape:
         gap = self._recorder.gradient_breaks.behind(self.depth)
         if gap is not None:
             raise UnsupportedModelError(f"which tokens the head of {self.architecture.name} reads does not show: {gap}")
-        columns = self._reader.head_columns(self._logits)
+        columns = self._reader.head_columns(self._logits) if target is None else self._logits.gather(1, target[:, None])
         if not columns.requires_grad:
             raise self._cut_off("the output")
         self._recorder.active_rule.rule = RULES["plain"]

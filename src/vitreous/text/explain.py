@@ -76,9 +76,23 @@ def explain_text(
     check_outputs(outputs)
     loaded = given_outputs(find_text_model(model), outputs)
     classes = class_indices(target, lambda: loaded.class_names)
-    read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(_several(texts))]
+    read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(several_texts(texts))]
+    return explain_pieces(loaded, read, recipes, classes, topk, optional=methods is None, windows=windows)
+
+
+def explain_pieces(
+    loaded: LoadedTextModel,
+    read: Sequence[ReadText],
+    recipes: list[Recipe],
+    target: AnyTarget,
+    topk: int | None = None,
+    *,
+    optional: bool = False,
+    **provenance: Any,
+) -> TextExplanation:
+    """Explain texts that are cut into pieces already; methods that are ``optional`` may be left out, with a warning."""
     recipes, (found, family, scale), left_out = run_allowed(
-        lambda asked: explain_read(loaded, read, asked, classes, topk), recipes, optional=methods is None
+        lambda asked: explain_read(loaded, read, asked, target, topk), recipes, optional=optional
     )
     return TextExplanation(
         texts=tuple(text.text for text in read),
@@ -89,7 +103,7 @@ def explain_text(
         logits=torch.stack([result.logits for result in found]),
         signed={recipe.spelling: recipe.signed for recipe in recipes},
         class_names=loaded.class_names,
-        provenance=_provenance(loaded, recipes, family, windows=windows),
+        provenance=_provenance(loaded, recipes, family, **provenance),
         scale=scale,
         left_out=left_out,
     )
@@ -262,7 +276,12 @@ def _fitted(reader: Reader, text: str, number: int, *, windows: bool) -> ReadTex
     return read.shortened(reader.capacity)
 
 
-def _several(texts: str | Sequence[str]) -> list[str]:
+def several_texts(texts: str | Sequence[str]) -> list[str]:
+    """Texts as a list.
+
+    Raises:
+        InputError: there is none.
+    """
     given = [texts] if isinstance(texts, str) else texts
     if not isinstance(given, Iterable):
         raise InputError(f"texts must be a text or several, not {type(texts).__name__}")
@@ -290,12 +309,12 @@ def find_text_model(model: TextModel | nn.Module) -> LoadedTextModel:
     raise InputError(f"a text model comes with its tokenizer: give hf/ID, hf/FOLDER or (model, tokenizer), not {what}")
 
 
-def _provenance(loaded: LoadedTextModel, recipes: list[Recipe], family: str, *, windows: bool) -> dict[str, Any]:
+def _provenance(loaded: LoadedTextModel, recipes: list[Recipe], family: str, **more: Any) -> dict[str, Any]:
     return collect_provenance(
         methods=[recipe.spelling for recipe in recipes],
         model=loaded.name,
         family=family,
         model_class=f"{type(loaded.model).__module__}.{type(loaded.model).__qualname__}",
         fingerprint=loaded.fingerprint if loaded.name else None,
-        windows=windows,
+        **more,
     )

@@ -29,11 +29,6 @@ class Sweep:
     template: str
     over: Literal["blocks", "quarters"]
 
-    @property
-    def purpose(self) -> Purpose:
-        """What its first task says about a map: where relevance lies, what that does to the output, or else."""
-        return self.tasks[0].purpose
-
     def spellings(self, depth: int) -> list[str]:
         """The rows for a model of ``depth`` blocks."""
         quarters = [math.ceil(depth * quarter / 4) for quarter in (1, 2, 3, 4)]
@@ -78,6 +73,11 @@ class Protocol:
     def reads(self) -> Things:
         """What it is measured on."""
         return self.tasks[0].reads
+
+    @property
+    def purpose(self) -> Purpose:
+        """What its first task says about a map: where relevance lies, what that does to the output, or else."""
+        return self.tasks[0].purpose
 
     def spellings(self, asked: Sequence[str], depth: int) -> list[str]:
         """What is really evaluated on a model of ``depth`` blocks.

@@ -220,9 +220,9 @@ def summarise(results: Results, *, ranks: bool = True, published: bool = False) 
         metrics,
         _by_method(found, results, metrics),
         ranked,
-        tied,
         against_best,
         published_results(results.protocol.name) if published else (),
+        tied,
     )
 
 

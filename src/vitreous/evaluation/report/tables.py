@@ -128,18 +128,18 @@ class ResultTable:
         metrics: the columns, in order.
         estimates: own results, in any order.
         ranks: per metric's name the rank of each method by its mean, where they are wanted; controls have none.
-        tied: per metric's name the methods that a paired test does not tell apart from the one of the best mean.
         against_best: per metric's name how each method compares with the one of the best mean, which is left out.
         published: others' results.
+        tied: per metric's name the methods that a paired test does not tell apart from the one of the best mean.
     """
 
     title: str
     metrics: Sequence[Metric]
     estimates: Sequence[Estimate]
     ranks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    tied: Mapping[str, frozenset[str]] = field(default_factory=dict)
     against_best: Mapping[str, Mapping[str, Comparison]] = field(default_factory=dict)
     published: Sequence[PublishedResult] = ()
+    tied: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @cached_property
     def methods(self) -> list[str]:
@@ -268,8 +268,10 @@ def explain_marks(table: ResultTable) -> str:
         marks.append("[low, high]: 95% bootstrap interval.")
     if any(len(names) > 1 for names in table.tied.values()):
         marks.append(f"{TIED}: a paired test (p < 0.05) does not tell it apart from the best mean.")
-    if table.main is not None:
-        marks.append(f"Rows are sorted by {table.main.name}; controls and ceilings stand below, and are not compared.")
+    if table.main is not None and len(table.methods) > 1:
+        marks.append(f"Rows are sorted by {table.main.name}.")
+    if any(is_control(method) for method in table.methods):
+        marks.append("Controls and ceilings stand below and are not compared.")
     if any(table.estimate(method, metric.name) not in shown for method in table.methods for metric in table.metrics):
         marks.append(f"{_MISSING}: not measured.")
     return " ".join(marks)
