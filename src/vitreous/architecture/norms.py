@@ -170,8 +170,11 @@ class BlockNorms:
         other = moved_on and continued is not None and not self._same(continued, attending.result)
         if other and continued is not None and self._normalised_between(attending.result, continued):
             return "post"
-        ends = trace.maker(walk_back(trace, attending.branch, moves_numbers, scales))
-        if ends is not None and ends.operation in NORM and _is_identity(self.first(start, attending)):
+        made = walk_back(trace, attending.branch, moves_numbers, scales)
+        ends = trace.maker(made)
+        # Not where tokens lie in one row with images: a linear layer with batch normalisation.
+        normed = ends is not None and ends.operation in NORM and made.shape == attending.branch.shape
+        if normed and _is_identity(self.first(start, attending)):
             return "branch"
         return "pre"
 
