@@ -251,7 +251,8 @@ class BlockNorms:
             if pooled or (linear is not None and any(trace.values[i].comes_from(made) for i in linear.operands)):
                 read = [trace.values[call.output] for call in attending.attention]
                 others = [other for _, other, _, _ in norms if other is not made]
-                alone = not any(value.comes_from(other) for value in read for other in others)
+                both = (value.comes_from(made) and value.comes_from(other) for value in read for other in others)
+                alone = not any(both)  # attention calls side by side may have a norm each
                 return Norm(self._point(source), self._point(made), step, module, alone=alone)
         if linear is not None and any(self._same(trace.values[index], start) for index in linear.operands):
             return Norm(self._point(start), self._point(start), identity=True)
