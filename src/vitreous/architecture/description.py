@@ -99,7 +99,7 @@ class Norm:
         step: the step, where it is a single one.
         module: the module that did it, where one did.
         identity: whether there is none: the branch starts at the stream as it is.
-        alone: whether all that the attention reads is its output; a model may normalise once more for every projection.
+        alone: whether all that an attention call reads is its output; a model may normalise anew for every projection.
     """
 
     input: Point

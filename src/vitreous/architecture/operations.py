@@ -307,9 +307,9 @@ def made_of_input(trace: Trace, value: Value, *, nested: bool = True) -> Tensor:
     if in_place or step.operation in _CASTS or "dropout" in step.operation:
         return below[0] if sources[0].shape == value.shape else everything
     new = {id(source.tensor): made for source, made in zip(sources, below, strict=True)}
-    new |= {
-        id(part): torch.zeros(part.shape, dtype=torch.bool) for part in tensors_in(step.args) if id(part) not in new
-    }
+    if step.operation in JOIN:
+        beside = [part for part in tensors_in(step.args) if id(part) not in new]
+        new |= {id(part): torch.zeros(part.shape, dtype=torch.bool) for part in beside}
     results = list(tensors_in(step.func(*_replaced(step.args, new), **step.kwargs)))
     return results[step.outputs.index(value.index)] if len(results) == len(step.outputs) else everything
 
