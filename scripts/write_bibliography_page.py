@@ -11,7 +11,7 @@ from pathlib import Path
 
 from generated import write_or_check
 
-from vitreous.methods import MethodInfo, list_methods
+from vitreous.methods import MethodInfo, list_controls, list_methods
 
 PAGE = Path(__file__).parents[1] / "docs" / "bibliography.md"
 INTRODUCTION = """# Bibliography
@@ -47,7 +47,6 @@ def _arxiv(key: str, paper: str, year: int, number: str) -> Entry:
 
 # Papers that propose no method of the registry: metrics, protocols, rules and data sets.
 OTHERS = (
-    _arxiv("adebayo2018sanity", "Adebayo et al., Sanity Checks for Saliency Maps", 2018, "1810.03292"),
     _arxiv(
         "arras2022clevr",
         "Arras et al., CLEVR-XAI: A Benchmark Dataset for the Ground Truth Evaluation of Neural Network Explanations",
@@ -59,6 +58,12 @@ OTHERS = (
         "Bhatt et al., Evaluating and Aggregating Feature-based Model Explanations",
         2020,
         "2005.00631",
+    ),
+    _arxiv(
+        "bohle2021convolutional",
+        "Böhle et al., Convolutional Dynamic Alignment Networks for Interpretable Classifications",
+        2021,
+        "2104.00032",
     ),
     _arxiv(
         "chalasani2020concise",
@@ -79,6 +84,18 @@ OTHERS = (
         "2010.11929",
     ),
     _arxiv(
+        "hedstrom2024sanity",
+        "Hedström et al., Sanity Checks Revisited: An Exploration to Repair the Model Parameter Randomisation Test",
+        2024,
+        "2401.06465",
+    ),
+    _arxiv(
+        "hesse2024benchmarking",
+        "Hesse et al., Benchmarking the Attribution Quality of Vision Models",
+        2024,
+        "2407.11910",
+    ),
+    _arxiv(
         "mehri2025libragrad",
         "Mehri et al., LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions",
         2025,
@@ -91,10 +108,19 @@ OTHERS = (
         "2007.07584",
     ),
     _arxiv(
-        "samek2017evaluating",
-        "Samek et al., Evaluating the Visualization of What a Deep Neural Network Has Learned",
-        2017,
-        "1509.06321",
+        "rong2022consistent",
+        "Rong et al., A Consistent and Efficient Evaluation Strategy for Attribution Methods",
+        2022,
+        "2202.00449",
+    ),
+    _arxiv(
+        "sixt2020explanations",
+        "Sixt et al., When Explanations Lie: Why Many Modified BP Attributions Fail",
+        2020,
+        "1912.09818",
+    ),
+    _arxiv(
+        "wu2024faithfulness", "Wu et al., On the Faithfulness of Vision Transformer Explanations", 2024, "2404.01415"
     ),
     Entry(
         "wang2004image",
@@ -110,7 +136,7 @@ OTHERS = (
 
 def page() -> str:
     """Give the whole page."""
-    entries = {entry.key: entry for entry in (*_of_methods(list_methods()), *OTHERS)}
+    entries = {entry.key: entry for entry in (*_of_methods([*list_methods(), *list_controls()]), *OTHERS)}
     return "\n".join([INTRODUCTION, *(str(entries[key]) for key in sorted(entries))])
 
 

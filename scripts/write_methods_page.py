@@ -9,10 +9,10 @@ from pathlib import Path
 
 from generated import first_paragraph, write_or_check
 
-from vitreous.methods import MethodInfo, OptionInfo, list_methods
+from vitreous.methods import MethodInfo, OptionInfo, list_controls, list_methods
 from vitreous.methods.aggregation import AGGREGATIONS, OneLayer, Propagate
 from vitreous.methods.options import options_of
-from vitreous.methods.registry import FAMILIES
+from vitreous.methods.registry import CONTROL_FAMILIES, FAMILIES
 from vitreous.methods.spelling import cost_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
@@ -29,8 +29,8 @@ positive, mean_h is over heads. Cost is on a model with twelve blocks.
 def page() -> str:
     """The whole page."""
     parts = [INTRODUCTION]
-    for family in FAMILIES:
-        members = [info for info in list_methods() if info.family == family]
+    for family in (*FAMILIES, *CONTROL_FAMILIES):
+        members = [info for info in (*list_methods(), *list_controls()) if info.family == family]
         if members:
             parts.append(f"## {family.capitalize()}\n")
             parts += [_about(info) for info in members]

@@ -21,10 +21,11 @@ __all__ = [
     "rules",
     "speed",
     "supported",
+    "targets",
 ]
 
 if TYPE_CHECKING:
-    from vitreous import errors, rules, speed
+    from vitreous import errors, rules, speed, targets
     from vitreous.api.explain import explain
     from vitreous.api.inspection import inspect
     from vitreous.api.support import supported
@@ -51,6 +52,7 @@ _MODULES = {
     "rules": None,
     "speed": None,
     "supported": "vitreous.api.support",
+    "targets": None,
 }
 
 

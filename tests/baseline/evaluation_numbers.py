@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import baseline_models as small
@@ -54,11 +54,11 @@ class _Samples(DataSet):
         yield "generated"
 
 
-def _photos() -> list[Sample]:
+def _photos(labels: Sequence[int]) -> list[Sample]:
     """Noise with a label and a mask of two objects, a border that does not count and a background."""
     random = np.random.default_rng(0)
     found = []
-    for number, label in enumerate(_LABELS):
+    for number, label in enumerate(labels):
         mask = np.zeros((40, 48), np.int16)
         mask[4 : 18 + number, 5:25] = 1
         mask[22:30, 10:20] = 2
@@ -96,14 +96,15 @@ def numbers_of(name: str, out: Path) -> dict[str, np.ndarray]:
     """Run one protocol and return its per-sample columns, (methods, samples, columns), and its table of results."""
     protocol = find_protocol(name)
     texts = protocol.reads == "texts"
-    model, samples = (_text_model(), _texts()) if texts else (_photo_model(), _photos())
+    labels = _LABELS if protocol.mosaic is None else tuple(range(protocol.mosaic**2))
+    model, samples = (_text_model(), _texts()) if texts else (_photo_model(), _photos(labels))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         methods = None if protocol.methods is not None else METHODS
-        results = vitreous.evaluate(model, _Samples(samples), protocol, methods, out=out, threads=1)
+        results = vitreous.evaluate(model, _Samples(samples), protocol, methods, out=out, threads=1, controls=False)
         columns, methods = results.run.columns, results.methods
         values = results.values(columns)
-        rows = results.rows()
+        rows = sorted(results.rows(), key=lambda row: methods.index(row["method"]))  # tables sort them by their means
     names = {
         "methods": list(methods),
         "columns": list(columns),
@@ -118,9 +119,10 @@ def numbers_of(name: str, out: Path) -> dict[str, np.ndarray]:
     }
 
 
-def save(out: Path) -> None:
-    """Run every protocol and store its numbers."""
-    found = {protocol.name: numbers_of(protocol.name, out) for protocol in list_protocols()}
+def save(out: Path, names: Sequence[str] | None = None) -> None:
+    """Run every protocol, or some, and store their numbers; what is stored of others stays as it is."""
+    found = {protocol.name: load(protocol.name) for protocol in list_protocols() if protocol.name in stored_names()}
+    found |= {name: numbers_of(name, out) for name in names or [protocol.name for protocol in list_protocols()]}
     np.savez_compressed(
         FILE, **{f"{name}|{part}": each for name, parts in found.items() for part, each in parts.items()}
     )

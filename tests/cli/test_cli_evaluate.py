@@ -28,6 +28,7 @@ from vitreous.evaluation.store.store import Store
 from vitreous.speed.timing import one_thread
 
 SMALL = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--shard-size", "4", "--protocol", PROTOCOL)
+SMALL += ("--no-controls",)
 
 
 def run(*arguments, **environment):
@@ -76,7 +77,7 @@ class TestEvaluate:
     def test_rows_are_all_there_is_on_standard_output(self, out, photos):
         result = run("evaluate", *SMALL, "--data", photos, "--methods", "gae,rollout", "--out", out, "--json")
         rows = json.loads(result.stdout)
-        assert [list(row) for row in rows] == [["method", "metric", "mean", "low", "high", "n"]] * 6
+        assert [list(row) for row in rows] == [["method", "kind", "metric", "mean", "low", "high", "n"]] * 6
         assert {(row["method"], row["metric"]) for row in rows} == {
             (method, metric) for method in ("gae", "rollout") for metric in ("pixel accuracy", "mAP", "mIoU")
         }
@@ -193,7 +194,7 @@ class TestEvaluate:
         base = {"--model": MODEL.name, "--image-size": "32", "--threads": "1", "--shard-size": "4"}
         base |= {"--protocol": PROTOCOL, "--data": photos, "--methods": "gae,rollout", "--out": str(out)}
         base |= {options[0]: options[1]}
-        result = run("evaluate", *[word for pair in base.items() for word in pair])
+        result = run("evaluate", "--no-controls", *[word for pair in base.items() for word in pair])
         assert result.exit_code == 2, result.output
         lines = [line for line in result.stderr.splitlines() if line.startswith("error:")]
         assert len(lines) == 1
@@ -516,7 +517,7 @@ class TestReport:
         assert run("report", place).exit_code == 0
         assert "good \\udce9.png" in (place / "report.html").read_text(encoding="utf-8")
 
-    def test_curves_and_radar_of_a_faithfulness_protocol(self, folder, labelled):
+    def test_curves_and_dots_of_a_faithfulness_protocol(self, folder, labelled):
         options = ("--model", MODEL.name, "--image-size", "32", "--threads", "1", "--data", labelled)
         place = folder / "faithfulness"
         protocol = ("--protocol", "skipplus-faithfulness", "--methods", "rollout,gae,gradcam")
@@ -524,8 +525,9 @@ class TestReport:
         assert result.exit_code == 0, result.output
         assert run("report", place, "--pictures", "1").exit_code == 0
         text = (place / "report.html").read_text()
-        assert text.count("<polyline") == 4 * 3
-        assert text.count('class="shape') == 3
+        assert text.count("<polyline") == 4 * 6  # three methods and three controls
+        assert text.count('class="band"') == 4  # around random
+        assert text.count("<circle") == 4 * 6
         charts = text.partition("<h3>Curves")[2].partition("<h3>Best")[0]
         assert "nan" not in charts.lower()
 
@@ -549,7 +551,7 @@ class TestReport:
             assert f"p = {row['p']:.2g}" in text
 
     def test_one_image_has_no_interval_and_no_order(self, folder, photos):
-        """In every form the means stand alone: no "nan", and both methods share the first rank."""
+        """In every form the means stand alone: no "nan", and nothing tells the methods apart."""
         place = folder / "one image"
         options = ("--data", photos, "--methods", "gae,rollout", "--limit", "1", "--out", place)
         shown = run("evaluate", *SMALL, *options)
@@ -562,7 +564,7 @@ class TestReport:
         assert not any(re.search(r"\bnan\b", text, re.IGNORECASE) for text in texts)
         rows = json.loads(printed) + json.loads(texts[3])[0]["rows"]
         assert all(row["mean"] is not None and row["low"] is None and row["high"] is None for row in rows)
-        assert {row.get("rank", 1) for row in rows} == {1}
+        assert all(row.get("tied", True) for row in rows)
 
     @pytest.mark.parametrize("content", [None, "empty", "other"])
     def test_a_folder_without_runs_is_one_line(self, tmp_path, content):

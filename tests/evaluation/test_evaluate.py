@@ -36,7 +36,7 @@ def data(tmp_path_factory):
 
 
 def evaluate(model, data, out, **options):
-    settings = {"protocol": PROTOCOL, "methods": METHODS, "threads": 1, "shard_size": 4, **options}
+    settings = {"protocol": PROTOCOL, "methods": METHODS, "threads": 1, "shard_size": 4, "controls": False, **options}
     return vitreous.evaluate(model, data, out=out, **settings)
 
 
@@ -395,6 +395,8 @@ def test_which_protocols_take_labels_for_outputs():
         "eraser-movies",
         "eraser-movies-rationales",
         "gradtoken-ablation",
+        "grid-pointing-2x2",
+        "grid-pointing-3x3",
         "skipplus-faithfulness",
         "skipplus-layers",
         "skipplus-segmentation",
@@ -491,3 +493,71 @@ def test_a_run_of_another_version_is_left_alone_with_the_reason(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the new run resumes without a word
         vitreous.evaluate(MODEL, data, PROTOCOL, METHODS, out=tmp_path / "out", threads=1)
+
+
+CONTROLS = ("random", "centre", "edges")
+
+
+class TestControls:
+    def test_they_are_rows_of_every_evaluation_unless_told_otherwise(self, data, tmp_path):
+        with_them = evaluate(MODEL, data, tmp_path, limit=2, controls=True)
+        assert with_them.methods == (*METHODS, *CONTROLS)
+        assert not with_them.failures()
+        alone = evaluate(MODEL, data, tmp_path, limit=2)
+        assert alone.methods == METHODS
+        assert with_them.stores[0].folder != alone.stores[0].folder
+
+    def test_they_leave_the_numbers_of_methods_as_they_are(self, data, tmp_path):
+        found = [evaluate(MODEL, data, tmp_path, controls=controls) for controls in (True, False)]
+        one, other = (results.values(results.run.columns) for results in found)
+        assert all(np.array_equal(one[method], other[method], equal_nan=True) for method in METHODS)
+
+    def test_protocols_with_rows_of_their_own_have_them_too(self, data, tmp_path):
+        found = evaluate(MODEL, data, tmp_path, protocol="tokentm-ablation", methods=None, limit=1, controls=True)
+        assert found.methods[-3:] == CONTROLS
+
+    def test_ceilings_are_asked_for_and_not_twice(self, data, tmp_path):
+        settings = {"protocol": "libra-mif", "methods": ["gae", "random", "oracle:steps=2"], "limit": 1}
+        found = evaluate(MODEL, data, tmp_path, controls=True, **settings)
+        assert found.methods == ("gae", "random", "oracle:steps=2", "centre", "edges")
+
+    def test_names_of_the_two_groups(self, data, tmp_path):
+        found = evaluate(MODEL, data, tmp_path, methods=["gae", "control"], limit=1)
+        assert found.methods == ("gae", *CONTROLS)
+
+    def test_an_earlier_run_without_them_is_mentioned_and_not_resumed(self, data, tmp_path):
+        first = evaluate(MODEL, data, tmp_path, limit=2)
+        folder = first.stores[0].folder
+        manifest = json.loads((folder / "manifest.json").read_text())
+        versions = {**manifest["run"]["versions"], "vitreous": "0.0.1+0"}
+        written = rewritten(manifest, versions=versions)
+        (folder / "manifest.json").write_bytes(written)
+        folder.rename(folder.with_name(f"{PROTOCOL}-{json.loads(written)['key'][:12]}"))
+        with pytest.warns(UserWarning, match=r"is not resumed, because another version computed it \(vitreous 0.0.1"):
+            evaluate(MODEL, data, tmp_path, limit=2, controls=True)
+
+
+class TestStratified:
+    @pytest.fixture
+    def photos(self, tmp_path):
+        folder = tmp_path / "photos"
+        folder.mkdir()
+        lines = ["file,class_index"]
+        for number in range(12):
+            Image.new("RGB", (40, 40), (20 * number, 0, 0)).save(folder / f"{number:02d}.png")
+            lines.append(f"{number:02d}.png,{number // 4}")
+        (folder / "labels.csv").write_text("\n".join(lines))
+        return f"labelled:{folder}"
+
+    def test_a_limit_that_leaves_classes_out_says_so(self, photos, tmp_path):
+        with pytest.warns(UserWarning, match="first 4 photos are no stratified sample: they show 1 of 3 classes"):
+            evaluate(vit_of(3), photos, tmp_path / "runs", protocol="libra-mif", limit=4)
+
+    def test_a_stratified_one_has_all_classes_and_a_folder_of_its_own(self, photos, tmp_path):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = evaluate(vit_of(3), photos, tmp_path / "runs", protocol="libra-mif", limit=3, stratify=True)
+            longer = evaluate(vit_of(3), photos, tmp_path / "runs", protocol="libra-mif", limit=6, stratify=True)
+        assert len({int(name[:2]) // 4 for name in found.image_names()}) == 3
+        assert longer.image_names()[:3] == found.image_names()
+        assert longer.stores[0].folder == found.stores[0].folder

@@ -21,6 +21,8 @@ def test_options_that_are_not_given_have_their_defaults():
     assert resolved == {
         "limit": 4,
         "shuffle": False,
+        "stratify": False,
+        "controls": True,
         "engine": "local",
         "workers": None,
         "threads": None,
@@ -62,7 +64,7 @@ def test_every_option_is_one_of_the_command_line_with_the_same_default_bounds_an
     parameters = {parameter.name: parameter for parameter in COMMAND.params}
     for name, option in OPTIONS.items():
         parameter = parameters[name]
-        assert parameter.opts == [option.command_line_flag]
+        assert "/".join([*parameter.opts, *parameter.secondary_opts]) == option.command_line_flag
         assert parameter.help.replace("\\[", "[") == option.help
         assert (parameter.default or ()) == (option.default or ())
     shown = " ".join(CliRunner().invoke(app, ["evaluate", "--help"], env={"COLUMNS": "300"}).stdout.split())
@@ -90,12 +92,26 @@ def test_the_command_line_hands_all_options_on(monkeypatch, tmp_path):
 
     monkeypatch.setattr(vitreous, "evaluate", evaluate)
     flags = ["--limit", "3", "--shuffle", "--engine", "local", "--workers", "2", "--threads", "1", "--shard-size", "5"]
-    flags += ["--seed", "7", "--plugin", "a.py", "--plugin", "b.py", "--retry-failed", "--outputs", "value"]
+    flags += [
+        "--stratify",
+        "--no-controls",
+        "--seed",
+        "7",
+        "--plugin",
+        "a.py",
+        "--plugin",
+        "b.py",
+        "--retry-failed",
+        "--outputs",
+        "value",
+    ]
     required = ["--protocol", "chefer-2021-segmentation", "--data", "masks:/nowhere", "--out", str(tmp_path)]
     assert CliRunner().invoke(app, ["evaluate", *required, *flags]).exit_code == 2
     assert {name: given[name] for name in OPTIONS} == {
         "limit": 3,
         "shuffle": True,
+        "stratify": True,
+        "controls": False,
         "engine": "local",
         "workers": 2,
         "threads": 1,

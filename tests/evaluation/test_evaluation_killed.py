@@ -49,7 +49,7 @@ def photos(tmp_path_factory):
 def unbroken(photos, tmp_path_factory):
     """What an unbroken run in this process prints and stores."""
     out = tmp_path_factory.mktemp("unbroken")
-    results = evaluate(MODEL, photos, PROTOCOL, METHODS, out=out, threads=1, shard_size=2)
+    results = evaluate(MODEL, photos, PROTOCOL, METHODS, controls=False, out=out, threads=1, shard_size=2)
     return results.rows(), everything(only_run(out))
 
 
@@ -105,7 +105,7 @@ def test_a_worker_whose_starter_is_gone_computes_nothing(photos, tmp_path):
     """The starter may be killed while its workers still import what they need."""
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    evaluate(MODEL, photos, PROTOCOL, METHODS, out=tmp_path, threads=1, shard_size=2, limit=2)
+    evaluate(MODEL, photos, PROTOCOL, METHODS, controls=False, out=tmp_path, threads=1, shard_size=2, limit=2)
     store = only_run(tmp_path)
     longer = json.dumps(replace(store.run, limit=4).as_json())
     for starter, stored in ((dead.pid, 1), (os.getpid(), 2)):
@@ -131,7 +131,7 @@ def test_a_worker_that_does_not_start_leaves_none_of_the_others_behind(photos, t
     monkeypatch.setattr(subprocess, "Popen", start_worker)
     try:
         with pytest.raises(RunError, match="workers cannot be started"):
-            evaluate(MODEL, photos, PROTOCOL, METHODS, out=tmp_path, shard_size=2, limit=4, workers=3)
+            evaluate(MODEL, photos, PROTOCOL, METHODS, controls=False, out=tmp_path, shard_size=2, limit=4, workers=3)
         assert [process.returncode for process in started[:2]] == [-signal.SIGKILL] * 2
     finally:
         for process in started:

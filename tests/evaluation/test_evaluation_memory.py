@@ -81,6 +81,7 @@ def test_memory_does_not_grow_with_the_data_set(tmp_path):
         out=tmp_path / "out",
         shard_size=250,
         threads=1,
+        controls=False,
         progress=memory,
     )
     first, last = memory.seen[2000], memory.seen[IMAGES]

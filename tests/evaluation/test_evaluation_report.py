@@ -5,14 +5,17 @@ from __future__ import annotations
 import html
 import math
 import re
+from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from invented_runs import invented_results
 from vitreous.evaluation.report.images import Extreme, extremes_of
-from vitreous.evaluation.report.page import leaders, radar_of, write_page
+from vitreous.evaluation.report.overall import agreement_grid, overall_results, pareto_front
+from vitreous.evaluation.report.page import MethodStyles, write_page
 from vitreous.evaluation.report.results import summarise
-from vitreous.evaluation.report.svg import Curves, curves_chart, curves_of, radar_chart, sweeps_of
+from vitreous.evaluation.report.svg import Curves, curves_chart, curves_of, dots_chart, sweeps_of
 from vitreous.evaluation.report.tables import ResultTable
 from vitreous.evaluation.statistics import Estimate
 from vitreous.metrics.metric import mean_of
@@ -41,23 +44,108 @@ def places_of_texts(chart: str) -> dict[str, tuple[float, float]]:
     return {text: (float(x), float(y)) for x, y, text in re.findall(r'<text x="(\S+)" y="(\S+)"[^>]*>([^<]+)<', chart)}
 
 
-class TestRadar:
-    def test_the_best_is_at_the_rim_whichever_way_is_better(self, tmp_path):
+class TestDots:
+    @staticmethod
+    def rows_of(chart):
+        """The label, the place of the dot and the written mean of every row, from the top down."""
+        return [
+            (name, None if not x else float(x), text)
+            for name, x, text in re.findall(
+                r"<g class=.*?<text [^>]*>([^<]+)</text>.*?(?:<circle cx=\"(\S+?)\".*?)?<text [^>]*>([^<]+)</text></g>",
+                chart,
+                re.DOTALL,
+            )
+        ]
+
+    def test_every_method_has_its_row_from_the_best_to_the_worst(self, tmp_path):
         table = summarise(invented_results(tmp_path, (PRECISION, ERROR, SIZE), NUMBERS))
-        axes, shapes = radar_of(table, ["one", "two", "three"])
-        assert axes == ["precision", "error"]  # no value of the size is the best
-        assert shapes["one"] == pytest.approx([0.5, 1.0])  # (0.5 - 0.2) / (0.8 - 0.2); the lowest error
-        assert shapes["two"] == pytest.approx([0.0, 0.0])
-        assert shapes["three"] == pytest.approx([1.0, 0.75])  # 1 - (3 - 2) / (6 - 2)
+        rows = self.rows_of(dots_chart(table, PRECISION, {}))
+        assert [(name, text) for name, _, text in rows] == [("three", "80.00"), ("one", "50.00"), ("two", "20.00")]
+        places = [x for _, x, _ in rows]
+        assert places[0] - places[1] == pytest.approx(places[1] - places[2], abs=0.11)  # rounded to a tenth of a pixel
+        assert [name for name, _, _ in self.rows_of(dots_chart(table, ERROR, {}))] == ["one", "three", "two"]
 
-    def test_axes_reach_over_all_methods_not_only_those_shown(self, tmp_path):
-        table = summarise(invented_results(tmp_path, (PRECISION, ERROR), NUMBERS))
-        assert radar_of(table, ["one"])[1] == {"one": pytest.approx([0.5, 1.0])}
+    def test_none_of_many_methods_vanishes_and_random_is_a_line(self):
+        means = {f"method {number}": number / 100 for number in range(60)} | {"random": 0.2}
+        estimates = [Estimate(name, "precision", mean, mean - 0.05, mean + 0.05, 9) for name, mean in means.items()]
+        estimates.append(Estimate("broken", "precision", math.nan, math.nan, math.nan, 0))
+        chart = dots_chart(ResultTable("many", (PRECISION,), estimates), PRECISION, MethodStyles())
+        rows = self.rows_of(chart)
+        assert {name for name, _, _ in rows} == {f"method {number}" for number in range(60)} | {
+            "random (control)",
+            "broken",
+        }
+        assert rows[-1] == ("broken", None, "not measured")
+        (reference,) = re.findall(r'class="reference" x1="(\S+?)"', chart)
+        assert float(reference) == {name: x for name, x, _ in rows}["random (control)"]
+        assert "nan" not in chart
 
-    def test_shapes_reach_out_from_the_centre_the_first_axis_upwards(self):
-        chart = radar_chart(["a", "b", "c", "d"], {"m": [1.0, 0.5, 0.0, 0.2]}, {})
-        # The centre is (165, 165), the rim 125 away; axes go round as the hands of a clock.
-        assert points_of(chart, "polygon", "m") == [(165, 40), (227.5, 165), (165, 165), (140, 165)]
+
+class TestMethodStyles:
+    def test_a_method_has_one_style_and_no_other_has_it(self):
+        styles = MethodStyles()
+        names = [f"m{number}" for number in range(24)]
+        first = [styles[name] for name in names]
+        assert len(set(first)) == 24
+        assert [styles[name] for name in reversed(names)] == first[::-1]
+        assert styles["m24"] == "other"
+        assert (styles["random"], styles["oracle:steps=4"]) == ("control", "control")
+
+    def test_it_is_the_same_in_all_runs_of_a_report(self, tmp_path):
+        area = accuracy_auc("", (0.1, 0.2, 0.3), direction="lower")
+
+        def run(folder, better, worse):
+            heights = {better: (0, 0, 0), worse: (1, 1, 1)}
+            numbers = {m: {f"hit_{step}": heights[m] for step in (10, 20, 30)} for m in ("one", "two")}
+            return invented_results(tmp_path / folder, (area,), numbers)
+
+        page = write_page([run("first", "one", "two"), run("second", "two", "one")], pictures=0)
+        for name in ("one", "two"):
+            drawn = re.findall(rf'<polyline [^>]*class="line ([^"]+)"[^>]*><title>{name}</title>', page)
+            assert len(drawn) == 2
+            assert len(set(drawn)) == 1
+
+
+class TestOverall:
+    ONE: ClassVar = {"a": {"x": (3, 3)}, "b": {"x": (2, 2)}, "c": {"x": (1, 1)}, "random": {"x": (0, 0)}}
+    OTHER: ClassVar = {"a": {"y": (5, 5)}, "b": {"y": (1, 1)}, "c": {"y": (3, 3)}, "random": {"y": (9, 9)}}
+    X = mean_of("x", "x", "higher", (0.0, 9.0), "Higher is better.")
+    Y = mean_of("y", "y", "lower", (0.0, 9.0), "Lower is better.")
+
+    def found(self, tmp_path):
+        where = invented_results(tmp_path / "1", (self.X,), self.ONE, protocol="where", purpose="localisation")
+        what = invented_results(tmp_path / "2", (self.Y,), self.OTHER, protocol="what", purpose="faithfulness")
+        return [(results, summarise(results)) for results in (where, what)]
+
+    def test_ranks_are_averaged_and_their_spread_is_the_disagreement(self, tmp_path):
+        (overall,) = overall_results(self.found(tmp_path))
+        rows = {row.method: row for row in overall.rows}
+        assert [row.method for row in overall.rows] == ["b", "a", "c"]  # mean ranks 1.5, 2 and 2.5; no control
+        assert (rows["b"].rank, rows["b"].disagreement) == (1.5, 0.5)
+        assert (rows["a"].rank, rows["a"].disagreement) == (2.0, 1.0)
+        assert rows["a"].of_protocol == {"where": 1.0, "what": 3.0}
+
+    def test_the_front_has_what_no_other_beats_in_both(self, tmp_path):
+        (overall,) = overall_results(self.found(tmp_path))
+        assert {row.method for row in overall.rows if row.on_front} == {"a", "b"}
+
+    def test_it_is_on_the_page_and_alone_a_run_has_none(self, tmp_path):
+        found = self.found(tmp_path)
+        assert "Overall, timm/some" in write_page([results for results, _ in found], pictures=0)
+        assert overall_results(found[:1]) == []
+
+    def test_a_point_is_dominated_by_one_that_is_better_somewhere_and_worse_nowhere(self):
+        points = np.array([[1.0, 1.0], [1.0, 2.0], [2.0, 1.0], [1.0, 2.0], [0.0, 3.0]])
+        assert pareto_front(points).tolist() == [False, True, True, True, True]
+        assert not pareto_front(np.array([[1.0, np.nan], [2.0, 1.0]])).any()
+
+    def test_columns_are_compared_by_how_they_rank_methods(self, tmp_path):
+        numbers = {name: {**self.ONE[name], **self.OTHER[name]} for name in ("a", "b", "c")}
+        table = summarise(invented_results(tmp_path, (self.X, self.Y), numbers))
+        headings, rows = agreement_grid(table)
+        assert headings == ["", "x", "y"]
+        # By x: a, b, c; by y, of which lower is better: b, c, a. Spearman: 1 - 6 (4 + 1 + 1) / (3 (9 - 1)).
+        assert rows == [["x", "1.00", "-0.50"], ["y", "-0.50", "1.00"]]
 
 
 class TestExtremes:
@@ -79,25 +167,6 @@ class TestExtremes:
         (found,) = extremes_of(invented_results(tmp_path, (PRECISION,), values), (PRECISION,), ["m"], 2)
         assert [image.value for image in found.best] == [0.9, 0.5]
         assert [image.value for image in found.worst] == [0.1, 0.3]
-
-
-class TestLeaders:
-    @staticmethod
-    def table(ranks):
-        estimates = [Estimate(method, "precision", 0.5, 0.4, 0.6, 3) for method in ("one", "two", "three")]
-        return ResultTable("made up", (PRECISION, ERROR), estimates, ranks)
-
-    def test_the_lowest_mean_rank_is_first(self):
-        ranks = {"precision": {"one": 2, "two": 3, "three": 1}, "error": {"one": 1, "two": 3, "three": 3}}
-        assert leaders(self.table(ranks)) == ["one", "three", "two"]  # mean ranks 1.5, 2 and 3
-
-    def test_equal_ones_and_those_without_ranks_stay_in_their_order(self):
-        assert leaders(self.table({})) == ["one", "two", "three"]
-        ranks = {"precision": {"three": 1, "two": 2, "one": 1}}
-        assert leaders(self.table(ranks)) == ["one", "three", "two"]
-
-    def test_who_has_no_rank_is_last(self):
-        assert leaders(self.table({"precision": {"two": 1, "three": 2}})) == ["two", "three", "one"]
 
 
 class TestCurves:
@@ -129,6 +198,18 @@ class TestCurves:
         ]
         (found,) = curves_of(invented_results(tmp_path, metrics, numbers, columns=tuple(names)))
         assert found.steps == (0, 10, 20, 30)
+
+    def test_random_has_a_band_around_its_mean(self, tmp_path):
+        columns = self.NAMES[1:]
+        numbers = {m: dict.fromkeys(columns, (0, 1, 1, 0, 1)) for m in ("one", "random")}
+        area = accuracy_auc("positive_", (0, 0.5, 1), direction="lower")
+        (found,) = curves_of(invented_results(tmp_path, (area,), numbers, columns=columns))
+        assert list(found.bands) == ["random"]
+        low, high = found.bands["random"]
+        assert all(one <= mean <= other for one, mean, other in zip(low, found.lines["random"], high, strict=True))
+        assert low[0] < 0.6 < high[0]
+        chart = curves_chart(found, {})
+        assert len(points_of(chart, "polygon", "random, 95% interval")) == 2 * len(found.steps)
 
 
 class TestSweeps:
@@ -179,13 +260,13 @@ class TestPage:
         assert heights[2] < heights[0] < heights[1]  # 0.8, 0.5 and 0.2, and the page's y goes down
         images = page.partition("<h3>Best and worst images")[2].partition("<details>")[0]
         shown = re.findall(r"<h4>(best|worst).*?</h4>.*?(\d\.png · \S+?)</div>", images)
-        assert shown == [
+        assert shown == [  # methods as in the table: three, one, two
+            *(("best", "0.png · 1"), ("worst", "2.png · 0.6")),
             *(("best", "2.png · 0.9"), ("worst", "1.png · 0")),
             *(("best", "2.png · 0.3"), ("worst", "0.png · 0.1")),
-            *(("best", "0.png · 1"), ("worst", "2.png · 0.6")),
         ]
 
-    def test_curves_are_shown_and_a_radar_where_there_are_axes(self, tmp_path):
+    def test_curves_and_dots_are_shown(self, tmp_path):
         columns = ("precision", "error_left", "hit_10", "hit_20", "hit_30")
         numbers = {
             method: {name: NUMBERS[method].get(name, (0, 1, 1)) for name in columns} for method in ("one", "two")
@@ -194,10 +275,8 @@ class TestPage:
         page = write_page([invented_results(tmp_path, metrics, numbers)], pictures=0)
         curves = page.partition("<h3>Curves")[2].partition("<h3>")[0]
         assert curves.count("<polyline") == 2
-        radar = page.partition("<h3>Radar")[2].partition("<h3>")[0]
-        # With two methods the better one is at the rim of every axis that tells them apart.
-        assert points_of(radar, "polygon", "one")[0] == (165, 40)
-        assert points_of(radar, "polygon", "two")[0] == (165, 165)
+        dots = page.partition("<h3>Means and intervals")[2].partition("<h3>")[0]
+        assert dots.count("<circle") == 2 * len(metrics)
         assert "Best and worst" not in page
 
     def test_names_of_methods_stay_text(self, tmp_path):
@@ -205,4 +284,5 @@ class TestPage:
         values = {hostile: NUMBERS["one"], "two": NUMBERS["two"]}
         page = write_page([invented_results(tmp_path, (PRECISION, ERROR, SIZE), values)], pictures=1)
         assert "<script" not in page
-        assert html.unescape(page).count(hostile) == 3  # in both tables and above its images
+        # In both tables, above its images, and twice in each of two charts.
+        assert html.unescape(page).count(hostile) == 3 + 4

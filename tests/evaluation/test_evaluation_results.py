@@ -120,13 +120,17 @@ class TestARunOfAnEarlierVersion:
         (results,) = discover_runs(self.FOLDER, pytest.fail)
         assert results.finished
         expected = json.loads((self.FOLDER / "rows.json").read_text())
-        found = as_rows(summarise(results))
+        places = {(row["method"], row["metric"]): place for place, row in enumerate(expected)}
+        # That version kept the order of the methods, and ranked by tests.
+        found = sorted(as_rows(summarise(results)), key=lambda row: places[row["method"], row["metric"]])
         assert [(row["method"], row["metric"], row["n"]) for row in found] == [
             (row["method"], row["metric"], row["n"]) for row in expected
         ]
         for row, known in zip(found, expected, strict=True):
-            assert row.keys() == known.keys()
+            assert row.keys() - {"kind", "tied"} == known.keys()
             for name, value in known.items():
+                if name == "rank":
+                    continue
                 # The same float64 numbers; another BLAS may add up the resamples in another order.
                 assert row[name] == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value)
 

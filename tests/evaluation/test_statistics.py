@@ -200,22 +200,37 @@ class TestStandings:
             "middle": column(base + noise()),
         }
 
-    def test_methods_that_nothing_tells_apart_share_a_rank(self):
-        found = ranking(self.values())
-        assert found == {"good": 1, "as good": 1, "middle": 3, "worst": 4}
-        assert list(found)[2:] == ["middle", "worst"]
+    def test_ranks_go_by_means_and_what_nothing_tells_apart_is_tied_with_the_best(self):
+        found = standings(self.values(), COLUMNS, SCORE)
+        assert {name: one.rank for name, one in found.items()} == {"good": 1, "as good": 2, "middle": 3, "worst": 4}
+        assert {name for name, one in found.items() if one.tied} == {"good", "as good"}
+        assert list(found) == ["good", "as good", "middle", "worst"]
 
     def test_lower_may_be_better(self):
-        found = ranking(self.values(), LOSS)
-        assert found == {"worst": 1, "middle": 2, "good": 3, "as good": 3}
+        assert ranking(self.values(), LOSS) == {"worst": 1, "middle": 2, "as good": 3, "good": 4}
 
-    @pytest.mark.parametrize(("images", "ranks"), [(1, [1, 1]), (2, [1, 1]), (5, [1, 1]), (6, [1, 2])])
-    def test_few_images_do_not_rank(self, images, ranks):
+    def test_high_variance_is_not_rewarded(self):
+        """A worse mean that nothing tells apart from the best does not pass a better one that is told apart."""
+        base = np.zeros(50)
+        wild = np.where(np.arange(50) % 2 == 0, 5.0, -5.2)
+        found = standings({"best": column(base), "close": column(base - 0.01), "wild": column(wild)}, COLUMNS, SCORE)
+        assert [(name, one.rank, one.tied) for name, one in found.items()] == [
+            ("best", 1, True),
+            ("close", 2, False),
+            ("wild", 3, True),
+        ]
+
+    def test_equal_means_share_a_rank(self):
+        values = {"a": column([0.1, 0.3]), "b": column([0.3, 0.1]), "c": column([0.0, 0.1])}
+        assert ranking(values) == {"a": 1, "b": 1, "c": 3}
+
+    @pytest.mark.parametrize(("images", "tied"), [(1, True), (2, True), (5, True), (6, False)])
+    def test_few_images_tell_nothing_apart(self, images, tied):
         """Of n paired images that all say the same, p is 2 / 2^n: below 0.05 from six images on."""
         base = np.linspace(0.0, 1.0, images)
-        found = ranking({"better": column(base + 0.01), "worse": column(base)})
-        assert list(found) == ["better", "worse"]
-        assert list(found.values()) == ranks
+        found = standings({"better": column(base + 0.01), "worse": column(base)}, COLUMNS, SCORE)
+        assert {name: one.rank for name, one in found.items()} == {"better": 1, "worse": 2}
+        assert (found["better"].tied, found["worse"].tied) == (True, tied)
 
     def test_a_method_without_numbers_is_not_ranked(self):
         assert ranking({"a": column([np.nan])}) == {}
@@ -235,7 +250,7 @@ class TestStandings:
         assert best == (max if metric is SCORE else min)(means, key=means.get)
         for name in values.keys() - {best}:
             assert found[name].against_best == paired(values, COLUMNS, metric, name, best)
-            assert (found[name].rank > 1) == (found[name].against_best.p < 0.05)
+            assert found[name].tied == (found[name].against_best.p >= 0.05)
 
     @pytest.mark.parametrize("images", [2, 5, 6, 8])
     def test_a_constant_difference_has_a_closed_form(self, images):

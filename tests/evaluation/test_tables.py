@@ -86,16 +86,21 @@ def test_latex_is_centred_and_every_table_has_a_label_of_its_own(table):
 
 
 def test_marks_are_explained_and_only_those_that_are_there(table, of_one_image):
-    ranked = dataclasses.replace(table, ranks={"mIoU": {"gae": 1}})
+    ranked = dataclasses.replace(table, tied={"mIoU": frozenset({"gae", "tokentm:a_b=50%,c|d"})})
     explained = (
         "Bold: best mean of its column; the arrow tells whether higher or lower is better. "
         "[low, high]: 95% bootstrap interval. "
-        "#: rank; methods that a paired test (p < 0.05) does not tell apart share it. -: not measured."
+        "≈: a paired test (p < 0.05) does not tell it apart from the best mean. Rows are sorted by mIoU. "
+        "-: not measured."
     )
     assert tables.explain_marks(ranked) == explained
     assert f"\n\n{explained}\n" in tables.as_markdown(ranked)
-    assert r"95\% bootstrap interval. \#: rank" in tables.as_latex(ranked)
-    assert "#" not in tables.explain_marks(table)
+    assert r"95\% bootstrap interval. $\approx$: a paired test" in tables.as_latex(ranked)
+    assert "≈" not in tables.explain_marks(table)
+    controlled = dataclasses.replace(
+        table, estimates=[*table.estimates, Estimate("random", "mIoU", 0.3, 0.2, 0.4, 500)]
+    )
+    assert "Controls and ceilings stand below and are not compared." in tables.explain_marks(controlled)
     assert "95%" not in tables.explain_marks(of_one_image)
     assert "not measured" not in tables.explain_marks(of_one_image)
     neutral = tables.ResultTable("sizes", [NEUTRAL], [Estimate("gae", "size", 4.0, 3.0, 5.0, 500)])
@@ -123,11 +128,11 @@ def test_p_values_are_a_table_of_their_own_on_request(table):
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_a_narrow_terminal_breaks_no_number(table, width):
     """Intervals go below their means, then metrics below each other; the longest method and a number take 38."""
-    table = dataclasses.replace(table, published=(), ranks={"mIoU": {"gae": 1, "tokentm:a_b=50%,c|d": 2}})
+    table = dataclasses.replace(table, published=(), tied={"mIoU": frozenset({"gae", "tokentm:a_b=50%,c|d"})})
     text = terminal(table, width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
-    for part in ("* 60.00", "#1", "[58.00, 62.00]", "[48.00, 52.00]", "* 15.00", "[14.00, 16.00]", "[3.000, 5.000]"):
+    for part in ("* 60.00", "≈", "[58.00, 62.00]", "[48.00, 52.00]", "* 15.00", "[14.00, 16.00]", "[3.000, 5.000]"):
         assert part in text
     assert text.count("tokentm:a_b=50%,c|d") == {40: 3, 60: 2, 80: 1, 120: 1}[width]
     assert ("60.00 [58.00" in text) == (width == 120)
@@ -142,8 +147,9 @@ def test_the_terminal_shows_the_best_without_colour(table):
 
 def test_json_rows_hold_the_numbers_as_they_are(table):
     rows = json.loads(json.dumps(tables.as_rows(table), allow_nan=False))
-    assert rows[0] == {"method": "gae", "metric": "mIoU", "mean": 0.6, "low": 0.58, "high": 0.62, "n": 500}
-    assert rows[-1] == {"method": "raw", "metric": "mIoU", "mean": None, "low": None, "high": None, "n": 0}
+    shown = {"kind": "method", "metric": "mIoU"}
+    assert rows[0] == {"method": "gae", **shown, "mean": 0.6, "low": 0.58, "high": 0.62, "n": 500}
+    assert rows[-1] == {"method": "raw", **shown, "mean": None, "low": None, "high": None, "n": 0}
     assert len(rows) == 6
 
 
@@ -174,11 +180,37 @@ def test_without_published_numbers_nothing_is_said_of_them(table):
         assert "Published" not in text
 
 
-def test_ranks_are_shown_where_they_are_given(table):
-    ranked = tables.ResultTable(table.title, table.metrics, table.estimates, {"mIoU": {"gae": 1}})
-    assert "60.00 [58.00, 62.00] #1" in tables.as_markdown(ranked)
-    assert tables.as_rows(ranked)[0]["rank"] == 1
+def test_ranks_and_ties_are_in_the_rows_where_they_are_given(table):
+    tied = {"mIoU": frozenset({"gae"})}
+    ranked = tables.ResultTable(table.title, table.metrics, table.estimates, {"mIoU": {"gae": 1}}, tied=tied)
+    assert "**60.00 [58.00, 62.00]**" in tables.as_markdown(ranked)  # the best is not marked as tied with itself
+    assert (tables.as_rows(ranked)[0]["rank"], tables.as_rows(ranked)[0]["tied"]) == (1, True)
     assert "rank" not in tables.as_rows(ranked)[1]
+
+
+class TestTheOrderOfRows:
+    """A worse mean never stands above a better one, however wide its interval is."""
+
+    @staticmethod
+    def table(metric, means):
+        estimates = [Estimate(method, metric.name, mean, mean - 0.1, mean + 0.1, 9) for method, mean in means.items()]
+        return tables.ResultTable("order", [NEUTRAL, metric], estimates)
+
+    def test_rows_go_by_the_first_metric_that_has_a_better_way(self):
+        means = {"worst": 0.1, "best": 0.9, "none": NAN, "middle": 0.5}
+        assert self.table(seg.mean_iou(), means).methods == ["best", "middle", "worst", "none"]
+        assert self.table(LOWER, means).methods == ["worst", "middle", "best", "none"]
+
+    def test_controls_and_ceilings_stand_below_whatever_they_are_worth(self):
+        means = {"oracle:steps=4": 0.99, "random": 0.2, "gae": 0.5, "centre": 0.7}
+        table = self.table(seg.mean_iou(), means)
+        assert table.methods == ["gae", "centre", "random", "oracle:steps=4"]
+        assert table.best(seg.mean_iou()) == 0.5
+        text = tables.as_markdown(table)
+        assert "| `gae` | - | **50.00" in text
+        assert "| `centre` (control) | - | 70.00" in text
+        assert "| `oracle:steps=4` (ceiling) | - | 99.00" in text
+        assert [row["kind"] for row in tables.as_rows(table)] == ["method", "control", "control", "ceiling"]
 
 
 def test_the_test_against_the_best_is_in_the_rows(table):
@@ -199,20 +231,22 @@ def test_the_test_against_the_best_is_in_the_rows(table):
 def of_one_image() -> tables.ResultTable:
     """A single image has a mean and no interval."""
     estimates = [Estimate("gae", "mIoU", 0.6, NAN, NAN, 1), Estimate("rollout", "mIoU", 0.5, NAN, NAN, 1)]
-    return tables.ResultTable("one", [seg.mean_iou()], estimates, {"mIoU": {"gae": 1, "rollout": 1}})
+    tied = {"mIoU": frozenset({"gae", "rollout"})}
+    return tables.ResultTable("one", [seg.mean_iou()], estimates, {"mIoU": {"gae": 1, "rollout": 2}}, tied=tied)
 
 
 @pytest.mark.parametrize("width", [30, 200])
 def test_a_number_without_an_interval_stands_alone(of_one_image, width):
-    assert "| `gae` | **60.00 #1** |\n| `rollout` | 50.00 #1 |" in tables.as_markdown(of_one_image)
-    assert "gae & \\textbf{60.00 \\#1} \\\\\nrollout & 50.00 \\#1 \\\\" in tables.as_latex(of_one_image)
-    shown = [line.split() for line in terminal(of_one_image, width).splitlines() if "#1" in line]
-    assert shown == [["gae", "*", "60.00", "#1"], ["rollout", "50.00", "#1"]]
+    assert "| `gae` | **60.00** |\n| `rollout` | 50.00 ≈ |" in tables.as_markdown(of_one_image)
+    assert "gae & \\textbf{60.00} \\\\\nrollout & 50.00 $\\approx$ \\\\" in tables.as_latex(of_one_image)
+    shown = [line.split() for line in terminal(of_one_image, width).splitlines() if "0.00" in line]
+    assert shown == [["gae", "*", "60.00"], ["rollout", "50.00", "≈"]]
 
 
 def test_an_interval_that_does_not_exist_is_null_and_empty(of_one_image):
     rows = json.loads(json.dumps(tables.as_rows(of_one_image), allow_nan=False))
-    assert rows[0] == {"method": "gae", "metric": "mIoU", "mean": 0.6, "low": None, "high": None, "n": 1, "rank": 1}
+    known = {"method": "gae", "kind": "method", "metric": "mIoU", "mean": 0.6, "low": None, "high": None, "n": 1}
+    assert rows[0] == {**known, "rank": 1, "tied": True}
     (line, _) = csv.DictReader(io.StringIO(as_csv([({}, of_one_image)])))
     assert (line["mean"], line["low"], line["high"]) == ("0.6", "", "")
 

@@ -44,6 +44,7 @@ def command(data: str, out: Path, *more: object) -> list[str]:
     """The command line of a small evaluation; everything random has one thread and small shards."""
     arguments = ["--protocol", PROTOCOL, "--model", MODEL.name, "--image-size", "32", "--data", data]
     arguments += ["--methods", ",".join(METHODS), "--out", str(out), "--threads", "1", "--shard-size", "2"]
+    arguments += ["--no-controls"]
     return [sys.executable, "-m", "vitreous", "evaluate", *arguments, *map(str, more)]
 
 

@@ -65,7 +65,20 @@ def invented_store(
     return store
 
 
-def invented_results(out: Path, metrics: Sequence[Metric], numbers, failing=None, **changes) -> Results:
+class InventedWhere(Invented):
+    purpose = "localisation"
+
+
+class InventedWhat(Invented):
+    purpose = "faithfulness"
+
+
+_TASKS = {"other": Invented, "localisation": InventedWhere, "faithfulness": InventedWhat}
+
+
+def invented_results(
+    out: Path, metrics: Sequence[Metric], numbers, failing=None, purpose: str = "other", **changes
+) -> Results:
     """Results of one ``invented_store``, measured by these metrics."""
-    protocol = Protocol("p", "Made up", "", 1, (Invented(tuple(metrics)),))
+    protocol = Protocol("p", "Made up", "", 1, (_TASKS[purpose](tuple(metrics)),))
     return Results((invented_store(out, numbers, failing, **changes),), protocol)

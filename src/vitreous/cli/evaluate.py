@@ -148,7 +148,9 @@ def _print_table(results: Results, console: Console, *, published: bool) -> None
         table = as_terminal(summarise(results, published=published), console.width)
     console.print(table)
     folder = results.stores[0].folder
-    print_line(console, f"[low, high]: 95% confidence interval; #1: rank; results per image: {folder}")
+    print_line(
+        console, f"[low, high]: 95% confidence interval; ≈: not distinguishable from the best (*); per image: {folder}"
+    )
     print_line(console, f"report with curves and pictures: vitreous report {folder}", "dim")
 
 

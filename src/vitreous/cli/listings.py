@@ -95,7 +95,7 @@ def build_catalog() -> dict[str, Any]:
 
 def build_methods() -> list[dict[str, Any]]:
     """Return the registered methods as JSON values."""
-    from vitreous.methods import list_methods  # noqa: PLC0415  # imports torch
+    from vitreous.methods import list_controls, list_methods  # noqa: PLC0415  # imports torch
 
     return [
         {
@@ -115,7 +115,7 @@ def build_methods() -> list[dict[str, Any]]:
             "aggregations": list(method.aggregations),
             "options": _options_as_json(method.options),
         }
-        for method in list_methods()
+        for method in (*list_methods(), *list_controls())
     ]
 
 

@@ -1,7 +1,19 @@
-"""Photos with labels and masks, and texts with rationales, from data sets in their original layouts."""
+"""Data sets in their published layouts: images with labels and masks, texts with rationales."""
 
-from vitreous.datasets.dataset import DataSet, Review, Sample, Shuffled, list_datasets, open_dataset
+from vitreous.datasets.dataset import DataSet, Review, Sample, Shuffled, Stratified, list_datasets, open_dataset
 from vitreous.datasets.eraser_movies import read_movies
+from vitreous.datasets.mosaics import Mosaics
 from vitreous.errors import DataError
 
-__all__ = ["DataError", "DataSet", "Review", "Sample", "Shuffled", "list_datasets", "open_dataset", "read_movies"]
+__all__ = [
+    "DataError",
+    "DataSet",
+    "Mosaics",
+    "Review",
+    "Sample",
+    "Shuffled",
+    "Stratified",
+    "list_datasets",
+    "open_dataset",
+    "read_movies",
+]

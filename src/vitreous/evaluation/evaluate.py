@@ -43,7 +43,8 @@ def evaluate(
         data: ``KIND:PATH``, or an open data set (one process only).
         protocol: a protocol or its name.
         methods: spellings, families of methods, or ``white-box`` for all methods except perturbation methods, which is
-            also the default.
+            also the default. The controls ``random``, ``centre`` and ``edges`` are added, unless ``controls=False``;
+            ``oracle`` or ``ceiling`` adds the greedy order found by asking the model.
         out: the folder that holds the folders of runs.
         progress: receives progress and notices; by default notices become warnings.
         watcher: deprecated name of ``progress``.
@@ -56,7 +57,7 @@ def evaluate(
         >>> import vitreous
         >>> results = vitreous.evaluate(model, "labelled:photos", "chefer-2021-perturbation", ["gae", "rollout"])
         >>> results.methods, len(results.images)
-        (('gae', 'rollout'), 2)
+        (('gae', 'rollout', 'random', 'centre', 'edges'), 2)
     """
     if watcher is not None:
         warnings.warn("evaluate(watcher=...) is deprecated, use progress=...", DeprecationWarning, stacklevel=3)

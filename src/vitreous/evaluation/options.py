@@ -78,6 +78,13 @@ class EvaluateOptions(TypedDict, total=False):
         int | None, Option(None, "Number of images or texts, from the first on.", minimum=1, default_text="all")
     ]
     shuffle: Annotated[bool, Option(False, "Take the data set in a random order, which depends on the seed.")]  # noqa: FBT003
+    stratify: Annotated[
+        bool,
+        Option(
+            False,  # noqa: FBT003
+            "Take the classes in turn, in an order that depends on the seed: --limit takes a stratified sample.",
+        ),
+    ]
     engine: Annotated[Engine, Option("local", "local runs on this machine; ray on a cluster (extra vitreous[ray]).")]
     workers: Annotated[
         int | None,
@@ -97,6 +104,14 @@ class EvaluateOptions(TypedDict, total=False):
     shard_size: Annotated[int, Option(SHARD_SIZE, "Images or texts that are computed and stored together.", minimum=1)]
     seed: Annotated[int, Option(0, "Seed of all random numbers.", minimum=0, maximum=2**63 - 1)]
     plugins: Annotated[Sequence[str | Path], Option((), PLUGIN_HELP, flag="--plugin")]
+    controls: Annotated[
+        bool,
+        Option(
+            True,  # noqa: FBT003
+            "Add the controls as rows: random, centre and edges; of texts random alone.",
+            flag="--controls/--no-controls",
+        ),
+    ]
     retry_failed: Annotated[bool, Option(False, "Compute shards again that contain failed images or texts.")]  # noqa: FBT003
     outputs: Annotated[OutputActivation | None, Option(None, OUTPUTS_HELP, default_text=OUTPUTS_DEFAULT)]
 

@@ -67,11 +67,13 @@ class Standing:
     """Where a method stands among others by one metric.
 
     Attributes:
-        rank: one more than the number of methods that are significantly better.
+        rank: one more than the number of methods with a better mean, so that no worse method stands above a better one.
+        tied: whether nothing tells it apart from the method with the best mean, which is tied with itself.
         against_best: its difference from the method with the best mean; None for that method itself.
     """
 
     rank: int
+    tied: bool
     against_best: Comparison | None
 
 
@@ -140,6 +142,14 @@ def estimates(
     return results
 
 
+def means_interval(table: Floats, *, resamples: int = RESAMPLES, seed: int = 0) -> tuple[Floats, Floats]:
+    """Give the percentile bootstrap interval of the mean of every column of (images, columns), (columns,) each."""
+    drawn = Resamples(len(table), resamples, seed)
+    means = drawn.sums(np.asarray(table, dtype=np.float64)) / len(table)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    return low, high
+
+
 def paired(
     values: Mapping[str, Floats],
     columns: Sequence[str],
@@ -164,11 +174,10 @@ def standings(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> dict[str, Standing]:
-    """Rank methods, best first, and compare each with the one that has the best mean.
+    """Rank methods by their means, best first, and compare each with the one that has the best mean.
 
-    Methods that nothing tells apart from the best share rank 1, and on five images or fewer all do. Tests are those of
-    ``paired``, on the images that count for all methods, and not corrected for their number. A method whose metric has
-    no value is not ranked.
+    On five images or fewer all methods are tied with the best. Tests are those of ``paired``, on the images that count
+    for all methods, and not corrected for their number. A method whose metric has no value is not ranked.
     """
     if metric.direction is None:
         raise MetricError(f"{metric.name} has no better direction, so methods cannot be ranked by it")
@@ -183,15 +192,15 @@ def standings(
         return {}
     best = max(ranked, key=lambda name: sign * ranked[name].value)
 
-    def better(one: _Measured, other: _Measured) -> bool:
-        p = two_sided(_differences(one, other), one.n)
-        return sign * (one.value - other.value) > 0 and p < 1 - LEVEL
+    def better(one: float, other: float) -> bool:
+        return sign * (one - other) > EQUAL * max(abs(one), abs(other))
 
-    ranks = {name: 1 + sum(better(other, one) for other in ranked.values()) for name, one in ranked.items()}
-    order = sorted(ranks, key=lambda name: (ranks[name], -sign * ranked[name].value))
-    return {
-        name: Standing(ranks[name], None if name == best else _compared(ranked, name, best, metric)) for name in order
-    }
+    found = {}
+    for name in sorted(ranked, key=lambda name: -sign * ranked[name].value):
+        rank = 1 + sum(better(other.value, ranked[name].value) for other in ranked.values())
+        compared = None if name == best else _compared(ranked, name, best, metric)
+        found[name] = Standing(rank, compared is None or compared.p >= 1 - LEVEL, compared)
+    return found
 
 
 def two_sided(differences: Floats, images: int) -> float:

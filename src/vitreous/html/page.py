@@ -142,6 +142,25 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Band:
+    """An area between two heights over the horizontal axis, drawn behind the lines.
+
+    Attributes:
+        name: Name of the band, shown on hover.
+        across: Positions on the horizontal axis.
+        low: Lower heights.
+        high: Upper heights.
+        attributes: SVG attributes such as the CSS class.
+    """
+
+    name: str
+    across: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    attributes: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Axis:
     """An axis: its label, its ends, and its tick marks."""
 
@@ -182,6 +201,7 @@ class Chart:
     up: str
     rules: Sequence[_Rule]
     lines: Sequence[_Polyline]
+    bands: Sequence[_Polyline] = ()
     width: int = _WIDTH
     height: int = _HEIGHT
     below: tuple[float, float] = ((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6)
@@ -193,7 +213,7 @@ def percent_axis(label: str) -> Axis:
     return Axis(label, (0, 100), range(0, 101, 20))
 
 
-def layout_chart(lines: Sequence[Line], *, title: str, across: Axis, up: Axis) -> Chart:
+def layout_chart(lines: Sequence[Line], *, title: str, across: Axis, up: Axis, bands: Sequence[Band] = ()) -> Chart:
     """Compute the coordinates of a chart; the last line is drawn on top.
 
     Args:
@@ -201,20 +221,30 @@ def layout_chart(lines: Sequence[Line], *, title: str, across: Axis, up: Axis) -
         title: What the chart shows, for screen readers.
         across: The horizontal axis.
         up: The vertical axis.
+        bands: Areas behind the lines.
     """
     drawn = [_Polyline(line.name, line.attributes, run) for line in lines for run in _runs(line, across, up)]
-    return Chart(title, across.label, up.label, _rules(across, up), drawn)
+    areas = [_Polyline(band.name, band.attributes, _outline(band, across, up)) for band in bands]
+    return Chart(title, across.label, up.label, _rules(across, up), drawn, areas)
 
 
-def line_chart(lines: Sequence[Line], *, title: str, across: Axis, up: Axis) -> str:
+def line_chart(lines: Sequence[Line], *, title: str, across: Axis, up: Axis, bands: Sequence[Band] = ()) -> str:
     """Draw lines over axes as SVG; see ``layout_chart``."""
-    return macro("macros.html", "line_chart", layout_chart(lines, title=title, across=across, up=up))
+    chart = layout_chart(lines, title=title, across=across, up=up, bands=bands)
+    return macro("macros.html", "line_chart", chart)
 
 
 def line_attributes(number: int) -> dict[str, str]:
     """Give the colour and the dashes of a line by its number, as SVG attributes."""
     colour, dash = line_style(number, _COLOURS, _DASHES)
     return {"stroke": colour, **({"stroke-dasharray": dash} if dash else {})}
+
+
+def _outline(band: Band, across: Axis, up: Axis) -> str:
+    """Give the corners of a band: along its lower side, and back along the upper one."""
+    places = list(band.across)
+    corners = [*zip(places, band.low, strict=True), *reversed(list(zip(places, band.high, strict=True)))]
+    return " ".join(f"{_x(across, place):.1f},{_y(up, value):.1f}" for place, value in corners)
 
 
 def _runs(line: Line, across: Axis, up: Axis) -> list[str]:

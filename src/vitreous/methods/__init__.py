@@ -1,8 +1,9 @@
-"""Methods: what is read from a tape, one file per family; importing this package fills the registry."""
+"""Explanation methods, one file per family; importing this package fills the registry."""
 
 from vitreous.methods import (
     attention,
     cam,
+    controls,
     decomposition,
     gradient,
     gradtoken,
@@ -18,7 +19,15 @@ from vitreous.methods import (
 )
 from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
-from vitreous.methods.registry import MethodInfo, list_methods, method_info, own_code, register
+from vitreous.methods.registry import (
+    MethodInfo,
+    is_control,
+    list_controls,
+    list_methods,
+    method_info,
+    own_code,
+    register,
+)
 from vitreous.methods.view import Row, View
 
 __all__ = [
@@ -32,11 +41,14 @@ __all__ = [
     "View",
     "attention",
     "cam",
+    "controls",
     "decomposition",
     "gradient",
     "gradtoken",
     "integrated",
     "integrated_attention",
+    "is_control",
+    "list_controls",
     "list_methods",
     "masking_cam",
     "method_info",

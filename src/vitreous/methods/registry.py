@@ -1,4 +1,4 @@
-"""The method registry: `@register` is the one place that declares a method and everything known about it."""
+"""The method registry: ``@register`` declares a method with its paper and properties."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MethodInfo:
 
     Attributes:
         name: Spelling of the method.
-        family: One of ``FAMILIES``.
+        family: One of ``FAMILIES`` or ``CONTROL_FAMILIES``.
         summary: What the map shows, in one sentence.
         paper: Authors and title of the paper.
         year: Year of publication.
@@ -103,6 +103,11 @@ class MethodInfo:
         return _written(self.make)
 
     @property
+    def is_control(self) -> bool:
+        """Whether it is a control or a ceiling, which stands beside methods and is not ranked among them."""
+        return self.family in CONTROL_FAMILIES
+
+    @property
     def is_own(self) -> bool:
         """Whether it is a plugin, not a method of this package."""
         return _package(self.written) != _PACKAGE
@@ -119,6 +124,8 @@ class MethodInfo:
 
 
 FAMILIES = ("attention", "gradient", "cam", "relevance", "decomposition", "perturbation", "plugin")
+# Rows that tables are read by, and that explain nothing: what any method must beat, and about the most it can reach.
+CONTROL_FAMILIES = ("control", "ceiling")
 
 _PACKAGE = "vitreous"
 _SHORT_WORDS = frozenset({"a", "an", "on", "the"})
@@ -148,7 +155,7 @@ def register(
 
     Args:
         name: Spelling of the method.
-        family: One of ``FAMILIES``.
+        family: One of ``FAMILIES`` or ``CONTROL_FAMILIES``.
         paper: ``"Authors, Title"``.
         year: Year of publication.
         class_specific: Whether the map depends on the explained class.
@@ -163,8 +170,9 @@ def register(
         layer: The layer that is read when layers are not combined.
         propagates: Whether the map is already propagated by attention, so that ``.propagate`` would do it twice.
     """
-    if family not in FAMILIES:
-        raise MethodError(f"family {family!r} is not one of {', '.join(FAMILIES)}")
+    families = (*FAMILIES, *CONTROL_FAMILIES)
+    if family not in families:
+        raise MethodError(f"family {family!r} is not one of {', '.join(families)}")
 
     def enter(make: ReadoutMaker) -> ReadoutMaker:
         if name in _methods and not _same_place(_methods[name].make, make):
@@ -204,7 +212,7 @@ def register(
 
 
 def own_code(spelled: Iterable[str]) -> dict[str, str]:
-    """Give the plugins among some methods, each with the hash of its code."""
+    """Return the plugins among some methods, each with the hash of its code."""
     infos = {name: method_info(name) for name in spelled}
     return {name: source_hash(info.written) for name, info in infos.items() if info.is_own}
 
@@ -219,29 +227,50 @@ def _same_place(before: ReadoutMaker, now: ReadoutMaker) -> bool:
 
 
 def _written(make: ReadoutMaker) -> Callable[..., object]:
-    """Give the function in source code: for a plugin, the decorated one."""
+    """Return the function in source code: for a plugin, the decorated one."""
     written: Callable[..., object] = getattr(make, "written", make)
     return written
 
 
 def _package(written: Callable[..., object]) -> str:
-    """Give the package that defines a function; one made by ``exec`` may have none."""
+    """Return the package that defines a function; empty for functions made by ``exec``."""
     return (getattr(written, "__module__", None) or "").partition(".")[0]
 
 
 def method_info(name: str) -> MethodInfo:
-    """Give the registry entry of a method."""
+    """Return the registry entry of a method."""
     if name not in _methods:
         raise MethodError(f"there is no method {name!r}{close_match(name, _methods)}")
     return _methods[name]
 
 
 def list_methods() -> list[MethodInfo]:
-    """List all methods, in the order of families.
+    """List all methods, in the order of families; for controls and ceilings see ``list_controls``.
 
     Examples:
         >>> import vitreous
         >>> [info.name for info in vitreous.list_methods() if info.family == "attention"][:3]
         ['raw_attention', 'rollout', 'attcam']
     """
-    return sorted(_methods.values(), key=lambda info: FAMILIES.index(info.family))
+    explaining = [info for info in _methods.values() if info.family in FAMILIES]
+    return sorted(explaining, key=lambda info: FAMILIES.index(info.family))
+
+
+def is_control(spelling: str) -> bool:
+    """Whether a spelling is that of a control or a ceiling; one that is not registered is a method."""
+    name = re.split(r"[.:]", spelling.strip(), maxsplit=1)[0]
+    return name in _methods and _methods[name].is_control
+
+
+def list_controls() -> list[MethodInfo]:
+    """List the controls (``random``, ``centre``, ``edges``) and the ceilings (``oracle``), which explain nothing.
+
+    They are spelled like methods and stand in every evaluation, but ``list_methods`` leaves them out.
+
+    Examples:
+        >>> from vitreous.methods import list_controls
+        >>> [(info.name, info.family) for info in list_controls()]
+        [('random', 'control'), ('centre', 'control'), ('edges', 'control'), ('oracle', 'ceiling')]
+    """
+    apart = [info for info in _methods.values() if info.family in CONTROL_FAMILIES]
+    return sorted(apart, key=lambda info: CONTROL_FAMILIES.index(info.family))

@@ -1,7 +1,15 @@
 """Metrics of explanations: pure functions on arrays, and numbers over a data set with their direction and range."""
 
-from vitreous.metrics import localisation, perturbation, sanity, segmentation, text
+from vitreous.metrics import faithfulness, localisation, perturbation, sanity, segmentation, text
 from vitreous.metrics.arrays import min_max
+from vitreous.metrics.faithfulness import (
+    completeness_error,
+    complexity_rise,
+    histogram_entropy,
+    salience_coefficient,
+    salience_groups,
+    single_deletion_correlation,
+)
 from vitreous.metrics.localisation import energy_in_mask, pointing_game, rank_accuracy
 from vitreous.metrics.metric import Curve, Direction, Metric, MetricError, prefixed, row
 from vitreous.metrics.perturbation import (
@@ -49,7 +57,9 @@ __all__ = [
     "average_precision",
     "average_sensitivity",
     "change_of_highest",
+    "completeness_error",
     "complexity",
+    "complexity_rise",
     "comprehensiveness",
     "count_at_thresholds",
     "count_classes",
@@ -59,6 +69,7 @@ __all__ = [
     "effective_complexity",
     "energy_in_mask",
     "faithfulness_correlation",
+    "histogram_entropy",
     "hits",
     "list_metrics",
     "log_odds",
@@ -73,6 +84,9 @@ __all__ = [
     "rank_accuracy",
     "relative_changes",
     "row",
+    "salience_coefficient",
+    "salience_groups",
+    "single_deletion_correlation",
     "sparseness",
     "spearman",
     "structural_similarity",
@@ -82,7 +96,7 @@ __all__ = [
     "word_scores",
 ]
 
-_MODULES = (segmentation, localisation, perturbation, sanity, text)
+_MODULES = (segmentation, localisation, perturbation, faithfulness, sanity, text)
 
 
 def list_metrics() -> dict[str, Metric]:

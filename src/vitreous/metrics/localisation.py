@@ -126,4 +126,25 @@ def mean_rank_accuracy() -> Metric:
     return mean_of("rank_accuracy", "rank accuracy", "higher", (0.0, 1.0), description)
 
 
-METRICS = (pointing_accuracy(), mean_energy_in_mask(), mean_rank_accuracy())
+def mean_grid_share() -> Metric:
+    """Make the mean of ``energy_in_mask`` of a cell of a mosaic, kept in ``grid_share``.
+
+    The grid pointing game of [bohle2021convolutional][].
+    """
+    description = "Mean share of the positive scores that lies in the mosaic's cell of the explained class."
+    return mean_of("grid_share", "GridPG", "higher", (0.0, 1.0), description)
+
+
+def mean_grid_hit() -> Metric:
+    """Make the mean of ``pointing_game`` of a cell of a mosaic, kept in ``grid_hit``."""
+    description = "Share of mosaics whose highest score lies in the cell of the explained class."
+    return mean_of("grid_hit", "highest score in the cell", "higher", (0.0, 1.0), description)
+
+
+METRICS = (
+    pointing_accuracy(),
+    mean_energy_in_mask(),
+    mean_rank_accuracy(),
+    mean_grid_share(),
+    mean_grid_hit(),
+)

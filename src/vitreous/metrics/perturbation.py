@@ -29,7 +29,7 @@ _IN_WORDS: dict[Quantity, str] = {
     "drop": "fall of the target's probability",
 }
 _TITLES: dict[Quantity, str] = {"hit": "accuracy", "probability": "probability", "drop": "fall of the probability"}
-_PREFIXES = {"mif": "MIF", "lif": "LIF", "label": "true class"}
+_PREFIXES = {"mif": "MIF", "lif": "LIF", "label": "true class", "morf": "MoRF", "lerf": "LeRF", "road": "ROAD"}
 
 
 def hits(logits: ArrayLike, labels: ArrayLike) -> Floats:

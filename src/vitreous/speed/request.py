@@ -1,4 +1,4 @@
-"""A measurement as it is asked for by name, and as it is kept: rows with date, versions and command."""
+"""Run a measurement by names of model and methods, and store its rows with date, versions and command."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from vitreous.speed.rows import SpeedRow
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be measured.
+    """The options of a measurement.
 
     Attributes:
-        model: a name that ``load_model`` understands.
-        methods: spellings and words for groups of methods; where there are none, what the peers have, or a few.
-        batch: images at once.
-        size: height and width of the images, where they are not the model's own.
-        repeats: how often everything is timed.
-        peers: whose forms are measured too; ``all`` for every one there is.
-        together: whether all methods are also asked at once.
-        device: where the model runs.
-        command: what was typed.
+        model: a model name, see ``load_model``.
+        methods: method spellings and groups; by default those of the peers, or ``SPEED_METHODS``.
+        batch: images per batch.
+        size: height and width of the images; the model's own by default.
+        repeats: number of repetitions.
+        peers: libraries to compare with; ``all`` for every installed one.
+        together: also measure all methods in one call.
+        device: device of the model.
+        command: the command line, for the provenance.
     """
 
     model: str
@@ -47,20 +47,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found, and where it comes from."""
+    """The rows of a measurement with their provenance."""
 
     rows: list[SpeedRow]
     provenance: dict[str, Any]
 
     def save(self, file: Path) -> None:
-        """Keep it as JSON, a line for each row, so that changes can be seen."""
+        """Write JSON with one line per row, for readable diffs."""
         lines = ",\n".join(json.dumps(row.as_json(), ensure_ascii=False) for row in self.rows)
         head = json.dumps(self.provenance, ensure_ascii=False, indent=1).removesuffix("\n}")
         write_text(file, f'{head},\n "rows": [\n{lines}\n]}}\n')
 
 
 def run(request: Request, notice: Callable[[str], object] = lambda _: None) -> Measured:
-    """Measure what was asked for."""
+    """Run a measurement."""
     peers = find_peers(request.peers)
     methods = spelled_out(request.methods) or usual_spellings(peers) or list(SPEED_METHODS)
     model = load_model(request.model, image_size=request.size, device=request.device)

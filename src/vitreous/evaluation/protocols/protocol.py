@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from vitreous.datasets.dataset import Things
-from vitreous.evaluation.tasks.task import Task
+from vitreous.evaluation.tasks.task import Purpose, Task
 from vitreous.methods.spelling import parse, plus_from_every_layer
 from vitreous.metrics.metric import Metric
 
@@ -53,6 +53,8 @@ class Protocol:
         sweeps: Further rows, which depend on the model's depth.
         start_layers: Every row becomes one row for each layer that PLUS may start at.
         notes: What was decided where the paper leaves it open, one sentence each.
+        mosaic: Photos stand in mosaics of different classes with so many cells in each direction, and the mask is the
+            photo's own cell; None for photos as they are.
     """
 
     name: str
@@ -65,11 +67,17 @@ class Protocol:
     sweeps: tuple[Sweep, ...] = ()
     start_layers: bool = False
     notes: tuple[str, ...] = ()
+    mosaic: int | None = None
 
     @property
     def reads(self) -> Things:
         """What it is measured on."""
         return self.tasks[0].reads
+
+    @property
+    def purpose(self) -> Purpose:
+        """What its first task says about a map: where relevance lies, what that does to the output, or else."""
+        return self.tasks[0].purpose
 
     def spellings(self, asked: Sequence[str], depth: int) -> list[str]:
         """What is really evaluated on a model of ``depth`` blocks.
@@ -96,6 +104,7 @@ class Protocol:
             "protocol": self.name,
             "version": self.version,
             **({"resize": self.resize} if self.reads == "photos" else {"reads": "texts", "long texts": "cut"}),
+            **({} if self.mosaic is None else {"mosaic": self.mosaic}),
             "methods": self.methods,
             "sweeps": [asdict(sweep) for sweep in self.sweeps],
             "start_layers": self.start_layers,

@@ -7,12 +7,23 @@ from collections.abc import Mapping
 from vitreous._utils.messages import close_match
 from vitreous.errors import ProtocolError
 from vitreous.evaluation.protocols.protocol import Protocol, Sweep
+from vitreous.evaluation.tasks.faithfulness import (
+    Completeness,
+    EfficientRandomisation,
+    FillingCurves,
+    GroupFaithfulness,
+    RandomLogit,
+    Road,
+    ShiftStability,
+    SingleDeletion,
+)
 from vitreous.evaluation.tasks.patch_masking import InfluenceDeletion, InsertionDeletion
 from vitreous.evaluation.tasks.pixel_masking import AreaBetweenCurves, ErasingAccuracy, ErasingProbability
 from vitreous.evaluation.tasks.sanity import Concentration, Faithfulness, Randomisation, Sensitivity
 from vitreous.evaluation.tasks.segmentation import (
     AveragePrecision,
     ClassSegmentation,
+    GridPointing,
     Localisation,
     Segmentation,
     ThresholdSearch,
@@ -34,6 +45,9 @@ _RATIONALES = (
     "k is a number of words, not a share, so the best possible token-F1 depends on the length of the rationale.",
     "Scores below 0 are taken as 0, so a method with fewer than k words for the class is filled up from the beginning.",
 )
+
+_GRID = "Böhle et al., Convolutional Dynamic Alignment Networks for Interpretable Classifications, CVPR 2021"
+_ROAD = "Rong et al., A Consistent and Efficient Evaluation Strategy for Attribution Methods, ICML 2022"
 
 _ALL = (
     Protocol(
@@ -210,6 +224,101 @@ _ALL = (
         paper="Zhang et al. 2016; Wang et al. 2020; Arras et al. 2022",
         version=1,
         tasks=(Localisation(),),
+    ),
+    *(
+        Protocol(
+            name=f"grid-pointing-{cells}x{cells}",
+            title=f"Grid pointing game: the share of positive scores in the class's cell of a {cells} x {cells} mosaic",
+            paper=_GRID,
+            version=1,
+            tasks=(GridPointing(),),
+            mosaic=cells,
+            notes=(
+                "Every photo with a label is explained once, in a mosaic with photos of other classes around it.",
+                "Which photos these are, and the cells, depend on the photo's name alone.",
+                "The mosaic has the model's input size, so that positions are those that the model knows.",
+                f"A map that says nothing has 1/{cells**2} in each cell; a map that does not depend on the class, too.",
+                "Photos that the model does not know are not left out, as the authors leave out unsure ones.",
+            ),
+        )
+        for cells in (2, 3)
+    ),
+    Protocol(
+        name="saco",
+        title="SaCo: whether groups of more salient pixels change the prediction more, for all pairs of ten groups",
+        paper="Wu et al., On the Faithfulness of Vision Transformer Explanations, CVPR 2024",
+        version=1,
+        tasks=(GroupFaithfulness(),),
+        notes=("The pixels of one group become the image's mean colour; all others stay.",),
+    ),
+    Protocol(
+        name="road",
+        title="ROAD: the predicted class's probability while pixels are imputed from their surroundings, MoRF and LeRF",
+        paper=_ROAD,
+        version=1,
+        tasks=(Road(),),
+        notes=(
+            "Imputed pixels solve the authors' linear equations; the noise has their standard deviation of 0.01.",
+            "The noise is drawn once for an image and is the same for all methods and steps.",
+            "Points are averaged; the unperturbed photo is not among them.",
+        ),
+    ),
+    Protocol(
+        name="fillings",
+        title="The same curves with pixels black, mean, blurred or imputed, and with patches dropped",
+        paper=_ROAD,
+        version=1,
+        tasks=(FillingCurves(),),
+        notes=(
+            "Every column is one filling: half of the difference between LeRF and MoRF, averaged over five steps.",
+            "The report tells how alike two fillings rank the methods.",
+            "A model that cannot do without patches has no numbers in the last column.",
+        ),
+    ),
+    Protocol(
+        name="single-deletion",
+        title="Rank correlation of the scores of 16 cells with the fall of the logit when each alone is erased",
+        paper="Hesse et al., Benchmarking the Attribution Quality of Vision Models, NeurIPS 2024",
+        version=1,
+        tasks=(SingleDeletion(),),
+        notes=("The authors fine-tune their models on deleted cells; the model is taken as it is here.",),
+    ),
+    Protocol(
+        name="completeness",
+        title="How far the sum of a map is from the logit that it explains",
+        paper="Sundararajan et al. 2017; Mehri et al., LibraGrad, CVPR 2025",
+        version=1,
+        tasks=(Completeness(),),
+        resize="model",
+        notes=(
+            "Only the scores of patches are summed: what class token, registers and biases carry counts as missing.",
+            "Only maps in units of the logit can be complete; attention weights are not.",
+        ),
+    ),
+    Protocol(
+        name="random-logit",
+        title="Rank correlation of the map of the predicted class with that of a random other class",
+        paper="Sixt et al., When Explanations Lie, ICML 2020",
+        version=1,
+        tasks=(RandomLogit(),),
+        resize="model",
+        notes=("A method whose map is the same for every class (correlation 1) does not explain the class.",),
+    ),
+    Protocol(
+        name="efficient-randomisation",
+        title="eMPRT: the relative rise of the map's complexity when all weights are random",
+        paper="Hedström et al., Sanity Checks Revisited, XAI in Action at NeurIPS 2023",
+        version=1,
+        tasks=(EfficientRandomisation(),),
+        resize="model",
+    ),
+    Protocol(
+        name="shift-stability",
+        title="Rank correlation of the map with those of the same photo shifted by one and by four pixels",
+        paper="Yeh et al. 2019, with shifts instead of noise",
+        version=1,
+        tasks=(ShiftStability(),),
+        resize="model",
     ),
     Protocol(
         name="eraser-movies",

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from markupsafe import Markup
 
 from vitreous import __version__
 from vitreous.evaluation.report.images import Extreme, Extremes, Thumbnails, extremes_of, thumbnails_of
+from vitreous.evaluation.report.overall import Overall, agreement_grid, overall_results
 from vitreous.evaluation.report.results import Results, summarise
-from vitreous.evaluation.report.svg import Curves, curves_chart, curves_of, radar_chart, sweeps_of
+from vitreous.evaluation.report.svg import Curves, curves_chart, curves_of, dots_chart, sweeps_of
 from vitreous.evaluation.report.tables import (
     COLUMNS,
     ResultTable,
@@ -24,19 +25,21 @@ from vitreous.evaluation.report.tables import (
     as_markdown,
     as_rows,
     difference_parts,
+    is_tied,
     number_parts,
     published_as_rows,
     published_rows,
     published_title,
+    row_label,
     table_heading,
 )
 from vitreous.evaluation.store.store import read_manifest
 from vitreous.html.page import render
+from vitreous.methods import is_control
 from vitreous.metrics.metric import Metric
 
-_LINES = 8  # coloured lines in a chart; evaluation.css has as many colours
-_RADAR_METHODS = 6
-_RADAR_METRICS = (3, 12)  # fewer axes are no area, more cannot be read
+COLOURS, DASHES = 8, 3  # evaluation.css has as many
+_SHOWN_DOTS = 4  # charts of metrics that are not folded away
 _PICTURED_METHODS = 12
 _SHOWN_FAILURES = 200
 _MISSING = "–"  # noqa: RUF001
@@ -57,13 +60,20 @@ class _Cell:
     rank: str = ""
     about: str = ""
     best: bool = False
+    tied: bool = False
     text: str = ""
 
 
 @dataclass(frozen=True)
 class _Table:
     headings: list[_Heading]
-    rows: list[tuple[str, list[_Cell]]]
+    rows: list[tuple[str, str, list[_Cell]]]  # label, CSS class, cells
+
+
+@dataclass(frozen=True)
+class _Grid:
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -79,12 +89,6 @@ class _ChartGroup:
     styles: Mapping[str, str]
     charts: list[tuple[str, Markup]]
     grey: bool
-
-
-@dataclass(frozen=True)
-class _Radar:
-    styles: Mapping[str, str]
-    chart: Markup
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,10 @@ class _Run:
     against_best: _Table | None
     published: _Published | None
     charts: list[_ChartGroup]
-    radar: _Radar | None
+    dots: list[tuple[str, Markup]]
+    more_dots: list[tuple[str, Markup]]
+    agreement: _Grid | None
+    main: str
     samples: _Samples | None
     failures: _Failures | None
     manifests: list[tuple[str, str]]
@@ -143,25 +150,32 @@ def write_page(found: Sequence[Results], *, pictures: int = 3, published: bool =
         published: Whether numbers that papers print for a protocol are shown, in a table of their own.
     """
     protocols = ", ".join(dict.fromkeys(results.run.protocol for results in found))
+    tables = [summarise(results, published=published) for results in found]
+    styles = MethodStyles()
     return render(
         "evaluation.html",
         title=f"{protocols} · Vitreous",
         heading="How good are these explanations?",
         style="evaluation.css",
         version=__version__,
-        runs=[_run(results, pictures, published=published) for results in found],
+        overall=[_overall(each) for each in overall_results(zip(found, tables, strict=True))],
+        runs=[_run(results, table, pictures, styles) for results, table in zip(found, tables, strict=True)],
     )
 
 
-def _run(results: Results, pictures: int, *, published: bool) -> _Run:
-    table = summarise(results, published=published)
-    leading = leaders(table)
-    styles = {method: f"c{place}" for place, method in enumerate(leading[:_LINES])}
+def _overall(found: Overall) -> tuple[str, _Grid]:
+    return found.title, _Grid(*found.grid())
+
+
+def _run(results: Results, table: ResultTable, pictures: int, styles: MethodStyles) -> _Run:
+    leading = table.methods
+    dots = _dots(table, styles)
+    agreement = agreement_grid(table)
     extremes = extremes_of(results, table.metrics, leading[:_PICTURED_METHODS], pictures) if pictures else []
     done = len(results.images)
     charts = [
         _charts("Curves", curves_of(results), styles),
-        _charts("Metrics over a number in the spelling", sweeps_of(table.estimates), None),
+        _charts("Metrics over a number in the spelling", sweeps_of(table.estimates), styles),
     ]
     return _Run(
         protocol=results.run.protocol,
@@ -174,7 +188,10 @@ def _run(results: Results, pictures: int, *, published: bool) -> _Run:
         if table.published
         else None,
         charts=[group for group in charts if group is not None],
-        radar=_radar(table, styles),
+        dots=dots[:_SHOWN_DOTS],
+        more_dots=dots[_SHOWN_DOTS:],
+        agreement=None if agreement is None else _Grid(*agreement),
+        main="" if table.main is None else table.main.name,
         samples=_samples(results, extremes),
         failures=_failures(results),
         manifests=[
@@ -184,17 +201,38 @@ def _run(results: Results, pictures: int, *, published: bool) -> _Run:
     )
 
 
-def leaders(table: ResultTable) -> list[str]:
-    """Sort the methods by their mean rank over all metrics, best first."""
-    order = table.methods
-    if not table.ranks:
-        return order
+class MethodStyles(Mapping[str, str]):
+    """The CSS classes of methods: a method has the same ones in every table and chart of a report.
 
-    def mean_rank(method: str) -> float:
-        ranks = [ranks.get(method, len(order)) for ranks in table.ranks.values()]
-        return sum(ranks) / len(ranks)
+    Colours are given away in the order in which methods are asked for, then again with other dashes; what comes after
+    that is grey. Controls and ceilings have a style of their own.
+    """
 
-    return sorted(order, key=lambda method: (mean_rank(method), order.index(method)))
+    def __init__(self) -> None:
+        self._given: dict[str, str] = {}
+
+    def __getitem__(self, method: str) -> str:
+        if is_control(method):
+            return "control"
+        if method not in self._given:
+            dash, colour = divmod(len(self._given), COLOURS)
+            self._given[method] = "other" if dash >= DASHES else f"c{colour}" + (f" d{dash}" if dash else "")
+        return self._given[method]
+
+    def get(self, method: str, default: Any = None) -> Any:
+        """The classes of a method; every method has some."""
+        del default
+        return self[method]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def coloured(self, methods: Iterable[str]) -> dict[str, str]:
+        """Those of some methods that are not grey, with their classes, for a legend."""
+        return {method: self[method] for method in methods if self[method] != "other"}
 
 
 def _facts(results: Results) -> list[tuple[str, str]]:
@@ -232,9 +270,17 @@ def _command(manifest: Mapping[str, Any]) -> str:
 
 def _own_table(table: ResultTable, methods: Sequence[str]) -> _Table:
     headings = [_Heading(table_heading(metric), metric.description) for metric in table.metrics]
-    return _Table(
-        headings, [(method, [_cell(table, method, metric) for metric in table.metrics]) for method in methods]
-    )
+    return _Table(headings, _rows(methods, lambda method: [_cell(table, method, metric) for metric in table.metrics]))
+
+
+def _rows(methods: Sequence[str], cells: Callable[[str], list[_Cell]]) -> list[tuple[str, str, list[_Cell]]]:
+    """The lines of a table; controls and ceilings stand apart."""
+    apart = [method for method in methods if is_control(method)]
+
+    def look(method: str) -> str:
+        return "" if method not in apart else "apart first" if method == apart[0] else "apart"
+
+    return [(row_label(method), look(method), cells(method)) for method in methods]
 
 
 def _cell(table: ResultTable, method: str, metric: Metric) -> _Cell:
@@ -242,25 +288,23 @@ def _cell(table: ResultTable, method: str, metric: Metric) -> _Cell:
     if estimate is None or not math.isfinite(estimate.mean):
         return _Cell(text=_MISSING)
     mean, bounds = number_parts(estimate, metric)
-    rank = table.ranks.get(metric.name, {}).get(method)
     return _Cell(
         mean=mean,
         interval=_interval(bounds),
-        rank="" if rank is None else f"#{rank}",
         about=f"n = {estimate.n}",
         best=table.is_best(estimate, metric),
+        tied=is_tied(table, method, metric),
     )
 
 
 def _best_table(table: ResultTable, methods: Sequence[str]) -> _Table | None:
-    """Compare every method with the best one: what the ranks are made of."""
+    """Compare every method with the best one: what the shading is made of."""
     metrics = [metric for metric in table.metrics if table.against_best.get(metric.name)]
     if not metrics:
         return None
     headings = [_Heading(table_heading(metric)) for metric in metrics]
-    return _Table(
-        headings, [(method, [_difference(table, method, metric) for metric in metrics]) for method in methods]
-    )
+    compared = [method for method in methods if not is_control(method)]
+    return _Table(headings, _rows(compared, lambda method: [_difference(table, method, metric) for metric in metrics]))
 
 
 def _difference(table: ResultTable, method: str, metric: Metric) -> _Cell:
@@ -275,41 +319,22 @@ def _interval(bounds: tuple[str, str] | None) -> str:
     return "" if bounds is None else f"{bounds[0]} to {bounds[1]}"
 
 
-def _charts(title: str, curves: Sequence[Curves], styles: Mapping[str, str] | None) -> _ChartGroup | None:
+def _charts(title: str, curves: Sequence[Curves], styles: MethodStyles) -> _ChartGroup | None:
     if not curves:
         return None
-    if styles is None:
-        names = dict.fromkeys(name for curve in curves for name in curve.lines)
-        styles = {name: f"c{place}" for place, name in enumerate(list(names)[:_LINES])}
     charts = [(curve.title, Markup(curves_chart(curve, styles))) for curve in curves]  # noqa: S704
-    return _ChartGroup(title, styles, charts, grey=any(len(curve.lines) > _LINES for curve in curves))
+    names = dict.fromkeys(name for curve in curves for name in curve.lines)
+    coloured = styles.coloured(names)
+    return _ChartGroup(title, coloured, charts, grey=len(coloured) < len(names))
 
 
-def radar_of(table: ResultTable, methods: Sequence[str]) -> tuple[list[str], dict[str, list[float]]]:
-    """Give the axes and the position of every method on each: from the worst of all methods (0) to the best (1)."""
-    axes, columns = [], []
-    for metric in table.metrics:
-        means = {
-            one.method: one.mean for one in table.estimates if one.metric == metric.name and math.isfinite(one.mean)
-        }
-        if metric.direction is None or not means or any(method not in means for method in methods):
-            continue
-        low, high = min(means.values()), max(means.values())
-        shares = {method: (means[method] - low) / ((high - low) or 1.0) for method in methods}
-        if metric.direction == "lower":
-            shares = {method: 1 - share for method, share in shares.items()}
-        axes.append(metric.name)
-        columns.append(shares)
-    return axes, {method: [shares[method] for shares in columns] for method in methods}
-
-
-def _radar(table: ResultTable, styles: Mapping[str, str]) -> _Radar | None:
-    methods = list(styles)[:_RADAR_METHODS]
-    axes, shapes = radar_of(table, methods)
-    if not _RADAR_METRICS[0] <= len(axes) <= _RADAR_METRICS[1] or len(table.methods) < 2:
-        return None
-    chosen = {method: styles[method] for method in methods}
-    return _Radar(chosen, Markup(radar_chart(axes, shapes, chosen)))  # noqa: S704  # rendered by our own templates
+def _dots(table: ResultTable, styles: Mapping[str, str]) -> list[tuple[str, Markup]]:
+    """One labelled chart for every metric that has a better direction."""
+    metrics = [metric for metric in table.metrics if metric.direction is not None]
+    return [
+        (table_heading(metric), Markup(dots_chart(table, metric, styles)))  # noqa: S704  # rendered by our own templates
+        for metric in metrics
+    ]
 
 
 def _samples(results: Results, extremes: Sequence[Extremes]) -> _Samples | None:

@@ -19,6 +19,7 @@ from vitreous.evaluation.report.tables import ResultTable, as_rows, published_re
 from vitreous.evaluation.statistics import Comparison, Estimate, estimates, paired, standings
 from vitreous.evaluation.store.run import Run, RunError, Shard
 from vitreous.evaluation.store.store import Notice, Store, read_manifest
+from vitreous.methods import is_control
 from vitreous.metrics.metric import Floats, Metric
 
 
@@ -196,6 +197,7 @@ def summarise(results: Results, *, ranks: bool = True, published: bool = False) 
     metrics = results.protocol.metrics()
     found: list[Estimate] = []
     ranked: dict[str, dict[str, int]] = {}
+    tied: dict[str, frozenset[str]] = {}
     against_best: dict[str, dict[str, Comparison]] = {}
     for columns, alike in groupby(metrics, key=lambda metric: metric.columns):
         # Columns of one kind after the other, so that no more are in memory; the resamples are the same for all.
@@ -206,8 +208,10 @@ def summarise(results: Results, *, ranks: bool = True, published: bool = False) 
         found += estimates(values, columns, together, seed=results.run.seed)
         for metric in together:
             if ranks and metric.direction is not None and len(values) > 1:
-                found_by = standings(values, columns, metric, seed=results.run.seed)
+                explaining = {name: table for name, table in values.items() if not is_control(name)}
+                found_by = standings(explaining, columns, metric, seed=results.run.seed) if explaining else {}
                 ranked[metric.name] = {name: one.rank for name, one in found_by.items()}
+                tied[metric.name] = frozenset(name for name, one in found_by.items() if one.tied)
                 against_best[metric.name] = {
                     name: one.against_best for name, one in found_by.items() if one.against_best is not None
                 }
@@ -218,6 +222,7 @@ def summarise(results: Results, *, ranks: bool = True, published: bool = False) 
         ranked,
         against_best,
         published_results(results.protocol.name) if published else (),
+        tied,
     )
 
 

@@ -1,21 +1,23 @@
-"""Charts of the evaluation report: curves over steps or over an option, and a radar of methods over metrics."""
+"""Charts of the evaluation report: curves over steps or over an option, and dots with intervals for every metric."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from vitreous.evaluation.report.results import Results, counted_values
-from vitreous.evaluation.statistics import Estimate
-from vitreous.html.page import Axis, Line, line_chart, macro
-from vitreous.metrics.metric import Curve
+from vitreous.evaluation.report.tables import ResultTable, row_label, table_heading
+from vitreous.evaluation.statistics import Estimate, means_interval
+from vitreous.html.page import Axis, Band, Line, line_chart, macro
+from vitreous.metrics.metric import Curve, Metric
 
 _SWEPT = re.compile(r"(?P<before>.*)\b(?P<option>start|layer|depth)=(?P<value>\d+)(?P<after>.*)")
 _SHORTEST = 3
+_RANDOM = "random"  # the control that every curve is read against
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Curves:
         steps: places on that axis.
         lines: a height for every step, by the line's name.
         columns: what the heights are the means of, where they are means over images.
+        bands: by the line's name, the lower and the upper bound of its 95% bootstrap interval at every step; of the
+            control ``random``.
     """
 
     title: str
@@ -35,6 +39,7 @@ class Curves:
     steps: tuple[float, ...]
     lines: Mapping[str, tuple[float, ...]]
     columns: tuple[str, ...] = ()
+    bands: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
 
 
 def curves_of(results: Results) -> list[Curves]:
@@ -47,12 +52,15 @@ def curves_of(results: Results) -> list[Curves]:
 
 
 def _averaged(results: Results, curve: Curve) -> Curves:
-    lines = {}
+    lines, bands = {}, {}
     for method, table in counted_values(results, curve.columns).items():
         known = table[np.isfinite(table).all(axis=1)]
         if len(known):
             lines[method] = tuple(float(mean) for mean in known.mean(axis=0))
-    return Curves(curve.title, curve.axis, curve.steps, lines, curve.columns)
+        if method == _RANDOM and len(known) > 1:
+            bounds = means_interval(known, seed=results.run.seed)
+            bands[method] = tuple(bounds[0].tolist()), tuple(bounds[1].tolist())
+    return Curves(curve.title, curve.axis, curve.steps, lines, curve.columns, bands)
 
 
 def sweeps_of(estimates: Sequence[Estimate]) -> list[Curves]:
@@ -73,36 +81,83 @@ def sweeps_of(estimates: Sequence[Estimate]) -> list[Curves]:
     return sweeps
 
 
-_RADAR = 330
-_RADIUS = 125
+_ROW = 19  # pixels of one method
+_LABELS = 210
+_PLOT = 300
+_TOP, _BOTTOM, _RIGHT = 8, 26, 64
 
 
 @dataclass(frozen=True)
-class _RadarLabel:
-    """The name of an axis in lines, each with its place."""
-
-    anchor: str
-    lines: list[tuple[str, str, str]]
-
-
-@dataclass(frozen=True)
-class _RadarShape:
-    """The polygon of one method."""
+class _Dot:
+    """One row of a chart of dots: the method, its mean and the interval, as coordinates."""
 
     name: str
     style: str
-    points: str
+    y: str
+    x: str | None
+    low: str | None
+    high: str | None
+    text: str
 
 
 @dataclass(frozen=True)
-class _Radar:
-    """A radar chart ready for its template."""
+class _Dots:
+    """A chart of dots ready for its template."""
 
-    rings: list[str]
-    spokes: list[tuple[str, str, str, str]]
-    labels: list[_RadarLabel]
-    shapes: list[_RadarShape]
-    box: str = f"-90 0 {_RADAR + 180} {_RADAR}"
+    title: str
+    rows: list[_Dot]
+    ticks: list[tuple[str, str]]
+    reference: str | None
+    top: str
+    bottom: str
+    below: str
+    labels: str = str(_LABELS - 8)
+    width: int = _LABELS + _PLOT + _RIGHT
+    height: int = 0
+
+
+def dots_chart(table: ResultTable, metric: Metric, styles: Mapping[str, str]) -> str:
+    """Draw the mean of every row of a table by one metric with its interval as SVG; random is a line through all.
+
+    Rows stand from the best mean to the worst, whatever they are; one without a mean keeps its place at the end.
+
+    Args:
+        table: The results.
+        metric: The metric.
+        styles: The CSS class of every row.
+    """
+    found = {method: table.estimate(method, metric.name) for method in table.methods}
+    known = {method: one for method, one in found.items() if one is not None and math.isfinite(one.mean)}
+    bounds = [value for one in known.values() for value in (one.mean, one.low, one.high) if math.isfinite(value)]
+    ticks = _ticks(min(bounds, default=0.0), max(bounds, default=1.0))
+    sign = -1.0 if metric.direction == "higher" else 1.0
+    order = sorted(known, key=lambda method: sign * known[method].mean)
+    order += [method for method in table.methods if method not in known]
+
+    def place(value: float) -> str | None:
+        share = (value - ticks[0]) / (ticks[-1] - ticks[0])
+        return f"{_LABELS + _PLOT * share:.1f}" if math.isfinite(value) else None
+
+    rows = []
+    for number, method in enumerate(order):
+        one = known.get(method)
+        mean, low, high = (math.nan,) * 3 if one is None else (one.mean, one.low, one.high)
+        text = "not measured" if one is None else metric.format(mean)
+        y = f"{_TOP + _ROW * (number + 0.5):.1f}"
+        rows.append(_Dot(row_label(method), styles.get(method, "other"), y, place(mean), place(low), place(high), text))
+    bottom = _TOP + _ROW * len(order)
+    random = known.get(_RANDOM)
+    chart = _Dots(
+        title=table_heading(metric),
+        rows=rows,
+        ticks=[(place(tick) or "", metric.format(tick)) for tick in ticks],
+        reference=None if random is None else place(random.mean),
+        top=str(_TOP),
+        bottom=str(bottom),
+        below=str(bottom + 15),
+        height=bottom + _BOTTOM,
+    )
+    return macro("macros.html", "dots", chart)
 
 
 def curves_chart(curves: Curves, styles: Mapping[str, str]) -> str:
@@ -112,7 +167,8 @@ def curves_chart(curves: Curves, styles: Mapping[str, str]) -> str:
         curves: The curves.
         styles: The CSS class of every line; lines without one are drawn first, in the background.
     """
-    heights = [height for line in curves.lines.values() for height in line if math.isfinite(height)]
+    drawn = [*curves.lines.values(), *(bound for bounds in curves.bands.values() for bound in bounds)]
+    heights = [height for line in drawn for height in line if math.isfinite(height)]
     ticks = _ticks(min(heights, default=0.0), max(heights, default=1.0))
     steps = curves.steps
     lines = [
@@ -121,47 +177,11 @@ def curves_chart(curves: Curves, styles: Mapping[str, str]) -> str:
     ]
     marked = steps[:: max(1, math.ceil(len(steps) / 12))]
     across = Axis(curves.axis, (steps[0], steps[-1]), marked)
-    return line_chart(lines, title=curves.title, across=across, up=Axis("", (ticks[0], ticks[-1]), ticks))
-
-
-def radar_chart(axes: Sequence[str], shapes: Mapping[str, Sequence[float]], styles: Mapping[str, str]) -> str:
-    """Draw methods over metrics as SVG; 1 is at the rim and best, 0 is the centre."""
-    centre = _RADAR / 2
-    angles = [2 * math.pi * place / len(axes) - math.pi / 2 for place in range(len(axes))]
-
-    def place(angle: float, share: float) -> tuple[str, str]:
-        x, y = centre + _RADIUS * share * math.cos(angle), centre + _RADIUS * share * math.sin(angle)
-        return f"{x:.1f}", f"{y:.1f}"
-
-    def polygon(shares: Sequence[float]) -> str:
-        return " ".join(",".join(place(angle, share)) for angle, share in zip(angles, shares, strict=True))
-
-    chart = _Radar(
-        rings=[polygon([ring] * len(axes)) for ring in (0.25, 0.5, 0.75, 1.0)],
-        spokes=[(f"{centre:.1f}", f"{centre:.1f}", *place(angle, 1.0)) for angle in angles],
-        labels=[_axis_label(angle, name, centre) for angle, name in zip(angles, axes, strict=True)],
-        shapes=[_RadarShape(name, styles.get(name, "other"), polygon(shares)) for name, shares in shapes.items()],
-    )
-    return macro("macros.html", "radar", chart)
-
-
-def _axis_label(angle: float, name: str, centre: float) -> _RadarLabel:
-    """Place the name of an axis beyond its end, in lines of a few words."""
-    reach = _RADIUS + 14
-    x, y = centre + reach * math.cos(angle), centre + reach * math.sin(angle)
-    anchor = "middle" if abs(math.cos(angle)) < 0.2 else "start" if math.cos(angle) > 0 else "end"
-    lines = _wrapped(name, 20)
-    top = y + 4 - (len(lines) - 1) * (12 if math.sin(angle) < -0.2 else 6 if math.sin(angle) < 0.2 else 0)
-    return _RadarLabel(anchor, [(f"{x:.1f}", f"{top + 12 * row:.1f}", line) for row, line in enumerate(lines)])
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + len(word) >= width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return lines
+    bands = [
+        Band(f"{name}, 95% interval", steps, low, high, {"class": "band"}) for name, (low, high) in curves.bands.items()
+    ]
+    up = Axis("", (ticks[0], ticks[-1]), ticks)
+    return line_chart(lines, title=curves.title, across=across, up=up, bands=bands)
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -19,6 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vitreous.evaluation.statistics import EQUAL, Comparison, Estimate
+from vitreous.methods import is_control, method_info
+from vitreous.methods.registry import CONTROL_FAMILIES
 from vitreous.metrics.metric import Metric
 
 _TOKENTM = "Wu et al., Token Transformation Matters (TokenTM), CVPR 2024"
@@ -59,12 +62,14 @@ _TABLES = (
     ("chefer-2021-perturbation", "ImageNet", ("AUC positive", "AUC negative"), _PERTURBATION),
 )
 COLUMNS = (
-    *("method", "metric", "mean", "low", "high", "n", "rank"),
+    *("method", "kind", "metric", "mean", "low", "high", "n", "rank", "tied"),
     *("best", "difference", "difference_low", "difference_high", "p"),
 )
 _ARROWS = {"higher": "↑", "lower": "↓", None: ""}
 _LATEX_ARROWS = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
 _MISSING = "-"
+TIED = "≈"
+ROW_KINDS = ("method", *CONTROL_FAMILIES)
 _P_VALUES = "p of a paired bootstrap against the method with the best mean, two-sided, not corrected for several tests"
 _LATEX_SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -73,6 +78,7 @@ _LATEX_SPECIAL = {
     "|": r"\textbar{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
+    "≈": r"$\approx$",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }
 
@@ -120,10 +126,11 @@ class ResultTable:
     Attributes:
         title: what was measured, on what.
         metrics: the columns, in order.
-        estimates: own results, in any order; methods keep the order of their first one.
-        ranks: per metric's name the rank of each method, where they are wanted.
+        estimates: own results, in any order.
+        ranks: per metric's name the rank of each method by its mean, where they are wanted; controls have none.
         against_best: per metric's name how each method compares with the one of the best mean, which is left out.
         published: others' results.
+        tied: per metric's name the methods that a paired test does not tell apart from the one of the best mean.
     """
 
     title: str
@@ -132,27 +139,65 @@ class ResultTable:
     ranks: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     against_best: Mapping[str, Mapping[str, Comparison]] = field(default_factory=dict)
     published: Sequence[PublishedResult] = ()
+    tied: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @cached_property
+    def methods(self) -> list[str]:
+        """All rows: methods by their mean of the main metric, the best first, then controls, then ceilings.
+
+        Methods with the same mean keep the order in which their results came, and those without one come last.
+        """
+        listed = list(dict.fromkeys(estimate.method for estimate in self.estimates))
+        main = self.main
+        if main is None:
+            return sorted(listed, key=lambda method: ROW_KINDS.index(row_kind(method)))
+        sign = -1.0 if main.direction == "higher" else 1.0
+        means = {one.method: sign * one.mean for one in self.estimates if one.metric == main.name}
+
+        def place(method: str) -> tuple[int, float]:
+            mean = means.get(method, math.nan)
+            return ROW_KINDS.index(row_kind(method)), mean if math.isfinite(mean) else math.inf
+
+        return sorted(listed, key=place)
 
     @property
-    def methods(self) -> list[str]:
-        """All methods, in the order in which their results came."""
-        return list(dict.fromkeys(estimate.method for estimate in self.estimates))
+    def main(self) -> Metric | None:
+        """The metric that rows are sorted by: the first of which one direction is better."""
+        return next((metric for metric in self.metrics if metric.direction is not None), None)
 
     def estimate(self, method: str, metric: str) -> Estimate | None:
         """Find one number, None where there is none."""
         return next((one for one in self.estimates if (one.method, one.metric) == (method, metric)), None)
 
     def best(self, metric: Metric) -> float | None:
-        """Give the best mean of a metric, None where no direction is better or nothing was measured."""
-        means = [one.mean for one in self.estimates if one.metric == metric.name and math.isfinite(one.mean)]
+        """Give the best mean of a metric, None where no direction is better or nothing was measured.
+
+        Controls and ceilings do not count.
+        """
+        means = [
+            one.mean
+            for one in self.estimates
+            if one.metric == metric.name and math.isfinite(one.mean) and not is_control(one.method)
+        ]
         if metric.direction is None or not means:
             return None
         return max(means) if metric.direction == "higher" else min(means)
 
     def is_best(self, estimate: Estimate, metric: Metric) -> bool:
         """Say whether a number is the best of its column; equal ones are, whatever order they were summed in."""
-        best = self.best(metric)
+        best = None if is_control(estimate.method) else self.best(metric)
         return best is not None and math.isclose(estimate.mean, best, rel_tol=EQUAL)
+
+
+def row_kind(spelling: str) -> str:
+    """Say whether a row is a ``method``, a ``control`` or a ``ceiling``."""
+    return method_info(re.split(r"[.:]", spelling, maxsplit=1)[0]).family if is_control(spelling) else "method"
+
+
+def row_label(spelling: str) -> str:
+    """Name a row, with what it is where it is no method."""
+    kind = row_kind(spelling)
+    return spelling if kind == "method" else f"{spelling} ({kind})"
 
 
 def as_markdown(table: ResultTable, *, p_values: bool = False) -> str:
@@ -164,7 +209,7 @@ def as_markdown(table: ResultTable, *, p_values: bool = False) -> str:
     """
     headings = ["method", *(table_heading(metric) for metric in table.metrics)]
     rows = [
-        [f"`{method}`", *(f"**{text}**" if best else text for text, best in _cells(table, method))]
+        [_markdown_label(method), *(f"**{text}**" if best else text for text, best in _cells(table, method))]
         for method in table.methods
     ]
     parts = [f"**{table.title}**", markdown_grid(headings, rows), explain_marks(table)]
@@ -188,7 +233,7 @@ def as_latex(table: ResultTable, *, p_values: bool = False) -> str:
     label = "tab:" + "-".join(re.findall(r"[a-z0-9]+", table.title.lower()))
     headings = ["method", *(_latex(metric.label) + _LATEX_ARROWS[metric.direction] for metric in table.metrics)]
     rows = [
-        [_latex(method), *(_latex_cell(text, best=best) for text, best in _cells(table, method))]
+        [_latex(row_label(method)), *(_latex_cell(text, best=best) for text, best in _cells(table, method))]
         for method in table.methods
     ]
     caption = f"{table.title}. {explain_marks(table)}".rstrip()
@@ -208,6 +253,11 @@ def as_latex(table: ResultTable, *, p_values: bool = False) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _markdown_label(method: str) -> str:
+    kind = row_kind(method)
+    return f"`{method}`" if kind == "method" else f"`{method}` ({kind})"
+
+
 def explain_marks(table: ResultTable) -> str:
     """Say what the marks mean that a table has: bold numbers, intervals, ranks, arrows."""
     shown = [one for one in table.estimates if math.isfinite(one.mean)]
@@ -216,8 +266,12 @@ def explain_marks(table: ResultTable) -> str:
         marks.append("Bold: best mean of its column; the arrow tells whether higher or lower is better.")
     if any(math.isfinite(one.low) and math.isfinite(one.high) for one in shown):
         marks.append("[low, high]: 95% bootstrap interval.")
-    if any(table.ranks.values()):
-        marks.append("#: rank; methods that a paired test (p < 0.05) does not tell apart share it.")
+    if any(len(names) > 1 for names in table.tied.values()):
+        marks.append(f"{TIED}: a paired test (p < 0.05) does not tell it apart from the best mean.")
+    if table.main is not None and len(table.methods) > 1:
+        marks.append(f"Rows are sorted by {table.main.name}.")
+    if any(is_control(method) for method in table.methods):
+        marks.append("Controls and ceilings stand below and are not compared.")
     if any(table.estimate(method, metric.name) not in shown for method in table.methods for metric in table.metrics):
         marks.append(f"{_MISSING}: not measured.")
     return " ".join(marks)
@@ -257,10 +311,17 @@ def _of_method(table: ResultTable, method: str) -> list[Estimate]:
 
 def _own_row(table: ResultTable, estimate: Estimate) -> dict[str, Any]:
     numbers = {name: _finite(getattr(estimate, name)) for name in ("mean", "low", "high")}
-    row: dict[str, Any] = {"method": estimate.method, "metric": estimate.metric, **numbers, "n": estimate.n}
+    kind = row_kind(estimate.method)
+    row: dict[str, Any] = {
+        "method": estimate.method,
+        "kind": kind,
+        "metric": estimate.metric,
+        **numbers,
+        "n": estimate.n,
+    }
     rank = table.ranks.get(estimate.metric, {}).get(estimate.method)
     if rank is not None:
-        row["rank"] = rank
+        row |= {"rank": rank, "tied": estimate.method in table.tied.get(estimate.metric, ())}
     compared = table.against_best.get(estimate.metric, {}).get(estimate.method)
     if compared is not None:
         row |= {"best": compared.second, "difference": _finite(compared.difference)}
@@ -289,11 +350,16 @@ def cell_of(table: ResultTable, method: str, metric: Metric, *, stacked: bool = 
     if estimate is None or not math.isfinite(estimate.mean):
         return _MISSING, False
     mean, bounds = number_parts(estimate, metric)
-    rank = table.ranks.get(metric.name, {}).get(method)
-    shown = "" if rank is None else f" #{rank}"
+    best = table.is_best(estimate, metric)
+    shown = f" {TIED}" if is_tied(table, method, metric) and not best else ""
     interval = "" if bounds is None else f"[{bounds[0]}, {bounds[1]}]"
     text = f"{mean}{shown}\n{interval}".rstrip() if stacked else f"{mean} {interval}".rstrip() + shown
-    return text, table.is_best(estimate, metric)
+    return text, best
+
+
+def is_tied(table: ResultTable, method: str, metric: Metric) -> bool:
+    """Say whether a paired test does not tell a method apart from the one with the best mean."""
+    return method in table.tied.get(metric.name, ())
 
 
 def number_parts(estimate: Estimate, metric: Metric) -> tuple[str, tuple[str, str] | None]:
@@ -394,7 +460,7 @@ def as_terminal(table: ResultTable, width: int) -> Group:
         width: the characters that a line holds. Where they do not do, intervals stand below their means, and metrics
             that are still too many go into further tables.
     """
-    methods = _Column("method", [Text(method) for method in table.methods])
+    methods = _Column("method", [Text(row_label(method)) for method in table.methods])
     left = width - methods.width - 2 * _BETWEEN
     columns = [_column(table, metric, stacked=False) for metric in table.metrics]
     if _width(columns) > left:
@@ -436,7 +502,9 @@ def _column(table: ResultTable, metric: Metric, *, stacked: bool) -> _Column:
 
 def _cell(table: ResultTable, method: str, metric: Metric, *, stacked: bool) -> Text:
     text, best = cell_of(table, method, metric, stacked=stacked)
-    return Text(f"* {text}", style="bold green") if best else Text(text)
+    if best:
+        return Text(f"* {text}", style="bold green")
+    return Text(text, style="green" if is_tied(table, method, metric) else "")
 
 
 def _published(table: ResultTable) -> Table:

@@ -19,7 +19,7 @@ import torch
 
 from vitreous._utils.messages import printable, reason_of
 from vitreous._utils.user_code import source_hash
-from vitreous.datasets import DataSet, Shuffled, open_dataset
+from vitreous.datasets import DataSet, Mosaics, Shuffled, Stratified, open_dataset
 from vitreous.datasets.dataset import Review, Sample, Things
 from vitreous.errors import MethodError, VitreousError
 from vitreous.evaluation.protocols import Protocol, find_protocol
@@ -71,7 +71,7 @@ def open_context(run: Run) -> EvaluationContext:
 def _open(run: Run) -> EvaluationContext:
     load_plugins(run.plugins)
     protocol = find_protocol(run.protocol)
-    data = open_data(run.data, run.seed if run.shuffled else None)
+    data = arranged(open_dataset(run.data), protocol, run.seed, shuffled=run.shuffled, stratified=run.stratified)
     context = EvaluationContext(settled_outputs(load(run.model, protocol.reads)), data, protocol)
     found = {
         "weights of the model": (weights_of(context.model), run.weights),
@@ -116,10 +116,13 @@ def preprocessing_of(model: AnyModel) -> dict[str, Any]:
     return {**model.reader.settings, **named}
 
 
-def open_data(spec: str, shuffled_by: int | None) -> DataSet:
-    """Open a data set, in its own order or shuffled by a seed."""
-    listed = open_dataset(spec)
-    return listed if shuffled_by is None else Shuffled(listed, shuffled_by)
+def arranged(listed: DataSet, protocol: Protocol, seed: int, *, shuffled: bool, stratified: bool) -> DataSet:
+    """A data set in the order that is asked for, and in mosaics where the protocol is measured on those."""
+    if stratified:
+        listed = Stratified(listed, seed)
+    elif shuffled:
+        listed = Shuffled(listed, seed)
+    return listed if protocol.mosaic is None else Mosaics(listed, protocol.mosaic)
 
 
 def own_code_of(spellings: Iterable[str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from vitreous.api.method_trials import try_methods
 from vitreous.api.output_detection import find_outputs
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import evaluation_copy
-from vitreous.datasets import DataSet, Shuffled
+from vitreous.datasets import DataSet, open_dataset
 from vitreous.datasets.dataset import Things
 from vitreous.errors import MethodError, ModelError, RefusedMethodsError
 from vitreous.evaluation.options import EvaluateOptions, resolve_options
@@ -33,10 +33,10 @@ from vitreous.evaluation.runner.adapters import first_run
 from vitreous.evaluation.runner.measure import (
     AnyModel,
     EvaluationContext,
+    arranged,
     columns_of,
     hash_files,
     load,
-    open_data,
     own_code_of,
     preprocessing_of,
     weights_of,
@@ -46,9 +46,9 @@ from vitreous.evaluation.store.store import Notice, Store, earlier_runs
 from vitreous.explanation.provenance import software_versions
 from vitreous.inputs.model_input import Inputs
 from vitreous.inputs.outputs import OutputActivation, scale_of
-from vitreous.methods import list_methods
-from vitreous.methods.registry import FAMILIES
-from vitreous.methods.spelling import cost_of, parse
+from vitreous.methods import list_controls, list_methods
+from vitreous.methods.registry import CONTROL_FAMILIES, FAMILIES
+from vitreous.methods.spelling import EXAMPLE_DEPTH, cost_of, parse
 from vitreous.models import LoadedModel
 from vitreous.models.loaded import given_outputs, settled_outputs
 from vitreous.models.text_models import LoadedTextModel
@@ -113,6 +113,8 @@ def _group(word: str) -> list[str] | None:
     """The methods of a group, or None for a spelling."""
     methods = list_methods()
     names = {method.name for method in methods}
+    if word in CONTROL_FAMILIES:
+        return [info.name for info in list_controls() if info.family == word]
     if word == ALL:
         return [method.name for method in methods]
     white_box = [method.name for method in methods if method.family not in _BLACK_BOX_FAMILIES]
@@ -179,6 +181,12 @@ Model = str | ModelChoice | nn.Module | LoadedModel | TextModel
 _DECISIVE = ("vitreous", "torch")  # packages whose version is part of a run's key, besides the model's library
 
 
+def controls_of(reads: Things) -> list[str]:
+    """The controls that stand in every table of a protocol on images or on texts; ceilings have to be asked for."""
+    controls = [info.name for info in list_controls() if info.family == "control"]
+    return [name for name in controls if reads == "photos" or not parse(name).needs(EXAMPLE_DEPTH).picture]
+
+
 def check_labels(context: EvaluationContext) -> None:
     """Check that the labels of a data set match the outputs of the model, where the protocol uses labels.
 
@@ -222,16 +230,22 @@ def prepare_run(
     asked = find_protocol(protocol) if isinstance(protocol, str) else protocol
     plugins = [str(expanded(file).resolve()) for file in options["plugins"]]
     load_plugins(plugins)
-    opened = _open(data, options["seed"] if options["shuffle"] else None)
-    if opened.holds != asked.reads:
-        raise RunError(f"{asked.name} is measured on {asked.reads}, but {opened.kind} holds {opened.holds}")
-    if not len(opened):
-        raise RunError(f"there are no {opened.holds} in {opened.kind}:{opened.path}")
+    listed = open_dataset(_absolute(data)) if isinstance(data, str) else data
+    if listed.holds != asked.reads:
+        raise RunError(f"{asked.name} is measured on {asked.reads}, but {listed.kind} holds {listed.holds}")
+    if not len(listed):
+        raise RunError(f"there are no {listed.holds} in {listed.kind}:{listed.path}")
+    order = {"shuffled": options["shuffle"], "stratified": options["stratify"]}
+    opened = arranged(listed, asked, options["seed"], **order)
+    if options["limit"] is not None and not any(order.values()):
+        _mention_classes(opened, options["limit"], notice)
     choice, loaded = _load(model, asked.reads)
     choice, loaded = _with_outputs(choice, loaded, options["outputs"])
     context = EvaluationContext(loaded, opened, asked)
     check_labels(context)
     spellings = _spellings(context, methods, notice)
+    if options["controls"]:
+        spellings = tuple(dict.fromkeys((*spellings, *controls_of(asked.reads))))
     run = Run(
         protocol=asked.name,
         settings=asked.settings(),
@@ -247,7 +261,7 @@ def prepare_run(
         plugins=hash_files(plugins),
         shard_size=options["shard_size"],
         seed=options["seed"],
-        shuffled=options["shuffle"],
+        **order,
         versions=_versions(loaded.model),
         limit=options["limit"],
         threads=threads_for(options["workers"] or 1) if options["threads"] is None else options["threads"],
@@ -279,10 +293,17 @@ def _check(model: Model, data: str | DataSet, protocol: str | Protocol, options:
         raise RunError("several processes open model, data set and protocol by name: give names, or use one worker")
 
 
-def _open(data: str | DataSet, shuffled_by: int | None) -> DataSet:
-    if isinstance(data, str):
-        return open_data(_absolute(data), shuffled_by)
-    return data if shuffled_by is None else Shuffled(data, shuffled_by)
+def _mention_classes(data: DataSet, limit: int, notice: Notice) -> None:
+    """Say so where the first samples are of fewer classes than a stratified sample would be."""
+    labels = data.labels()
+    if labels is None or limit >= len(labels):
+        return
+    seen, known = set(labels[:limit]), set(labels)
+    if len(seen) < min(limit, len(known)):
+        notice(
+            f"the first {limit} {data.holds} are no stratified sample: they show {len(seen)} of {len(known)} classes; "
+            "stratify (--stratify) takes the classes in turn"
+        )
 
 
 def _load(model: Model, reads: Things) -> tuple[ModelChoice, AnyModel]:

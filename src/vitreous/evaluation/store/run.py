@@ -21,7 +21,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("settings", "model", "preprocessing", "plugins", "own_methods", "versions"), dict),
     **dict.fromkeys(("methods", "columns"), list),
     **dict.fromkeys(("images", "shard_size", "seed", "threads"), int),
-    "shuffled": bool,
+    **dict.fromkeys(("shuffled", "stratified"), bool),
     "limit": int | None,
 }
 
@@ -94,6 +94,7 @@ class Run:
         seed: of everything that is drawn at random.
         versions: of the programs that compute the numbers.
         shuffled: whether the data set is taken in a random order, which depends on ``seed``.
+        stratified: the same with the classes in turn.
         limit: how many images are evaluated; None for all. Not part of the key: a run can be made longer.
         threads: how many threads the model uses. Not part of the key, but fixed when the run is started.
     """
@@ -113,6 +114,7 @@ class Run:
     shard_size: int = SHARD_SIZE
     seed: int = 0
     shuffled: bool = False
+    stratified: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     limit: int | None = None
     threads: int = 1
@@ -132,7 +134,9 @@ class Run:
         # A limit cuts the list of shards and leaves them as they are; threads are kept by the run's manifest.
         for name in ("limit", "threads", "data", "images", "plugins"):
             del values[name]
-        if self.model.outputs is None:  # as in runs from before there was a choice
+        if not self.stratified:  # as in runs from before there was a choice
+            del values["stratified"]
+        if self.model.outputs is None:
             del values["model"]["outputs"]
         if self.model.stage is None:
             del values["model"]["stage"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from vitreous.evaluation.store.files import (
     write_shard,
 )
 from vitreous.evaluation.store.run import Run, RunError, Shard
+from vitreous.methods import is_control
 
 KIND = "vitreous evaluation"
 SCHEMA = 2
@@ -225,9 +226,16 @@ def earlier_runs(out: Path, run: Run) -> dict[Path, Run]:
             other = read_run(manifest.parent)
         except StorageError:
             continue  # it is reported where it is read
-        if other.versions != run.versions and replace(other, versions=run.versions).key == run.key:
+        # Runs from before there were controls, and those without them, are the same evaluation.
+        same_methods = _without_controls(other.methods) == _without_controls(run.methods)
+        alike = replace(other, versions=run.versions, methods=run.methods)
+        if other.versions != run.versions and same_methods and alike.key == run.key:
             found[manifest.parent] = other
     return found
+
+
+def _without_controls(methods: Iterable[str]) -> list[str]:
+    return [method for method in methods if not is_control(method)]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from vitreous.evaluation.tasks.task import (
     ImageBatch,
     ImageTask,
     Picture,
+    Purpose,
     Values,
     explained_class,
 )
@@ -97,6 +98,7 @@ class TokenDropping(ImageTask):
         area: How the steps and the unmasked image become one number, in percent.
     """
 
+    purpose: ClassVar[Purpose] = "faithfulness"
     explained: Explained = "label"
     percent: tuple[int, ...] = NINE
     count: Literal["floor(ratio * patches)"] = "floor(ratio * patches)"

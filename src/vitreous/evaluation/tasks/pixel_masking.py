@@ -24,6 +24,7 @@ from vitreous.evaluation.tasks.task import (
     ImageBatch,
     ImageTask,
     Picture,
+    Purpose,
     Values,
     enlarged,
     explained_class,
@@ -197,6 +198,7 @@ class PixelErasing(ImageTask):
         ties: Which of equal pixels ranks higher.
     """
 
+    purpose: ClassVar[Purpose] = "faithfulness"
     explained: tuple[Explained, ...] = ("predicted",)
     percent: tuple[int, ...] = NINE
     directions: tuple[Sign, ...] = ("positive", "negative")

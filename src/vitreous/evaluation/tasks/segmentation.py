@@ -18,6 +18,7 @@ from vitreous.evaluation.tasks.task import (
     ImageTask,
     MissingAnnotationError,
     Picture,
+    Purpose,
     Values,
     enlarged,
     label_of,
@@ -56,6 +57,7 @@ class Segmentation(ImageTask):
         ignored: Pixels of the mask that do not count.
     """
 
+    purpose: ClassVar[Purpose] = "localisation"
     kind: ClassVar[str] = "segmentation"
 
     explained: Segmented = "predicted"
@@ -95,6 +97,7 @@ class AveragePrecision(ImageTask):
         ignored: Pixels of the mask that do not count.
     """
 
+    purpose: ClassVar[Purpose] = "localisation"
     kind: ClassVar[str] = "average precision"
 
     explained: Segmented = "largest object"
@@ -123,6 +126,40 @@ class AveragePrecision(ImageTask):
             mask = mask_of_class(picture, segmented_class(picture, self.explained))
             values.append(counts.mean_average_precision().row(counts.mask_average_precision(map_, mask)))
         return values
+
+
+@dataclass(frozen=True)
+class GridPointing(ImageTask):
+    """Grid Pointing Game: how much of a map lies in the cell of a mosaic that shows the explained class.
+
+    Attributes:
+        explained: The class whose map is measured.
+        upsampling: How a map of patches gets the size of the mosaic.
+        share: What is measured of the cell.
+    """
+
+    purpose: ClassVar[Purpose] = "localisation"
+    kind: ClassVar[str] = "grid pointing game"
+
+    explained: Explained = "label"
+    upsampling: Upsampling = "nearest"
+    share: Literal["of the positive scores"] = "of the positive scores"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return localisation.mean_grid_share(), localisation.mean_grid_hit()
+
+    def targets(self, picture: Picture) -> tuple[int, ...]:
+        return (segmented_class(picture, self.explained),)
+
+    def measure(self, batch: ImageBatch, cases: Sequence[Case]) -> list[Values]:
+        shares, hits = self.metrics
+        found = []
+        for map_, case in zip(maps_of_pixels(batch, cases, self.explained, self.upsampling), cases, strict=True):
+            cell = mask_of(batch.pictures[case.image])
+            share = shares.row(localisation.energy_in_mask(map_, cell))
+            found.append(share | hits.row(localisation.pointing_game(map_, cell)))
+        return found
 
 
 def maps_of_pixels(
@@ -190,6 +227,7 @@ class Localisation(ImageTask):
         ignored: Pixels of the mask that do not count.
     """
 
+    purpose: ClassVar[Purpose] = "localisation"
     kind: ClassVar[str] = "localisation"
 
     explained: Segmented = "predicted"
@@ -235,6 +273,7 @@ class ThresholdSearch(ImageTask):
         ignored: Pixels of the mask that do not count.
     """
 
+    purpose: ClassVar[Purpose] = "localisation"
     kind: ClassVar[str] = "segmentation with a searched threshold"
 
     explained: Segmented = "predicted"
@@ -288,6 +327,7 @@ class ClassSegmentation(ImageTask):
         ignored: Pixels of the mask that do not count.
     """
 
+    purpose: ClassVar[Purpose] = "localisation"
     kind: ClassVar[str] = "segmentation of several classes"
 
     classes: int = 21

@@ -34,6 +34,7 @@ Explained = Literal["predicted", "label"]  # the class whose map is measured
 NINE = tuple(range(10, 100, 10))  # percent: the steps of most curves
 _OF_THE_DATA = ("label", "largest object")  # classes to explain that come from the data set, not from the model
 BatchT = TypeVar("BatchT")
+Purpose = Literal["localisation", "faithfulness", "other"]
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,17 @@ class MissingAnnotationError(VitreousError, ValueError):
 
 @dataclass(frozen=True)
 class Task(ABC, Generic[SeenT, BatchT]):
-    """A measurement. Its fields are its settings: plain values, all of which a run's key depends on."""
+    """A measurement. Its fields are its settings: plain values, all of which a run's key depends on.
+
+    Attributes:
+        kind: What it is called in settings.
+        reads: Images or texts.
+        purpose: What it says about a map: where relevance lies, what that does to the output, or something else.
+    """
 
     kind: ClassVar[str]
     reads: ClassVar[Things]
+    purpose: ClassVar[Purpose] = "other"
 
     @property
     @abstractmethod
