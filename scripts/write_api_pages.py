@@ -34,6 +34,7 @@ def pages() -> dict[str, str]:
             f"{CONTEXT}\nSee also [methods](api-methods.md), [pictures](api-pictures.md), [metrics](api-metrics.md).\n",
             {
                 "Functions and classes": [f"vitreous.{name}" for name in package],
+                "Targets": [f"vitreous.targets.{name}" for name in vitreous.targets.__all__],
                 "Models": ["vitreous.models.LoadedModel", "vitreous.models.Preprocessing"],
                 "What inspection shows": [
                     "vitreous.api.inspection.Inspection",

@@ -28,10 +28,10 @@ PUBLIC = {
     **{f"vitreous.metrics.{name}": getattr(metrics, name) for name in metrics.__all__},
     **{f"vitreous.pictures.{name}": getattr(pictures, name) for name in pictures.__all__},
     **{f"vitreous.speed.{name}": getattr(vitreous.speed, name) for name in vitreous.speed.__all__},
+    **{f"vitreous.targets.{name}": getattr(vitreous.targets, name) for name in vitreous.targets.__all__},
     "vitreous.errors.VitreousError": vitreous.errors.VitreousError,
     "vitreous.methods.MethodInfo": MethodInfo,
     "vitreous.plugin.method": plugin.method,
-    "vitreous.targets.Prompt": vitreous.targets.Prompt,
 }
 NAMES = sorted(set(PUBLIC) - WITHOUT)
 
@@ -42,6 +42,7 @@ def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("examples")
     with Image.open(PHOTO) as photo:
         photo.convert("RGB").save(place / "demo.jpg")
+        photo.convert("RGB").rotate(90).save(place / "other.jpg")
     (place / "photos").mkdir()
     random = np.random.default_rng(0)
     for label in (0, 1):
@@ -80,7 +81,7 @@ def test_the_reference_has_every_public_name():
     result = forked.run([str(script), "--check"])
     assert result.returncode == 0, result.stderr
     text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("api*.md"))
-    modules = {"vitreous.errors", "vitreous.rules", "vitreous.speed", "vitreous.__version__"}
+    modules = {"vitreous.errors", "vitreous.rules", "vitreous.speed", "vitreous.targets", "vitreous.__version__"}
     assert not [name for name in set(PUBLIC) - modules if f"::: {name}\n" not in text]
 
 

@@ -41,6 +41,18 @@ class TargetContext:
         images: its input, (batch, 3, height, width).
         class_names: gives the name of every class, or ``None``.
         encode: the network's output for another picture (a path, a PIL image, an array or a tensor), without a graph.
+
+    Examples:
+        >>> import vitreous
+        >>> from vitreous.targets import Output, Target
+        >>> class ToTheFirst(Target):
+        ...     def prepare(self, context):
+        ...         first = context.encode(context.images[:1])
+        ...         return Output(lambda output: (output - first).norm(dim=1), "distance to the first image")
+        ...     def score(self, output):
+        ...         raise NotImplementedError
+        >>> vitreous.explain(model, ["other.jpg", "demo.jpg"], "ixg", target=ToTheFirst()).label(1)
+        'distance to the first image'
     """
 
     model: Any
@@ -69,6 +81,17 @@ class OriginalRun:
         logits: the class scores in it, (batch, classes), without a graph; ``None`` where it has none.
         scale: what the class scores are; ``None`` for logits.
         image_size: height and width of the model's input.
+
+    Examples:
+        >>> import vitreous
+        >>> from vitreous.targets import Contrast, Target
+        >>> class AgainstTheWorst(Target):
+        ...     def resolve(self, original, image):
+        ...         return Contrast(int(original.logits[image].argmax()), int(original.logits[image].argmin()))
+        ...     def score(self, output):
+        ...         raise NotImplementedError
+        >>> vitreous.explain(model, "demo.jpg", "ixg", target=AgainstTheWorst()).value(1000) > 0
+        True
     """
 
     output: Any
@@ -91,6 +114,7 @@ class Target(ABC):
     """What is explained: one number per image. Subclasses define ``score``; the rest has defaults.
 
     Examples:
+        >>> import torch
         >>> import vitreous
         >>> from vitreous.targets import Target
         >>> class Entropy(Target):
@@ -573,7 +597,20 @@ _STORED: dict[str, type[Target]] = {}
 
 
 def register_stored(kind: type[Target]) -> type[Target]:
-    """Let a kind of target be saved and loaded: a dataclass whose fields are JSON values and tensors."""
+    """Let a kind of target be saved and loaded: a dataclass whose fields are JSON values and tensors.
+
+    Examples:
+        >>> from dataclasses import dataclass
+        >>> from vitreous.targets import Target, register_stored
+        >>> @register_stored
+        ... @dataclass(frozen=True)
+        ... class Square(Target):
+        ...     index: int
+        ...     def score(self, output):
+        ...         return output[:, self.index] ** 2
+        >>> Square(3)
+        Square(index=3)
+    """
     _STORED[kind.__name__] = kind
     return kind
 

@@ -85,5 +85,5 @@ def settled_outputs(model: AnyModel) -> AnyModel:
 
 
 def settled_kind(network: nn.Module, declared: OutputActivation | None) -> OutputActivation:
-    """What the outputs of a network are, where nothing is recognised: declared, configured, or logits."""
+    """Return what the outputs of a network are without detection: as declared, as configured, or logits."""
     return declared or scale_of(network) or "logits"
