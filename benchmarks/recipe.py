@@ -326,9 +326,7 @@ def measured(
         batch, cases = with_maps(opened, base["target"], base["grid"], candidates, slice(start, start + TOGETHER))
         if "segmentation" in parts:
             precision = AveragePrecision(explained="predicted").measure(
-                replace(
-                    batch, pictures=tuple(replace(each, objects=(each.predicted,)) for each in batch.pictures)
-                ),
+                replace(batch, pictures=tuple(replace(each, objects=(each.predicted,)) for each in batch.pictures)),
                 cases,
             )
             for case, values, more in zip(cases, Segmentation().measure(batch, cases), precision, strict=True):

@@ -15,7 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from recipe import COLUMNS, MODELS, base_maps, cached, grid_game, measured, mosaics_of, open_model, samples_of, sign_flip
+from recipe import (
+    COLUMNS,
+    MODELS,
+    base_maps,
+    cached,
+    grid_game,
+    measured,
+    mosaics_of,
+    open_model,
+    samples_of,
+    sign_flip,
+)
 from torch import Tensor
 
 Base = dict[str, Any]

@@ -18,7 +18,18 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from recipe import COLUMNS, MODELS, TOGETHER, base_maps, grid_game, measured, mosaics_of, open_model, samples_of, sign_flip
+from recipe import (
+    COLUMNS,
+    MODELS,
+    TOGETHER,
+    base_maps,
+    grid_game,
+    measured,
+    mosaics_of,
+    open_model,
+    samples_of,
+    sign_flip,
+)
 
 import vitreous
 
@@ -42,7 +53,11 @@ def measure(model: str, photos: int, parts: list[str], methods: list[str], perce
     """Measure part after part, batch after batch."""
     known = json.loads(out.read_text()) if out.exists() else {"values": {}, "done": {}}
     known |= {"model": model, "name": MODELS[model].name, "data": MODELS[model].data, "percent": percent}
-    known |= {"methods": methods, "versions": versions(), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    known |= {
+        "methods": methods,
+        "versions": versions(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
     _, adapter = open_model(model)
     samples = samples_of(model, "report", photos)
     mosaics = list(mosaics_of(samples))

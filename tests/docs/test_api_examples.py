@@ -32,7 +32,6 @@ PUBLIC = {
     "vitreous.errors.VitreousError": vitreous.errors.VitreousError,
     "vitreous.methods.MethodInfo": MethodInfo,
     "vitreous.plugin.method": plugin.method,
-    "vitreous.targets.Prompt": vitreous.targets.Prompt,
 }
 NAMES = sorted(set(PUBLIC) - WITHOUT)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import vitreous
 from small_models import PATCHES, golden_model, random_images, small_vit
-from vitreous.errors import MethodError, RefusedMethodsError, UnsupportedModelError
+from vitreous.errors import MethodError
 from vitreous.methods.gradient import FullGradient
 from vitreous.methods.spelling import cost_of
 from vitreous.methods.twoscale import standardised
