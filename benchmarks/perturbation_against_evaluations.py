@@ -2,9 +2,9 @@
 
     python benchmarks/perturbation_against_evaluations.py [--model vit_tiny_patch16_224] [--budget 64] [--repeats 3]
 
-The yardstick of a method is the plain model under ``no_grad`` on as many pictures, 16 at a time; for dropped tokens it
+The baseline of a method is the plain model under ``no_grad`` on as many pictures, 16 at a time; for dropped tokens it
 is the same number of whole pictures, so a ratio below 1 is what dropping saves. A deletion curve drops 0%, 10%, ...
-90% of the patches; its yardstick is ten evaluations of whole pictures. Processor time of one thread is counted, since
+90% of the patches; its baseline is ten evaluations of whole pictures. Processor time of one thread is counted, since
 it does not depend on what else the machine does.
 """
 

@@ -34,15 +34,15 @@ def time_in_turn(jobs: Mapping[str, Job], repeats: int) -> dict[str, list[float]
     return timing.time_in_turn(jobs, repeats, _PROCESSOR)
 
 
-def median_ratio(times: Sequence[float], yardstick: Sequence[float]) -> float:
+def median_ratio(times: Sequence[float], baseline: Sequence[float]) -> float:
     """The median of ratios that were measured side by side."""
-    return statistics.median(ours / theirs for ours, theirs in zip(times, yardstick, strict=True))
+    return statistics.median(ours / theirs for ours, theirs in zip(times, baseline, strict=True))
 
 
-def ratio_in_turn(job: Job, yardstick: Job, repeats: int) -> float:
+def ratio_in_turn(job: Job, baseline: Job, repeats: int) -> float:
     """The median ratio of a job to what it is measured by, both run in turn after one round that does not count."""
-    times = time_in_turn({"job": job, "yardstick": yardstick}, repeats)
-    return median_ratio(times["job"], times["yardstick"])
+    times = time_in_turn({"job": job, "baseline": baseline}, repeats)
+    return median_ratio(times["job"], times["baseline"])
 
 
 @torch.no_grad()

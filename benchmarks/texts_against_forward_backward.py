@@ -4,7 +4,7 @@
         [--methods attnlrp decompx ...] [--json FILE]
 
 The classifier has BERT's architecture in the size of MiniLM-L6 or of BERT base and random weights, which cost as much
-as trained ones. The yardstick runs it on the same padded batch with frozen parameters and fused attention, backward to
+as trained ones. The baseline runs it on the same padded batch with frozen parameters and fused attention, backward to
 the embedded tokens. Each repetition runs every job once, in turn, and the median ratio counts. Processor time of one
 thread is counted, since it does not depend on what else the machine does.
 """
@@ -62,7 +62,7 @@ def one_pass_methods() -> list[str]:
 
 
 def jobs(model: nn.Module, texts: Texts, methods: Sequence[str]) -> Mapping[str, Callable[[], object]]:
-    """What is measured, by name; the yardstick first."""
+    """What is measured, by name; the baseline first."""
     embeddings: nn.Module = model.get_submodule("bert.embeddings")
 
     def forward_backward() -> None:
@@ -96,8 +96,8 @@ def serving(model: nn.Module, methods: Sequence[str]) -> dict[str, str | None]:
 def measure(model: nn.Module, methods: Sequence[str], lengths: Sequence[int], repeats: int) -> dict[str, float]:
     """The ratio of every method on one padded batch."""
     seconds = time_in_turn(jobs(model, make_texts(lengths), methods), repeats)
-    yardstick = seconds["forward+backward"]
-    return {method: median_ratio(seconds[method], yardstick) for method in methods}
+    baseline = seconds["forward+backward"]
+    return {method: median_ratio(seconds[method], baseline) for method in methods}
 
 
 def described(lengths: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import gc
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +13,16 @@ from nothing_skipped import pytest_make_collect_report, pytest_runtest_makerepor
 from vitreous.explanation.views import _PROVIDERS, _views
 from vitreous.methods.registry import _methods
 from vitreous.tape.rules import RULES
+
+
+def pytest_collection_finish() -> None:
+    """What imports and collection left, some millions of objects, need not be looked through by every collection."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or libraries tell of it at the end
 
 
 @pytest.fixture(autouse=True, scope="session")

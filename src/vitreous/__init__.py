@@ -21,11 +21,12 @@ __all__ = [
     "rules",
     "speed",
     "supported",
+    "targets",
     "trust",
 ]
 
 if TYPE_CHECKING:
-    from vitreous import errors, rules, speed
+    from vitreous import errors, rules, speed, targets
     from vitreous.api.explain import explain
     from vitreous.api.inspection import inspect
     from vitreous.api.support import supported
@@ -53,6 +54,7 @@ _MODULES = {
     "rules": None,
     "speed": None,
     "supported": "vitreous.api.support",
+    "targets": None,
     "trust": "vitreous.api.trust",
 }
 

@@ -1,8 +1,8 @@
-"""Every error a user can cause has a type of its own and a one-line message; all derive from ``VitreousError``."""
+"""Errors that a user can cause. All derive from ``VitreousError`` and have a one-line message."""
 
 
 class VitreousError(Exception):
-    """Base of all errors that vitreous raises on purpose.
+    """Base class of the errors of this package.
 
     Examples:
         >>> import vitreous
@@ -15,15 +15,15 @@ class VitreousError(Exception):
 
 
 class InputError(VitreousError, ValueError):
-    """The images given are not what a model can take: wrong rank, channels, size, or non-finite pixels."""
+    """The images are not a valid input: wrong rank, channels or size, or non-finite pixels."""
 
 
 class TargetError(VitreousError, ValueError):
-    """The class to explain does not exist or has the wrong shape."""
+    """The target class does not exist, or the target has the wrong shape."""
 
 
 class MethodError(VitreousError, ValueError):
-    """A method spelling is unknown, has an unknown option, or combines parts that do not go together."""
+    """A method is unknown, has an unknown option, or combines incompatible parts."""
 
 
 class ImageError(VitreousError, ValueError):
@@ -31,11 +31,11 @@ class ImageError(VitreousError, ValueError):
 
 
 class DataError(VitreousError, ValueError):
-    """A data set, or one item of it, is missing or damaged; the message says what and where the set comes from."""
+    """A data set or a sample is missing or damaged; the message says what, and where to obtain the data set."""
 
 
 class ModelError(VitreousError, ValueError):
-    """A model cannot be found, loaded, or its name is not understood."""
+    """A model cannot be found or loaded, or its name is not valid."""
 
 
 class UnsupportedModelError(ModelError):
@@ -43,10 +43,10 @@ class UnsupportedModelError(ModelError):
 
 
 class RefusedMethodsError(UnsupportedModelError, MethodError):
-    """Some of the methods asked for cannot explain this model, or not in this precision.
+    """Some of the requested methods do not support this model or precision.
 
     Attributes:
-        reasons: by spelling, why.
+        reasons: the reason by method spelling.
     """
 
     def __init__(self, message: str, reasons: dict[str, str]) -> None:
@@ -55,7 +55,7 @@ class RefusedMethodsError(UnsupportedModelError, MethodError):
 
 
 class MissingDependencyError(VitreousError, ImportError):
-    """An optional part is not installed; the message names the extra that brings it."""
+    """An optional dependency is not installed; the message names the extra."""
 
 
 class ProtocolError(VitreousError, ValueError):

@@ -1,4 +1,4 @@
-"""Your own method: one function with a decorator, in a file of your own.
+"""Plugins: write your own method as a function with a decorator.
 
     from vitreous.plugin import method
 
@@ -6,8 +6,8 @@
     def value_length(view, layer):
         return view.value(layer).norm(dim=-1).mean(dim=1)
 
-Use it as ``vitreous explain photo.jpg --plugin my_method.py --method value_length.skipplus``, or from Python after
-importing the file. A package may name its module in the entry-point group ``vitreous.methods`` instead.
+Use it with ``vitreous explain photo.jpg --plugin my_method.py --method value_length.skipplus``, or in Python after
+importing the file. An installed package registers its module in the entry-point group ``vitreous.methods``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vitreous.tape.rules import RULES
 
 Read = Callable[[View, int], Tensor]
 
-_VALUES = tuple(part.name for part in fields(Needs) if isinstance(part.default, frozenset))  # those of layers
+_VALUES = tuple(part.name for part in fields(Needs) if isinstance(part.default, frozenset))  # declared per layer
 _FORMER_VALUES = {"halves": "residual"}
 _SLOPES = tuple(part.name for part in fields(GradientNeeds))
 
@@ -52,27 +52,27 @@ def method(
     paper: str = "unpublished",
     year: int = 0,
 ) -> Callable[[Read], Read]:
-    """Make a method of a function ``(view, layer) -> (batch, tokens)``: the scores of all tokens at one block.
+    """Register a function ``(view, layer) -> (batch, tokens)`` as a method: the scores of all tokens at one block.
 
-    ``.plus``, ``.skipplus``, ``.propagate`` and ``:layer=`` come by themselves.
+    The aggregations ``.plus``, ``.skipplus`` and ``.propagate`` and the option ``:layer=`` are provided.
 
     Args:
-        name: how it is spelled.
-        values: what is read at the layer, fields of ``vitreous.tape.Needs``: tokens, norms, residual, attention,
-            attention_rows.
-        slopes: of which of these the gradient is read, fields of ``vitreous.tape.GradientNeeds``: tokens, norms,
-            attention, biases. With any, the method depends on the class.
-        rule: the rule that the backward pass follows.
+        name: name of the method.
+        values: activations that the function reads at the layer, fields of ``vitreous.tape.Needs``: tokens, norms,
+            residual, attention, attention_rows.
+        slopes: activations whose gradient it reads, fields of ``vitreous.tape.GradientNeeds``: tokens, norms,
+            attention, biases. With any of them, the method is class-specific.
+        rule: the rule of the backward pass.
         objective: ``logit`` or ``probability``; for others see ``vitreous.tape.Pass``.
-        signed: whether the sign of the scores means something.
-        layer: the block that is read where the spelling does not combine several.
-        aggregation: how blocks are combined where the spelling does not say: ``plus``, ``skipplus`` or not at all.
-        summary: one sentence on what it shows; the docstring's first line by default.
+        signed: whether the sign of the scores carries meaning.
+        layer: the block to read if the spelling does not combine several.
+        aggregation: the default aggregation: ``plus``, ``skipplus`` or none.
+        summary: one sentence on what the map shows; the first line of the docstring by default.
         paper: where it is published.
-        year: when.
+        year: the year of publication.
 
     Raises:
-        MethodError: one of these does not exist.
+        MethodError: an argument has an unknown value.
 
     Examples:
         >>> from vitreous.plugin import method
@@ -89,7 +89,7 @@ def method(
     _check(name, "slopes", slopes, _SLOPES)
     _check(name, "rule", (rule,), RULES)
     _check(name, "objective", (objective,), get_args(Objective))
-    if slopes == ("biases",):  # they are noted on the way of a backward pass, which has to arrive somewhere
+    if slopes == ("biases",):  # they are recorded during a backward pass, which needs a destination
         slopes = ("tokens", "biases")
 
     def enter(read: Read) -> Read:
@@ -99,7 +99,7 @@ def method(
             return readout
 
         make.__doc__ = summary or read.__doc__ or name
-        make.written = read  # type: ignore[attr-defined]  # the code that is the method
+        make.written = read  # type: ignore[attr-defined]  # the user's function, for hashes and error messages
         register(
             name,
             family="plugin",
@@ -116,7 +116,7 @@ def method(
 
 
 def _check(name: str, argument: str, given: Collection[str], known: Collection[str]) -> None:
-    """Refuse what is not among the known; nothing else would notice before the method is used, or ever."""
+    """Refuse unknown values at registration, not when the method runs."""
     if isinstance(given, str):
         raise MethodError(f"the method {name!r}: {argument} are several, so write {argument}=({given!r},)")
     for word in given:
@@ -127,7 +127,7 @@ def _check(name: str, argument: str, given: Collection[str], known: Collection[s
 
 
 class _FunctionReadout(TokenReadout):
-    """A function as a read-out."""
+    """A read-out that calls a user's function."""
 
     def __init__(self, read: Read, values: tuple[str, ...], slopes: tuple[str, ...], backward: Pass) -> None:
         self._read, self.values, self.slopes, self.backward = read, values, slopes, backward  # type: ignore[misc]
@@ -142,11 +142,11 @@ class _FunctionReadout(TokenReadout):
 
 
 def load_plugin(path: str | Path) -> None:
-    """Run a file that registers methods; run again, it replaces those that it registered before.
+    """Run a Python file that registers methods or rules. Running it again replaces them.
 
     Raises:
-        MethodError: it does not exist or does not run.
-        InputError: it cannot be, as in the home of nobody.
+        MethodError: the file does not exist or raises an exception.
+        InputError: the path is not valid.
     """
     file = expanded(path)
     try:
@@ -162,14 +162,14 @@ def load_plugin(path: str | Path) -> None:
 
 
 def load_plugins(files: Iterable[str | Path]) -> None:
-    """Register the methods of installed plugins and of the files given, as they are now."""
+    """Load installed plugins and the given plugin files."""
     load_entry_points()
     for file in files:
         load_plugin(file)
 
 
 def load_entry_points() -> None:
-    """Import the modules that installed packages name in the group ``vitreous.methods``."""
+    """Import the modules that installed packages register in the entry-point group ``vitreous.methods``."""
     for point in entry_points(group=PLUGIN_ENTRY_POINTS):
         try:
             point.load()

@@ -1,6 +1,6 @@
-"""Rules for the backward pass, and how to write your own: see docs/own-rule.md.
+"""Rules of the backward pass; see docs/own-rule.md for writing your own.
 
-A rule is a class; registered, it is used as ``ixg:rule=NAME``.
+A rule is a class. Once registered, it is used as ``ixg:rule=NAME``.
 
 Examples:
     >>> import vitreous

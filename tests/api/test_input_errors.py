@@ -290,7 +290,6 @@ OUTPUTS = {
     "a dictionary of something else": (lambda scores: {"out": scores}, InputError, "returned dict"),
     "a word": (lambda scores: "cat", InputError, "returned str"),
     "an empty tuple": (lambda scores: (), InputError, "returned tuple"),
-    "one number per image": (lambda scores: scores[:, 0], InputError, r"returned \(2,\)"),
     "a number": (lambda scores: scores.sum(), InputError, r"returned \(\)"),
     "a map": (lambda scores: scores[:, :, None], InputError, r"returned \(2, 5, 1\)"),
     "no classes": (lambda scores: scores[:, :0], InputError, r"returned \(2, 0\)"),
@@ -324,6 +323,13 @@ def test_usual_ways_to_return_class_scores(change):
     found = vitreous.explain(Returning(change), GOOD, ["gae"])
     assert found.scores["gae"].shape == (2, 16)
     assert found.logits.shape == (2, CLASSES)
+
+
+def test_one_number_per_image_is_one_output():
+    found = vitreous.explain(Returning(lambda scores: scores[:, 3]), GOOD, ["ixg"], outputs="value")
+    assert found.logits.shape == (2, 1)
+    expected = vitreous.explain(Returning(lambda scores: scores), GOOD, ["ixg"], target=3, outputs="value")
+    assert torch.equal(found.scores["ixg"], expected.scores["ixg"])
 
 
 @pytest.mark.parametrize(

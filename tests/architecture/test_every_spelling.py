@@ -6,12 +6,14 @@ true gradients can be asked for.
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitreous
-from spelling_reference import DEPTH, images, reference, weights
+from spelling_reference import DEPTH, Run, images, reference, weights
 from spelling_variants import ALL, SPELLINGS, build
 from vitreous.architecture import find_architecture
 from vitreous.errors import RefusedMethodsError
@@ -30,14 +32,32 @@ READ = [pair for pair in ALL if pair not in WITHOUT_STREAM]
 ATTENDED = [pair for pair in ALL if pair not in WITHOUT_ATTENTION]
 
 
+@cache
+def written_out(variant: str) -> Run:
+    """The reference of a variant; its graph is kept."""
+    return reference(weights(), images(), variant)
+
+
+@cache
+def model_of(variant: str, name: str) -> nn.Module:
+    """The same model for every test: none changes it, and its architecture is found once."""
+    return build(variant, name, weights())
+
+
+@cache
+def fused_maps(variant: str) -> dict[str, Tensor]:
+    """The maps of the first spelling, one method at a time."""
+    first = model_of(variant, next(iter(SPELLINGS[variant])))
+    return {method: vitreous.explain(first, images(), method, TARGET).scores[method] for method in METHODS}
+
+
 def gradients_of(run, wanted: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(run.logits.gather(1, TARGET[:, None]).sum(), wanted, retain_graph=True)
 
 
 @pytest.mark.parametrize(("variant", "name"), READ, ids=lambda value: value)
 def test_blocks_and_stream(variant, name):
-    given, pictures = weights(), images()
-    model, run = build(variant, name, given), reference(given, pictures, variant)
+    pictures, model, run = images(), model_of(variant, name), written_out(variant)
     architecture = find_architecture(model, pictures)
     assert architecture.depth == DEPTH
     tokens = frozenset(range(DEPTH))
@@ -53,8 +73,7 @@ def test_blocks_and_stream(variant, name):
 @pytest.mark.parametrize(("variant", "name"), ATTENDED, ids=lambda value: value)
 def test_attention_and_its_gradient(variant, name):
     """A, v, and dy/dA = (dy/dO) vᵀ of every head."""
-    given, pictures = weights(), images()
-    model, run = build(variant, name, given), reference(given, pictures, variant)
+    pictures, model, run = images(), model_of(variant, name), written_out(variant)
     architecture = find_architecture(model, pictures)
     needs = Needs(attention=LAYERS, gradients={PLAIN: GradientNeeds(attention=LAYERS)})
     with record(model, architecture, pictures, Plan(DEPTH, needs)) as tape:
@@ -88,11 +107,9 @@ METHODS += ["rise:by=drop,budget=4", "atman:budget=4"]
 )
 def test_maps_are_those_of_the_fused_spelling(variant, name):
     """The same function has the same maps, or a method is refused; it is never served with another map."""
-    given, pictures = weights(), images()
-    first = build(variant, next(iter(SPELLINGS[variant])), given)
-    model = build(variant, name, given)
+    pictures, model = images(), model_of(variant, name)
     for method in METHODS:
-        expected = vitreous.explain(first, pictures, method, TARGET).scores[method]
+        expected = fused_maps(variant)[method]
         try:
             found = vitreous.explain(model, pictures, method, TARGET).scores[method]
         except RefusedMethodsError:

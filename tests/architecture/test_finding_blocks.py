@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 import vitreous
 from small_models import largest_difference, random_images, small_vit
 from vitreous.architecture import find_architecture
+from vitreous.architecture.trace import Trace
 from vitreous.errors import UnsupportedModelError
 
 METHODS = ["gae", "tokentm", "decompx", "rollout", "ixg", "alti"]
@@ -122,3 +125,21 @@ def test_a_model_without_a_stream_is_refused() -> None:
     layers = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.GELU(), nn.Conv2d(4, 4, 1), nn.Flatten(), nn.Linear(64, 5))
     with pytest.raises(UnsupportedModelError, match="Sequential has no residual stream of tokens"):
         vitreous.explain(layers.double().eval(), random_images(), "ixg", TARGET)
+
+
+def test_no_tensor_of_the_traced_run_is_kept():
+    """What was traced is freed at once, without the garbage collector; of tables of numbers only rows are kept."""
+    model, images = small_vit(), random_images()
+    gc.collect()
+    gc.disable()
+    try:
+        before = {id(thing) for thing in gc.get_objects()}
+        explained = vitreous.explain(model, images, ["tokentm", "globenc"], TARGET)
+        kept = [thing for thing in gc.get_objects() if id(thing) not in before]
+    finally:
+        gc.enable()
+    assert not [thing for thing in kept if type(thing) is Trace]
+    tables = [thing for thing in kept if type(thing) is torch.Tensor and thing.dtype == torch.int64]
+    assert tables
+    assert all(table.untyped_storage().nbytes() == table.nbytes for table in tables)
+    del explained

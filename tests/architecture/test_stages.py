@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import timm
@@ -134,7 +135,9 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
 SIZES = {"tiny_vit": 224}
 
 
+@cache
 def _built(name: str) -> tuple[nn.Module, Tensor]:
+    """Built, and its architecture found, once: no test changes it."""
     torch.manual_seed(0)
     model = FAMILIES[name][0]().double().eval()
     with torch.no_grad():
@@ -253,7 +256,7 @@ def test_grad_cam_is_that_of_plain_autograd_at_the_last_first_norm(name: str) ->
 
 
 def test_grad_cam_on_swin_is_that_of_pytorch_grad_cam() -> None:
-    model, images = _built("swin")
+    model, images = copy.deepcopy(_built("swin"))  # hooks and gradients are left on it
     norm = model.layers[-1].blocks[-1].norm1
     found = vitreous.explain(model, images, "gradcam", target=1)
     assert found.grid == (8, 8)

@@ -79,14 +79,16 @@ def test_input_times_gradient_is_that_of_autograd(form, beside):
 
 @pytest.mark.parametrize("form", ["fused", "multi-head"])
 def test_other_methods_give_what_they_give_for_attention_that_is_written_out(form):
-    methods = ["gae", "fullgrad", "decompx", "fullgrad:rule=libra", "conservative_lrp", "rollout"]
+    methods = ["gae", "fullgrad", "decompx", "fullgrad:rule=libra", "conservative_lrp", "rollout", "attnlrp", "agcam"]
     found, expected = (vitreous.explain(masked(each), random_images(), methods, 1).scores for each in (form, "by hand"))
     for method in methods:
         assert largest_difference(found[method], expected[method]) < EXACT, method
 
 
-@pytest.mark.parametrize("method", ["attnlrp", "agcam", "gradtoken", "transattr"])
+@pytest.mark.parametrize(
+    ("method", "reason"), [("gradtoken", "made of more than q and k"), ("transattr", "is more than softmax")]
+)
 @pytest.mark.parametrize("form", ["fused", "multi-head"])
-def test_what_needs_q_and_k_alone_is_refused(form, method):
-    with pytest.raises(UnsupportedModelError, match="made of more than q and k"):
+def test_what_needs_q_and_k_alone_is_refused(form, method, reason):
+    with pytest.raises(UnsupportedModelError, match=reason):
         vitreous.explain(masked(form), random_images(1), method)

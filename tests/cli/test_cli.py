@@ -16,6 +16,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
+import forked
 from vitreous import __version__, cli
 from vitreous._utils.defaults import split_spellings
 from vitreous.cli import app, explain_images
@@ -248,9 +249,31 @@ class TestLists:
         gradtoken = next(method for method in listed if method["name"] == "gradtoken")
         assert gradtoken["options"]["propagation"]["default"] == "average_matrix"
         assert gradtoken["class_specific"] is True
-        table = run("methods").stdout
-        assert all(name in table for name in names)
-        assert "average_matrix (default)" in table
+        lines = run("methods").stdout.splitlines()
+        assert all(sum(line.startswith(f"{name} ") for line in lines) == 1 for name in names)
+        assert "average_matrix (default)" in run("methods", "gradtoken").stdout
+
+    def test_methods_are_found_by_name_family_and_words(self):
+        def names(*words: str) -> list[str]:
+            return [method["name"] for method in json.loads(run("methods", *words, "--json").stdout)]
+
+        assert names("gae") == names("gae.propagate") == ["gae"]  # one name exactly, also with an aggregation
+        assert {"gae", "transattr"} <= set(names("chefer"))
+        assert names("chefer", "generic") == ["gae"]  # all words
+        assert "gae" in names("--family", "attention")
+        assert "ixg" not in names("--family", "attention")
+
+    @pytest.mark.parametrize(
+        ("words", "reason"),
+        [(("gradcm",), "did you mean gradcam"), (("--family", "cm"), "the families are attention, gradient")],
+    )
+    def test_a_method_that_does_not_exist_is_an_error(self, words, reason):
+        result = run("methods", *words)
+        assert result.exit_code == 2
+        assert reason in result.stderr
+
+    def test_a_flag_has_no_type_in_the_help(self):
+        assert "<bool>" not in run("methods", "--help").stdout
 
     def test_models_as_a_table_and_as_json(self):
         names = [kind["name"] for kind in json.loads(run("models", "--json").stdout)["names"]]
@@ -297,8 +320,9 @@ class TestProcess:
 
     def test_colour_is_off_where_it_is_not_wanted(self, photos, out):
         bad = ("explain", photos / "cat.png", "--method", "tokntm", "--out", out)
-        coloured = shell(*bad, env={**os.environ, "FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": ""})
-        plain = shell(*bad, env={**os.environ, "NO_COLOR": "1"})
+        command = ["-m", "vitreous", *bad]
+        coloured = forked.run(command, env={**os.environ, "FORCE_COLOR": "1", "TERM": "xterm", "NO_COLOR": ""})
+        plain = forked.run(command, env={**os.environ, "NO_COLOR": "1"})
         assert "\x1b[1;31m" in coloured.stderr
         assert "\x1b" not in plain.stderr
 
@@ -318,7 +342,7 @@ class TestProcess:
 
     @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
     def test_letters_that_an_output_lacks_are_written_out(self, encoding):
-        result = shell("methods", env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "300"})
+        result = shell("methods", "lime", env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "300"})
         assert (result.returncode, result.stderr) == (0, "")
         assert "\\u201c" in result.stdout  # a quotation mark of a title
 
@@ -496,7 +520,7 @@ def test_what_a_models_file_prints_is_no_result(tmp_path):
         "    return timm.create_model('test_vit', num_classes=3)\n"
     )
     options = ("--image-size", 160, "--mean", 0.5, "--std", 0.5, "--method", "gae", "--out", tmp_path / "out", "--json")
-    result = shell("explain", "demo", "--model", f"py/{own}:build", *options)
+    result = forked.run(["-m", "vitreous", "explain", "demo", "--model", f"py/{own}:build", *options])
     assert result.returncode == 0, result.stderr
     json.loads(result.stdout)
     assert "a line" in result.stderr

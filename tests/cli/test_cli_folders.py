@@ -77,10 +77,10 @@ def test_a_folder_whose_photos_are_all_in_subfolders_says_so(folder):
         (folder / name).unlink()
     with pytest.raises(
         ImageError,
-        match=r"holds no photos; there are images in 2 subfolders \(cats: 2, dogs/young: 1\): use --recursive",
+        match=r"holds no images; there are images in 2 subfolders \(cats: 2, dogs/young: 1\): use --recursive",
     ):
         find_image_files(str(folder))
-    with pytest.raises(ImageError, match=r"holds no photos$"):
+    with pytest.raises(ImageError, match=r"holds no images$"):
         find_image_files(str(folder / "empty"), recursive=True)
 
 

@@ -64,7 +64,7 @@ def test_imagenet_segmentation_that_is_damaged(tmp_path):
         content["value/img"][0, 0] = h5py.Reference()  # points nowhere
         del content["value/id"]
     data = open_dataset(f"imagenet-seg:{file}")
-    assert "photo 0000: it cannot be read" in error_of(data.load, 0)
+    assert "image 0000: it cannot be read" in error_of(data.load, 0)
     assert data.load(1).label is None
     with h5py.File(tmp_path / "other.mat", "w") as content:
         content["value/img"] = [1]

@@ -121,7 +121,7 @@ def test_labelled_does_not_choose_between_classes_of_one_name(tmp_path):
         ("file,label\n/etc/a.jpg,1\n", "inside the data set"),
         ("file,label\na.jpg\n", "columns"),
         ("file,label\n", "no rows"),
-        ("file,label\nb.jpg,1\n", "none of the 1 photos"),
+        ("file,label\nb.jpg,1\n", "none of the 1 images"),
     ],
 )
 def test_labelled_says_what_is_wrong_with_its_table(tmp_path, table, reason):
@@ -418,7 +418,7 @@ def test_masks_that_do_not_fit_or_are_absent(tmp_path):
     png(tmp_path / "masks" / "a.png", REGION.T.copy())
     png(tmp_path / "masks" / "b.png", np.stack([REGION * 0, REGION * 3, REGION * 0], axis=-1))
     data = open_dataset(f"masks:{tmp_path}")
-    with pytest.raises(DataError, match="5 x 8 pixels, but the photo has 8 x 5"):
+    with pytest.raises(DataError, match="5 x 8 pixels, but the image has 8 x 5"):
         data.load(0)
     assert np.array_equal(data.load(1).mask, REGION)
     with pytest.raises(ImageError, match=r"c\.png"):
@@ -510,7 +510,7 @@ def test_imagenet_flat_with_the_label_files_of_kaggle_and_caffe(tmp_path):
     text(tmp_path / "LOC_val_solution.csv", kaggle + "ILSVRC2012_val_00000001,n01440764 1 2 3 4 n01440764 5 6 7 8\n")
     assert labels_of(tmp_path) == [0, 278]
     text(tmp_path / "LOC_val_solution.csv", "ILSVRC2012_val_00000003,n02119789 85 1 499 272\n")
-    assert "says nothing of ILSVRC2012_val_00000001.JPEG" in error_of(f"imagenet:{tmp_path}")
+    assert "does not list ILSVRC2012_val_00000001.JPEG" in error_of(f"imagenet:{tmp_path}")
 
 
 def test_imagenet_flat_with_wordnet_numbers_for_indices(tmp_path):
@@ -519,8 +519,8 @@ def test_imagenet_flat_with_wordnet_numbers_for_indices(tmp_path):
     text(tmp_path / "val.txt", line.format("1.JPEG", "n02119789") + "\n" + line.format("3.JPEG", "n01440764"))
     assert labels_of(tmp_path) == [278, 0]
     for second, reason in (
-        ("230", "line 2: indices and WordNet numbers are mixed"),
-        ("n00000001", "line 2: this is not a photo's name and an index below 1000 or a WordNet number"),
+        ("230", "line 2: indices and WordNet IDs are mixed"),
+        ("n00000001", "line 2: this is not an image's name and an index below 1000 or a WordNet ID"),
         ("1000", "line 2: this is not"),
         ("dog", "line 2: this is not"),
     ):
@@ -538,7 +538,7 @@ def test_imagenet_flat_with_a_list_of_wordnet_numbers(tmp_path):
     text(tmp_path / file, "n02119789\nn01440764\nn01440764\n")
     assert labels_of(tmp_path) == [278, 0]
     text(tmp_path / file, "n02119789\nn00000001\n")
-    assert "line 2: this is not a WordNet number of the 1000 classes" in error_of(f"imagenet:{tmp_path}")
+    assert "line 2: this is not a WordNet ID of the 1000 classes" in error_of(f"imagenet:{tmp_path}")
 
 
 def test_imagenet_flat_with_a_table_of_labels(tmp_path):

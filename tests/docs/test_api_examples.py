@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import doctest
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+import forked
 import vitreous
 from small_text_models import save_classifier
 from vitreous import metrics, pictures, plugin
@@ -69,7 +68,7 @@ def test_what_needs_no_example_is_neither_a_function_nor_a_class():
 
 def test_the_reference_has_every_public_name():
     script = ROOT / "scripts" / "write_api_pages.py"
-    result = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    result = forked.run([str(script), "--check"])
     assert result.returncode == 0, result.stderr
     text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("api*.md"))
     modules = {"vitreous.errors", "vitreous.rules", "vitreous.speed", "vitreous.__version__"}

@@ -14,6 +14,7 @@ import timm
 from PIL import Image
 from safetensors.torch import save_file
 
+import forked
 from running_server import serving
 from segmentation_file import write_segmentation
 from small_text_models import save_classifier
@@ -72,13 +73,10 @@ class Workshop:
         if command not in self.done:
             if command.startswith("vitreous report"):
                 self.run(next(one for one in VITREOUS if one.startswith("vitreous evaluate")))
-            self.done[command] = subprocess.run(
-                [sys.executable, "-m", *arguments_of(command)],
+            self.done[command] = forked.run(
+                ["-m", *arguments_of(command)],
                 cwd=self.folder,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-                capture_output=True,
-                text=True,
-                check=False,
             )
         return self.done[command]
 

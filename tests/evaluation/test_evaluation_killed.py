@@ -103,8 +103,8 @@ def test_workers_give_the_same_numbers_also_when_one_dies(photos, unbroken, tmp_
 
 def test_a_worker_whose_starter_is_gone_computes_nothing(photos, tmp_path):
     """The starter may be killed while its workers still import what they need."""
-    dead = start([sys.executable, "-c", ""])
-    finish(dead)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
     evaluate(MODEL, photos, PROTOCOL, METHODS, controls=False, out=tmp_path, threads=1, shard_size=2, limit=2)
     store = only_run(tmp_path)
     longer = json.dumps(replace(store.run, limit=4).as_json())

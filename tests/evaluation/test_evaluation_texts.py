@@ -79,7 +79,7 @@ def test_a_pair_of_model_and_tokenizer_gives_what_its_name_gives(model, data, un
     found = vitreous.evaluate(pair, data, "eraser-movies", METHODS, out=tmp_path, **settings)
     expected = everything(unbroken.stores[0]).slice(0, 2 * len(METHODS))
     assert everything(found.stores[0]).equals(expected)
-    with pytest.raises(InputError, match=r"how photos become a model's input is told by .* not by .*Token"):
+    with pytest.raises(InputError, match=r"the preprocessing of a model is a .* not .*Token"):
         vitreous.evaluate(pair, write_photos(tmp_path / "photos", 1), "libra-mif", METHODS, out=tmp_path)
     with pytest.raises(InputError, match=r"comes with its tokenizer.*not a model alone"):
         vitreous.evaluate(loaded.model, data, "eraser-movies", METHODS, out=tmp_path)

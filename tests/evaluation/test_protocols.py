@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+import forked
 import vitreous.evaluation.runner.adapters as adapters
 from small_data import finite, loaded, samples
 from small_models import small_vit
@@ -318,5 +317,5 @@ def test_what_a_crop_adds_around_a_photo_does_not_count():
 @pytest.mark.parametrize("things", ["protocols", "metrics"])
 def test_the_page_of_all_protocols_or_metrics_is_up_to_date(things):
     script = Path(__file__).parents[2] / "scripts" / f"write_{things}_page.py"
-    result = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    result = forked.run([str(script), "--check"])
     assert result.returncode == 0, result.stderr

@@ -31,6 +31,7 @@ class Decomposition:
         self.norms = [tuple(first_attribute(block, names) for names in NORMS) for block in reference.blocks]
         with Listening([norm for pair in self.norms for norm in pair] + reference.blocks) as self.heard:
             self.run = reference.run(images)
+        self.known_parts: dict[tuple[int, bool], Tensor] = {}
 
     def rollout(self, spelling: str, read: Read) -> Tensor:
         """The full product of the layers' matrices; the row that the head reads."""
@@ -46,7 +47,10 @@ class Decomposition:
         post = is_post_norm(block)
         attended = self.heard.inputs[first if post else second]
         original = spelling == "alti:setting=original"
-        parts = self.parts(layer, attended, biases=post or original)
+        key = layer, post or original
+        if key not in self.known_parts:
+            self.known_parts[key] = self.parts(layer, attended, biases=post or original)
+        parts = self.known_parts[key]
         if post:
             parts = norm_of_parts(first, parts, self.stream(attended))
         if original:
@@ -68,20 +72,24 @@ class Decomposition:
         if biases:
             value = attention.value
         else:
-            channels = attention.value.transpose(1, 2).flatten(2).unbind(-1)
-            gradients = [torch.autograd.grad(channel.sum(), tokens, retain_graph=True)[0] for channel in channels]
+            gradients = each_gradient(attention.value.transpose(1, 2).flatten(2).sum(dim=(0, 1)), tokens)
             linear = torch.stack([(self.stream(tokens * gradient)).sum(-1) for gradient in gradients], dim=-1)
             value = linear.unflatten(-1, (heads, width)).transpose(1, 2)
-        rows = self.stream(attended)[0, 0]
-        projection = torch.stack(
-            [torch.autograd.grad(row, attention.output, retain_graph=True)[0][0, 0] for row in rows.unbind()]
-        ).unflatten(1, (heads, width))
+        projection = each_gradient(self.stream(attended)[0, 0], attention.output)[:, 0, 0].unflatten(1, (heads, width))
         carried = torch.einsum("bhjc,dhc->bhjd", value, projection)
         own = identity_like(attention.matrix)[..., None] * self.stream(tokens)[:, None]
         return (torch.einsum("bhij,bhjd->bijd", attention.matrix, carried) + own).detach()
 
     def stream(self, tokens: Tensor) -> Tensor:
         return self.reference.stream(tokens)
+
+
+def each_gradient(outputs: Tensor, by: Tensor) -> Tensor:
+    """The gradient of every number of a vector, one row each."""
+    (gradients,) = torch.autograd.grad(
+        outputs, by, torch.eye(len(outputs), dtype=outputs.dtype), retain_graph=True, is_grads_batched=True
+    )
+    return gradients
 
 
 def norm_of_parts(norm: FrozenNorm, parts: Tensor, whole: Tensor) -> Tensor:

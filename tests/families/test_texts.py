@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 import transformers
 
+from few_evaluations import with_few
 from small_text_models import COMMON, DEPTH, SIZES, ask, blocks_of, build, logits_of, texts
 from vitreous.errors import UnsupportedModelError
 from vitreous.methods import list_methods
@@ -133,7 +134,7 @@ class TestEveryFamily:
 
 @pytest.mark.parametrize("kind", [*KINDS, MEAN_POOLED])
 def test_padding_and_company_change_nothing(kind: str) -> None:
-    model, methods = model_of(kind), methods_of(kind)
+    model, methods = model_of(kind), [with_few(method) for method in methods_of(kind)]
     together = ask(model, texts(LENGTHS, tokens=max(LENGTHS) + 2), methods, TARGET)
     whole = texts(LENGTHS)
     for row, (length, target) in enumerate(zip(LENGTHS, TARGET, strict=True)):

@@ -91,7 +91,7 @@ FAMILIES = [
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
 class TestTimm(FamilyChecks):
     def test_written_out_attention_gives_the_fused_maps(self, case: Family) -> None:
-        model, images, target = case.model(), case.images(), case.target()
+        model, images, target = case.own_model(), case.images(), case.target()
         methods = [*case.methods, "ixg", "decompx", "attcam", "gradsam.propagate", *RULED_METHODS]
         fused = vitreous.explain(model, images, methods, target)
         switched = [module for module in model.modules() if getattr(module, "fused_attn", False)]

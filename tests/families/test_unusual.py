@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from checks import AGREES, assert_nothing_listens, randomised
@@ -9,6 +11,7 @@ from hooked import Reference, attention_matrix, gathered, split_heads
 from torch import Tensor, nn
 
 import vitreous
+from few_evaluations import with_few
 from vitreous.errors import UnsupportedModelError
 from vitreous.methods import list_methods
 from whole_maps import all_token_scores
@@ -58,14 +61,20 @@ class ClipsInPlace(Clips):
     in_place = True
 
 
+@cache
+def overwriting_and_ordinary(block: type[nn.Module], same: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """Two models of the same weights, the same for every method: their architectures are found once."""
+    model, ordinary = randomised(vit(block_fn=block)), vit(block_fn=same).double().eval()
+    ordinary.load_state_dict(model.state_dict())
+    return model, ordinary
+
+
 @pytest.mark.parametrize(
     "method", ["ixg", "gae", "decompx:layer=2", "attnlrp", "globenc", "cat", "smoothgrad", "atman"]
 )
 @pytest.mark.parametrize(("block", "same"), [(ChangesItsInput, Block), (Assigns, Joins), (ClipsInPlace, Clips)])
 def test_tokens_that_are_overwritten_are_not_taken_for_those_before(block, same, method) -> None:
-    model, images = randomised(vit(block_fn=block)), torch.randn(2, 3, 32, 32).double()
-    ordinary = vit(block_fn=same).double().eval()
-    ordinary.load_state_dict(model.state_dict())
+    (model, ordinary), images = overwriting_and_ordinary(block, same), torch.randn(2, 3, 32, 32).double()
     found, expected = (vitreous.explain(each, images, method, 1) for each in (model, ordinary))
     torch.testing.assert_close(found.logits, model(images).detach(), **AGREES)
     torch.testing.assert_close(found.scores[method], expected.scores[method], **AGREES)
@@ -230,13 +239,20 @@ def test_attention_inside_a_block_without_attention_module_is_seen(*, fused: boo
     torch.testing.assert_close(whole.sum(dim=1), logits, **AGREES)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_attention_by_einsum_gives_the_maps_of_ordinary_attention(method: str) -> None:
+@cache
+def by_einsum_and_ordinary() -> tuple[nn.Module, nn.Module]:
+    """Two models of the same weights, the same for every method: their architectures are found once."""
     model = randomised(vit(attn_layer=Einsum))
     ordinary = vit().double().eval()
     ordinary.load_state_dict(model.state_dict())
     for block in ordinary.blocks:
         block.attn.fused_attn = False
+    return model, ordinary
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_attention_by_einsum_gives_the_maps_of_ordinary_attention(method: str) -> None:
+    (model, ordinary), method = by_einsum_and_ordinary(), with_few(method)
     images, target = torch.randn(2, 3, 32, 32, dtype=torch.float64), torch.tensor([0, 4])
     found, expected = (vitreous.explain(each, images, method, target).scores[method] for each in (model, ordinary))
     # The same sums in the same order, but for the product with the values; LRP's quotients by small sums enlarge that.

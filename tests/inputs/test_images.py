@@ -282,7 +282,7 @@ def test_folders_are_expanded_sorted_and_files_kept(tmp_path):
 
 
 def test_folder_without_photos(tmp_path):
-    with pytest.raises(ImageError, match="no photos"):
+    with pytest.raises(ImageError, match="no images"):
         find_images([tmp_path])
 
 

@@ -1,4 +1,4 @@
-"""AGCAM, LeGrad, IIA, DIX, Transition Attention Maps and Beyond Intuition: authors' numbers, a peer, and equations."""
+"""AGCAM, LeGrad, Grad-ECLIP, IIA, DIX, Transition Attention Maps and Beyond Intuition: authors' numbers, a peer, and equations."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 import vitreous
 from literal import attention_gradient as literal
 from literal import forward
+from small_dual_encoders import open_clip_model, tokenize
 from small_models import (
     CLASSES,
     GOLDEN,
@@ -25,10 +26,11 @@ from small_models import (
 )
 from vitreous.methods.spelling import cost_of
 from vitreous.speed.timing import one_thread
+from vitreous.targets import Prompt
 
 # As in test_literal: the same arithmetic in another order, 1e-15 per step; a wrong term shows far above 1e-10.
 EXACT = 1e-10
-METHODS = ["agcam", "legrad", "iia:points=3", "dix", "tam:steps=4", "bi_token:steps=4", "bi_head:steps=4"]
+METHODS = ["agcam", "legrad", "grad_eclip", "iia:points=3", "dix", "tam:steps=4", "bi_token:steps=4", "bi_head:steps=4"]
 MODELS = {
     "LayerScale": {"depth": 3, "seed": 1},
     "registers, no LayerScale": {"depth": 3, "seed": 2, "reg_tokens": 2, "init_values": None},
@@ -77,6 +79,19 @@ def test_agcam_is_its_definition(case):
 
 def test_legrad_is_its_definition(case):
     check(case, "legrad", lambda model, image, target: literal.legrad(model, forward.run(model, image), target))
+
+
+def test_legrads_own_feature_is_its_definition(case):
+    check(
+        case,
+        "legrad:feature=mean",
+        lambda model, image, target: literal.legrad_of_means(model, forward.run(model, image), target),
+    )
+
+
+def test_grad_eclip_is_its_definition(case):
+    check(case, "grad_eclip", lambda *given: literal.grad_eclip(*given, [2]))
+    check(case, "grad_eclip.plus", lambda *given: literal.grad_eclip(*given, [0, 1, 2]))
 
 
 def test_iia_and_dix_are_their_definitions(case):
@@ -145,6 +160,23 @@ class MeanOfAllTokens(nn.Module):
         tokens = self.visual.transformer(self.visual._embeds(images))
         feature = self.visual.ln_post(tokens.mean(dim=1)) @ self.visual.proj
         return nn.functional.normalize(feature, dim=-1) @ self.texts.T
+
+
+def test_legrad_of_prompts_agrees_with_its_package(capsys):
+    """As the package is used: a CLIP model as it is, with the embeddings of prompts.
+
+    From block 0 on: with open_clip 3 it hands tokens-first streams to the blocks that it leaves as they are, which take
+    them for images-first, so that from a later block on it explains another model.
+    """
+    peer = pytest.importorskip("legrad", reason="legrad_torch is not installed")
+    model, images = open_clip_model(), random_images(1)
+    prompts = ["a photo of a cat", "the dog", "tabby cats"]
+    method, target = "legrad:feature=mean", [[Prompt(text) for text in prompts]]
+    found = vitreous.explain((model, tokenize), images, method, target=target).scores[method]
+    texts = nn.functional.normalize(model.encode_text(tokenize(prompts)), dim=-1).detach()
+    expected = peer.LeWrapper(model, layer_index=0).compute_legrad(text_embedding=texts, image=images)
+    large = nn.functional.interpolate(found.view(1, len(prompts), 4, 4), scale_factor=8, mode="bilinear")
+    assert largest_difference(peer.min_max(large), expected) < EXACT
 
 
 def test_legrad_agrees_with_its_package(capsys):

@@ -5,7 +5,7 @@ Sums over tokens include the prefix tokens, so they are taken of whole maps, not
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -260,6 +260,12 @@ GATED_OR_UNIT = {
 MODELS = PLAIN_MODELS | GATED_OR_UNIT
 
 
+@cache
+def model_of(name: str) -> nn.Module:
+    """The same model for every test: none changes it, and its architecture is found once."""
+    return MODELS[name]()
+
+
 def missing(model: nn.Module, spelling: str) -> float:
     """How far a whole map's sum is from the logit, as a part of it; the worst of two images and two classes."""
     images = random_images()
@@ -269,32 +275,31 @@ def missing(model: nn.Module, spelling: str) -> float:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_libra_fullgrad_is_complete_from_any_layer(name):
-    model = MODELS[name]()
     for layer in (0, 1):
-        assert missing(model, f"fullgrad:rule=libra,layer={layer}") < COMPLETE
+        assert missing(model_of(name), f"fullgrad:rule=libra,layer={layer}") < COMPLETE
 
 
 @pytest.mark.parametrize("name", ["LayerScale", "SwiGLU", "EVA-02", "unit feature, norm"])
 def test_plain_fullgrad_is_not(name):
     """Otherwise completeness would prove nothing about the rule."""
-    assert missing(MODELS[name](), "fullgrad") > 0.1
+    assert missing(model_of(name), "fullgrad") > 0.1
 
 
 @pytest.mark.parametrize("name", GATED_OR_UNIT)
 def test_the_frozen_rule_misses_gated_products_and_unit_lengths(name):
     """What the Libra rule adds to the frozen one."""
-    assert missing(GATED_OR_UNIT[name](), "fullgrad:rule=frozen") > 0.1
+    assert missing(model_of(name), "fullgrad:rule=frozen") > 0.1
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_decompx_with_biases_is_complete(name):
-    assert missing(MODELS[name](), "decompx:bias=token") < COMPLETE
-    assert missing(MODELS[name](), "decompx:bias=equal") < COMPLETE
+    assert missing(model_of(name), "decompx:bias=token") < COMPLETE
+    assert missing(model_of(name), "decompx:bias=equal") < COMPLETE
 
 
 @pytest.mark.parametrize("name", ["pre-norm", "LayerScale", "RMSNorm", "averaged patches"])
 def test_decompx_is_input_times_gradient_under_the_frozen_rule_where_nothing_is_gated(name):
-    model, images = PLAIN_MODELS[name](), random_images()
+    model, images = model_of(name), random_images()
     found, frozen = (vitreous.explain(model, images, each, 1).scores[each] for each in ("decompx", "ixg:rule=frozen"))
     assert torch.equal(found, frozen)
 
@@ -302,7 +307,7 @@ def test_decompx_is_input_times_gradient_under_the_frozen_rule_where_nothing_is_
 @pytest.mark.parametrize("name", [name for name in PLAIN_MODELS if not name.startswith("written-out")])
 def test_conservative_fullgrad_is_complete_by_the_residue_of_activations(name):
     """GELU has its own gradient there, so this holds only if what that leaves out of GELU is counted, and rightly."""
-    assert missing(PLAIN_MODELS[name](), "fullgrad:rule=conservative") < COMPLETE
+    assert missing(model_of(name), "fullgrad:rule=conservative") < COMPLETE
 
 
 @pytest.mark.parametrize("form", ["tanh", "erf"])

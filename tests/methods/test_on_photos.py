@@ -1,8 +1,8 @@
 """Every registered method on photos and a trained ViT-Ti: finite maps that say something, and that tell classes apart.
 
 Methods that read one run share it, for photos at the model's own size of 224 pixels. All else is asked of the model at
-112 pixels, and of methods that run it again with few evaluations, so that all of this takes little more than a minute;
-how good a map is, is not asked here.
+112 pixels, relevance too but for a few photos, and of methods that run it again with few evaluations; how good a map
+is, is not asked here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 import vitreous
+from few_evaluations import runs_again, spelled
 from vitreous.inputs.images import read_image
-from vitreous.methods import MethodInfo, list_methods
+from vitreous.methods import list_methods
 from vitreous.models import LoadedModel, load_model
 
 pytestmark = pytest.mark.shared
@@ -26,7 +27,9 @@ pytestmark = pytest.mark.shared
 METHODS = [info for info in list_methods() if info.family != "plugin"]
 NAMES = [info.name for info in METHODS]
 PHOTOS, AT_ONCE = 32, 16
-FEW = {"budget": 12, "steps": 3, "samples": 3, "points": 2}
+ASKED_AGAIN = 8  # photos that methods are asked of which run the model again: the map of each is made in the same way
+# These take two thirds of the time of all that read one run: at 224 pixels they are asked of a few photos.
+RELEVANCE, FEW_PHOTOS = ("abslrp", "transattr", "lrp", "lrp_rollout", "plrp"), 4
 # What clamps its map at 0 has nothing left where no patch speaks for the class. That is so in these two methods alone,
 # each of which can be asked for the map before the clamp.
 UNCLAMPED = {"attcam": "attcam:convention=skipplus", "gradtoken": "gradtoken:heads=average"}
@@ -37,16 +40,6 @@ IN_ONE_PICTURE = {
     "dogcat2": (207, 285),  # golden retriever, Egyptian cat
     **dict.fromkeys(("el1", "el2", "el3", "el4", "el5"), (386, 340)),  # African elephant, zebra
 }
-
-
-def runs_again(info: MethodInfo) -> bool:
-    return info.make().runs_again
-
-
-def spelled(info: MethodInfo) -> str:
-    """The method, with few evaluations where it can be told how many."""
-    options = [f"{option}={count}" for option, count in FEW.items() if option in info.options and runs_again(info)]
-    return info.name + (f":{','.join(options)}" if options else "")
 
 
 READING_ONE_RUN = [*(spelled(info) for info in METHODS if not runs_again(info)), *UNCLAMPED.values()]
@@ -80,8 +73,16 @@ def photos(data) -> list[Image.Image]:
 
 @pytest.fixture(scope="module")
 def of_photos(data, photos) -> dict[str, Tensor]:
-    """The maps of all methods that read one run, (photos, patches)."""
-    return explained(tiny(data, 224), photos, READING_ONE_RUN)
+    """The maps of all methods that read one run, (photos, patches); of relevance for few photos."""
+    model = tiny(data, 224)
+    maps = explained(model, photos, [spelling for spelling in READING_ONE_RUN if spelling not in RELEVANCE])
+    return maps | explained(model, photos[:FEW_PHOTOS], RELEVANCE)
+
+
+@pytest.fixture(scope="module")
+def relevance(small, photos) -> dict[str, Tensor]:
+    """The maps of relevance of all photos, on 49 patches."""
+    return explained(small, photos, RELEVANCE)
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +119,20 @@ def constant(maps: Tensor) -> Tensor:
 def test_photos_get_finite_maps_that_are_not_the_same_everywhere(info, small, photos, request):
     spelling = spelled(info)
     if runs_again(info):
-        maps = explained(small, photos, [spelling])[spelling]
+        found = {(ASKED_AGAIN, 49): explained(small, photos[:ASKED_AGAIN], [spelling])}
+    elif spelling in RELEVANCE:
+        found = {
+            (PHOTOS, 49): request.getfixturevalue("relevance"),
+            (FEW_PHOTOS, 196): request.getfixturevalue("of_photos"),
+        }
     else:
-        maps = request.getfixturevalue("of_photos")[spelling]
-    assert maps.shape == (PHOTOS, 49 if runs_again(info) else 196)
-    assert torch.isfinite(maps).all()
-    if info.name not in UNCLAMPED:
-        assert not constant(maps).any()
+        found = {(PHOTOS, 196): request.getfixturevalue("of_photos")}
+    for shape, scores in found.items():
+        maps = scores[spelling]
+        assert maps.shape == shape
+        assert torch.isfinite(maps).all()
+        if info.name not in UNCLAMPED:
+            assert not constant(maps).any()
 
 
 @pytest.mark.parametrize("name", UNCLAMPED)

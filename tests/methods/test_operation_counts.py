@@ -218,6 +218,6 @@ def test_peak_of_tensors_stays_near_that_of_a_plain_pass(spelling):
 
     model.requires_grad_(requires_grad=False)
     vitreous.explain(model, images, spelling, 0)  # the first time, architecture and places are looked for
-    yardstick = count_operations(model, images, plain).peak_bytes
+    baseline = count_operations(model, images, plain).peak_bytes
     found = count_operations(model, images, lambda: vitreous.explain(model, images, spelling, 0)).peak_bytes
-    assert found < 2.5 * yardstick
+    assert found < 2.5 * baseline

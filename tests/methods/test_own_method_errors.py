@@ -1,12 +1,11 @@
 """An error in somebody's own method names the method, its file and line, and the declaration that is missing."""
 
 import inspect
-import subprocess
-import sys
 
 import pytest
 import torch
 
+import forked
 import vitreous
 from small_models import golden_model
 from vitreous.errors import MethodError, UnsupportedModelError
@@ -209,10 +208,8 @@ def test_the_command_line_says_it_in_one_line_and_asks_nobody_to_report_it(write
     file = write("nothing_of_this_name")
     photo.save(tmp_path / "photo.png")
     options = ["--plugin", str(file), "--method", "mine", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "vitreous", "explain", str(tmp_path / "photo.png")]
-    result = subprocess.run(
-        [*command, "--model", "timm/test_vit@random", *options], capture_output=True, text=True, check=False
-    )
+    command = ["-m", "vitreous", "explain", str(tmp_path / "photo.png")]
+    result = forked.run([*command, "--model", "timm/test_vit@random", *options])
     assert result.returncode not in (0, 70), result.stderr
     assert f"method mine (my_file.py, line {LINE}): NameError: name 'nothing_of_this_name'" in result.stderr
     assert "please report it" not in result.stderr

@@ -1,14 +1,13 @@
 """A newcomer's own method: one function in a file of their own, from Python and from the command line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import forked
 import vitreous
 from small_models import golden_model
 from vitreous.cli import app
@@ -132,16 +131,16 @@ def test_a_map_of_nan_takes_nothing_else_with_it(tmp_path, photo):
 
 
 def test_the_command_line_takes_a_plugin(plugin, tmp_path):
-    command = [sys.executable, "-m", "vitreous", "explain", "demo", "--plugin", str(plugin), "--method", "mine.plus"]
+    command = ["-m", "vitreous", "explain", "demo", "--plugin", str(plugin), "--method", "mine.plus"]
     model = ["--model", "timm/vit_tiny_patch16_224@random", "--out", str(tmp_path / "out")]
-    result = subprocess.run([*command, *model], capture_output=True, text=True, check=False)
+    result = forked.run([*command, *model])
     assert result.returncode == 0, result.stderr
     assert list(Path(tmp_path / "out").glob("*/overlay-*mine*.png"))
 
 
 def test_the_page_of_all_methods_is_up_to_date():
     script = Path(__file__).parents[2] / "scripts" / "write_methods_page.py"
-    result = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    result = forked.run([str(script), "--check"])
     assert result.returncode == 0, result.stderr
 
 

@@ -1,13 +1,12 @@
 """The registry is the one place that knows a method: paper, address, bibliography entry, cost and bf16 fitness."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import forked
 import vitreous
 from small_models import golden_model
 from vitreous.methods import list_methods, method_info
@@ -39,7 +38,7 @@ def test_every_paper_is_in_the_bibliography(info):
 
 def test_the_bibliography_is_up_to_date():
     script = ROOT / "scripts" / "write_bibliography_page.py"
-    result = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    result = forked.run([str(script), "--check"])
     assert result.returncode == 0, result.stderr
 
 

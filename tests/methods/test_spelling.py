@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import vitreous
+from few_evaluations import with_few
 from literal import forward
 from small_models import PATCHES, largest_difference, random_images, small_vit
 from vitreous.errors import MethodError, VitreousError
@@ -186,12 +187,21 @@ def all_combinations():
                 yield f"{path}.propagate"
 
 
-def test_every_method_with_every_aggregation_it_lists_gives_finite_maps(model):
-    spellings = list(all_combinations())
+@pytest.fixture(scope="module")
+def every_map(model):
+    """Few evaluations each: in a thousand of them nothing else is run than in twelve."""
+    return vitreous.explain(model, random_images(2), every_spelling())
+
+
+def every_spelling():
+    return [with_few(spelling) for spelling in all_combinations()]
+
+
+def test_every_method_with_every_aggregation_it_lists_gives_finite_maps(every_map):
+    spellings = every_spelling()
     assert len(spellings) > 50
-    found = vitreous.explain(model, random_images(2), spellings)
-    assert list(found.scores) == spellings
-    for spelling, maps in found.scores.items():
+    assert list(every_map.scores) == spellings
+    for spelling, maps in every_map.scores.items():
         assert maps.shape == (2, PATCHES), spelling
         assert torch.isfinite(maps).all(), spelling
 
@@ -207,7 +217,7 @@ def test_values_for_texts_are_refused_on_pictures(model, option, value):
 
 def test_every_value_of_every_option_runs(model):
     spellings = [
-        f"{info.name}:{name}={value}"
+        with_few(f"{info.name}:{name}={value}")
         for info in INFOS.values()
         for name, option in info.options.items()
         for value in option.choices or (("2", "3") if option.kind is int else ("0.25", "0.5"))
@@ -219,18 +229,16 @@ def test_every_value_of_every_option_runs(model):
         assert torch.isfinite(maps).all(), spelling
 
 
-def test_unsigned_methods_have_no_negative_scores(model):
-    spellings = list(all_combinations())
-    found = vitreous.explain(model, random_images(2), spellings)
-    for spelling in spellings:
-        if not found.signed[spelling]:
-            assert (found.scores[spelling] >= 0).all(), spelling
+def test_unsigned_methods_have_no_negative_scores(every_map):
+    for spelling, maps in every_map.scores.items():
+        if not every_map.signed[spelling]:
+            assert (maps >= 0).all(), spelling
 
 
 def test_signed_methods_do_have_negative_scores(ask):
-    for name, info in INFOS.items():
-        if info.signed:
-            assert (ask(name) < 0).any(), name
+    names = [with_few(name) for name, info in INFOS.items() if info.signed]
+    for name, maps in zip(names, ask(*names), strict=True):
+        assert (maps < 0).any(), name
     assert parse("gradtoken:heads=average").signed
     assert not parse("gradtoken").signed
 

@@ -135,9 +135,9 @@ def test_they_are_measured_as_the_name_is(folder, pair, tmp_path):
 
 
 def test_what_says_nothing_of_photos_is_refused(pair, photo):
-    with pytest.raises(InputError, match=r"by an image processor of transformers, .* not by object"):
+    with pytest.raises(InputError, match=r"an image processor of transformers, .* not object"):
         vitreous.explain((pair[0], object()), photo, "gae")
-    with pytest.raises(InputError, match="a pair is a model and what tells"):
+    with pytest.raises(InputError, match="a pair must be a model and its preprocessing"):
         vitreous.explain((*pair, None), photo, "gae")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+
+import forked
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -65,7 +65,8 @@ def test_leaves_a_classifier_that_tells_what_it_was_taught(tmp_path):
     small_tokenizer().save_pretrained(encoder)
     options = ["--movies", write_movies(tmp_path), "--encoder", encoder, "--out", out, "--rate", "0.003"]
     options += ["--marked", "5", "5", "--windows", *["16"] * 10]
-    done = subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True, check=True, timeout=240)
+    done = forked.run([SCRIPT, *options])
+    assert done.returncode == 0, done.stderr
     assert "64 training, 8 validation and 8 test reviews" in done.stdout  # 72 of which 8 are held out
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
     assert len(losses) == 12

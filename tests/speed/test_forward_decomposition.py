@@ -1,4 +1,4 @@
-"""The forward decomposition that serves as a yardstick of speed has the numbers of the one backward pass."""
+"""The forward decomposition that serves as a baseline of speed has the numbers of the one backward pass."""
 
 from pathlib import Path
 

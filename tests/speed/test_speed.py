@@ -20,9 +20,9 @@ from vitreous.evaluation.runner.prepare_run import spelled_out
 from vitreous.methods.spelling import cost_of, parse
 from vitreous.speed import SpeedRow, measure_speed
 from vitreous.speed.measuring import SPEED_METHODS
+from vitreous.speed.plain_passes import CountedLimit, Limit, PlainModel, limit_of
 from vitreous.speed.rows import ratio_of
 from vitreous.speed.timing import Passes, counted_passes, one_thread, peak_memory, seconds_of, time_in_turn, whole_pass
-from vitreous.speed.yardsticks import CountedLimit, Limit, Plain, limit_of
 from vitreous.tape import PIXELS, unite
 
 CPU = torch.device("cpu")
@@ -38,13 +38,13 @@ def _one_thread():
 
 
 @pytest.fixture(scope="module")
-def plain() -> Plain:
+def plain() -> PlainModel:
     model = small_vit(depth=DEPTH).requires_grad_(requires_grad=False)
     vitreous.explain(model, random_images(), "ixg")  # what is looked at once is not what a method takes
-    return Plain(model, find_architecture(model, random_images()), random_images(), torch.tensor([1, 3]))
+    return PlainModel(model, find_architecture(model, random_images()), random_images(), torch.tensor([1, 3]))
 
 
-def counted(plain: Plain, job) -> Passes:
+def counted(plain: PlainModel, job) -> Passes:
     whole = whole_pass(plain.architecture, plain.forward)
     with counted_passes(plain.architecture, whole) as passes:
         job()

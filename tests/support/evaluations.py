@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+import forked
+from forked import Forked
 from vitreous._utils.storage import CHECKSUM, sealed
 from vitreous.evaluation.store.run import ModelChoice, Run
 from vitreous.evaluation.store.store import Store
@@ -47,22 +48,12 @@ def command(data: str, out: Path, *more: object) -> list[str]:
     return [sys.executable, "-m", "vitreous", "evaluate", *arguments, *map(str, more)]
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
-    """Start a command without waiting for it."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        arguments,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
-        # A shell that runs the tests in the background has children ignore interrupts; this one listens again.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # no threads hold locks
-    )
+def start(arguments: list[str]) -> Forked:
+    """Start a command line without waiting for it."""
+    return forked.start(arguments[1:], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def wait_for(condition: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
+def wait_for(condition: Callable[[], bool], *processes: Forked | subprocess.Popen[str]) -> None:
     """Wait until something is so, a process has ended, or two minutes have passed; the caller checks which."""
     deadline = time.monotonic() + 120
     while all(each.poll() is None for each in processes) and time.monotonic() < deadline and not condition():

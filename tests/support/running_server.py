@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from forked import Forked
+
 TINY = "timm/test_vit@random"
 
 
@@ -22,7 +24,7 @@ class RunningServer:
 
     address: str
     log: Path
-    process: subprocess.Popen
+    process: Forked | subprocess.Popen[bytes]
 
     def resident_bytes(self) -> int:
         """The memory that the process has now."""
@@ -31,23 +33,29 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(folder: Path, *options: str, model: str = TINY) -> Iterator[RunningServer]:
-    """Start a server on a free port of this machine, and end it."""
-    with serving(folder, "serve", "--model", model, *options) as server:
+def running_server(folder: Path, *options: str, model: str = TINY, forked: bool = True) -> Iterator[RunningServer]:
+    """Start a server on a free port of this machine, and end it; ``forked`` or in a new interpreter."""
+    with serving(folder, "serve", "--model", model, *options, forked=forked) as server:
         yield server
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, cwd: Path | None = None) -> Iterator[RunningServer]:
+def serving(folder: Path, *arguments: str, cwd: Path | None = None, forked: bool = True) -> Iterator[RunningServer]:
     """Run a command of ``vitreous`` that serves the page, on a free port, and end it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     log = folder / "server.log"
-    command = [sys.executable, "-m", "vitreous", *arguments, "--port", str(port)]
+    command = ["-m", "vitreous", *arguments, "--port", str(port)]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=settings, cwd=cwd)
+    log.touch()
+    if forked:
+        process: Forked | subprocess.Popen[bytes] = Forked(command, log, log, cwd, settings)
+    else:
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, *command], stdout=output, stderr=subprocess.STDOUT, env=settings, cwd=cwd
+            )
     try:
         server = RunningServer(f"http://127.0.0.1:{port}/", log, process)
         _wait(server)

@@ -48,9 +48,9 @@ def divided_by_own_size(tokens: torch.Tensor) -> torch.Tensor:
 
 REFUSED = {
     "an unknown function": (torch.sin, r"no relevance rule for its sin\(\)"),
-    "a difference": (lambda tokens: tokens - 1, "no relevance rule for its (__sub__|sub)"),
+    "a difference": (lambda tokens: tokens - 1, "adds a number"),
     "a number added": (lambda tokens: tokens + 1, "adds a number"),
-    "arithmetic in place": (in_place, r"no relevance rule for its add_\(\)"),
+    "arithmetic in place": (in_place, "adds a number"),
     "a division by the stream": (divided_by_own_size, "abs|depends on the tokens"),
     "a running sum": (lambda tokens: tokens.cumsum(dim=1), "cumsum"),
 }

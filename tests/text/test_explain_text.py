@@ -454,7 +454,7 @@ class TestRefusals:
     def test_of_an_image_classifier(self, tmp_path):
         config = transformers.ViTConfig(hidden_size=24, num_hidden_layers=1)
         transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
-        with pytest.raises(ModelError, match="looks at photos"):
+        with pytest.raises(ModelError, match="reads images"):
             load_text_model(f"hf/{tmp_path}")
 
     def test_of_methods_and_options_for_pictures(self, pair):

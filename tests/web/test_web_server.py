@@ -509,7 +509,7 @@ def test_answers_forbid_other_places(server):
 
 
 def test_the_server_ends_and_tidies_up(tmp_path):
-    with running_server(tmp_path) as running:
+    with running_server(tmp_path, forked=False) as running:
         assert list(tmp_path.glob("vitreous-web-*"))
         client = client_of(running)
         photo(70).save(tmp_path / "70.png")

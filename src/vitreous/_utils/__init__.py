@@ -1,1 +1,1 @@
-"""Small things that belong to no part of the package."""
+"""Helpers that several packages share."""

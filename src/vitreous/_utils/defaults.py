@@ -1,4 +1,4 @@
-"""Defaults, choices, help texts and lists of methods that several parts share; no heavy imports."""
+"""Defaults, choices and help texts that several packages share; no heavy imports."""
 
 from __future__ import annotations
 

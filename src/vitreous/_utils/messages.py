@@ -1,4 +1,4 @@
-"""Errors and warnings in one sentence: messages of other libraries, close matches, the caller's line."""
+"""One-line error messages and warnings: reasons, close matches, the caller's line."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _LONGEST = 200
 
 
 def reason_of(error: BaseException) -> str:
-    """The error's message on one line and not too long, or its type where it says nothing."""
+    """Return the message of an error on one line, truncated; its type if the message is empty."""
     return " ".join(str(error).split())[:_LONGEST] or type(error).__name__
 
 
 def shown(value: object) -> str:
-    """A value that a caller gave, on one line and not too long: a tensor's own text has many."""
+    """Return the repr of a value on one line, truncated."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # noqa: BLE001  # whatever an object of somebody else's raises when it is asked for its text
+    except Exception:  # noqa: BLE001  # a foreign __repr__ can raise any exception
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def close_match(word: str, words: Iterable[str]) -> str:
-    """``; did you mean ...?`` where something close exists."""
+    """Return ``; did you mean ...?`` with close matches; empty without any."""
     close = difflib.get_close_matches(word.lower(), list(words), n=3, cutoff=0.5)
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def printable(text: str) -> str:
-    """Return a text with an escape for everything in it that UTF-8 does not know."""
+    """Escape characters that UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -44,7 +44,7 @@ _INSIDE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def warn_caller(message: str) -> None:
-    """Warn about what a caller of the library asked for."""
+    """Warn with the stack level of the first caller outside of this package."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, level = frame.f_back, level + 1
@@ -53,11 +53,11 @@ def warn_caller(message: str) -> None:
 
 @contextmanager
 def errors_as(kind: type[VitreousError], problem: str) -> Iterator[None]:
-    """Turn every exception of the block that is not a ``VitreousError`` into one; interrupts pass.
+    """Convert exceptions of the block that are not a ``VitreousError``; interrupts pass.
 
     Args:
-        kind: the type that callers expect.
-        problem: the beginning of the sentence; the type and the message of the exception follow in brackets.
+        kind: the type to raise.
+        problem: the beginning of the message; the type and message of the exception follow in brackets.
     """
     try:
         yield
@@ -70,6 +70,6 @@ def errors_as(kind: type[VitreousError], problem: str) -> Iterator[None]:
 
 
 def described_error(error: BaseException) -> str:
-    """The type and the message of an exception on one line; a missing key's message alone says little."""
+    """Return type and message of an exception on one line."""
     reason, name = reason_of(error), type(error).__name__
     return name if reason == name else f"{name}: {reason}"

@@ -1,4 +1,4 @@
-"""Folders of results that are either complete and checked, or not there at all; and paths as people write them."""
+"""Atomic writes of files and folders, manifests with checksums, and expansion of paths."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 MANIFEST = "manifest.json"
-CHECKSUM = "sha256"  # the member of a sealed manifest that holds its checksum
+CHECKSUM = "sha256"  # key of the checksum in a sealed manifest
 
 
 class StorageError(VitreousError, OSError):
-    """A folder of results cannot be written, is in the way, or is damaged."""
+    """A file or folder cannot be written, already exists, or is damaged."""
 
 
 @contextmanager
 def complete_folder(directory: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Give a draft folder to fill; it becomes ``directory`` only if the block ends without an exception.
+    """Yield a temporary folder that becomes ``directory`` only if the block ends without an exception.
 
-    Whatever goes wrong, an interrupt included, the draft is removed and an earlier folder stays as it was.
+    On any exception, including an interrupt, the temporary folder is removed and an earlier folder is unchanged.
 
     Args:
-        directory: Where the folder will be; missing parents are made.
-        overwrite: Replace an earlier folder that was written this way. A folder with any other file in it is refused.
+        directory: The folder to write; missing parents are created.
+        overwrite: Replace an earlier folder written by this function. A folder with any other file is refused.
     """
     try:
         place = _end_of_links(directory)
@@ -54,9 +54,9 @@ def complete_folder(directory: Path, *, overwrite: bool) -> Iterator[Path]:
 
 @contextmanager
 def complete_file(file: Path) -> Iterator[Path]:
-    """Give a draft to write, in a folder made if missing; it becomes ``file`` only if the block ends well.
+    """Yield a temporary file that becomes ``file`` only if the block ends without an exception.
 
-    A link stays one, and what it leads to is written. A pipe or a device cannot be replaced: it is written itself.
+    Missing parents are created. A symbolic link is kept and its target replaced. Pipes and devices are written to.
     """
     try:
         place = _end_of_links(file)
@@ -80,33 +80,33 @@ def complete_file(file: Path) -> Iterator[Path]:
 def _end_of_links(file: Path) -> Path:
     try:
         return file.resolve()
-    except RuntimeError as error:  # before Python 3.13: a link that leads to itself
+    except RuntimeError as error:  # before Python 3.13: a link to itself
         raise StorageError(f"{file} cannot be written: {error}") from error
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text file that is there as a whole or not at all; missing folders are made."""
+    """Write a text file atomically; missing parents are created."""
     with complete_file(file) as draft:
         draft.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_manifest(folder: Path, kind: str, schema: int, contents: Mapping[str, Any]) -> None:
-    """Describe ``folder`` in its manifest, with the size and SHA-256 of every file that is in it now."""
+    """Write the manifest of a folder, with the size and SHA-256 of every file in it."""
     files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(folder.iterdir())}
     manifest = {"format": kind, "schema": schema, **contents, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def sealed(contents: Mapping[str, Any]) -> bytes:
-    """Give a manifest as JSON whose last member is the SHA-256 of all bytes in front of it; see ``is_sealed``."""
+    """Serialise a manifest as JSON whose last member is the SHA-256 of all bytes before it; see ``is_sealed``."""
     text = json.dumps(contents, indent=2, ensure_ascii=False)
-    # A path may hold what UTF-8 does not know; its escape is what JSON writes for it as well.
+    # A path may contain characters that UTF-8 cannot encode; JSON uses the same escape.
     body = text.removesuffix("\n}").encode("utf-8", errors="backslashreplace")
     return body + _seal(body)
 
 
 def is_sealed(content: bytes) -> bool:
-    """Whether the bytes of a manifest are those that ``sealed`` gave, every one of them."""
+    """Whether the bytes of a manifest are exactly those that ``sealed`` returned."""
     body = content[: -len(_seal(b""))]
     return content == body + _seal(body)
 
@@ -116,7 +116,7 @@ def _seal(body: bytes) -> bytes:
 
 
 def read_manifest(folder: Path, kind: str, schema: int) -> dict[str, Any]:
-    """Read a folder's manifest and verify every file it lists."""
+    """Read the manifest of a folder and verify every file it lists."""
     manifest = parse_manifest(folder, kind, schema)
     for name, recorded in _listed_files(folder, manifest).items():
         _verify(folder / name, recorded)
@@ -124,13 +124,13 @@ def read_manifest(folder: Path, kind: str, schema: int) -> dict[str, Any]:
 
 
 def parse_manifest(folder: Path, kind: str, schema: int, *, sealed_since: int | None = None) -> dict[str, Any]:
-    """Read the manifest of a folder that must hold a result of this kind.
+    """Read the manifest of a folder and check its format and schema.
 
     Args:
         folder: the folder.
-        kind: what it must hold.
-        schema: the newest form of the manifest that is known; with ``sealed_since`` older ones are read as well.
-        sealed_since: from this schema on the manifest must be sealed.
+        kind: the expected format.
+        schema: the current schema; with ``sealed_since``, older ones are accepted as well.
+        sealed_since: the first schema whose manifests must be sealed.
     """
     content = _manifest_bytes(folder)
     manifest = _parsed(folder, content)
@@ -154,7 +154,7 @@ def _manifest_bytes(folder: Path) -> bytes:
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a folder")
     file = folder / MANIFEST
-    if file.exists() and not file.is_file():  # a pipe would be waited for
+    if file.exists() and not file.is_file():  # reading a pipe would block
         raise StorageError(f"{file} is not a file")
     try:
         return file.read_bytes()
@@ -173,16 +173,16 @@ def _parsed(folder: Path, content: bytes) -> dict[str, Any]:
 
 
 def _listed_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the files that belong to a manifest, and what it says of them."""
+    """Return the entries of the files that a manifest lists."""
     files = manifest.get("files")
-    # A name with a path in it would let a manifest point at files outside its folder.
+    # A name with a path could point outside of the folder.
     if not isinstance(files, dict) or any(Path(name).name != name for name in files):
         raise StorageError(f"{folder / MANIFEST} is damaged: it has no valid list of files")
     return files
 
 
 def _verify(file: Path, recorded: object) -> None:
-    """Compare a file with what its manifest says about it."""
+    """Compare a file with its entry in the manifest."""
     if not file.is_file():
         raise StorageError(f"{file} is missing")
     if not isinstance(recorded, dict) or _sha256(file) != recorded.get("sha256"):
@@ -190,7 +190,7 @@ def _verify(file: Path, recorded: object) -> None:
 
 
 def _sha256(file: Path) -> str:
-    """Hash a file without holding all of it in memory."""
+    """Hash a file without reading it into memory at once."""
     try:
         with file.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -199,7 +199,7 @@ def _sha256(file: Path) -> str:
 
 
 def _refuse_to_destroy(place: Path, *, overwrite: bool) -> None:
-    """Raise unless ``place`` is free, empty, or holds nothing but an earlier result that may be replaced."""
+    """Raise unless ``place`` does not exist, is empty, or contains only an earlier result that may be replaced."""
     if not place.exists():
         return
     if not place.is_dir():
@@ -218,7 +218,7 @@ def _refuse_to_destroy(place: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def _parents_of(place: Path) -> Iterator[None]:
-    """Make the missing parents of ``place``, and take them away again when the block fails."""
+    """Create the missing parents of ``place``, and remove them if the block fails."""
     missing = [parent for parent in place.parents if not parent.exists()]
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -232,12 +232,12 @@ def _parents_of(place: Path) -> Iterator[None]:
 
 
 def _unused_sibling(place: Path) -> Path:
-    """Name a draft beside ``place``, so that moving it there is one rename within a file system."""
+    """Return a temporary name next to ``place``, so that moving it is a rename within one file system."""
     return place.with_name(f".vitreous-{secrets.token_hex(6)}.partial")
 
 
 def _move_into_place(draft: Path, place: Path) -> None:
-    """Rename ``draft`` to ``place``; an earlier folder there is deleted last, or put back."""
+    """Rename ``draft`` to ``place``; an earlier folder is deleted last, or restored on failure."""
     if not place.exists():
         draft.rename(place)
         return
@@ -253,10 +253,10 @@ def _move_into_place(draft: Path, place: Path) -> None:
 
 
 def expanded(path: str | Path) -> Path:
-    """Follow ``~`` and ``~name``.
+    """Expand ``~`` and ``~name``.
 
     Raises:
-        InputError: Nobody is called so, or no file can be, as with a name of more than 255 bytes.
+        InputError: There is no such user, or the path is not valid, such as a name of more than 255 bytes.
     """
     try:
         place = Path(path).expanduser()

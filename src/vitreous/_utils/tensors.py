@@ -1,4 +1,4 @@
-"""Tensors: number types, float64 where a device has none, and which tensors hold plain numbers in memory."""
+"""Tensor helpers: precisions, float64 on devices without it, and tensors whose values cannot be read."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from torch import Tensor, nn
 
 HALF = (torch.float16, torch.bfloat16)
 EXACT = (torch.float32, torch.float64)
-_WITHOUT = frozenset({"mps"})  # Apple's GPUs: torch refuses to make such a tensor there
+_WITHOUT_FLOAT64 = frozenset({"mps"})
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether a device computes in float64."""
-    return device.type not in _WITHOUT
+    """Whether a device supports float64."""
+    return device.type not in _WITHOUT_FLOAT64
 
 
 def in_float64(values: Tensor) -> Tensor:
-    """The values in float64, on the processor where their device has none."""
+    """Convert to float64, on the CPU if the device does not support it."""
     return (values if has_float64(values.device) else values.cpu()).double()
 
 
 def float64_array(values: Tensor) -> NDArray[np.float64]:
-    """The values as an array, in float64."""
+    """Convert to a float64 array."""
     found: NDArray[np.float64] = in_float64(values).cpu().numpy()
     return found
 
 
 def exact(values: Tensor) -> Tensor:
-    """Half precision as float32: what a model computed in it is read without rounding again."""
+    """Convert half precision to float32; other dtypes are unchanged."""
     return values.float() if values.dtype in HALF else values
 
 
-_TORCHS_OWN = (Tensor, nn.Parameter)
+_PLAIN_TYPES = (Tensor, nn.Parameter)
 
 
 def special_kind(tensor: Tensor) -> str | None:
-    """What kind of tensor this is, with its article, where its numbers cannot simply be read; otherwise None."""
+    """Return the kind of a tensor whose values cannot be read directly, with its article; None for plain tensors."""
     if tensor.is_nested:
         return "a nested"
     if tensor.layout != torch.strided:
@@ -48,5 +48,5 @@ def special_kind(tensor: Tensor) -> str | None:
 
 
 def holds_no_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor has a shape only; a subclass that says it is on ``meta`` may keep its numbers elsewhere."""
-    return tensor.is_meta and type(tensor) in _TORCHS_OWN
+    """Whether a tensor is on the meta device; a subclass that reports it may store its values elsewhere."""
+    return tensor.is_meta and type(tensor) in _PLAIN_TYPES

@@ -1,17 +1,15 @@
-"""Leaving torch as it was, also when Ctrl-C comes at the worst moment.
+"""Restore torch's global state after a public function, even if Ctrl-C interrupts a context manager.
 
-Grad mode, inference mode, autocast, function modes and global module hooks are changed by context managers that are
-written in Python, torch's own among them: an interrupt inside ``__exit__``, before it did its work, leaves the change
-behind for good. Whatever is left is found here at the boundary, where a public function returns or raises, by comparing
-with the state in which it was called.
+Grad mode, inference mode, autocast, function modes and global module hooks are changed by context managers written in
+Python, including torch's own. An interrupt at the start of ``__exit__`` leaves the change in place. So the state is
+compared and restored where a public function returns or raises.
 
-The state is restored twice, by two nested ``with`` statements: an interrupt that keeps the first from its work lets the
-second do it, and one that comes during the second finds it done. Restoring is comparing and setting, so that it does
-no harm to do it again.
+It is restored by two nested ``with`` statements: if an interrupt prevents the first, the second restores the state; if
+it arrives during the second, the first is done. Restoring is idempotent.
 
-An interrupt inside the exit of a context manager that is a generator leaves the generator suspended, and the traceback
-keeps it alive: when that is dropped, at any time later, the rest of the generator runs and changes torch's state once
-more. So the frames of an interrupt's traceback are cleared first. Errors keep theirs, for debuggers.
+An interrupt in the exit of a generator-based context manager leaves the generator suspended, kept alive by the
+traceback. When the traceback is dropped, the rest of the generator runs and changes the state again. So the frames of
+an interrupt's traceback are cleared first. Other exceptions keep their frames for debuggers.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def leaves_torch_as_it_was(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Make a function restore torch's state, whatever ends it; it runs outside inference mode, as graphs have to."""
+    """Decorate a function to restore torch's state on exit; it runs outside of inference mode, to build graphs."""
 
     @wraps(function)
     def wrapper(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
@@ -48,12 +46,12 @@ def leaves_torch_as_it_was(function: Callable[_Parameters, _Result]) -> Callable
 
 
 def function_modes() -> list[Any]:
-    """The modes that this thread's calls of torch are told to, the innermost last."""
+    """Return the torch function modes of this thread, innermost last."""
     return [_C._get_function_stack_at(place) for place in range(_C._len_torch_function_stack())]  # noqa: SLF001
 
 
 def hooks_of_this_thread() -> list[tuple[int, dict[int, Any]]]:
-    """The hooks that traced runs of this thread have in torch: their numbers, and the dictionaries they are in."""
+    """Return the global module hooks of this thread's traced runs: their ids and the dictionaries they are in."""
     thread, found = threading.get_ident(), []
     for hooks in (torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks):  # noqa: SLF001
         for number, hook in list(hooks.items()):
@@ -63,16 +61,16 @@ def hooks_of_this_thread() -> list[tuple[int, dict[int, Any]]]:
 
 
 def outside_inference_mode() -> AbstractContextManager[Any]:
-    """The context in which a graph can be made; none where there is no inference mode to leave.
+    """Return a context that leaves inference mode, or a null context outside of it.
 
-    A guard that an interrupt leaves behind ends when its traceback is dropped, and sets grad mode at that moment; so
-    none is made without need.
+    A guard left over by an interrupt ends when its traceback is dropped, and sets grad mode then. So it is created only
+    if it is needed.
     """
     return torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 class _TorchState:
-    """What this thread's torch is set to now, to be restored when the context ends."""
+    """The state of torch in this thread, restored on exit."""
 
     def __init__(self) -> None:
         self._grad = torch.is_grad_enabled()
@@ -105,7 +103,7 @@ class _TorchState:
         if _autocast() != self._autocast:
             self._restore_autocast()
         if self._inference is not None and hasattr(self._inference, "_inference_mode_context"):
-            self._inference.__exit__(None, None, None)  # a second time it does nothing
+            self._inference.__exit__(None, None, None)  # a second call does nothing
         if torch.is_grad_enabled() != self._grad:
             torch.set_grad_enabled(self._grad)
 
@@ -117,7 +115,7 @@ class _TorchState:
         torch.set_autocast_cache_enabled(cache)
         while _nesting() > nesting:
             torch.autocast_decrement_nesting()
-        if nesting == 0:  # otherwise weights that were cast now would be used when they have been trained
+        if nesting == 0:  # otherwise cached casts of the weights would outlive an optimiser step
             torch.clear_autocast_cache()
 
 
@@ -127,6 +125,6 @@ def _autocast() -> tuple[list[tuple[bool, torch.dtype]], bool, int]:
 
 
 def _nesting() -> int:
-    """How many autocast contexts are open. It can only be asked by changing it, which ``map`` does without a break."""
+    """Return the autocast nesting depth. It is only readable by changing it; ``map`` in C is not interruptible."""
     steps = (torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
     return list(map(operator.call, steps))[1]

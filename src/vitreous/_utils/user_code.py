@@ -1,4 +1,4 @@
-"""Python files of users: running a plugin or model file, and telling versions of their code apart."""
+"""User code: running plugin and model files, and hashing their source."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 
 
 def run_user_file(file: Path, kind: str) -> ModuleType | None:
-    """Run a file as a module and give it, or None where there is no such file; what it raises is the caller's.
+    """Run a file as a module and return it; None if the file does not exist. Exceptions of the file are not caught.
 
     Args:
         file: the Python file.
-        kind: what it is for; part of the module's name, so that a plugin and a model of one name do not meet.
+        kind: part of the module name, so that a plugin and a model file with the same name do not collide.
     """
     name = f"vitreous_{kind}_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
@@ -27,20 +27,20 @@ def run_user_file(file: Path, kind: str) -> ModuleType | None:
         return None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with redirect_stdout(sys.stderr):  # the standard output is for results
+    with redirect_stdout(sys.stderr):  # standard output is for results
         spec.loader.exec_module(module)
     return module
 
 
-# Folders in which one package has nothing to do with the next.
+# Folders of installed packages, which are unrelated to each other.
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def source_hash(written: Any) -> str:
-    """Return the sha256 of a module's file, or of that of a function or class, so that what it calls there counts too.
+    """Return the SHA-256 of the file of a module, function or class, and of the user files that it imports.
 
-    Files beside it count too, where its module imports from them, and they from each other. What was typed into an
-    interactive session has no file: the function's instructions count then, or of a class those of its functions.
+    Imported files count if they belong to the same package or folder. Code typed into an interactive session has no
+    file: the bytecode of the function is hashed, or that of the methods of a class.
     """
     try:
         content = Path(inspect.getsourcefile(written) or "").read_bytes()
@@ -54,22 +54,22 @@ def source_hash(written: Any) -> str:
 
 
 def _hashes_beside(start: ModuleType | None) -> Iterator[str]:
-    """Yield the sha256 of every other file that a module needs of its own package or folder."""
+    """Yield the SHA-256 of every file of its own package or folder that a module imports, directly or not."""
     file = _file_of(start)
     if start is None or file is None:
         return
-    known, waiting = {file}, [start]
-    while waiting:
-        for module in _imported_by(waiting.pop()):
+    visited, pending = {file}, [start]
+    while pending:
+        for module in _imported_by(pending.pop()):
             other = _file_of(module)
-            if other is not None and other not in known and _belongs(module, other, start, file):
-                known.add(other)
-                waiting.append(module)
+            if other is not None and other not in visited and _belongs(module, other, start, file):
+                visited.add(other)
+                pending.append(module)
                 yield hashlib.sha256(other.read_bytes()).hexdigest()
 
 
 def _imported_by(module: ModuleType) -> Iterator[ModuleType]:
-    """Yield the modules that a module has imported, or has imported something from."""
+    """Yield the modules that a module imports, or imports names from."""
     for value in list(vars(module).values()):
         name = getattr(value, "__module__", None)
         found = value if isinstance(value, ModuleType) else sys.modules.get(name) if isinstance(name, str) else None
@@ -85,12 +85,12 @@ def _belongs(module: ModuleType, file: Path, start: ModuleType, beside: Path) ->
 
 
 def _is_installed(file: Path, beside: Path) -> bool:
-    """Return whether a file below one's own folder is of an environment that lies there too, such as ``.venv``."""
+    """Whether a file below the user's folder belongs to an environment inside it, such as ``.venv``."""
     folder = beside.parent
     if not _INSTALLED.isdisjoint((folder.name, *file.relative_to(folder).parts)):
         return True
     places = map(Path, (sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])))
-    # An environment that one's own file is inside of says nothing: a home may be one, as with conda.
+    # An environment that contains the user's file itself does not count: with conda it may be the home folder.
     return any(place in file.parents and place not in beside.parents for place in places)
 
 
@@ -101,6 +101,6 @@ def _file_of(module: ModuleType | None) -> Path | None:
 
 
 def _instructions(code: CodeType) -> str:
-    """Tell what a function does; functions inside it are among its constants."""
+    """Return a text of the bytecode of a function, nested functions included."""
     constants = [_instructions(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -19,19 +20,23 @@ from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.api.method_trials import try_methods
 from vitreous.api.run_methods import RawResult, RunSettings, run_on_images
 from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
-from vitreous.errors import InputError, MethodError, RefusedMethodsError, UnsupportedModelError
+from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation, with_deferred_logits
 from vitreous.explanation.provenance import collect_provenance
 from vitreous.inputs.class_names import class_indices
-from vitreous.inputs.outputs import OutputActivation, check_outputs
-from vitreous.inputs.targets import Target
+from vitreous.inputs.model_input import ask
+from vitreous.inputs.outputs import OutputActivation, OutputPart, check_outputs, find_part
+from vitreous.inputs.target_objects import TargetContext, parse_targets
+from vitreous.inputs.targets import AnyTarget, TargetObjects, find_objects
 from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe, parse
 from vitreous.models import LoadedModel, Preprocessing
+from vitreous.models.dual_encoder import embed_prompts, find_dual_encoder, holds_prompts
 from vitreous.models.input_pictures import InputPictures, input_pictures
 from vitreous.models.loaded import settled_outputs
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
-from vitreous.models.wrap_model import known_class_names
+from vitreous.models.wrap_model import called_by, known_class_names
+from vitreous.tape.output import OutputReader
 
 PRECISIONS = ("model", "bf16")
 
@@ -96,10 +101,12 @@ def explain(
     model: Model,
     images: Images,
     methods: str | Sequence[str] | None = None,
-    target: Target = None,
+    target: AnyTarget = None,
     *,
     topk: int | None = None,
     outputs: OutputActivation | None = None,
+    output: OutputPart | None = None,
+    call: Callable[[nn.Module, Tensor], Any] | None = None,
     precision: str = "model",
     compile: bool = False,  # noqa: A002 - what torch calls it
     stage: int | None = None,
@@ -116,11 +123,16 @@ def explain(
             ``None`` for tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out
             with a warning.
         target: the class to explain: ``None`` for the predicted one, one for all images, one per image ``(batch,)``, or
-            several per image ``(batch, k)``; by number, or by name where the model's class names are known.
+            several per image ``(batch, k)``; by number, or by name where the model's class names are known. In the
+            place of a class a target of ``vitreous.targets``, such as ``Contrast("tabby", "tiger cat")``, or its
+            spelling ``"tabby vs tiger cat"``.
         topk: instead of ``target``, the k most likely classes of each image.
         outputs: what the model's outputs are: ``logits`` (softmax; sigmoid of a single one), ``probabilities`` (the
             model ends in its own softmax or sigmoid), ``sigmoid`` (multi-label logits) or ``value`` (no probability).
             ``None`` for what the model's configuration says; probabilities are recognised, with a warning.
+        output: which part of what the model returns is explained, where that is a dictionary, tuple or dataclass: a
+            name (``"dog_head"``) or path (``"heads.dog"``), a place, or a function.
+        call: how the model is called, where it takes more than the images: ``lambda model, x: model(x, extra)``.
         precision: ``bf16`` runs the model's matrix products in bfloat16, for methods whose maps survive that; others
             are refused.
         compile: ask a compiled model where methods ask it again (perturbation); what is recorded runs as it is.
@@ -140,16 +152,24 @@ def explain(
     """
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
     check_outputs(outputs)
+    if holds_prompts(target):
+        dual = find_dual_encoder(model)
+        model, target = dual.loaded(dual.model), embed_prompts(dual, target)
     loaded = find_model(model, images)
+    if output is not None and isinstance(loaded, LoadedModel):
+        loaded = replace(loaded, class_names=None)  # they name the classes of the model's usual output
     network, stage = network_of(loaded), stage_of(loaded) if stage is None else stage
-    classes = class_indices(target, lambda: known_class_names(loaded))
+    if call is not None:
+        network = called_by(network, call)
     pixels, pictures = find_pixels(loaded, network, images)
+    network, wanted = find_wanted(loaded, network, pixels, target, topk, output)
 
     def run(some: list[Recipe]) -> RawResult:
         def run_network(one: nn.Module) -> RawResult:
             bare = compiled(one) if compile else None
-            settings = RunSettings(black_pixel(loaded, pixels), bare, outputs or declared_outputs(loaded), stage)
-            return run_on_images(one, pixels, some, classes, topk, settings)
+            declared = outputs or declared_outputs(loaded)
+            settings = RunSettings(black_pixel(loaded, pixels), bare, declared, stage, OutputReader(output))
+            return run_on_images(one, pixels, some, wanted, topk, settings)
 
         with running_in(precision, pixels.device, some):
             return run_in_evaluation(network, run_network)
@@ -158,13 +178,17 @@ def explain(
     provenance = _provenance(loaded, network, recipes, result.family)
     if stage is not None:
         provenance["stage"] = stage
+    if output is not None:
+        provenance["output"] = output if isinstance(output, str | int) else shown(output)
+    if isinstance(wanted, TargetObjects):
+        provenance["targets"] = list(dict.fromkeys(str(each) for row in wanted.rows for each in row))
     drawn = input_pictures(pixels, _preprocessing(loaded)) if pictures is None else InputPictures(pictures)
     known = {"images": drawn.images, "images_note": drawn.note, "provenance": provenance, "left_out": left_out}
     return _explanation(loaded, pixels, recipes, result, **known)
 
 
 @leaves_torch_as_it_was
-def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], target: Target) -> Explanation:
+def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], target: AnyTarget) -> Explanation:
     """Explain preprocessed images as ``explain`` does, without provenance.
 
     For callers that explain one model in many batches and record by themselves which model that is: the fingerprint is
@@ -177,6 +201,39 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
     settings = RunSettings(black_pixel(model, pixels), outputs=settled_outputs(model).outputs, stage=model.stage)
     result = run_in_evaluation(network, lambda one: run_on_images(one, pixels, recipes, target, None, settings))
     return _explanation(model, pixels, recipes, result)
+
+
+def find_wanted(
+    loaded: LoadedModel | nn.Module,
+    network: nn.Module,
+    pixels: Tensor,
+    target: AnyTarget,
+    topk: int | None,
+    output: OutputPart | None,
+) -> tuple[nn.Module, AnyTarget | TargetObjects]:
+    """The module that is run, and the classes or prepared targets that are explained of its images.
+
+    Raises:
+        TargetError: a target is not valid for these images.
+    """
+
+    def names() -> tuple[str, ...] | None:
+        return known_class_names(loaded)
+
+    target = parse_targets(target, names)
+    objects = find_objects(target, len(pixels))
+    if objects is None:
+        return network, class_indices(target, names)
+    if topk is not None:
+        raise TargetError("give a target or topk, not both")
+    network = objects.module(network)
+
+    def encode(picture: Any) -> Any:
+        found, _ = find_pixels(loaded, network, picture)
+        with torch.no_grad():
+            return find_part(run_in_evaluation(network, lambda one: ask(one, found)), output)
+
+    return network, objects.prepared(TargetContext(loaded, network, pixels, names, encode))
 
 
 def _explanation(
@@ -194,6 +251,8 @@ def _explanation(
         preprocessing=_preprocessing(loaded),
         scale=result.scale,
         geometry=result.layout.geometry,
+        targets=result.objects,
+        target_values=result.target_values,
         **known,
     )
     return explanation if result.deferred is None else with_deferred_logits(explanation, result.deferred.compute)

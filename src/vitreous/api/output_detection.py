@@ -14,6 +14,7 @@ from vitreous._utils.messages import warn_caller
 from vitreous.errors import InputError
 from vitreous.inputs.model_input import FAILURES, Inputs, Texts
 from vitreous.inputs.outputs import OutputActivation, are_probabilities, in_unit_interval
+from vitreous.tape.output import CLASS_SCORES, OutputReader
 from vitreous.tape.runner import ModelRunner
 
 _INPUTS = 3  # outputs of at least so many different inputs have to look like probabilities
@@ -21,7 +22,11 @@ _SIGMOIDS = frozenset({torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sig
 
 
 def find_outputs(
-    network: nn.Module, inputs: Inputs, logits: Tensor, said: OutputActivation | None
+    network: nn.Module,
+    inputs: Inputs,
+    logits: Tensor,
+    said: OutputActivation | None,
+    reader: OutputReader = CLASS_SCORES,
 ) -> OutputActivation | None:
     """What a model's outputs are: what was said of them, or else what they look like.
 
@@ -30,6 +35,7 @@ def find_outputs(
         inputs: what it was given.
         logits: its outputs for these, (batch, classes).
         said: what the caller or the model's configuration says.
+        reader: how they were read.
 
     Returns:
         ``None`` where nothing is said and the outputs do not look like probabilities: they are logits then.
@@ -44,7 +50,7 @@ def find_outputs(
         )
     if said is not None:
         return said
-    reason = _reason(network, inputs, logits)
+    reason = _reason(network, inputs, logits, reader)
     if reason is None:
         return None
     warn_caller(
@@ -55,7 +61,7 @@ def find_outputs(
     return "probabilities"
 
 
-def _reason(network: nn.Module, inputs: Inputs, logits: Tensor) -> str | None:
+def _reason(network: nn.Module, inputs: Inputs, logits: Tensor, reader: OutputReader) -> str | None:
     """Why outputs are taken as probabilities, or ``None``.
 
     Values between 0 and 1 that do not add up to 1 may be logits or similarities as well; there, the last operation has
@@ -66,7 +72,7 @@ def _reason(network: nn.Module, inputs: Inputs, logits: Tensor) -> str | None:
     changed = _changed(inputs, max(1, _INPUTS - len(logits)))
     if changed is None:
         return "lie between 0 and 1 and add up to 1" if are_probabilities(logits) else None
-    runner = ModelRunner(network, changed)
+    runner = ModelRunner(network, changed, _reader=reader)
     with _Sigmoids() as sigmoids:
         try:
             others = runner.logits(changed)

@@ -16,12 +16,14 @@ from vitreous.api.unrecorded import DeferredLogits, can_run_unrecorded, run_unre
 from vitreous.architecture import find_architecture
 from vitreous.errors import RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, Rows, Texts
-from vitreous.inputs.outputs import OutputActivation
-from vitreous.inputs.targets import Target, Targets, find_targets
+from vitreous.inputs.outputs import OutputActivation, scale_of
+from vitreous.inputs.target_objects import Target
+from vitreous.inputs.targets import AnyTarget, TargetObjects, Targets, find_targets
 from vitreous.methods import View, list_methods
 from vitreous.methods.spelling import Recipe, parse
 from vitreous.tape import Gradients, Layout, Needs, Pass, Plan, Tape, record, unite
 from vitreous.tape.diagnosis import missing_part
+from vitreous.tape.output import CLASS_SCORES, OutputReader, TargetReader
 from vitreous.tape.rules.relevance_handler import NOT_FOLLOWED
 from vitreous.tape.runner import ModelRunner
 
@@ -36,12 +38,14 @@ class RawResult(NamedTuple):
 
     Attributes:
         logits: the model's output, (batch, classes).
-        targets: the classes that were explained.
+        targets: the classes that were explained; from ``classes`` on, ``objects`` by their places.
         layout: patch grid and prefix tokens.
         scores: by spelling, (batch, k, patches), or (batch, patches) for one class per image.
         family: the model's class.
         scale: what the outputs are; ``None`` for logits of which nothing more is known.
         deferred: computes the logits where no method has needed them; ``logits`` then only has their shape.
+        objects: the targets that were explained and are not classes.
+        values: the number that was explained of each, (batch, k), where target objects were given.
     """
 
     logits: Tensor
@@ -51,11 +55,18 @@ class RawResult(NamedTuple):
     family: str
     scale: OutputActivation | None
     deferred: DeferredLogits | None = None
+    objects: tuple[Target, ...] = ()
+    values: Tensor | None = None
 
     @property
     def target(self) -> Tensor:
         """The classes in the shape in which the caller gave them: (batch, k) or (batch,)."""
         return self.targets.classes if self.targets.several else self.targets.classes[:, 0]
+
+    @property
+    def target_values(self) -> Tensor | None:
+        """The numbers that were explained, in the same shape, where target objects were given."""
+        return self.values if self.values is None or self.targets.several else self.values[:, 0]
 
 
 @dataclass(frozen=True)
@@ -67,19 +78,21 @@ class RunSettings:
         bare: the model in another form (compiled), for evaluations of which nothing is recorded.
         outputs: what the model's outputs are, where that is known.
         stage: which stage of the residual stream is read, where there are several.
+        reader: what is read of the model's output.
     """
 
     black: Tensor | None = None
     bare: Callable[..., Any] | None = None
     outputs: OutputActivation | None = None
     stage: int | None = None
+    reader: OutputReader = CLASS_SCORES
 
 
 def run_on_images(
     network: nn.Module,
     images: Tensor,
     recipes: list[Recipe],
-    target: Target,
+    target: AnyTarget | TargetObjects,
     topk: int | None,
     settings: RunSettings,
 ) -> RawResult:
@@ -90,6 +103,10 @@ def run_on_images(
     """
 
     def run(rows: slice, outputs: OutputActivation | None) -> RawResult:
+        if isinstance(target, TargetObjects):
+            some = TargetObjects(target.rows[rows], target.several)
+            return run_target_objects(network, images[rows], recipes, some, replace(settings, outputs=outputs))
+
         def choose(logits: Tensor) -> Targets:
             if target is None or topk is not None:
                 return find_targets(logits, target, topk)
@@ -100,7 +117,8 @@ def run_on_images(
         return run_methods(network, images[rows], recipes, choose, replace(settings, outputs=outputs))
 
     parts = batch_parts(network, images)
-    if target is not None and topk is None and can_run_unrecorded(network, images, recipes):
+    given = target is not None and topk is None and not isinstance(target, TargetObjects)
+    if given and can_run_unrecorded(network, images, recipes):
         # What is refused here is refused by a recorded run as well, with the reason.
         with suppress(TargetError, UnsupportedModelError):
             found = run_unrecorded(
@@ -112,12 +130,33 @@ def run_on_images(
                 parts,
                 outputs=settings.outputs,
                 stage=settings.stage,
+                reader=settings.reader,
             )
             return RawResult(**found._asdict(), family=type(network).__name__)
     results = [run(parts[0], settings.outputs)]
     # All parts are read as the first one's outputs were recognised.
     results += [run(rows, results[0].scale or "logits") for rows in parts[1:]]
     return _concatenated(results)
+
+
+def run_target_objects(
+    network: nn.Module, images: Tensor, recipes: list[Recipe], targets: TargetObjects, settings: RunSettings
+) -> RawResult:
+    """Run all methods for targets that are objects; they are prepared."""
+    part = settings.reader.part
+
+    def find_scale(logits: Tensor) -> OutputActivation | None:
+        said = settings.outputs or scale_of(network)
+        return find_outputs(network, images, logits, said, OutputReader(part))
+
+    size = (images.shape[-2], images.shape[-1])
+    reader = TargetReader(part, targets.rows, find_scale, size)
+
+    def choose(columns: Tensor) -> Targets:
+        assert reader.found.numbers is not None
+        return Targets(reader.found.numbers.to(columns.device), targets.several)
+
+    return run_methods(network, images, recipes, choose, replace(settings, reader=reader))
 
 
 def run_methods(
@@ -138,13 +177,18 @@ def run_methods(
     """
     architecture = find_architecture(network, inputs, settings.stage)
     needs = {recipe.spelling: recipe.needs(architecture.depth) for recipe in recipes}
-    with record(network, architecture, inputs, Plan(architecture.depth, unite(needs.values()))) as tape:
+    reader = settings.reader
+    with record(network, architecture, inputs, Plan(architecture.depth, unite(needs.values())), reader) as tape:
         # Only now: which parts a model has shows in its run, and no method is listed as working that would then fail.
         _refuse_unserved(tape, recipes, needs)
-        outputs = find_outputs(network, inputs, tape.logits, settings.outputs or architecture.scale)
+        if isinstance(reader, TargetReader):
+            outputs = reader.found.scale if reader.found.classes else "value"
+        else:
+            outputs = find_outputs(network, inputs, tape.logits, settings.outputs or architecture.scale, reader)
         tape.architecture = architecture = tape.architecture.with_outputs(outputs)
         targets = choose(tape.logits)
-        if tape.layout.alike or len(inputs) == 1:
+        tapes = [tape.for_target(target) for target in targets.classes.unbind(dim=1)]
+        if len(inputs) == 1 or all(each.layout.alike for each in (tape, *tapes)):
             runner = ModelRunner(
                 network,
                 inputs,
@@ -153,10 +197,12 @@ def run_methods(
                 _architecture=tape.architecture,
                 _layout=tape.layout,
                 _bare=settings.bare,
+                _reader=reader,
             )
-            scores = _scores(tape, runner, recipes, needs, targets.classes)
+            scores = _scores(tapes, runner, recipes, needs, targets.classes)
             shaped = {name: maps if targets.several else maps[:, 0] for name, maps in scores.items()}
-            return RawResult(tape.logits, targets, tape.layout, shaped, architecture.name, architecture.scale)
+            result = RawResult(tape.logits, targets, tape.layout, shaped, architecture.name, architecture.scale)
+            return _with_objects(result, reader) if isinstance(reader, TargetReader) else result
     # The head reads other tokens of each image, so that no row of a matrix is every image's.
     one_by_one = [slice(image, image + 1) for image in range(len(inputs))]
     return run_in_portions(
@@ -182,15 +228,40 @@ def run_in_portions(
     return _concatenated([run(rows) for rows in portions])
 
 
+def _with_objects(result: RawResult, reader: TargetReader) -> RawResult:
+    """A result whose logits are class scores alone, with the numbers of its targets."""
+    return result._replace(
+        logits=result.logits[:, : reader.found.classes],
+        objects=reader.found.targets,
+        values=result.logits.gather(1, result.targets.classes),
+    )
+
+
 def _concatenated(results: Sequence[RawResult]) -> RawResult:
     first = results[0]
     if len(results) == 1:
         return first
+    objects: dict[Target, int] = {}
+    for part in results:
+        for target in part.objects:
+            objects.setdefault(target, first.logits.shape[1] + len(objects))
+    values = [part.values for part in results if part.values is not None]
     return first._replace(
         logits=torch.cat([part.logits for part in results]),
-        targets=first.targets._replace(classes=torch.cat([part.targets.classes for part in results])),
+        targets=first.targets._replace(classes=torch.cat([_renumbered(part, objects) for part in results])),
         scores={name: torch.cat([part.scores[name] for part in results]) for name in first.scores},
+        objects=tuple(objects),
+        values=torch.cat(values) if values else None,
     )
+
+
+def _renumbered(part: RawResult, objects: Mapping[Target, int]) -> Tensor:
+    """The targets of a part of a batch, by the numbers that objects have in the whole batch."""
+    classes = part.targets.classes
+    if not part.objects:
+        return classes
+    table = torch.tensor([*range(part.logits.shape[1]), *(objects[target] for target in part.objects)])
+    return table.to(classes.device)[classes]
 
 
 def batch_parts(network: nn.Module, images: Tensor) -> list[slice]:
@@ -223,14 +294,20 @@ def _refuse_unserved(tape: Tape, recipes: list[Recipe], needs: dict[str, Needs])
 
 
 def _scores(
-    tape: Tape, runner: ModelRunner, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor
+    tapes: Sequence[Tape], runner: ModelRunner, recipes: list[Recipe], needs: dict[str, Needs], targets: Tensor
 ) -> dict[str, Tensor]:
-    """Scores (batch, k, patches) of every method, one backward pass per rule, objective and target."""
+    """Scores (batch, k, patches) of every method, one backward pass per rule, objective and target.
+
+    ``tapes`` are the same run as it is read for each target.
+    """
     found: dict[str, list[Tensor]] = {recipe.spelling: [] for recipe in recipes}
-    groups = unpadded_groups(tape, runner)
-    for number, target in enumerate(targets.unbind(dim=1)):
-        # A method whose map does not depend on the class runs once.
-        chosen = [recipe for recipe in recipes if number == 0 or recipe.info.class_specific]
+    read_alike = all(tape is tapes[0] for tape in tapes)
+    groups = unpadded_groups(tapes[0], runner)
+    for number, (tape, target) in enumerate(zip(tapes, targets.unbind(dim=1), strict=True)):
+        if not read_alike:
+            groups = unpadded_groups(tape, runner)
+        # A method whose map does not depend on the class runs once, unless targets read tokens of their own.
+        chosen = [recipe for recipe in recipes if number == 0 or not read_alike or recipe.info.class_specific]
         for spelling, scores in _scores_of_one_target(tape, groups, chosen, needs, target):
             found[spelling].append(scores)
     count = targets.shape[1]

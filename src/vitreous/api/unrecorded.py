@@ -16,11 +16,12 @@ from vitreous.api.output_detection import find_outputs
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.explanation.prediction import ExplanationError
 from vitreous.inputs.outputs import OutputActivation, in_unit_interval
-from vitreous.inputs.targets import Target, Targets, find_targets
+from vitreous.inputs.targets import AnyTarget, Targets, find_targets
 from vitreous.methods.integrated import InputProcedure
 from vitreous.methods.rerun import Unrecorded
 from vitreous.methods.spelling import Recipe
 from vitreous.tape import Layout
+from vitreous.tape.output import CLASS_SCORES, OutputReader
 from vitreous.tape.runner import ModelRunner
 
 _ANY_CLASSES = 2**31 - 1  # as many as no model has
@@ -79,12 +80,13 @@ def run_unrecorded(
     network: nn.Module,
     images: Tensor,
     recipes: Sequence[Recipe],
-    target: Target,
+    target: AnyTarget,
     black: Tensor | None,
     parts: Sequence[slice],
     *,
     outputs: OutputActivation | None,
     stage: int | None = None,
+    reader: OutputReader = CLASS_SCORES,
 ) -> Found:
     """Run such methods for given classes, some images after the others.
 
@@ -99,10 +101,10 @@ def run_unrecorded(
     unknown = images.new_empty(1, 1).expand(len(images), _ANY_CLASSES)
     targets = find_targets(unknown, target, None)
     found: dict[str, list[Tensor]] = {recipe.spelling: [] for recipe in recipes}
-    whole = ModelRunner(network, images, targets.classes, black, stage=stage)
+    whole = ModelRunner(network, images, targets.classes, black, stage=stage, _reader=reader)
     output = images[:1, 0, 0]
     for rows in parts:
-        runner = ModelRunner(network, images[rows], targets.classes[rows], black, stage=stage)
+        runner = ModelRunner(network, images[rows], targets.classes[rows], black, stage=stage, _reader=reader)
         for recipe in recipes:
             scored = [_scores(recipe, Unrecorded(runner, target)) for target in targets.classes[rows].unbind(dim=1)]
             output = scored[-1][1]
@@ -119,7 +121,7 @@ def run_unrecorded(
         targets=targets,
         layout=whole.layout,
         scores={name: torch.cat(maps) for name, maps in found.items()},
-        scale=find_outputs(network, images, logits, said),
+        scale=find_outputs(network, images, logits, said, reader),
         deferred=None if recognising else deferred,
     )
 

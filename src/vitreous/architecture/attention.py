@@ -53,6 +53,8 @@ class AttentionCall:
         key_scales: the same of k.
         over_tokens: whether tokens look at tokens; cross-covariance and linear attention mix channels.
         scores_alone: whether the weights are made of q kᵀ and constants alone, by whatever steps.
+        query_axes: the axis of the tokens that look, in the product of q and k and in that with the values.
+        head_sizes: the sizes of the axes of heads, where there are several: groups that share keys and values.
     """
 
     spelling: Spelling
@@ -76,16 +78,16 @@ class AttentionCall:
     key_scales: tuple[int, ...] = ()
     over_tokens: bool = True
     scores_alone: bool = True
+    query_axes: tuple[str, str] = ("", "")
+    head_sizes: tuple[int, ...] = ()
 
     def arrangement(self, part: Literal["query", "key", "scores", "weights", "value", "output"]) -> Arrangement:
         """How a tensor lies in the two products, scores = q kᵀ and output = weights v, of a written call."""
         axes = self.score_axes if part in {"query", "key", "scores"} else self.value_axes
         assert axes is not None
         # Of scores: the query's and the key's tokens; of O: the query's tokens and the values' channels.
-        first, second = (
-            next(letter for letter in reversed(own) if letter in axes.output and letter not in other)
-            for own, other in ((axes.left, axes.right), (axes.right, axes.left))
-        )
+        first = self.query_axes[0 if axes is self.score_axes else 1] or free_axes(axes)[-1]
+        second = free_axes(axes.swapped())[-1]
         ahead = "".join(letter for letter in axes.output if letter not in (first, second))
         inner = axes.contracted
         letters, last = {
@@ -94,7 +96,7 @@ class AttentionCall:
             "weights": (axes.left, (first, inner)),
             "value": (axes.right, (inner, second)),
         }.get(part, (axes.output, (first, second)))
-        return Arrangement(letters, last, ahead, self.heads_first)
+        return Arrangement(letters, last, ahead, self.heads_first, self.head_sizes)
 
     def arrange_scores(self, scores: Tensor, batch: int) -> Tensor | None:
         """What entered the softmax as (batch, head, query, key); ``None`` where it lies in another way.
@@ -115,6 +117,11 @@ class AttentionCall:
         return scores.dim() == 4 and len(scores) == batch and not self.heads_first and self.query_first
 
 
+def free_axes(axes: Axes) -> list[str]:
+    """The axes of a product that its first operand alone has."""
+    return [letter for letter in axes.left if letter in axes.output and letter not in axes.right]
+
+
 @dataclass(frozen=True)
 class Arrangement:
     """Where a tensor of an attention product has its images, heads, tokens and channels.
@@ -124,17 +131,21 @@ class Arrangement:
         last: the two axes that come last in (batch, head, ., .).
         ahead: all others that the product has, in order.
         heads_first: whether, in one axis of batch x head, all images of a head come before the next head's.
+        head_sizes: the sizes of the axes of heads behind that of the images, where there are several.
     """
 
     axes: str
     last: tuple[str, str]
     ahead: str
     heads_first: bool
+    head_sizes: tuple[int, ...] = ()
 
     def arrange(self, tensor: Tensor, batch: int) -> Tensor | None:
         """The tensor as (batch, head, ., .), a window counting as an image; ``None`` where other axes are left."""
         ordered = to_letters(tensor, self.axes, self.ahead + "".join(self.last))
         sizes = ordered.shape[:-2]
+        if self.head_sizes:
+            return ordered.expand(-1, *self.head_sizes, -1, -1).flatten(1, -3)
         if len(sizes) > 1:
             images_first = sizes[0] == batch or (sizes[0] == 1 and sizes[1] != batch)
             if len(sizes) == 2 and not images_first and sizes[1] in (1, batch):
@@ -144,13 +155,14 @@ class Arrangement:
             return None
         if sizes[0] in (1, batch):
             return ordered[:, None]
-        if self.heads_first:
-            return ordered.reshape(-1, batch, *ordered.shape[1:]).transpose(0, 1)
-        return ordered.reshape(batch, -1, *ordered.shape[1:])
+        apart = ordered.unflatten(0, (-1, batch) if self.heads_first else (batch, -1))
+        return apart.transpose(0, 1) if self.heads_first else apart
 
     def restore(self, arranged: Tensor, batch: int, shape: torch.Size) -> Tensor:
         """A tensor of (batch, head, ., .) as the product itself has it, in its own ``shape``."""
-        if len(self.ahead) == 1:
+        if self.head_sizes:
+            ordered = arranged.unflatten(1, self.head_sizes)
+        elif len(self.ahead) == 1:
             flat = arranged.transpose(0, 1) if self.heads_first and arranged.shape[1] > 1 else arranged
             ordered = flat.flatten(0, 1)
         elif len(self.ahead) == 2:

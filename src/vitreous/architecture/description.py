@@ -99,6 +99,7 @@ class Norm:
         step: the step, where it is a single one.
         module: the module that did it, where one did.
         identity: whether there is none: the branch starts at the stream as it is.
+        alone: whether all that the attention reads is its output; a model may normalise once more for every projection.
     """
 
     input: Point
@@ -106,6 +107,22 @@ class Norm:
     step: int | None = None
     module: nn.Module | None = None
     identity: bool = False
+    alone: bool = True
+
+
+@dataclass(frozen=True)
+class WrittenNorm:
+    """A norm that a module of the model writes out: mean, square root, quotient.
+
+    Attributes:
+        input: what it is given.
+        output: what it gives.
+        first: the first of its steps.
+    """
+
+    input: Point
+    output: Point
+    first: int
 
 
 # What a step does to every token by itself, statistics and gates held constant: multiply it with a matrix or with
@@ -296,6 +313,7 @@ class Architecture:
         placements: by step in the blocks of the stage that is read, which tokens its result belongs to; empty where the
             blocks work on (batch, tokens, channels) alone.
         batch: how many images or texts the run had.
+        written_norms: the norms that modules write out.
     """
 
     name: str
@@ -310,6 +328,7 @@ class Architecture:
     stream_end: int = -1
     placements: Mapping[int, Placement] = field(default_factory=dict)
     batch: int = 1
+    written_norms: tuple[WrittenNorm, ...] = ()
 
     def with_outputs(self, outputs: OutputActivation | None) -> Architecture:
         """The same model with declared outputs, whatever its configuration says; ``None`` changes nothing."""

@@ -21,16 +21,8 @@ from vitreous.architecture.description import (
     StreamStage,
 )
 from vitreous.architecture.find_attention import find_attention
-from vitreous.architecture.norms import BlockNorms, root_of
-from vitreous.architecture.operations import (
-    ALIAS,
-    NORM,
-    moves_numbers,
-    scales,
-    value_of,
-    walk_back,
-    way_back,
-)
+from vitreous.architecture.norms import BlockNorms, find_written_norms, root_of
+from vitreous.architecture.operations import made_of_input, moves_numbers, scales, walk_back, way_back
 from vitreous.architecture.positions import PixelPositions, Placement, Places, find_placements
 from vitreous.architecture.projections import HeadMaps, NotLinearError
 from vitreous.architecture.stream import (
@@ -75,6 +67,11 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
             f"image{'s' if several else ''}: images are joined, repeated or cut up inside of it, so that no row of "
             f"tokens is one image's; explain {'one image at a time, or ' if several else ''}the model inside"
         )
+    if not readers and calls and _sums_of_rows(trace, calls):
+        raise UnsupportedModelError(
+            f"images and tokens of {name} lie in one axis where they are added, (images x tokens, channels), so that "
+            "it is not known which token is whose; keep the stream as (images, tokens, channels)"
+        )
     if not readers and calls:
         raise UnsupportedModelError(
             f"{name} has no single residual stream of tokens: it attends, but what attention gives is not added to the "
@@ -86,8 +83,16 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
             f"{name} has no residual stream of tokens: no sum of tokens with something that was made from them was "
             "seen in its run, so no method here serves it"
         )
-    stages = [StreamStage(reader.grid, reader.channels, tuple(reader.blocks()), reader.places) for reader in readers]
+    stages = [
+        StreamStage(reader.grid, reader.channels, _without_unread(reader.blocks(), trace), reader.places)
+        for reader in readers
+    ]
     chosen = _choose(readers, stages, trace.batch, calls) if stage is None else _checked(stage, stages, name)
+    if readers[chosen].holds_several_streams:
+        raise UnsupportedModelError(
+            f"{name} keeps several streams of tokens side by side (as hyper-connections do) and attends to one of them "
+            "or to a mixture, so that it has no single residual stream of tokens; no method here serves it"
+        )
     owned = {call.output_step for each in readers for call in each.stage.attention}
     blocks = stages[chosen].blocks
     pooling = [call for call in calls if call.output_step not in owned and call.output_step > blocks[-1].output.step]
@@ -112,15 +117,41 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         stream_end=max([blocks[-1].output.step, *ends]),
         placements=readers[chosen].placements(blocks, max([blocks[-1].output.step, *ends])),
         batch=trace.batch,
+        written_norms=find_written_norms(trace),
     )
+
+
+def _sums_of_rows(trace: Trace, calls: list[AttentionCall]) -> bool:
+    """Whether what attention gives is added to as many rows as there are images and tokens together."""
+    rows = trace.batch * calls[0].queries
+    heads = trace.values[calls[0].output]
+    sums = (trace.values[step.outputs[0]] for step in trace.steps if step.operation == "add" and step.outputs)
+    return any(len(value.shape) == 2 and value.shape[0] == rows and value.comes_from(heads) for value in sums)
 
 
 def _used(readers: list[_StageReader], trace: Trace) -> list[_StageReader]:
     """The streams that the output is made of; a model may compute something that it does not use."""
-    returned = {id(tensor) for tensor in tensors_in(trace.output)}
-    outputs = [value for value in trace.values if id(value.tensor) in returned]
+    outputs = _returned(trace)
     used = [reader for reader in readers if any(each.comes_from(reader.stage.writes[-1].result) for each in outputs)]
     return used or readers
+
+
+def _returned(trace: Trace) -> list[Value]:
+    """The values that the model returns."""
+    returned = {id(tensor) for tensor in tensors_in(trace.output)}
+    return [value for value in trace.values if id(value.tensor) in returned]
+
+
+def _without_unread(blocks: list[Block], trace: Trace) -> tuple[Block, ...]:
+    """The blocks up to the last one that the output is made of: a dense head may read earlier blocks alone."""
+    outputs = _returned(trace)
+
+    def is_read(block: Block) -> bool:
+        made = trace.values[_value_at(trace, block.output)]
+        return any(value.comes_from(made) for value in outputs)
+
+    last = next((number for number in reversed(range(len(blocks))) if is_read(blocks[number])), len(blocks) - 1)
+    return tuple(blocks[: last + 1])
 
 
 def _checked(stage: int, stages: list[StreamStage], name: str) -> int:
@@ -173,7 +204,10 @@ class _StageReader:
         self._patches_last = self._order_of_joined(stage.root)
         self.axes = self._axes_of(stage.root)
         self.places: Places | None = None
-        self._norms = BlockNorms(trace, stage, self._point)
+
+    @property
+    def _norms(self) -> BlockNorms:
+        return BlockNorms(self._trace, self.stage, self._point)  # not kept: a cycle would keep the tensors of the run
 
     @property
     def is_stream(self) -> bool:
@@ -187,6 +221,14 @@ class _StageReader:
         axes, calls = self.axes, self.stage.attention
         whole = all(self._is_whole(call) for call in calls)
         return axes.dims == 3 and axes.batch >= 0 and whole
+
+    @property
+    def holds_several_streams(self) -> bool:
+        """Whether its tokens have an axis more than those that attend."""
+        sizes = [self.stage.root.shape[axis] for axis in self.axes.token_axes]
+        apart = [math.prod(sizes) // size for size in sizes]
+        looking = {call.queries for call in self.stage.attention}
+        return len(sizes) > 1 and self.places is None and len(looking) == 1 and looking <= set(apart) - {1}
 
     def _is_whole(self, call: AttentionCall) -> bool:
         between_all = call.queries == call.keys == self.tokens and call.rows % self._trace.batch == 0
@@ -221,26 +263,14 @@ class _StageReader:
         return replace(axes, batch=max(axes.batch, 0), fold=places.fold, order=places.order)
 
     def _order_of_joined(self, root: Value) -> tuple[int, ...] | None:
-        """The order in which patches come last, where registers of the model's own were joined behind them."""
+        """The order in which patches come last, where tokens of the model's own stand behind or among them."""
         if self.axes.dims != 3 or self.axes.batch < 0:
             return None
-        trace, value = self._trace, root
-        while (step := trace.maker(value)) is not None and step.operation != "cat":
-            source = value_of(trace, step)
-            if source is None or source.shape != value.shape or step.operation not in {*ALIAS, *NORM, "add", "mul"}:
-                return None
-            value = source
-        parts = list(tensors_in(step.args[:1])) if step is not None else []
-        axis = None if step is None else step.argument(1, "dim", 0)
-        made = {id(trace.values[index].tensor) for index in step.operands} if step is not None else set()
-        if not isinstance(axis, int) or axis % 3 != self.axes.token_axes[0] or len(made) != 1 or id(parts[-1]) in made:
+        made = made_of_input(self._trace, root).movedim(self.axes.token_axes[0], 0).flatten(1).any(dim=1).tolist()
+        own = [place for place, of_picture in enumerate(made) if not of_picture]
+        if not own or True not in made or max(own) < made.index(True):
             return None
-        places: list[list[int]] = [[], []]
-        first = 0
-        for part in parts:
-            places[id(part) in made] += range(first, first + part.shape[axis])
-            first += part.shape[axis]
-        return (*places[0], *places[1])
+        return (*own, *(place for place, of_picture in enumerate(made) if of_picture))
 
     def _axes_by_shape(self, value: Value) -> StreamAxes:
         """Which axes of the stream are images and channels; behind the last block no layer may show it any more."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from vitreous.architecture.attention import AttentionCall, ScoreStep
+from vitreous.architecture.attention import AttentionCall, ScoreStep, free_axes
 from vitreous.architecture.operations import (
     ALIAS,
     FUSED,
@@ -219,19 +219,19 @@ class _Scores:
         origin = self._origins[place]
         if origin.softmax < 0 and (origin.learned or self._is_exponential(place)):
             return None  # divided by the sums behind the values: A itself is nowhere
-        looking = [letter for letter in axes.left if letter in axes.output and letter not in axes.right]
-        looking = [letter for letter in looking if letter not in axes.batch]
         contracted = axes.contracted
-        if len(looking) != 1 and len(looking) != 2:
+        if not 1 <= len(free_axes(axes)) <= 2:
             return None
-        query_axis = looking[-1] if len(looking) == 1 else _query_axis(axes, looking)
-        queries, keys = weights.shape[axes.left.index(query_axis)], weights.shape[axes.left.index(contracted)]
         score = trace.steps[origin.product]
         score_operands = product_operands(score.operation, score.args, score.kwargs)
         assert score_operands is not None
         score_axes = product_axes(score.operation, score.args, *score_operands)
         assert score_axes is not None
         query_first = self._query_first(score, score_axes, origin)
+        score_axes = score_axes if query_first else score_axes.swapped()
+        query = score_operands[0 if query_first else 1]
+        looking, query_axis = self._query_axes(score, score_axes, query, axes, weights)
+        queries, keys = weights.shape[axes.left.index(query_axis)], weights.shape[axes.left.index(contracted)]
         steps = self._score_steps(origin)
         value = indices[1 if weights_first else 0]
         assert value is not None
@@ -247,18 +247,46 @@ class _Scores:
             axes,
             weights_first,
             origin.product,
-            score_axes if query_first else score_axes.swapped(),
+            score_axes,
             query_first,
             origin.softmax,
             steps,
             self._plain(origin, place),
             trace.values[origin.entered].step if origin.softmax >= 0 else -1,
             self._own_steps(origin, place),
-            query_scales=self._scales(score, score_operands[0 if query_first else 1]),
+            query_scales=self._scales(score, query),
             key_scales=self._scales(score, score_operands[1 if query_first else 0]),
             over_tokens=over_tokens,
             scores_alone=self._made_of_scores(origin, place),
+            query_axes=(looking, query_axis),
+            head_sizes=self._head_sizes(score, score_axes, query, looking),
         )
+
+    def _query_axes(self, score: Step, score_axes: Axes, query: Tensor, axes: Axes, weights: Tensor) -> tuple[str, str]:
+        """The axis of the tokens that look, in q kᵀ and in A v; heads that share keys have one there, too."""
+        trace, product = self._trace, self._trace.values[score.outputs[0]].shape
+        asking, weighing = free_axes(score_axes), free_axes(axes)
+        value = next((trace.values[index] for index in score.operands if trace.values[index].tensor is query), None)
+        if len(asking) > 1 and value is not None:
+            asking = [each for each in asking if not self._is_head(value, score_axes.left, each)] or asking
+        if len(weighing) > 1 and product == weights.shape:
+            same_place = axes.left[score_axes.output.index(asking[-1])]
+            weighing = [same_place] if same_place in weighing else weighing
+        return asking[-1], weighing[-1]
+
+    def _head_sizes(self, score: Step, axes: Axes, query: Tensor, looking: str) -> tuple[int, ...]:
+        """The sizes of several axes of heads, (batch, group, head of it, ...); nothing for one, or for windows."""
+        trace, product = self._trace, self._trace.values[score.outputs[0]].shape
+        last = (looking, free_axes(axes.swapped())[-1])
+        ahead = [letter for letter in axes.output if letter not in last]
+        value = next((trace.values[index] for index in score.operands if trace.values[index].tensor is query), None)
+        if len(ahead) < 3 or value is None or product[axes.output.index(ahead[0])] != trace.batch:
+            return ()
+        heads = all(letter in axes.left and self._is_head(value, axes.left, letter) for letter in ahead[1:])
+        return tuple(product[axes.output.index(letter)] for letter in ahead[1:]) if heads else ()
+
+    def _is_head(self, value: Value, axes: str, letter: str) -> bool:
+        return runs_over_channels(self._trace, value, axes.index(letter) - len(axes))
 
     def _made_of_scores(self, origin: _Origin, weights: int) -> bool:
         """Whether nothing else that depends on the input enters between q kᵀ and the weights."""
@@ -345,11 +373,6 @@ class _Scores:
         return all(step.operation in ALIAS or (logarithms and step.operation == "exp") for step in between)
 
 
-def _query_axis(axes: Axes, looking: list[str]) -> str:
-    """Of two axes that only the weights have, heads and queries, the one that stands next to the keys."""
-    return max(looking, key=axes.left.index)
-
-
 def _score_kind(trace: Trace, step: Step) -> Literal["scale", "bias", "mask", "same"] | None:
     if len(set(step.operands)) != 1:
         # Subtracting the largest score, as a written-out softmax does, changes no weight.
@@ -358,7 +381,7 @@ def _score_kind(trace: Trace, step: Step) -> Literal["scale", "bias", "mask", "s
         return "same"
     if len(step.operands) != 1 or (step.operation == "add" and step.kwargs):
         return None
-    kinds: dict[str, Literal["scale", "bias", "mask"]] = {"add": "bias", "masked_fill": "mask"}
+    kinds: dict[str, Literal["scale", "bias", "mask"]] = {"add": "bias", "masked_fill": "mask", "where": "mask"}
     return "scale" if step.operation in SCALE else kinds.get(step.operation)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.architecture.description import Norm, NormPlace, Point
+from vitreous.architecture.description import Norm, NormPlace, Point, WrittenNorm
 from vitreous.architecture.operations import NORM, is_linear, moves_numbers, scales, value_of, walk_back
 from vitreous.architecture.stream import ResidualWrite, Stage, branch_start
 from vitreous.architecture.trace import ModuleCall, Step, Trace, Value
@@ -178,7 +178,7 @@ class BlockNorms:
     def _normalised_between(self, before: Value, after: Value) -> bool:
         """Whether nothing but a norm lies between two values of the stream."""
         steps = [step for step in self._trace.between(before, after) if step.number > before.step]
-        return self._looks_like_norm(steps)
+        return looks_like_norm(self._trace, steps)
 
     def last_output(self, last: ResidualWrite, place: NormPlace) -> Value:
         """The stream behind the last block, normalised where the blocks do so themselves."""
@@ -206,7 +206,7 @@ class BlockNorms:
             if call.first < behind or not len(given) == len(results) == 1 or not self._same(given[0], value):
                 continue
             steps = trace.steps[call.first : call.last]
-            if given[0].shape == results[0].shape and steps and self._looks_like_norm(steps):
+            if given[0].shape == results[0].shape and steps and looks_like_norm(trace, steps):
                 # A module may multiply with its weights by itself, behind a norm without any.
                 made, behind = walk_back(trace, results[0], moves_numbers), call.last
                 inside = [norm for norm in found if norm[2] is not None and call.first <= norm[2] < behind]
@@ -215,12 +215,6 @@ class BlockNorms:
                         found.remove(norm)
                 found.append((given[0], results[0], None, call.module))
         return sorted(found, key=lambda norm: norm[1].index)
-
-    def _looks_like_norm(self, steps: list[Step]) -> bool:
-        """Whether steps work on a token's channels alone and divide by their length."""
-        names = {step.operation for step in steps}
-        lengths = {"rsqrt", "sqrt", "std", "norm", "vector_norm", "normalize", "pow", "var", "std_mean", "var_mean"}
-        return bool(names & {*NORM, *lengths}) and not any(is_linear(step, self._depends(step)) for step in steps)
 
     def _call_around(self, step: Step) -> ModuleCall | None:
         """The call of a module that a step is all there is to, but for another dtype."""
@@ -244,14 +238,18 @@ class BlockNorms:
             (
                 step
                 for step in steps
-                if is_linear(step, self._depends(step)) or step.operation == "scaled_dot_product_attention"
+                if is_linear(step, _depends(trace, step)) or step.operation == "scaled_dot_product_attention"
             ),
             None,
         )
-        for source, made, step, module in self._norms_of(start):
+        norms = self._norms_of(start)
+        for source, made, step, module in norms:
             pooled = linear is None and attending.branch.comes_from(made)  # a branch that only pools
             if pooled or (linear is not None and any(trace.values[i].comes_from(made) for i in linear.operands)):
-                return Norm(self._point(source), self._point(made), step, module)
+                read = [trace.values[call.output] for call in attending.attention]
+                others = [other for _, other, _, _ in norms if other is not made]
+                alone = not any(value.comes_from(other) for value in read for other in others)
+                return Norm(self._point(source), self._point(made), step, module, alone=alone)
         if linear is not None and any(self._same(trace.values[index], start) for index in linear.operands):
             return Norm(self._point(start), self._point(start), identity=True)
         return None
@@ -288,14 +286,50 @@ class BlockNorms:
             return None
         return Norm(self._point(source), self._point(made), step.number, self._module_of(step))
 
-    def _depends(self, step: Step) -> Callable[[Any], bool]:
-        tensors = {id(self._trace.values[index].tensor) for index in step.operands}
-        return lambda value: isinstance(value, Tensor) and id(value) in tensors
+
+def looks_like_norm(trace: Trace, steps: list[Step]) -> bool:
+    """Whether steps work on a token's channels alone and divide by their length."""
+    names = {step.operation for step in steps}
+    lengths = {"rsqrt", "sqrt", "std", "norm", "vector_norm", "normalize", "pow", "var", "std_mean", "var_mean"}
+    return bool(names & {*NORM, *lengths}) and not any(is_linear(step, _depends(trace, step)) for step in steps)
+
+
+def find_written_norms(trace: Trace) -> tuple[WrittenNorm, ...]:
+    """The norms over channels that modules write out in several steps."""
+    found: list[WrittenNorm] = []
+    for call in trace.calls:
+        steps = trace.steps[call.first : call.last]
+        if len(steps) < 2 or len(call.inputs) != 1 or len(call.outputs) != 1 or not looks_like_norm(trace, steps):
+            continue
+        given, made = trace.values[call.inputs[0]], trace.values[call.outputs[0]]
+        outside = {index for step in steps for index in step.operands} - {
+            index for step in steps for index in step.outputs
+        }
+        names = {step.operation for step in steps}
+        divides = names & {"mean", "var", "var_mean", "std", "std_mean", "norm", "vector_norm"} and not names & NORM
+        makers = trace.maker(given), trace.maker(made)
+        whole = outside == {given.index} and given.shape == made.shape and made.step == steps[-1].number
+        if divides and whole and None not in makers and not any(step.in_place for step in steps):
+            points = [
+                Point(step.number, step.outputs.index(value.index))
+                for step, value in zip(makers, (given, made), strict=True)
+                if step is not None and value.index in step.outputs
+            ]
+            if len(points) == 2:
+                found.append(WrittenNorm(points[0], points[1], call.first))
+    return tuple(found)
+
+
+def _depends(trace: Trace, step: Step) -> Callable[[Any], bool]:
+    tensors = {id(trace.values[index].tensor) for index in step.operands}
+    return lambda value: isinstance(value, Tensor) and id(value) in tensors
 
 
 def root_of(trace: Trace, value: Value) -> Value:
     """What a value was made of by moving and scaling numbers alone."""
-    return walk_back(trace, value, moves_numbers, scales)
+    if value.index not in trace.roots:
+        trace.roots[value.index] = walk_back(trace, value, moves_numbers, scales)
+    return trace.roots[value.index]
 
 
 def same_numbers(trace: Trace, first: Value, second: Value) -> bool:

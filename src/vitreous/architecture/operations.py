@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ ALIAS = frozenset(
 )
 # A part of the numbers.
 SLICE = frozenset({"getitem", "chunk", "split", "tensor_split", "unbind", "select", "narrow", "split_with_sizes"})
+# The same numbers several times over.
+REPEAT = frozenset({"repeat_interleave", "repeat", "tile"})
 # Several values side by side.
 JOIN = frozenset({"cat", "stack", "hstack", "vstack", "dstack"})
 _CASTS = frozenset({"to", "type", "type_as", "float", "double", "half", "bfloat16"})
@@ -53,6 +56,12 @@ def moves_numbers(trace: Trace, step: Step, result: Value) -> Value | None:
     # x + 0, as sum([...]) begins and switched-off terms are written.
     adds_nothing = step.operation == "add" and any(isinstance(value, int | float) and value == 0 for value in step.args)
     return source if adds_nothing else None
+
+
+def adds_constant(trace: Trace, step: Step, result: Value) -> bool:
+    """Whether a step adds a constant to one value, as biases are added."""
+    source = value_of(trace, step)
+    return step.operation == "add" and len(step.operands) == 1 and source is not None and source.shape == result.shape
 
 
 def scales(trace: Trace, step: Step, result: Value) -> Value | None:
@@ -121,6 +130,7 @@ def weight_of_call(
 
 
 def _einsum_weight(args: tuple[Any, ...], depends: Callable[[Any], bool]) -> Tensor | None:
+    """The constant of an einsum as (out, in); channels may have several axes, which are the last ones."""
     operands = list(tensors_in(args[1:]))
     if not isinstance(args[0], str) or len(operands) != 2 or depends(operands[0]) == depends(operands[1]):
         return None
@@ -128,11 +138,21 @@ def _einsum_weight(args: tuple[Any, ...], depends: Callable[[Any], bool]) -> Ten
     names = inputs.split(",")
     at = 1 if depends(operands[0]) else 0
     constant, other = names[at], names[1 - at]
-    contracted = [letter for letter in constant if letter in other and letter not in output]
-    if len(constant) != 2 or len(contracted) != 1 or not output.endswith(constant.replace(contracted[0], "")):
+    contracted = "".join(letter for letter in other if letter in constant and letter not in output)
+    made = "".join(letter for letter in output if letter in constant)
+    known = set(constant) == set(contracted + made) and contracted and made and not set(made) & set(other)
+    if not known or not other.endswith(contracted) or not output.endswith(made):
         return None
-    weight = operands[at]
-    return weight if constant.index(contracted[0]) == 1 else weight.T
+    order = [constant.index(letter) for letter in made + contracted]
+    return operands[at].permute(order).flatten(0, len(made) - 1).flatten(1)
+
+
+def trailing_axes(shape: Sequence[int], numbers: int) -> int:
+    """How many of the last axes have so many numbers together."""
+    count = 1
+    while math.prod(shape[-count:]) < numbers and count < len(shape):
+        count += 1
+    return count
 
 
 def is_linear(step: Step, depends: Callable[[Any], bool]) -> bool:
@@ -227,8 +247,11 @@ def replay(trace: Trace, start: Value, end: Value) -> Tensor | None:
     return replay_from(trace, [start], end)
 
 
-def replay_from(trace: Trace, starts: Sequence[Value], end: Value) -> Tensor | None:
-    """The same of several values, as indices into all of them, flat and one behind the other."""
+def replay_from(trace: Trace, starts: Sequence[Value], end: Value, *, loosely: bool = False) -> Tensor | None:
+    """The same of several values, as indices into all of them, flat and one behind the other.
+
+    ``loosely`` also where constants were added to the numbers, or they were repeated.
+    """
     found: dict[int, Tensor] = {}
     first = 0
     for start in starts:
@@ -236,7 +259,11 @@ def replay_from(trace: Trace, starts: Sequence[Value], end: Value) -> Tensor | N
         first += start.shape.numel()
     known = {step.number: step for start in starts for step in trace.between(start, end)}
     for _, step in sorted(known.items()):
-        if not step.in_place and step.operation in ALIAS | SLICE | JOIN and found.keys() >= set(step.operands):
+        if step.in_place or not found.keys() >= set(step.operands):
+            continue
+        if loosely and step.outputs and adds_constant(trace, step, trace.values[step.outputs[0]]):
+            found[step.outputs[0]] = found[step.operands[0]]
+        elif step.operation in ALIAS | SLICE | JOIN or (loosely and step.operation in REPEAT):
             results = _moved(trace, step, found)
             if len(results) == len(step.outputs):
                 found.update(zip(step.outputs, results, strict=True))
@@ -254,13 +281,34 @@ def _moved(trace: Trace, step: Step, found: dict[int, Tensor]) -> list[Tensor]:
     return list(tensors_in(step.func(*args, **kwargs)))
 
 
+def made_of_input(trace: Trace, value: Value) -> Tensor:
+    """Which numbers of a value were made from the model's input, and not put beside it: tokens of the model's own."""
+    step = trace.maker(value)
+    sources = [] if step is None else [trace.values[index] for index in dict.fromkeys(step.operands)]
+    everything = torch.ones(value.shape, dtype=torch.bool)
+    if step is None or step.in_place or value.index not in step.outputs or max(s.index for s in sources) >= value.index:
+        return everything
+    if len(sources) == 1 and step.operation in {*NORM, "add", "mul", "div", "sub"}:
+        return made_of_input(trace, sources[0]) if sources[0].shape == value.shape else everything
+    if step.operation not in ALIAS | SLICE | JOIN:
+        return everything
+    if step.operation in _CASTS or "dropout" in step.operation:
+        return made_of_input(trace, sources[0])
+    new = {id(source.tensor): made_of_input(trace, source) for source in sources}
+    new |= {
+        id(part): torch.zeros(part.shape, dtype=torch.bool) for part in tensors_in(step.args) if id(part) not in new
+    }
+    results = list(tensors_in(step.func(*_replaced(step.args, new), **step.kwargs)))
+    return results[step.outputs.index(value.index)] if len(results) == len(step.outputs) else everything
+
+
 def runs_over_channels(trace: Trace, value: Value, axis: int) -> bool:
     """Whether an axis of a value is one of the channels that the last linear layer in front of it gave.
 
     Only where that is certain: activations and norms on the way keep the axes, anything else leaves it open.
     """
     way: list[tuple[Step, Value, Value]] = []
-    while (step := trace.maker(value)) is not None and step.operation != "linear":
+    while (step := trace.maker(value)) is not None and not _gives_channels_last(trace, step):
         operands = [trace.values[index] for index in step.operands]
         if step.operation in ALIAS | SLICE:
             source = operands[0] if len(operands) == 1 else None
@@ -282,6 +330,14 @@ def runs_over_channels(trace: Trace, value: Value, axis: int) -> bool:
         return False
     distance = int((places.select(axis, 1) - places.select(axis, 0)).flatten()[0])
     return 0 < abs(distance) < channels
+
+
+def _gives_channels_last(trace: Trace, step: Step) -> bool:
+    """Whether a step is a linear layer whose channels lie along its last axis."""
+    if step.operation == "linear":
+        return True
+    tensors = {id(trace.values[index].tensor) for index in step.operands}
+    return step.operation in {"matmul", "mm", "addmm"} and linear_weight(step, lambda x: id(x) in tensors) is not None
 
 
 def _replaced(given: Any, new: dict[int, Tensor]) -> Any:

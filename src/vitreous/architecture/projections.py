@@ -20,13 +20,16 @@ from vitreous.architecture.operations import (
     ALIAS,
     CONVOLUTION,
     JOIN,
+    REPEAT,
     SLICE,
     SUM,
+    adds_constant,
     linear_weight,
     moves_numbers,
     replay,
     replay_from,
     scales,
+    trailing_axes,
     way_back,
 )
 from vitreous.architecture.stream import ResidualWrite
@@ -93,7 +96,10 @@ class HeadMaps:
                         f"which of their channels is which in front of {step.operation}() is not known"
                     )
                 found.append(PathStep(step.number, kind, _position(step, source), axes, flat))
-                numbers = _behind(kind, axis, numbers, axes, result)
+                if step.operation == "einsum" and kind == "linear":
+                    numbers = self._behind_einsum(numbers, step, source, result)
+                else:
+                    numbers = _behind(kind, axis, numbers, axes, result)
             base, beside = result, []
         numbers = self._moved(numbers, [base, *beside], write.summed)
         axes, channels = _axes_of(numbers)
@@ -103,6 +109,17 @@ class HeadMaps:
             raise NotLinearError("their channels cannot be followed to the stream's")
         found.append(PathStep(write.step.number, "sum", _position(write.step, write.summed), axes, channels))
         return HeadPath(tuple(found), call.output_step if call.spelling == "multi_head" else None)
+
+    def _behind_einsum(self, numbers: _Numbers, step: Step, source: Value, result: Value) -> _Numbers:
+        """Image, token and channel of every number behind a linear map whose channels may have several axes."""
+        weight = linear_weight(step, self._depends(step))
+        assert weight is not None
+        summed, made = trailing_axes(source.shape, weight.shape[1]), trailing_axes(result.shape, weight.shape[0])
+        view = (*source.shape[:-summed], *[1] * made)
+        tables = [table.flatten(-summed)[..., 0].reshape(view) for table in (numbers.image, numbers.token)]
+        image, token = (table.expand(result.shape) for table in tables)
+        channels = torch.arange(len(weight)).reshape(result.shape[-made:]).expand(result.shape)
+        return _Numbers(image, token, channels)
 
     def _check_sums(self, way: list[tuple[PathKind, Step, Value, Value]], write: ResidualWrite) -> None:
         """See to it that the stream itself is added by the residual sum alone: x + c (f(x) - x) is no x + c f(x)."""
@@ -137,9 +154,7 @@ class HeadMaps:
             step = trace.maker(value)
             if step is None or value.index <= heads.index:
                 raise NotLinearError("the heads are read before their attention has ended")
-            # Of view_as() and the like only the first operand's numbers are handed on.
-            operands = step.operands[:1] if step.operation in ALIAS else step.operands
-            given = [trace.values[index] for index in dict.fromkeys(operands)]
+            given = [trace.values[index] for index in dict.fromkeys(step.operands)]
             given = [each for each in given if each.comes_from(heads)]
             kind = self._kind(step, value, given)
             if kind is None:
@@ -252,15 +267,15 @@ class HeadMaps:
             return None
         # Projections of queries, keys and values may be joined before heads are told apart.
         linears = self._linears_before(value)
-        moved = None if linears is None else replay_from(trace, [before for _, before in linears], value)
+        moved = None if linears is None else replay_from(trace, [before for _, before in linears], value, loosely=True)
         if linears is None or moved is None:
             return None
         first = 0
         for linear, before in linears:
             last = first + before.shape.numel()
             if bool(((moved >= first) & (moved < last)).all()):
-                heads = self._arranged_values(call, (moved - first) % before.shape[-1])
-                return None if heads is None else ValueMap(linear.number, heads[0, :, 0].flatten())
+                heads = self._arranged_values(call, self._channel_numbers(linear, before).flatten()[moved - first])
+                return None if heads is None else ValueMap(linear.number, heads[0, :, 0].flatten().clone())
             first = last
         return None
 
@@ -283,13 +298,22 @@ class HeadMaps:
             if step is None or value.index in seen:
                 continue
             seen.add(value.index)
-            if step.operation in {"linear", "matmul", "addmm"} and linear_weight(step, self._depends(step)) is not None:
+            if linear_weight(step, self._depends(step)) is not None:
                 found[value.index] = step, value
-            elif step.operation in ALIAS | SLICE | JOIN:
+            elif step.operation in ALIAS | SLICE | JOIN | REPEAT or adds_constant(trace, step, value):
                 open_values += [trace.values[index] for index in step.operands]
             else:
                 return None
         return [found[index] for index in sorted(found)] or None
+
+    def _channel_numbers(self, linear: Step, made: Value) -> Tensor:
+        """The number of its channel for every entry of what a linear layer gave."""
+        weight = linear_weight(linear, self._depends(linear))
+        assert weight is not None
+        numbers = torch.arange(len(weight))
+        if linear.operation in CONVOLUTION:
+            return numbers.view(-1, *[1] * (len(made.shape) - 2)).expand(made.shape)
+        return numbers.reshape(made.shape[-trailing_axes(made.shape, len(weight)) :]).expand(made.shape)
 
     def _depends(self, step: Step) -> Callable[[Any], bool]:
         tensors = {id(self._trace.values[index].tensor) for index in step.operands}
@@ -371,7 +395,7 @@ def _channels_along(numbers: _Numbers, axis: int) -> Tensor | None:
     axis %= numbers.channel.dim()
     if _varying(numbers.channel) - {axis}:
         return None
-    return numbers.channel.movedim(axis, -1).reshape(-1, numbers.channel.shape[axis])[0]
+    return numbers.channel.movedim(axis, -1).reshape(-1, numbers.channel.shape[axis])[0].clone()  # not the whole table
 
 
 def _axes_of(numbers: _Numbers) -> tuple[TokenAxes | None, Tensor | None]:
@@ -387,7 +411,7 @@ def _axes_of(numbers: _Numbers) -> tuple[TokenAxes | None, Tensor | None]:
     axes = TokenAxes((*images, *tokens, *channels), len(images), len(channels))
     laid = axes.tokens(numbers.token)
     in_order = torch.equal(laid, torch.arange(laid.shape[1])[None, :, None].expand(laid.shape))
-    return (axes, axes.tokens(numbers.channel)[0, 0]) if in_order else (None, None)
+    return (axes, axes.tokens(numbers.channel)[0, 0].clone()) if in_order else (None, None)
 
 
 def _behind(kind: PathKind, axis: int, numbers: _Numbers, axes: TokenAxes | None, result: Value) -> _Numbers:

@@ -130,7 +130,7 @@ def _residual_write(trace: Trace, step: Step, writes: dict[int, ResidualWrite]) 
         # The latest form of x that both the sum and its branch were made from.
         source = next((value for value in way if value is not other and other.comes_from(value)), None)
         if source is not None:
-            return ResidualWrite(step, source, skip, branch, result)
+            return ResidualWrite(step, _before_casts(trace, source, way, other), skip, branch, result)
     # A second branch beside the first: (x + f(x)) + g(x).
     for skip, branch, way, other in pairs:
         for source in way:
@@ -138,6 +138,23 @@ def _residual_write(trace: Trace, step: Step, writes: dict[int, ResidualWrite]) 
             if earlier is not None and other.comes_from(earlier.source):
                 return ResidualWrite(step, source, skip, branch, result)
     return None
+
+
+def _before_casts(trace: Trace, source: Value, way: list[Value], branch: Value) -> Value:
+    """X in front of a cast, where the branch was made from x itself and reads the cast besides."""
+    for earlier in way[way.index(source) + 1 :]:
+        if earlier.shape != source.shape:
+            break
+        between = trace.values[earlier.index + 1 : branch.index + 1]
+        if any(
+            branch.comes_from(value)
+            and value.comes_from(earlier)
+            and not value.comes_from(source)
+            and not source.comes_from(value)
+            for value in between
+        ):
+            source = earlier
+    return source
 
 
 def _summed(trace: Trace, step: Step) -> tuple[Value, Value] | None:
@@ -158,7 +175,7 @@ def _owner(output: Value, segments: list[Segment]) -> ResidualWrite | None:
     """The innermost write in whose branch an attention call's output is."""
     found: ResidualWrite | None = None
     for segment in segments:
-        if not output.comes_from(segment.root):
+        if output is segment.root or not output.comes_from(segment.root):
             continue
         for write in segment.writes:
             if not write.branch.comes_from(output):

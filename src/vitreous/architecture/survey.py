@@ -18,6 +18,7 @@ from vitreous.architecture.description import Architecture
 from vitreous.architecture.evaluation_copy import original_of
 from vitreous.architecture.find import describe
 from vitreous.architecture.find_attention import find_attention
+from vitreous.architecture.flex_attention import uncompiled
 from vitreous.architecture.trace import Trace, Tracer
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import FAILURES, Inputs, Texts, ask, failed_inside, failed_on, outside_inference
@@ -114,7 +115,7 @@ def _traced(model: nn.Module, inputs: Inputs) -> Trace:
     with outside_inference_mode(), torch.enable_grad():
         tracer.start(given.parts["input_ids"] if isinstance(given, Texts) else given)
         try:
-            with tracer.modules(), tracer:
+            with tracer.modules(), uncompiled(), tracer:
                 tracer.trace.output = ask(model, given)
         except (VitreousError, MemoryError):
             raise

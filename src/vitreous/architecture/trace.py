@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,8 +22,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.overrides import TorchFunctionMode
 
 from vitreous.architecture.evaluation_copy import originals_of, runs_an_original
+from vitreous.architecture.flex_attention import as_fused, is_flex_attention
 
 _RUNS = itertools.count(1)
+# What takes only the dtype, the device or the shape of its second operand: a constant is one afterwards, too.
+AS_ANOTHER = frozenset({"to", "type_as", "expand_as", "view_as", "reshape_as"})
 _MARK = "_vitreous_run"  # the number of the run in which a tensor was made from the model's input
 # The same operation as a function, a method, an operator and an in-place method.
 _NAMES = {
@@ -102,9 +106,11 @@ class StepCounter:
         """Whether a value is a tensor that depends on the model's input."""
         return isinstance(value, Tensor) and getattr(value, _MARK, 0) == self._run
 
-    def is_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def is_step(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call works on something that depends on the model's input."""
         run = self._run
+        if func.__name__ in AS_ANOTHER:
+            return self.depends(args[0])
         for value in args:
             if isinstance(value, Tensor):
                 if getattr(value, _MARK, 0) == run:
@@ -174,7 +180,7 @@ class Step:
     in_place: bool
     result: Any
 
-    @property
+    @cached_property
     def operation(self) -> str:
         """What it does."""
         return operation(self.func)
@@ -216,6 +222,7 @@ class Trace:
         calls: the module calls, in the order in which they began.
         output: the model's output.
         stale: values that were read after their memory had been changed through another tensor.
+        roots: what ``root_of`` found, by the index of a value; it is asked again and again.
     """
 
     batch: int
@@ -224,6 +231,7 @@ class Trace:
     calls: list[ModuleCall] = field(default_factory=list)
     output: Any = None
     stale: set[int] = field(default_factory=set)
+    roots: dict[int, Value] = field(default_factory=dict)
 
     def maker(self, value: Value) -> Step | None:
         """The step that made a value; ``None`` for the model's input."""
@@ -283,12 +291,14 @@ class Tracer(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run a call and note it, if it is a step."""
-        del types
         kwargs = kwargs or {}
+        if is_flex_attention(func):
+            return as_fused(lambda fused, given, named: self.__torch_function__(fused, types, given, named), args)
         constants = tuple(map(as_constant, args)), {name: as_constant(value) for name, value in kwargs.items()}
-        if not self._counter.is_step(args, kwargs):
+        if not self._counter.is_step(func, args, kwargs):
             return func(*constants[0], **constants[1])
-        given = [tensor for tensor in tensors_in((args, kwargs)) if self._counter.depends(tensor)]
+        sources = args[:1] if func.__name__ in AS_ANOTHER else (args, kwargs)
+        given = [tensor for tensor in tensors_in(sources) if self._counter.depends(tensor)]
         operands = tuple(self._read(tensor) for tensor in given)
         number = self._counter.number
         versions = {id(tensor): tensor._version for tensor in given}  # noqa: SLF001 - there is no public name for it

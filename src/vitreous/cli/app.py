@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from vitreous import __version__
 from vitreous.cli.console import ExitCode, print_error
@@ -62,6 +62,18 @@ class ErrorReportingGroup(TyperGroup):
         return result
 
 
+class PlainFlagsCommand(TyperCommand):
+    """A command whose help shows no type beside options that take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters; flags have an empty metavar."""
+        params: list[Any] = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
 def _discard_output() -> None:
     """Send buffered output to the null device: writing it would fail again and print a traceback."""
     for stream in _unwritable_streams():
@@ -88,10 +100,10 @@ app = typer.Typer(
     add_completion=False,
 )
 for command in (explain, explain_text, figure, serve, evaluate, report, speed, methods):
-    app.command()(command)
+    app.command(cls=PlainFlagsCommand)(command)
 app.add_typer(models_app, name="models")
-app.command()(protocols)
-app.command()(datasets)
+app.command(cls=PlainFlagsCommand)(protocols)
+app.command(cls=PlainFlagsCommand)(datasets)
 
 
 def _print_version(value: bool) -> None:  # noqa: FBT001  # typer's signature

@@ -7,16 +7,17 @@ written by ``scripts/write_catalog.py`` from the registries; a test compares the
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from vitreous._utils.defaults import PLUGIN_ENTRY_POINTS, split_spellings
+from vitreous._utils.messages import close_match
 from vitreous.cli.console import (
     json_values,
     plain_warnings,
@@ -37,12 +38,21 @@ from vitreous.cli.options import (
     parse_channels,
     parse_image_size,
 )
+from vitreous.errors import MethodError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from vitreous.methods import OptionInfo
 
 
 FILE = Path(__file__).with_name("catalog.json")
+_NOTES = (
+    "c: depends on the class; s: signed; then the cost: forward, + backward pass down to a block, many runs.",
+    "Spelling: name[.aggregation...][:option=value,...]",
+    "`vitreous methods NAME` shows the paper and options of a method, `vitreous methods WORD` searches.",
+)
+_NAME_WIDTH, _COST_WIDTH = 21, 16  # the longest name and cost: columns of all families are aligned
 
 
 def load_catalog() -> dict[str, Any]:
@@ -164,21 +174,78 @@ models_app = typer.Typer(
 )
 
 
-def methods(*, as_json: JsonOption = False, plugin: PluginOption = None, _debug: DebugOption = False) -> None:
-    """List the explanation methods with their papers, aggregations and options."""
-    listed = load_methods(plugin or [])
+def methods(
+    *,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME|WORD", help="One method in detail, or words to find in names, summaries and papers."
+        ),
+    ] = None,
+    family: Annotated[str | None, typer.Option(metavar="NAME", help="List the methods of one family only.")] = None,
+    as_json: JsonOption = False,
+    plugin: PluginOption = None,
+    _debug: DebugOption = False,
+) -> None:
+    """List the explanation methods, one line each; `vitreous methods NAME` shows the paper and options of one."""
+    listed = _select_methods(load_methods(plugin or []), words or [], family)
     if as_json:
         print_json(listed)
         return
     console = stdout_console()
-    for family in dict.fromkeys(method["family"] for method in listed):
-        members = {method["name"]: _describe_method(method) for method in listed if method["family"] == family}
-        console.print(_wide_table(family, members))
-    aggregations = {
-        f".{one['name']}": _add_options(Text(one["summary"]), one) for one in load_catalog()["aggregations"]
+    if words and len(listed) == 1:
+        console.print(_describe_method(listed[0]))
+        return
+    families = dict.fromkeys(method["family"] for method in listed)
+    rows = {name: [_method_row(method) for method in listed if method["family"] == name] for name in families}
+    if not words and family is None:
+        rows["aggregation"] = [
+            (f".{one['name']}", "", "", "", one["summary"]) for one in load_catalog()["aggregations"]
+        ]
+    for heading, members in rows.items():
+        console.print(Text(f"\n{heading}", style="bold"))
+        for row in members:
+            console.print(_method_line(console, row), soft_wrap=True)
+    console.print()
+    for note in _NOTES:
+        print_line(console, note, "dim")
+
+
+def _select_methods(listed: list[dict[str, Any]], words: list[str], family: str | None) -> list[dict[str, Any]]:
+    """Keep the methods of a family that have a name, or contain all words."""
+    if family is not None:
+        families = list(dict.fromkeys(method["family"] for method in listed))
+        if family not in families:
+            raise MethodError(f"there is no family {family!r}; the families are {', '.join(families)}")
+        listed = [method for method in listed if method["family"] == family]
+    name = words[0].split(":")[0].split(".")[0].lower() if len(words) == 1 else None
+    exact = [method for method in listed if method["name"] == name]
+    if exact or not words:
+        return exact or listed
+    searched = {
+        method["name"]: f"{method['name']} {method['family']} {method['summary']} {method['citation']}".lower()
+        for method in listed
     }
-    console.print(_wide_table("aggregation", aggregations))
-    console.print(Text("Spelling: name[.aggregation...][:option=value,...]", style="dim"))
+    found = [method for method in listed if all(word.lower() in searched[method["name"]] for word in words)]
+    if not found:
+        raise MethodError(f"no method contains {' '.join(words)!r}{close_match(words[0], searched)}")
+    return found
+
+
+def _method_row(method: Mapping[str, Any]) -> tuple[str, ...]:
+    marks = f"{'c' if method['class_specific'] else '-'}{'s' if method['signed'] else '-'}"
+    cost = method["cost"].removesuffix(" + head again")
+    return method["name"], str(method["year"] or ""), marks, cost.removeprefix("forward ") or cost, method["summary"]
+
+
+def _method_line(console: Console, row: tuple[str, ...]) -> Text:
+    """A row on one line; on a terminal the last column as far as it fits."""
+    name, year, marks, cost, summary = row
+    line = Text(f"{name:<{_NAME_WIDTH}}", style="bold")
+    line.append(f" {year:<4} {marks:<2} {cost:<{_COST_WIDTH}} ", style="not bold cyan")
+    left = console.width - len(line)
+    shortened = textwrap.shorten(summary, left, placeholder=" ...") if console.is_terminal and left > 0 else summary
+    return line.append(shortened, style="not bold")
 
 
 def protocols(*, as_json: JsonOption = False, _debug: DebugOption = False) -> None:
@@ -272,15 +339,6 @@ def _table(name: str, description: str, rows: Iterable[tuple[str, Text]]) -> Tab
     return table
 
 
-def _wide_table(heading: str, rows: Mapping[str, Text]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
-    table.add_column(heading, no_wrap=True, style="bold")
-    table.add_column("what it is")
-    for name, about in rows.items():
-        table.add_row(name, about.append("\n"))
-    return table
-
-
 def _describe_method(method: Mapping[str, Any]) -> Text:
     """Describe a method: summary, paper, properties, aggregations and options."""
     properties = [
@@ -288,19 +346,22 @@ def _describe_method(method: Mapping[str, Any]) -> Text:
         "signed" if method["signed"] else "not signed",
         method["cost"],
     ]
-    about = Text(method["summary"])
-    about.append(f"\n{method['citation']}", style="dim")
+    about = Text(method["name"], style="bold").append(f"  {method['family']}\n", style="not bold dim")
+    about.append(method["summary"], style="not bold")
+    about.append(f"\n\n{method['citation']}", style="not bold")
+    about.append(f"\n{method['link']}" if method["link"] else "", style="not bold blue")
+    about.append(f"\n\n{', '.join(properties)}", style="not bold cyan")
     aggregations = " ".join(f".{name}" for name in method["aggregations"])
-    about.append(f"\n{', '.join(properties)}; {aggregations}", style="cyan")
+    about.append(f"\naggregations: {aggregations}" if aggregations else "", style="not bold cyan")
     return _add_options(about, method)
 
 
 def _add_options(about: Text, entry: Mapping[str, Any]) -> Text:
     for name, option in entry["options"].items():
-        about.append(f"\n:{name}={_values(option)}", style="green")
+        about.append(f"\n\n:{name}={_values(option)}", style="not bold green")
         most = "" if option["most"] is None else f"at most {option['most']:,}"
         details = "; ".join(part for part in (option["help"], most) if part)
-        about.append(f"  {details}" if details else "", style="dim")
+        about.append(f"\n    {details}" if details else "", style="not bold dim")
     return about
 
 

@@ -20,7 +20,7 @@ from vitreous.cli.options import METHODS_HELP, DebugOption, DeviceOption, JsonOp
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vitreous.speed.measuring import Measured
+    from vitreous.speed.request import Measured
     from vitreous.speed.rows import SpeedRow
 
 _RANDOM = "@random"
@@ -81,7 +81,7 @@ def speed(
     file = None if out is None else expanded(out)
 
     from vitreous.plugin import load_plugins  # noqa: PLC0415  # imports torch
-    from vitreous.speed.measuring import Request, run  # noqa: PLC0415
+    from vitreous.speed.request import Request, run  # noqa: PLC0415
 
     load_plugins(plugin or [])
     request = Request(

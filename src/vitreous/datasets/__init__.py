@@ -1,4 +1,4 @@
-"""Photos with labels and masks, and texts with rationales, from data sets in their original layouts."""
+"""Data sets in their published layouts: images with labels and masks, texts with rationales."""
 
 from vitreous.datasets.dataset import DataSet, Review, Sample, Shuffled, Stratified, list_datasets, open_dataset
 from vitreous.datasets.eraser_movies import read_movies

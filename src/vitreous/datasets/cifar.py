@@ -19,7 +19,7 @@ from vitreous.errors import DataError
 
 _MOST_BYTES = 200 * 2**20
 _NUMBERS = "biuf"  # kinds of dtypes
-_ARRAY = object()  # stands for numpy.ndarray where a pickle says of what class an array is; it cannot be called
+_ARRAY = object()  # placeholder for numpy.ndarray in a pickle; it cannot be called
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -29,12 +29,12 @@ _MOST_SAMPLES = 60_000
 
 
 def read_plain_pickle(file: Path) -> Any:
-    """Return what was pickled, as long as it is made of plain values and numpy's arrays and numbers.
+    """Unpickle a file that contains only plain values and numpy arrays and scalars.
 
-    Text of Python 2 comes as bytes.
+    Python 2 strings are returned as bytes.
 
     Raises:
-        DataError: The file is damaged, too large, or names any function or class besides those of arrays and numbers.
+        DataError: The file is damaged, too large, or names a function or class that arrays and scalars do not need.
     """
     if file.stat().st_size > _MOST_BYTES:
         raise DataError(f"{file}: the file is larger than {_MOST_BYTES // 2**20} MiB")
@@ -43,12 +43,12 @@ def read_plain_pickle(file: Path) -> Any:
             return _PlainUnpickler(content, encoding="bytes").load()
     except _ForbiddenNameError as error:
         raise DataError(f"{file}: it names {error}, which is not part of an array; nothing of it was run") from error
-    except Exception as error:  # damaged bytes fail with any type there is
+    except Exception as error:  # damaged bytes can raise any exception
         raise DataError(f"{file}: this is not a pickled array, or a damaged one") from error
 
 
 class _ForbiddenNameError(Exception):
-    """A pickle asks for something that is not part of an array."""
+    """A pickle names something that is not part of an array."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -63,22 +63,22 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _empty_array(kind: Any, _shape: Any, _dtype: Any) -> Any:
-    """Do what numpy's own function does for its own arrays, and for nothing else: the content follows later."""
+    """Replace ``numpy.core.multiarray._reconstruct`` for plain arrays only; the content follows later."""
     if kind is not _ARRAY:
         raise _ForbiddenNameError("an array of another kind")
     return np.ndarray.__new__(np.ndarray, (0,), dtype=np.int8)
 
 
 def _array_of_bytes(content: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> Any:
-    """Do what numpy's own function does, since protocol 5 of pickling, for bytes that are in the file."""
+    """Replace ``numpy.core.numeric._frombuffer`` (pickle protocol 5) for bytes inside the file."""
     array = np.frombuffer(_plain_bytes(content), _checked(dtype))
-    if order == "K":  # since numpy 2.4: axes in an order of their own
+    if order == "K":  # since numpy 2.4: any order of axes
         return array.reshape(shape).transpose(axes)
     return array.reshape(shape, order=order)
 
 
 def _number_of_bytes(dtype: Any, content: Any) -> Any:
-    """Do what numpy's own function does for one number."""
+    """Replace ``numpy.core.multiarray.scalar``."""
     (number,) = np.frombuffer(_plain_bytes(content), _checked(dtype))
     return number
 
@@ -96,15 +96,15 @@ def _checked(dtype: Any) -> np.dtype[Any]:
 
 
 def _plain_dtype(code: Any, *_flags: Any) -> np.dtype[Any]:
-    """Return a dtype of numbers; pickled objects inside of an array are not needed for photos."""
+    """Return a numeric dtype; object arrays are refused."""
     dtype = _checked(np.dtype(code.decode() if isinstance(code, bytes) else code))
-    # Numpy's own one of that kind: it ignores the state that follows, which could say of any other that its numbers are
-    # places of objects in memory. Numbers of another machine's order of bytes are wrong for it, and refused by readers.
+    # A built-in dtype ignores the pickled state that follows, which could otherwise turn it into an object dtype.
+    # Non-native byte order is lost and the values are then refused by the caller's checks.
     return np.dtype(dtype.type)
 
 
 def _latin_bytes(text: Any, encoding: Any) -> bytes:
-    """Return the bytes that Python 3 writes as text where it pickles for Python 2."""
+    """Return the bytes that Python 3 pickles as text for Python 2 (``_codecs.encode``)."""
     if encoding not in ("latin1", b"latin1") or not isinstance(text, str | bytes):
         raise _ForbiddenNameError("an encoding")
     return text if isinstance(text, bytes) else text.encode("latin1")
@@ -121,7 +121,7 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 
 class _Cifar(DataSet):
-    """A set whose photos are rows of one array; 10,000 of them take 31 MB, which is kept in memory."""
+    """A data set whose images are rows of one array, kept in memory: 10,000 images take 31 MB."""
 
     classes: ClassVar[int]
     python_file: ClassVar[str]
@@ -134,7 +134,7 @@ class _Cifar(DataSet):
         except OSError as error:
             raise self._unreadable(error) from error
         if not 0 < len(labels) <= _MOST_SAMPLES or pixels.shape != (len(labels), _EDGE, _EDGE, 3):
-            raise self._error(f"it holds {len(labels)} labels and photos of shape {pixels.shape}, which do not fit")
+            raise self._error(f"it holds {len(labels)} labels and images of shape {pixels.shape}, which do not fit")
         if labels.min() < 0 or labels.max() >= self.classes:
             raise self._error(f"a label is outside of 0 to {self.classes - 1}")
         self._pixels, self._labels = pixels, labels
@@ -177,10 +177,10 @@ class _Cifar(DataSet):
         try:
             with np.load(file, allow_pickle=False) as arrays:
                 return _pixels(arrays["images"]), _labels(arrays["labels"])
-        except Exception as error:  # damaged bytes fail with any type there is
+        except Exception as error:  # damaged bytes can raise any exception
             raise self._error(f"{file.name} is not an archive with the arrays images and labels") from error
 
-    # Not torchvision's reader: it runs what a pickle names, and wants the training batches beside the test batch.
+    # Not torchvision.datasets.CIFAR10: it unpickles without restrictions and requires the training batches.
     def _read_python(self, file: Path) -> tuple[Pixels, Labels]:
         if file.suffix in {".gz", ".tar", ".zip"}:
             raise self._error(f"{file.name} is an archive; unpack it, and give the folder that is in it")
@@ -204,14 +204,14 @@ class _Cifar(DataSet):
 
     @abstractmethod
     def _label_field(self) -> str:
-        """Return what the labels are called in the Python form."""
+        """Return the key of the labels in the Python version."""
 
     @abstractmethod
     def _label_bytes(self) -> int:
-        """Return how many bytes are before the pixels in the binary form; the last of them is the label."""
+        """Return the number of bytes before the pixels in the binary version; the last one is the label."""
 
     def _names_beside(self, python_file: str, field: str, binary_file: str) -> tuple[str, ...] | None:
-        """Return the class names that are kept beside the photos."""
+        """Return the class names stored next to the images."""
         folder = self.path if self.path.is_dir() else self.path.parent
         for name in (self.python_file, self.binary_file):
             for place in (folder, folder / Path(name).parent):
@@ -269,7 +269,7 @@ class Cifar100(_Cifar):
 
 
 def _channels_last(rows: NDArray[Any]) -> NDArray[Any]:
-    """Give rows of 1024 red, 1024 green and 1024 blue values as photos."""
+    """Reshape rows of 1024 red, 1024 green and 1024 blue values to (n, 32, 32, 3)."""
     return rows.reshape(-1, 3, _EDGE, _EDGE).transpose(0, 2, 3, 1)
 
 

@@ -1,4 +1,4 @@
-"""What every data set can do, and data sets by name (``KIND:PATH``)."""
+"""The data set interface, and opening data sets by name (``KIND:PATH``)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from vitreous._utils.storage import expanded
 from vitreous.errors import DataError
 
 Mask = NDArray[np.int16]
-IGNORED = -1  # in a mask: a pixel that does not count
+IGNORED = -1  # in a mask: a pixel that is not evaluated
 
 Things = Literal["photos", "texts"]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One photo of a data set and what is known of it.
+    """One image of a data set with its annotations.
 
     Attributes:
         name: Unique in its data set and the same on every machine.
-        image: The photo, upright RGB, as stored.
-        label: The index of the model's output that is right, where it is known.
-        mask: (height, width) of the image: 0 background, n the n-th object, -1 not counted; None where there is none.
-        objects: The class of object 1, 2, ...; None where a mask says that something is an object, but not which.
+        image: The image, upright RGB, in its stored resolution.
+        label: Index of the true class among the model's outputs; None if unknown.
+        mask: (height, width) of the image: 0 background, n the n-th object, -1 ignored; None without a mask.
+        objects: The class of object 1, 2, ...; None for objects of unknown class.
     """
 
     name: str
@@ -47,13 +47,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Review:
-    """One text of a data set and what is known of it.
+    """One text of a data set with its annotations.
 
     Attributes:
         name: Unique in its data set and the same on every machine.
-        words: The text as the data set counts its words: what is between white space.
-        label: The index of the data set's class that is right.
-        rationale: For each word whether people marked it as a reason.
+        words: The words of the text, split at white space as the data set does.
+        label: Index of the true class.
+        rationale: For each word, whether annotators marked it as evidence.
     """
 
     name: str
@@ -63,16 +63,16 @@ class Review:
 
 
 class DataSet(ABC):
-    """Photos with labels or masks, or texts; opening lists them, and only ``load`` reads a photo.
+    """Images with labels or masks, or texts. Opening lists the samples; only ``load`` reads an image.
 
-    A pickled data set is its class and its path, so that a worker opens it again instead of receiving its list.
+    Only the class and the path are pickled, so a worker opens the data set again instead of receiving its list.
 
     Attributes:
-        kind: How it is spelled before the colon of ``KIND:PATH``.
-        holds: Photos or texts.
+        kind: The part before the colon of ``KIND:PATH``.
+        holds: ``"photos"`` for images, or ``"texts"``.
         summary: One line on what is expected at the path.
-        origin: Where the set comes from, for messages on missing files.
-        path: Where it is, as it was asked for.
+        origin: Where to obtain the data set, for messages about missing files.
+        path: The path that was given.
     """
 
     kind: ClassVar[str]
@@ -86,7 +86,7 @@ class DataSet(ABC):
             raise self._error("there is no such file or folder")
 
     def _refuse_repeated(self, names: Iterable[str], where: str = "") -> None:
-        """Refuse a name that stands for two samples: rows of results are known by it."""
+        """Raise if two samples have the same name: results are stored by name."""
         seen: set[str] = set()
         for name in names:
             if name in seen:
@@ -105,19 +105,19 @@ class DataSet(ABC):
         """Read one sample.
 
         Raises:
-            ImageError: Its photo or mask cannot be read.
-            DataError: Something else about it is damaged.
+            ImageError: The image or mask cannot be read.
+            DataError: Another part of the sample is damaged.
             IndexError: There is no such sample.
         """
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """The name of every label in index order, or None where they are unknown."""
+        """The class names in index order; None if unknown."""
         return None
 
     @property
     def classes(self) -> int | None:
-        """How many classes its labels tell apart, photos of all of them or not; None where that is unknown."""
+        """The number of classes of the labels, including classes without an image; None if unknown."""
         return None if self.class_names is None else len(self.class_names)
 
     def labels(self) -> list[int | None] | None:
@@ -126,7 +126,7 @@ class DataSet(ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """The sha256 over the kind and what ``_records`` says of every sample; the same on every machine."""
+        """SHA-256 of the kind and of all ``_records``; the same on every machine."""
         digest = hashlib.sha256(self.kind.encode())
         for record in self._records():
             digest.update(b"\0" + record.encode(errors="surrogateescape"))
@@ -134,14 +134,14 @@ class DataSet(ABC):
 
     @abstractmethod
     def _records(self) -> Iterator[str]:
-        """Yield cheaply what tells this set from others: names, labels, contents; no paths, no times."""
+        """Yield what identifies the content: names, labels and hashes of files, but no paths or times."""
 
     def _error(self, problem: str) -> DataError:
-        """Return the error for a set that cannot be opened."""
+        """Return the error for a data set that cannot be opened."""
         return DataError(f"{self.path}: {problem}; {self.origin}")
 
     def _unreadable(self, error: OSError) -> DataError:
-        """Return the error for a set of which a file cannot be read."""
+        """Return the error for a file that cannot be read."""
         return self._error(f"{error.filename or self.path} cannot be read ({error.strerror or error})")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -161,27 +161,27 @@ class DerivedDataSet(DataSet):
     form: ClassVar[str]
 
     def __init__(self, listed: DataSet, setting: int) -> None:
-        self.path = listed.path  # it was opened there, be it a part of an archive that no folder lists
+        self.path = listed.path  # may be a member of an archive, which DataSet.__init__ would not find
         self._listed, self._setting = listed, setting
 
     @property
     def kind(self) -> str:  # type: ignore[override]
-        """The kind of the set that is listed."""
+        """The kind of the underlying data set."""
         return self._listed.kind
 
     @property
     def summary(self) -> str:  # type: ignore[override]
-        """What the set that is listed expects at its path."""
+        """The summary of the underlying data set."""
         return self._listed.summary
 
     @property
     def origin(self) -> str:  # type: ignore[override]
-        """Where the set that is listed comes from."""
+        """The origin of the underlying data set."""
         return self._listed.origin
 
     @property
     def holds(self) -> Things:  # type: ignore[override]
-        """What the set that is listed holds."""
+        """What the underlying data set holds."""
         return self._listed.holds
 
     def __len__(self) -> int:
@@ -197,7 +197,7 @@ class DerivedDataSet(DataSet):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Another one than the listed set's, for the photos at the same places are others."""
+        """Differs from the fingerprint of the underlying data set."""
         return hashlib.sha256(f"{self._listed.fingerprint} {self.form} {self._setting}".encode()).hexdigest()
 
     def _records(self) -> Iterator[str]:
@@ -265,14 +265,14 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 def open_dataset(spec: str) -> DataSet:
-    """Open a data set in its original layout, without reading an image.
+    """Open a data set in its published layout, without reading an image.
 
     Args:
-        spec: ``KIND:PATH``, with one of the kinds that ``list_datasets`` describes.
+        spec: ``KIND:PATH``, with one of the kinds of ``list_datasets``.
 
     Raises:
-        DataError: The kind is unknown, or the set is missing or damaged; it says what is missing and where it comes
-            from.
+        DataError: The kind is unknown, or the data set is missing or damaged. The message names what is missing and
+            where to obtain it.
         MissingDependencyError: The kind needs an extra that is not installed.
     """
     kinds = _kinds()
@@ -286,17 +286,17 @@ def open_dataset(spec: str) -> DataSet:
 
 
 def list_datasets() -> dict[str, str]:
-    """Return the kinds of data sets with a line each on what is expected at the path."""
+    """Return the kinds of data sets, each with one line on what is expected at the path."""
     return {kind: found.summary for kind, found in _kinds().items()}
 
 
 @cache
 def _kinds() -> dict[str, type[DataSet]]:
-    """Return every class of this package that has a kind, by that."""
+    """Return the data set classes of this package by kind."""
     package = import_module(_PACKAGE)
     for module in iter_modules(package.__path__, f"{_PACKAGE}."):
         import_module(module.name)
-    # Data sets of a user's own are opened by their class.
+    # Data sets defined by users are opened by their class, not by name.
     own = [each for each in _subclasses(DataSet) if each.__module__.startswith(f"{_PACKAGE}.")]
     named = {each.__dict__["kind"]: each for each in own if isinstance(each.__dict__.get("kind"), str)}
     return {kind: named[kind] for kind in sorted(named)}

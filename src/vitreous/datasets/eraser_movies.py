@@ -1,4 +1,4 @@
-"""The kind ``eraser-movies``: reviews with the words that people marked as the reason for their judgement."""
+"""The kind ``eraser-movies``: movie reviews with human rationales."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _MOST_BYTES = 200 * 2**20
 
 
 def read_movies(path: str | Path, split: Split) -> list[Review]:
-    """Read one part of the reviews from ``movies.tar.gz`` or the folder that was extracted from it.
+    """Read one split from ``movies.tar.gz`` or from the extracted folder.
 
-    The published ``train.jsonl`` contains the validation reviews; they are left out of ``train`` here.
+    The published ``train.jsonl`` contains the validation reviews; here ``train`` excludes them.
 
     Raises:
-        DataError: A file is missing or damaged; it says which and where the set comes from.
+        DataError: A file is missing or damaged. The message names the file and where to obtain the data set.
     """
     if split not in get_args(Split):
         raise DataError(f"the parts of {ERASER_MOVIES} are train, val and test, not {split!r}")
@@ -46,7 +46,7 @@ def read_movies(path: str | Path, split: Split) -> list[Review]:
 
 
 class EraserMovies(DataSet):
-    """The test reviews, or those of another part where the path ends in its list: ``movies.tar.gz/val.jsonl``."""
+    """The test reviews, or another split if the path ends in its list, such as ``movies.tar.gz/val.jsonl``."""
 
     kind = ERASER_MOVIES
     holds: ClassVar[Things] = "texts"
@@ -55,7 +55,7 @@ class EraserMovies(DataSet):
     class_names = LABELS
 
     def __init__(self, path: str | Path) -> None:
-        self.path = expanded(path)  # a list inside of an archive is no file that could be looked for
+        self.path = expanded(path)  # may be a list inside an archive, which does not exist as a file
         place, split = _part_of(self.path)
         self._reviews = read_movies(place, split)
         self._refuse_repeated((review.name for review in self._reviews), f" in {split}{_LIST_ENDING}")
@@ -76,7 +76,7 @@ class EraserMovies(DataSet):
 
 
 def _part_of(path: Path) -> tuple[Path, Split]:
-    """The archive or folder, and the part that is meant."""
+    """Return the archive or folder, and the split."""
     for split in get_args(Split):
         if path.name == f"{split}{_LIST_ENDING}":
             return path.parent, split
@@ -84,7 +84,7 @@ def _part_of(path: Path) -> tuple[Path, Split]:
 
 
 class _Source(ABC):
-    """The files of the set, wherever they are."""
+    """The files of the data set: in a folder or in an archive."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -113,7 +113,7 @@ class _Folder(_Source):
 
 
 class _Archive(_Source):
-    """An archive, read once from front to back: nothing is written to disk, so no member can point elsewhere."""
+    """A tar archive, read once into memory: nothing is extracted, so member paths cannot escape a folder."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -192,8 +192,8 @@ def _review(source: _Source, row: dict[str, Any]) -> Review:
 
 
 def _spans(source: _Source, row: dict[str, Any]) -> list[tuple[int, int]]:
-    """Return first word and the word after the last of everything that was marked."""
+    """Return the start and end word of every marked span; the end is exclusive."""
     try:
         return [(int(part["start_token"]), int(part["end_token"])) for group in row["evidences"] for part in group]
-    except (KeyError, TypeError, ValueError, OverflowError) as error:  # infinity is no word's number
+    except (KeyError, TypeError, ValueError, OverflowError) as error:  # JSON may contain Infinity
         raise source.damaged(f"{row['annotation_id']}: its evidence lacks start_token or end_token") from error

@@ -1,4 +1,4 @@
-"""Data sets of image files: listing and reading images and masks, and telling files with other content apart."""
+"""Data sets of image files: listing, reading images and masks, hashing content."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from vitreous._utils.messages import printable
 from vitreous.datasets.dataset import IGNORED, DataSet, Mask, Sample
 from vitreous.datasets.lists import ListError
 from vitreous.errors import DataError
-from vitreous.inputs.images import SUFFIXES, Upright, read_photo, read_upright, turned
+from vitreous.inputs.images import SUFFIXES, Upright, read_oriented, read_upright, turned
 
-_WITHOUT_EXACT_COLOURS = ("JPEG", "MPO")
+_LOSSY_FORMATS = ("JPEG", "MPO")
 
 
 def read_values(file: Path) -> NDArray[Any]:
-    """Return what is stored for each pixel: a palette index, a gray value, or (height, width, channels) of colours.
+    """Return the stored pixels: palette indices or gray values (height, width), or colours (height, width, channels).
 
     Raises:
         ImageError: The file cannot be read.
@@ -33,33 +33,33 @@ def read_values(file: Path) -> NDArray[Any]:
 
 
 def read_indices(file: Path) -> NDArray[Any]:
-    """Return one number for each pixel.
+    """Return the stored integers, (height, width).
 
     Raises:
         ImageError: The file cannot be read.
-        DataError: It holds colours instead of numbers.
+        DataError: The file contains colours instead of integers.
     """
     values = read_values(file)
     if values.ndim != 2 or values.dtype.kind not in "uib":
         raise DataError(f"{file}: this mask holds colours where one number per pixel is expected")
-    return values.astype(np.uint8) if values.dtype.kind == "b" else values  # to numpy, yes and no are no numbers
+    return values.astype(np.uint8) if values.dtype.kind == "b" else values
 
 
 def read_nonzero(file: Path) -> Mask:
-    """Return 1 where anything but black is shown, 0 elsewhere; what is transparent counts by its colour.
+    """Return 1 where a pixel is not black, 0 elsewhere; transparency is ignored.
 
-    A palette may list its colours in any order: the number 0 is white in many masks of black and white. A JPEG keeps
-    no pixel near an edge exactly black: there, black is what has less than half of the highest value.
+    Palette images are compared by colour, not by index: index 0 is white in many black-and-white masks. JPEG artefacts
+    leave no exact black near an edge, so in a JPEG everything below half of the highest value is black.
 
     Raises:
         ImageError: The file cannot be read.
     """
     stored = read_upright(file).image
-    # By way of RGBA, for Pillow warns of palettes with transparent colours that become RGB.
+    # Via RGBA, because Pillow warns when a palette with transparency is converted to RGB.
     values = _values(stored.convert("RGBA") if stored.mode in ("P", "PA") else stored)
     channels = values.reshape(*values.shape[:2], -1)
     nonzero: NDArray[np.bool_] = (channels != 0).any(axis=-1)
-    if stored.format in _WITHOUT_EXACT_COLOURS:
+    if stored.format in _LOSSY_FORMATS:
         nonzero &= channels.max(axis=-1) >= channels.max() / 2
     return nonzero.astype(np.int16)
 
@@ -75,13 +75,13 @@ def _values(stored: Image.Image) -> NDArray[Any]:
 def renumbered(
     numbers: NDArray[Any], classes: Sequence[int], *, ignored: int, file: Path
 ) -> tuple[Mask, tuple[int | None, ...]]:
-    """Give the classes in a mask the numbers 1, 2, ... in their order, and say which they are.
+    """Renumber the classes in a mask to 1, 2, ... and return the mask and the classes in that order.
 
     Args:
-        numbers: 0 for background, n for the n-th of the classes.
+        numbers: 0 for background, n for the n-th class.
         classes: The index of each class.
-        ignored: What pixels hold that are not counted.
-        file: Where the mask comes from, for the error message.
+        ignored: The value of ignored pixels.
+        file: The file of the mask, for error messages.
     """
     present = [int(number) for number in np.unique(numbers) if number not in (0, ignored)]
     if present and not 1 <= min(present) <= max(present) <= len(classes):
@@ -94,61 +94,61 @@ def renumbered(
     return mask, tuple(classes[number - 1] for number in present)
 
 
-def turned_like_photo(mask: Mask, photo: Upright, file: Path) -> Mask:
-    """Return the mask as it lies on a photo that was turned by its EXIF data.
+def orient_mask(mask: Mask, upright: Upright, file: Path) -> Mask:
+    """Rotate a mask like its image, whose EXIF orientation was applied.
 
-    Most programs that make masks do not know EXIF and draw on the pixels as they are stored. A mask that says itself
-    how it is turned was made by one that does, and so was one that has the size of the upright photo only.
+    Most annotation tools ignore EXIF and draw on the stored pixels. A mask with an EXIF orientation of its own, or with
+    the size of the upright image and not of the stored one, is taken to be upright already.
 
     Args:
-        mask: The mask, turned by its own EXIF data where it has any.
-        photo: The photo.
-        file: Where the mask comes from.
+        mask: The mask, with its own EXIF orientation applied.
+        upright: The image.
+        file: The file of the mask.
     """
     height, width = mask.shape
-    if photo.orientation in (None, 1) or (width, height) != photo.stored_size:
+    if upright.orientation in (None, 1) or (width, height) != upright.stored_size:
         return mask
     if read_upright(file).orientation is not None:
         return mask
-    # Pillow has no signed numbers of 16 bits.
-    return np.asarray(turned(Image.fromarray(mask.astype(np.int32)), photo.orientation)).astype(np.int16)
+    # Pillow has no signed 16-bit mode.
+    return np.asarray(turned(Image.fromarray(mask.astype(np.int32)), upright.orientation)).astype(np.int16)
 
 
 def check_mask(mask: Mask, image: Image.Image, file: Path) -> None:
-    """Raise unless the mask has the photo's size."""
+    """Raise unless the mask has the image's size."""
     height, width = mask.shape
     if (width, height) != image.size:
         raise DataError(
-            f"{file}: the mask has {width} x {height} pixels, but the photo has {image.width} x {image.height}"
+            f"{file}: the mask has {width} x {height} pixels, but the image has {image.width} x {image.height}"
         )
 
 
-_READERS = 16  # waiting for a disk or a file server takes longer than reading
-_AT_ONCE = 4096
+_HASH_THREADS = 16  # hashing is bound by the latency of disks and file servers
+_FILES_AT_ONCE = 4096
 
 ABSENT = "absent"
 
 
 def content_hash(file: Path) -> str:
-    """Return the sha256 of a file; ``absent`` where it cannot be read."""
+    """Return the SHA-256 of a file; ``absent`` if it cannot be read."""
     try:
-        if not file.is_file():  # opening a pipe would wait for ever
+        if not file.is_file():  # opening a pipe would block
             return ABSENT
         with file.open("rb", buffering=0) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
-    except (OSError, ValueError):  # ValueError: no file can be called so
+    except (OSError, ValueError):  # ValueError: not a valid file name
         return ABSENT
 
 
 def content_hashes(files: Sequence[Path]) -> Iterator[str]:
-    """Yield the hash of each file, in order, reading several at once."""
-    with ThreadPoolExecutor(_READERS) as readers:
-        for first in range(0, len(files), _AT_ONCE):
-            yield from readers.map(content_hash, files[first : first + _AT_ONCE])
+    """Yield the hash of each file in order, reading several in parallel."""
+    with ThreadPoolExecutor(_HASH_THREADS) as threads:
+        for first in range(0, len(files), _FILES_AT_ONCE):
+            yield from threads.map(content_hash, files[first : first + _FILES_AT_ONCE])
 
 
 class Item(NamedTuple):
-    """Where a sample is and what is known of it before it is read; paths are relative to the set's root."""
+    """A listed sample; paths are relative to the root of the data set."""
 
     name: str
     image: str
@@ -157,10 +157,10 @@ class Item(NamedTuple):
 
 
 class FileDataSet(DataSet):
-    """A data set of files.
+    """A data set of image files.
 
     Attributes:
-        root: The folder that the items' paths start from.
+        root: The folder that the paths of items are relative to.
     """
 
     root: Path
@@ -184,13 +184,13 @@ class FileDataSet(DataSet):
 
     def load(self, index: int) -> Sample:
         item = self._items[index]
-        photo = read_photo(self.root / item.image)
+        upright = read_oriented(self.root / item.image)
         if item.mask is None:
-            return Sample(item.name, photo.image, item.label)
+            return Sample(item.name, upright.image, item.label)
         mask, objects = self._read_mask(item)
-        mask = turned_like_photo(mask, photo, self.root / item.mask)
-        check_mask(mask, photo.image, self.root / item.image)
-        return Sample(item.name, photo.image, self._label(item, mask, objects), mask, objects)
+        mask = orient_mask(mask, upright, self.root / item.mask)
+        check_mask(mask, upright.image, self.root / item.image)
+        return Sample(item.name, upright.image, self._label(item, mask, objects), mask, objects)
 
     def labels(self) -> list[int | None] | None:
         known = [item.label for item in self._items]
@@ -198,10 +198,10 @@ class FileDataSet(DataSet):
 
     @abstractmethod
     def _list(self) -> Sequence[Item]:
-        """Return all items in their order, after setting the root where it is not the path."""
+        """Return all items in order; set ``root`` first if it differs from ``path``."""
 
     def _read_mask(self, item: Item) -> tuple[Mask, tuple[int | None, ...]]:
-        """Return an item's mask and the classes of its objects; sets with masks say how."""
+        """Return the mask of an item and the classes of its objects; data sets with masks override it."""
         raise NotImplementedError
 
     def _label(self, item: Item, _mask: Mask, _objects: tuple[int | None, ...]) -> int | None:
@@ -217,26 +217,26 @@ class FileDataSet(DataSet):
 
     def _check_names(self) -> None:
         if not self._items:
-            raise self._error("it holds no photos")
+            raise self._error("it holds no images")
         self._refuse_repeated(item.name for item in self._items)
 
 
 def _with_printable_names(items: Sequence[Item]) -> Sequence[Item]:
-    """Give items names that can be stored and shown; their paths stay as they are."""
+    """Replace names that UTF-8 cannot encode; paths are unchanged."""
     taken = {item.name for item in items}
     named = []
     for item in items:
         name = printable(item.name)
         if name != item.name:
-            while name in taken:  # another file is called like the escape
+            while name in taken:  # another file has the escaped name
                 name += "_"
             taken.add(name)
         named.append(item._replace(name=name))
     return named
 
 
-def photo_names(folder: Path) -> list[str]:
-    """Return the file names of the photos directly inside a folder, sorted; an absent folder has none."""
+def image_names(folder: Path) -> list[str]:
+    """Return the sorted file names of the images directly inside a folder; empty if there is no such folder."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
@@ -245,11 +245,11 @@ def photo_names(folder: Path) -> list[str]:
 
 
 def stem_of(name: str) -> str:
-    """Return a photo's file name without its suffix; a name without a photo's suffix stays as it is."""
+    """Return a file name without its image suffix; other names are unchanged."""
     stem, dot, suffix = name.rpartition(".")
     return stem if f".{suffix.lower()}" in SUFFIXES and dot else name
 
 
 def by_stem(names: Sequence[str]) -> dict[str, str]:
-    """Return file names by what is before their suffix."""
+    """Return file names by their stem."""
     return {stem_of(name): name for name in names}

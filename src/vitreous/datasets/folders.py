@@ -7,48 +7,48 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from vitreous.datasets.dataset import Mask
-from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, read_nonzero, stem_of
+from vitreous.datasets.files import FileDataSet, Item, by_stem, image_names, read_nonzero, stem_of
 from vitreous.datasets.lists import NAMES, TABLE, read_class_names, read_labels
 
 _SUFFIX = "_mask"
 
 
 class MaskedFolder(FileDataSet):
-    """``images/`` and ``masks/`` with equal names, or ``NAME.jpg`` beside ``NAME_mask.png``.
+    """``images/`` and ``masks/`` with equal names, or ``NAME.jpg`` next to ``NAME_mask.png``.
 
     Black is background and everything else is the object. A ``labels.csv`` may name the object's class.
     """
 
     kind = "masks"
     summary = "images/ and masks/ with equal names, or NAME.jpg beside NAME_mask.png; black is background"
-    origin = "such a set is a folder of your own photos in images/ with masks of the same names in masks/"
+    origin = "such a set is a folder of your own images in images/ with masks of the same names in masks/"
 
     def _list(self) -> Sequence[Item]:
         items = self._two_folders() if (self.path / "images").is_dir() else self._side_by_side()
         if items and not any((self.path / item.mask).is_file() for item in items if item.mask):
-            raise self._error("none of its photos has a mask")
+            raise self._error("none of its images has a mask")
         self._names = read_class_names(self.path / NAMES)
         labels = self._labels()
         return [item._replace(label=labels.get(item.name, labels.get(stem_of(item.name)))) for item in items]
 
-    # A photo that lacks its mask stays in the list, so that it is reported instead of hidden.
+    # An image without a mask stays in the list, so that it is reported and not silently dropped.
 
     def _two_folders(self) -> list[Item]:
         if not (self.path / "masks").is_dir():
             raise self._error("there is no folder masks beside images")
-        photos, masks = photo_names(self.path / "images"), by_stem(photo_names(self.path / "masks"))
-        found = [(file, masks.get(stem_of(file), f"{stem_of(file)}.png")) for file in photos]
+        images, masks = image_names(self.path / "images"), by_stem(image_names(self.path / "masks"))
+        found = [(file, masks.get(stem_of(file), f"{stem_of(file)}.png")) for file in images]
         return [Item(file, f"images/{file}", mask=f"masks/{mask}") for file, mask in found]
 
     def _side_by_side(self) -> list[Item]:
-        files = photo_names(self.path)
+        files = image_names(self.path)
         stems = by_stem(files)
-        photos = [file for file in files if not stem_of(file).endswith(_SUFFIX)]
-        masks = [f"{stem_of(file)}{_SUFFIX}" for file in photos]
-        return [Item(file, file, mask=stems.get(mask, f"{mask}.png")) for file, mask in zip(photos, masks, strict=True)]
+        images = [file for file in files if not stem_of(file).endswith(_SUFFIX)]
+        masks = [f"{stem_of(file)}{_SUFFIX}" for file in images]
+        return [Item(file, file, mask=stems.get(mask, f"{mask}.png")) for file, mask in zip(images, masks, strict=True)]
 
     def _labels(self) -> dict[str, int]:
-        """The class of each photo by its file's name, and by what is before the suffix where that is unique."""
+        """Return the label of each image by file name, and by stem if it is unique."""
         self._classes: int | None = None
         if not (self.path / TABLE).is_file():
             return {}
@@ -57,7 +57,7 @@ class MaskedFolder(FileDataSet):
         files = [name.rpartition("/")[2] for name in listed.labels]
         self._refuse_repeated(files, f" in {TABLE}")
         labels = dict(zip(files, listed.labels.values(), strict=True))
-        # A photo may be listed without its suffix or with that of its mask, as long as no other is called like it.
+        # An image may be listed without its suffix, or with the suffix of its mask, if no other has the same stem.
         stems = Counter(map(stem_of, files))
         return {stem_of(file): label for file, label in labels.items() if stems[stem_of(file)] == 1} | labels
 
@@ -75,11 +75,11 @@ class MaskedFolder(FileDataSet):
 
 
 class Labelled(FileDataSet):
-    """Photos next to or below a ``labels.csv``; a ``class_names.json`` next to it names the classes."""
+    """Images next to or below a ``labels.csv``; a ``class_names.json`` next to it names the classes."""
 
     kind = "labelled"
-    summary = "a folder of photos with a labels.csv (columns such as file and class_index)"
-    origin = "such a set is a folder of your own photos with a labels.csv that has the columns file and class_index"
+    summary = "a folder of images with a labels.csv (columns such as file and class_index)"
+    origin = "such a set is a folder of your own images with a labels.csv that has the columns file and class_index"
 
     def _list(self) -> Sequence[Item]:
         folder = self.path if self.path.is_dir() else self.path.parent
@@ -89,11 +89,11 @@ class Labelled(FileDataSet):
         self._names = read_class_names(table.parent / NAMES)
         listed = read_labels(table, self._names)
         labels, self._classes = listed.labels, listed.classes(self._names)
-        places = (table.parent, folder, table.parent / "images")  # where the table's names may start from
+        places = (table.parent, folder, table.parent / "images")  # that names in the table may be relative to
         candidates = ((place, _files(place, labels)) for place in places)
         found = next((each for each in candidates if any(_is_file(each[0] / file) for file in each[1])), None)
         if found is None:
-            raise self._error(f"none of the {len(labels)} photos that {TABLE} names is there")
+            raise self._error(f"none of the {len(labels)} images that {TABLE} names is there")
         self.root, files = found
         return [Item(name, file, label) for file, (name, label) in zip(files, labels.items(), strict=True)]
 
@@ -109,12 +109,12 @@ class Labelled(FileDataSet):
 def _is_file(place: Path) -> bool:
     try:
         return place.is_file()
-    except OSError:  # no file can be called so
+    except OSError:  # not a valid file name
         return False
 
 
 def _files(folder: Path, names: Collection[str]) -> list[str]:
-    """Return the file of each name: a table may leave out the suffix."""
+    """Return the file of each name; a table may omit suffixes."""
     complete = all(stem_of(name) != name for name in names)
-    found = {} if complete else by_stem(photo_names(folder))
+    found = {} if complete else by_stem(image_names(folder))
     return [found.get(name, name) for name in names]

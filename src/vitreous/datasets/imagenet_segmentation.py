@@ -1,7 +1,7 @@
-"""Segmentation sets of ImageNet photos: the kinds ``imagenet-seg`` and ``imagenet-s``.
+"""Segmentation data sets of ImageNet images: the kinds ``imagenet-seg`` and ``imagenet-s``.
 
-``imagenet-seg`` is ImageNet-Segmentation, photos and masks of one object in one HDF5 file; ``imagenet-s`` is
-ImageNet-S, validation photos with the classes of their pixels.
+``imagenet-seg`` is ImageNet-Segmentation: images and masks of one object in one HDF5 file. ``imagenet-s`` is
+ImageNet-S: validation images with a class per pixel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitreous._utils.messages import errors_as, reason_of
 from vitreous.datasets.dataset import IGNORED, DataSet, Mask, Sample
-from vitreous.datasets.files import FileDataSet, Item, by_stem, check_mask, photo_names, read_values, renumbered
+from vitreous.datasets.files import FileDataSet, Item, by_stem, check_mask, image_names, read_values, renumbered
 from vitreous.datasets.imagenet import imagenet_indices, imagenet_names, wordnet_folders
 from vitreous.datasets.lists import read_list
 from vitreous.errors import DataError, MissingDependencyError
@@ -27,11 +27,11 @@ _FILE = "gtsegs_ijcv.mat"
 
 
 class ImageNetSegmentation(DataSet):
-    """4,276 photos of ImageNet with the pixels of their object.
+    """4,276 ImageNet images with a mask of their object.
 
-    The file is Matlab's: cells are arrays of references, arrays are stored with their axes in reverse, and a cell of
-    ``gt`` is a cell itself, whose first entry is the mask. ``id``, where it is there, names the photo after its class
-    (n01440764_10026), which need not be one of the 1000 of ILSVRC: such a photo has no label.
+    The file is a Matlab 7.3 file: cell arrays are arrays of references, axes are stored in reverse order, and each
+    entry of ``gt`` is a cell whose first entry is the mask. The optional ``id`` names the image after its class
+    (n01440764_10026). A class outside of the 1000 of ILSVRC gives no label.
     """
 
     kind = "imagenet-seg"
@@ -47,13 +47,13 @@ class ImageNetSegmentation(DataSet):
             self._read_index()
 
     def _read_index(self) -> None:
-        """Open the file and read where its photos and masks are."""
+        """Open the file and read the references of images and masks."""
         self._file = self._open()
         self._images, self._masks = (self._cells(name) for name in ("img", "gt"))
         if len(self._images) != len(self._masks):
-            raise self._error(f"there are {len(self._images)} photos, but {len(self._masks)} masks")
+            raise self._error(f"there are {len(self._images)} images, but {len(self._masks)} masks")
         if not len(self._images):
-            raise self._error("it holds no photos")
+            raise self._error("it holds no images")
         self._ids = self._read_ids()
 
     def __len__(self) -> int:
@@ -66,16 +66,16 @@ class ImageNetSegmentation(DataSet):
 
     def load(self, index: int) -> Sample:
         name, label = self.name(index), self._label(index)
-        where = f"{self._file_path}, photo {name}"
+        where = f"{self._file_path}, image {name}"
         try:
             image = self._read_image(self._file[self._images[index]], where)
             cell = self._file[self._masks[index]]
-            # An entry is a cell of its own in the published file; a mask without that cell is as clear.
+            # In the published file an entry is a cell; a mask without the cell is accepted too.
             stored = self._file[cell[0, 0]] if cell.dtype == object else cell
             mask = self._read_mask(stored, where)
         except DataError:
             raise
-        except Exception as error:  # damaged bytes fail with any type there is
+        except Exception as error:  # damaged bytes can raise any exception
             raise DataError(f"{where}: it cannot be read ({reason_of(error)})") from error
         check_mask(mask, image, Path(where))
         return Sample(name, image, label, mask, (label,))
@@ -97,26 +97,26 @@ class ImageNetSegmentation(DataSet):
             raise MissingDependencyError('imagenet-seg needs h5py: pip install "vitreous[datasets]"') from error
         try:
             return h5py.File(self._file_path, "r")
-        except Exception as error:  # damaged bytes fail with any type there is
+        except Exception as error:  # damaged bytes can raise any exception
             raise self._error("it is not an HDF5 file (Matlab 7.3), or a damaged one") from error
 
     def _cells(self, name: str) -> Any:
-        """Return the references of one column."""
+        """Return the references of a cell array."""
         try:
             return self._file[f"value/{name}"][:].reshape(-1)
         except Exception as error:
             raise self._error(f"there is no /value/{name} in the file") from error
 
     def _read_ids(self) -> list[str | None]:
-        """Return what each photo is called in ImageNet, where the file says so."""
+        """Return the ImageNet name of each image, if the file has them."""
         if "value/id" not in self._file:
             return [None] * len(self)
         cells = self._cells("id")
         if len(cells) != len(self):
-            raise self._error(f"there are {len(self)} photos, but {len(cells)} names")
+            raise self._error(f"there are {len(self)} images, but {len(cells)} names")
         try:
             return [_text(self._file[cell]) for cell in cells]
-        except Exception as error:  # damaged references and codes fail with any type there is
+        except Exception as error:  # damaged references and codes can raise any exception
             raise self._error(f"the names in /value/id cannot be read ({reason_of(error)})") from error
 
     def _label(self, index: int) -> int | None:
@@ -124,7 +124,7 @@ class ImageNetSegmentation(DataSet):
 
     def _read_image(self, stored: Any, where: str) -> Image.Image:
         if stored.dtype != np.uint8 or stored.ndim not in {2, 3} or (stored.ndim == 3 and stored.shape[0] != 3):
-            _refuse(stored, where, "photo")
+            _refuse(stored, where, "image")
         _check_size(stored, where)
         return Image.fromarray(np.ascontiguousarray(stored[()].T)).convert("RGB")
 
@@ -133,12 +133,12 @@ class ImageNetSegmentation(DataSet):
             _refuse(stored, where, "mask")
         _check_size(stored, where)
         values = stored[()].T
-        mask: Mask = np.where(values < 0, IGNORED, values != 0).astype(np.int16)  # -1 does not count
+        mask: Mask = np.where(values < 0, IGNORED, values != 0).astype(np.int16)  # -1 is ignored
         return mask
 
 
 def _text(stored: Any) -> str:
-    """Read Matlab's characters, two bytes each, kept as a column; only what can be in a name."""
+    """Read a Matlab string (16-bit codes in a column), reduced to the characters of file names."""
     characters = [chr(code) for code in stored[()].reshape(-1)[:100]]
     return "".join(character for character in characters if character.isalnum() or character in "_-.")
 
@@ -152,25 +152,25 @@ def _refuse(stored: Any, where: str, what: str) -> NoReturn:
     raise DataError(f"{where}: {stored.dtype} of shape {stored.shape} is not a {what}")
 
 
-_PHOTOS = "validation"
+_IMAGES = "validation"
 _MASKS = "validation-segmentation"
 _IGNORED = 1000
 _SIZES = (50, 300, 919)
 
 
 class ImageNetS(FileDataSet):
-    """ImageNet-S 50, 300 or 919: photos and masks in folders called by WordNet numbers.
+    """ImageNet-S 50, 300 or 919: images and masks in one folder per WordNet ID.
 
-    A mask stores red + 256 green: 0 for background, 1000 for what is not counted, else the place of the class among
-    the set's sorted WordNet numbers, from 1. The label is the class of the photo's folder.
+    A mask stores red + 256 green: 0 for background, 1000 for ignored pixels, otherwise the position of the class among
+    the sorted WordNet IDs of the data set, from 1. The label is the class of the image's folder.
     """
 
     kind = "imagenet-s"
-    summary = f"ImageNet-S: {_PHOTOS}/ and {_MASKS}/ with a folder per WordNet number"
-    origin = "ImageNet-S comes from https://github.com/LUSSeg/ImageNet-S and needs ImageNet's own photos"
+    summary = f"ImageNet-S: {_IMAGES}/ and {_MASKS}/ with a folder per WordNet ID"
+    origin = "ImageNet-S comes from https://github.com/LUSSeg/ImageNet-S and needs ImageNet's own images"
 
     def _list(self) -> Sequence[Item]:
-        for folder in (_PHOTOS, _MASKS):
+        for folder in (_IMAGES, _MASKS):
             if not (self.path / folder).is_dir():
                 raise self._error(f"there is no folder {folder}")
         numbers = wordnet_folders(self.path / _MASKS)
@@ -178,12 +178,12 @@ class ImageNetS(FileDataSet):
         self._classes = [known[number] for number in self._categories(numbers)]
         items = []
         for number in numbers:
-            photos = by_stem(photo_names(self.path / _PHOTOS / number))
-            masks = by_stem(photo_names(self.path / _MASKS / number))
+            images = by_stem(image_names(self.path / _IMAGES / number))
+            masks = by_stem(image_names(self.path / _MASKS / number))
             items += [
                 Item(
                     f"{number}/{stem}",
-                    f"{_PHOTOS}/{number}/{photos.get(stem, f'{stem}.JPEG')}",
+                    f"{_IMAGES}/{number}/{images.get(stem, f'{stem}.JPEG')}",
                     known[number],
                     f"{_MASKS}/{number}/{mask}",
                 )
@@ -196,15 +196,15 @@ class ImageNetS(FileDataSet):
         return imagenet_names()
 
     def _records(self) -> Iterator[str]:
-        yield ",".join(map(str, self._classes))  # what the numbers in the masks mean, which another list changes
+        yield ",".join(map(str, self._classes))  # the meaning of the numbers in the masks depends on the class list
         yield from super()._records()
 
     def _categories(self, folders: list[str]) -> list[str]:
-        """Return the set's classes in the order of their numbers in the masks."""
+        """Return the WordNet IDs in the order of their numbers in the masks."""
         known = imagenet_indices()
         if unknown := [number for number in folders if number not in known]:
             raise self._error(f"the folder {_MASKS}/{unknown[0]} is none of ImageNet's 1000 classes")
-        # Folders may be some of a larger set, whose list tells which number is whose.
+        # The folders may be a subset of a larger data set, whose class list then defines the numbers.
         for place in (self.path, self.path.parent):
             fitting = {file: listed for file, listed in _lists(place).items() if set(folders) <= set(listed)}
             if folders in fitting.values():
@@ -232,7 +232,7 @@ class ImageNetS(FileDataSet):
 
 
 def _lists(place: Path) -> dict[Path, list[str]]:
-    """Return the classes of every list in a folder that is one of ImageNet-S, in the order of their numbers."""
+    """Return the classes of every ImageNet-S class list in a folder, in the order of their numbers."""
     read = {file: sorted(read_list(file).split()) for file in sorted(place.glob("ImageNetS_categories_im*.txt"))}
     known = imagenet_indices()
     return {file: listed for file, listed in read.items() if len(listed) in _SIZES and set(listed) <= set(known)}

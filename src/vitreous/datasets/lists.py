@@ -1,4 +1,4 @@
-"""Reads the lists of data sets: plain lists, tables, and ``labels.csv`` under any of the usual column names."""
+"""Lists and tables of data sets: plain lists, CSV files, and ``labels.csv`` with any of the usual column names."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 from vitreous.errors import DataError
 
-_MOST_DIGITS = 9  # no list has as many classes; Python reads no number of more than 4,300 digits
-_SEPARATORS = ",;\t"  # spreadsheets write semicolons where people write numbers with a comma
+_MAX_DIGITS = 9  # int() refuses more than 4,300 digits; no list has that many classes
+_SEPARATORS = ",;\t"  # spreadsheets use semicolons in locales with a decimal comma
 
 TABLE = "labels.csv"
 NAMES = "class_names.json"
 IMAGENET_COLUMN = "imagenet_index"
 IMAGENET_CLASSES = 1000
 _FILE_COLUMNS = ("file", "filename", "file_name", "image", "image_path", "path", "name", "id", "image_id")
-# Indices before names; the index of the model's output before one of the set's own. A bare "index" comes after
-# them: it is also what programs call the number of a row.
+# In order of preference: indices before names, indices of model outputs before those of the data set. A bare "index"
+# comes late, because it is often the row number.
 _LABEL_COLUMNS = (
     IMAGENET_COLUMN,
     "class_index",
@@ -36,14 +36,14 @@ _LABEL_COLUMNS = (
 
 
 class ListError(DataError):
-    """A list is damaged; the message names the file and not yet where the set comes from."""
+    """A list is damaged; the message names the file, and ``DataSet`` adds where to obtain the data set."""
 
 
 def read_list(file: Path) -> str:
-    """Return the text of a list, without the mark that some programs put in front of it.
+    """Return the text of a list without a byte order mark.
 
     Raises:
-        ListError: It is not text in UTF-8.
+        ListError: It is not UTF-8.
         OSError: It cannot be read.
     """
     check_regular(file)
@@ -54,7 +54,7 @@ def read_list(file: Path) -> str:
 
 
 def check_regular(file: Path) -> None:
-    """Raise where there is something else than a file or a folder: opening a pipe would wait for ever.
+    """Raise if a path exists and is neither a file nor a folder: opening a pipe would block.
 
     Raises:
         ListError: It is a pipe, a socket or a device.
@@ -64,12 +64,12 @@ def check_regular(file: Path) -> None:
 
 
 def number_in(text: str) -> int | None:
-    """Return the number that a list writes in decimal digits, or None where it is none or far beyond any count."""
-    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
+    """Parse a number in decimal digits; None if it is not one or is too large."""
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
 def read_table(file: Path) -> list[list[str]]:
-    """Return the rows of a CSV file; its cells are separated by what its first line has most of.
+    """Return the rows of a CSV file; the separator is the most frequent candidate in the first line.
 
     Raises:
         ListError: It is not such a table.
@@ -84,10 +84,10 @@ def read_table(file: Path) -> list[list[str]]:
 
 
 def add_label(labels: dict[str, int], name: str, label: int, where: str) -> None:
-    """Note the class of a photo.
+    """Add the label of an image.
 
     Raises:
-        ListError: It has one already: which of two is right is not for a reader to choose.
+        ListError: The image has a label already.
     """
     if name in labels:
         raise ListError(f"{where}: {name} is listed twice")
@@ -98,31 +98,31 @@ class LabelTable(NamedTuple):
     """The rows of a ``labels.csv``.
 
     Attributes:
-        labels: The class index of each file, in the table's order; files as they are written there.
-        column: The column that the indices were taken from.
+        labels: The class index by file name, in the order of the table.
+        column: The column of the class indices.
     """
 
     labels: dict[str, int]
     column: str
 
     def classes(self, class_names: tuple[str, ...] | None) -> int | None:
-        """How many classes there are, photos of all of them or not; None where neither column nor names tell."""
+        """Return the number of classes, including classes without an image; None if unknown."""
         if self.column == IMAGENET_COLUMN:
             return IMAGENET_CLASSES
-        # Names that do not reach as far as the labels are not what those count.
+        # Labels beyond the class names are indices of something else.
         return None if class_names is None or max(self.labels.values()) >= len(class_names) else len(class_names)
 
 
 def read_labels(file: Path, class_names: tuple[str, ...] | None = None) -> LabelTable:
-    """Read a table with a header, one row per photo.
+    """Read a table with a header, one row per image.
 
     Args:
         file: The table.
-        class_names: Lets the label column hold names instead of indices.
+        class_names: With these, the label column may contain names instead of indices.
 
     Raises:
-        ListError: It is no table, a column is missing, or a row names no class, a file twice, or a file outside of the
-            set.
+        ListError: It is not a table, a column is missing, or a row has no valid class, repeats a file, or names a file
+            outside of the data set.
         OSError: It cannot be read.
     """
     rows = _rows(file)
@@ -140,7 +140,7 @@ def read_labels(file: Path, class_names: tuple[str, ...] | None = None) -> Label
 
 
 def read_class_names(file: Path) -> tuple[str, ...] | None:
-    """Read a JSON list of class names in index order; None where there is no such file.
+    """Read a JSON list of class names in index order; None if the file does not exist.
 
     Raises:
         ListError: It is not such a list.
@@ -171,7 +171,7 @@ def _column(header: list[str], known: tuple[str, ...], file: Path, what: str) ->
 
 
 def _inside(name: str, where: str) -> str:
-    """Return a file name that stays inside the set: a table from elsewhere must not point to other files."""
+    """Check that a file name stays inside the data set: a downloaded table must not point to other files."""
     path = PurePosixPath(name.replace("\\", "/"))
     if not path.parts or path.is_absolute() or ".." in path.parts or ":" in path.parts[0]:
         raise ListError(f"{where}: {name!r} is not the name of a file inside the data set")

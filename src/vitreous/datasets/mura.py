@@ -1,4 +1,4 @@
-"""The kind ``mura``: MURA, radiographs of arms with the answer whether something is abnormal."""
+"""The kind ``mura``: MURA, radiographs of the upper limb, labelled normal or abnormal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LABELS = {"negative": 0, "positive": 1}
 
 
 class Mura(FileDataSet):
-    """MURA-v1.1, validation part; the study's folder says whether it is positive, that is abnormal."""
+    """The validation split of MURA-v1.1; the folder of a study ends in ``positive`` (abnormal) or ``negative``."""
 
     kind = "mura"
     summary = f"MURA-v1.1: {_LIST} and valid/; label 1 for positive (abnormal) studies"
@@ -39,6 +39,6 @@ class Mura(FileDataSet):
         inside = parts[1:] if parts[:1] == (_FOLDER,) else parts
         answer = inside[-2].rpartition("_")[2] if len(inside) > 1 else ""
         if answer not in _LABELS or ".." in inside or inside[0] != "valid":
-            raise self._error(f"line {number} of {_LIST} is not a photo of a positive or negative study")
+            raise self._error(f"line {number} of {_LIST} does not name an image of a positive or negative study")
         file = "/".join(inside)
         return Item(file, file, _LABELS[answer])

@@ -8,22 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.datasets.dataset import IGNORED, Mask
-from vitreous.datasets.files import FileDataSet, Item, by_stem, photo_names, read_indices, stem_of
+from vitreous.datasets.files import FileDataSet, Item, by_stem, image_names, read_indices, stem_of
 from vitreous.datasets.imagenet import imagenet_names
 from vitreous.datasets.lists import IMAGENET_COLUMN, TABLE, ListError, add_label, number_in, read_labels, read_list
 from vitreous.errors import DataError
 
-# What a trimap stores, by the number that it stores: foreground, background, border.
+# Mask value by trimap value: 1 foreground, 2 background, 3 border.
 _TRIMAP = np.array([IGNORED, 1, 0, IGNORED], dtype=np.int16)
 _LISTS = ("test.txt", "list.txt")
 _BREEDS = 37
 
 
 class Pets(FileDataSet):
-    """Photos of pets with trimaps.
+    """Oxford-IIIT Pet with its trimaps.
 
-    The original layout gives the breed as label, 0 to 36 in the order of the set's class numbers, and its test part
-    where that is listed. A copy with a ``labels.csv`` gives what that says, an ImageNet index where there is one.
+    In the original layout the label is the breed, 0 to 36, and the samples are the test split if it is listed. In a
+    copy with a ``labels.csv`` the label is the one in the table, preferably an ImageNet index.
     """
 
     kind = "pets"
@@ -54,7 +54,7 @@ class Pets(FileDataSet):
         self._refuse_repeated(stems)
         return self._items_of(dict(zip(stems, table.labels.values(), strict=True)), "trimaps")
 
-    # Not torchvision's reader: it imports torch, wants one folder name, and does not say which line is wrong.
+    # Not torchvision.datasets.OxfordIIITPet: it imports torch, requires its own folder name, and does not report lines.
     def _original(self) -> list[Item]:
         self._is_imagenet = False
         self._classes = _BREEDS
@@ -71,7 +71,7 @@ class Pets(FileDataSet):
     def _items_of(self, labels: dict[str, int], trimaps: str) -> list[Item]:
         if not (self.root / trimaps).is_dir():
             raise self._error(f"there is no folder {trimaps}")
-        files = by_stem(photo_names(self.root / "images"))
+        files = by_stem(image_names(self.root / "images"))
         return [
             Item(stem, f"images/{files.get(stem, f'{stem}.jpg')}", label, f"{trimaps}/{stem}.png")
             for stem, label in labels.items()
@@ -95,6 +95,8 @@ def _read_list(file: Path) -> dict[str, int]:
         stem, *numbers = line.split()
         breed = number_in(numbers[0]) if numbers else None
         if breed is None or not 1 <= breed <= _BREEDS:
-            raise ListError(f"{file}, line {number}: this is not a photo's name and a class number from 1 to {_BREEDS}")
+            raise ListError(
+                f"{file}, line {number}: this is not an image's name and a class number from 1 to {_BREEDS}"
+            )
         add_label(labels, stem, breed - 1, f"{file}, line {number}")
     return labels

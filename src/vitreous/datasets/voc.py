@@ -1,4 +1,4 @@
-"""The kind ``voc``: PASCAL VOC 2012's validation photos with the classes of their pixels."""
+"""The kind ``voc``: the PASCAL VOC 2012 segmentation validation set."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _LIST = "ImageSets/Segmentation/val.txt"
 
 
 class Voc(FileDataSet):
-    """PASCAL VOC 2012, segmentation, validation part; the label is the class that covers most of the photo."""
+    """PASCAL VOC 2012 segmentation, validation split; the label is the class with the largest area."""
 
     kind = "voc"
     summary = f"PASCAL VOC 2012: VOCdevkit/VOC2012 with JPEGImages/, SegmentationClass/ and {_LIST}"
     origin = "PASCAL VOC 2012 comes from http://host.robots.ox.ac.uk/pascal/VOC/voc2012"
 
-    # Not torchvision's reader: it imports torch, wants one folder name, and takes paths out of the list unchecked.
+    # Not torchvision.datasets.VOCSegmentation: it imports torch, requires its own folder name, and trusts listed paths.
     def _list(self) -> Sequence[Item]:
         places = [self.path / below for below in (".", "VOC2012", "VOCdevkit/VOC2012")]
         self.root = next((place for place in places if (place / "JPEGImages").is_dir()), self.path)
@@ -55,7 +55,7 @@ class Voc(FileDataSet):
             raise self._error(f"there is no {_LIST}")
         names = read_list(self.root / _LIST).split()
         if strange := [name for name in names if not name.replace("_", "").isalnum()]:
-            raise self._error(f"{_LIST} holds {strange[0]!r}, which is not a photo's name")
+            raise self._error(f"{_LIST} holds {strange[0]!r}, which is not an image's name")
         return [Item(name, f"JPEGImages/{name}.jpg", mask=f"SegmentationClass/{name}.png") for name in names]
 
     @property

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vitreous.explanation.views import Drawing
     from vitreous.inputs.outputs import OutputActivation
     from vitreous.inputs.patch_geometry import PatchGeometry
+    from vitreous.inputs.target_objects import Target
     from vitreous.models.input_pictures import Channels, Drawable, Photo
     from vitreous.models.preprocessing import Preprocessing
 
@@ -56,6 +57,9 @@ class Explanation(Predicted):
         images_note: A sentence on ``images`` that are not photos, such as a normalised tensor; figures show it.
         left_out: Default methods that the model does not support, and why.
         geometry: Where in the model's input patches are centred; ``None`` for equal cells.
+        targets: The targets explained that are not classes, see ``vitreous.targets``; in ``target`` they have the
+            numbers from the number of classes on.
+        target_values: The number explained of each map, in the shape of ``target``, when targets were objects.
 
     Examples:
         >>> import vitreous
@@ -85,6 +89,8 @@ class Explanation(Predicted):
     images_note: str | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     geometry: PatchGeometry | None = None
+    targets: tuple[Target, ...] = ()
+    target_values: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, value in _plain_fields(self).items():
@@ -328,13 +334,27 @@ class Explanation(Predicted):
         """Give the explanation of one image alone, as a batch of one."""
         index, _ = self.position(index)
         one = slice(index, index + 1)
+        target, targets = self._targets_of(one)
         return replace(
             self,
             scores={method: scores[one] for method, scores in self.scores.items()},
-            target=self.target[one],
+            target=target,
+            targets=targets,
+            target_values=None if self.target_values is None else self.target_values[one],
             logits=self.logits[one],
             images=None if self.images is None else self.images[one],
         )
+
+    def _targets_of(self, rows: slice) -> tuple[Tensor, tuple[Target, ...]]:
+        """Give the target numbers of some images, and only those target objects that they are explained for."""
+        target, classes = self.target[rows], self.logits.shape[1] if self.targets else 0
+        used = sorted({number for number in target.flatten().tolist() if self._object(number) is not None})
+        if len(used) == len(self.targets):
+            return target, self.targets
+        target = target.clone()
+        for place, number in enumerate(used):
+            target[self.target[rows] == number] = classes + place
+        return target, tuple(self.targets[number - classes] for number in used)
 
     def without_images(self) -> Explanation:
         """Give the same explanation without its images, which take most of the memory."""
@@ -391,6 +411,8 @@ def _plain_fields(explanation: Explanation) -> dict[str, Any]:
             "signed": {method: bool(signed) for method, signed in explanation.signed.items()},
             "target": explanation.target.detach(),
             "logits": explanation.logits.detach(),
+            "targets": tuple(explanation.targets),
+            "target_values": None if explanation.target_values is None else explanation.target_values.detach(),
             "grid": _size(explanation.grid),
             "image_size": _size(explanation.image_size),
             "class_names": None if names is None else tuple(names),

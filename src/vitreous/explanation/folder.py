@@ -22,6 +22,7 @@ from vitreous._utils.storage import MANIFEST, StorageError, complete_folder, rea
 from vitreous.errors import ModelError, VitreousError
 from vitreous.explanation.views import find_view
 from vitreous.inputs.patch_geometry import PatchGeometry
+from vitreous.inputs.target_objects import restore_target, store_target
 from vitreous.models.preprocessing import CropRounding, Preprocessing, Resize
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitreous.explanation.explanation import Explanation
+    from vitreous.inputs.target_objects import Target
 
 
 _LONGEST_EDGE = 2**31
@@ -121,6 +123,7 @@ def write(explanation: Explanation, directory: Path, *, overwrite: bool, picture
             "left_out": explanation.left_out,
             "geometry": None if explanation.geometry is None else asdict(explanation.geometry),
             "logits_dtype": _dtype_name(explanation.logits),
+            "targets": [store_target(target)[0] for target in explanation.targets],
             "methods": [_describe_method(explanation, method, names[method]) for method in explanation.methods],
             "images": _write_images(explanation, folder),
             "overlays": _write_overlays(explanation, names, folder),
@@ -153,6 +156,8 @@ def read(directory: Path) -> dict[str, Any]:
             "images_note": manifest.get("images_note"),
             "left_out": manifest.get("left_out", {}),
             "geometry": None if manifest.get("geometry") is None else PatchGeometry(**manifest["geometry"]),
+            "targets": _read_targets(manifest.get("targets", []), arrays),
+            "target_values": torch.from_numpy(arrays["target-values"]) if "target-values" in arrays else None,
         }
     except VitreousError:
         raise
@@ -190,7 +195,21 @@ def arrays_of(explanation: Explanation) -> dict[str, Any]:
     """Give all arrays, by their names in the archive."""
     names = file_names(explanation.methods)
     scores = {_array_name(names[method]): _array(scores) for method, scores in explanation.scores.items()}
-    return {"target": _array(explanation.target), "logits": _array(explanation.logits), **scores}
+    values = {} if explanation.target_values is None else {"target-values": _array(explanation.target_values)}
+    tensors = {
+        f"target-{number}-{name}": _array(tensor)
+        for number, target in enumerate(explanation.targets)
+        for name, tensor in store_target(target)[1].items()
+    }
+    return {"target": _array(explanation.target), "logits": _array(explanation.logits), **values, **tensors, **scores}
+
+
+def _read_targets(stored: list[dict[str, Any]], arrays: Mapping[str, NDArray[Any]]) -> tuple[Target, ...]:
+    """Read the targets that are not classes."""
+    return tuple(
+        restore_target(one, {name: torch.from_numpy(arrays[f"target-{number}-{name}"]) for name in one["tensors"]})
+        for number, one in enumerate(stored)
+    )
 
 
 def _array_name(file_name: str) -> str:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from vitreous.inputs.target_objects import Target
+
 
 class ExplanationError(VitreousError, ValueError):
     """The parts of an explanation do not fit together, or it does not have the requested part."""
@@ -30,7 +32,10 @@ class Prediction(NamedTuple):
 
 
 class Predicted:
-    """Logits (batch, classes), the classes explained (batch,) or (batch, k), and scores by method."""
+    """Logits (batch, classes), the classes explained (batch,) or (batch, k), and scores by method.
+
+    A number in ``target`` from the number of classes on is that of a target which is not a class: ``targets`` in order.
+    """
 
     things: ClassVar[str]
     scores: Mapping[str, Any]
@@ -38,6 +43,8 @@ class Predicted:
     logits: Tensor
     class_names: tuple[str, ...] | None
     scale: OutputActivation | None
+    targets: tuple[Target, ...] = ()
+    target_values: Tensor | None = None
 
     def __len__(self) -> int:
         """Number of images or texts."""
@@ -76,9 +83,11 @@ class Predicted:
         return likelihoods(self.logits.to(torch.promote_types(self.logits.dtype, torch.float32)), self.scale)
 
     def probability(self, class_index: int, index: int = 0) -> float | None:
-        """Give the probability of a class of an image; ``None`` when the outputs are values (regression)."""
+        """Give the probability of a class of an image; ``None`` for other targets and for values (regression)."""
         index, _ = self.position(index)
         classes = self.logits.shape[1]
+        if self._object(class_index) is not None:
+            return None
         if not 0 <= class_index < classes:
             raise ExplanationError(f"class {class_index} does not exist: the model has {classes}")
         return None if self.scale == "value" else float(self.probabilities[index, class_index])
@@ -89,11 +98,25 @@ class Predicted:
         return "value" if self.scale == "value" else "probability"
 
     def format_output(self, class_index: int, index: int = 0) -> str:
-        """Format the probability of a class of an image, or the output itself when it is a value."""
+        """Format the probability of a class of an image, or the number itself when it is a value or another target."""
         likely = self.probability(class_index, index)
-        if likely is None:
-            return f"{float(self.logits[index, class_index]):.3g}"
-        return percent(likely)
+        return f"{self.value(class_index, index):.3g}" if likely is None else percent(likely)
+
+    def value(self, class_index: int, index: int = 0) -> float:
+        """Give the logit of a class of an image, or the number that a target which is not a class has there."""
+        index, _ = self.position(index)
+        if self._object(class_index) is None:
+            return float(self.logits[index, class_index])
+        assert self.target_values is not None
+        (found, *_) = torch.where(self.target.reshape(len(self), -1)[index] == class_index)[0].tolist() or (None,)
+        if found is None:
+            raise ExplanationError(f"{self._label(class_index)} is not explained for image {index}")
+        return float(self.target_values.reshape(len(self), -1)[index, found])
+
+    def _object(self, number: int) -> Target | None:
+        """The target which is not a class that has this number."""
+        place = number - self.logits.shape[1] if self.targets else -1
+        return self.targets[place] if 0 <= place < len(self.targets) else None
 
     def saying(self, class_index: int, index: int = 0) -> str:
         """Do what ``format_output`` does; the former name."""
@@ -136,23 +159,32 @@ class Predicted:
         return self.scores[method]
 
     def _label(self, class_index: int) -> str:
+        target = self._object(class_index)
+        if target is not None:
+            return target.label(self.class_names)
         return str(class_index) if self.class_names is None else self.class_names[class_index]
 
 
 def check_predictions(explanation: Predicted) -> None:
     """Raise unless logits, target and class names belong to one prediction."""
     logits, target, names = explanation.logits, explanation.target, explanation.class_names
-    if logits.ndim != 2 or 0 in logits.shape or not logits.is_floating_point():
+    # A model with a dense output has no class scores.
+    empty = 0 in logits.shape[:1] or (0 in logits.shape and not explanation.targets)
+    if logits.ndim != 2 or empty or not logits.is_floating_point():
         raise ExplanationError(f"logits must be floating (batch, classes), not {logits.dtype} {tuple(logits.shape)}")
     if target.dtype != torch.int64 or target.ndim not in {1, 2} or target.shape[0] != len(logits) or 0 in target.shape:
         raise ExplanationError(
             f"target must be int64 (batch,) or (batch, k) for {len(logits)} {explanation.things}, "
             f"not {target.dtype} {tuple(target.shape)}"
         )
-    if target.min() < 0 or target.max() >= logits.shape[1]:
+    if target.min() < 0 or target.max() >= logits.shape[1] + len(explanation.targets):
         raise ExplanationError(f"target must name one of the {logits.shape[1]} classes")
+    values = explanation.target_values
+    if (values is None and explanation.targets) or (values is not None and values.shape != target.shape):
+        raise ExplanationError(f"target_values must be one number for each target, {tuple(target.shape)}")
     kinds = get_args(OutputActivation)
     if explanation.scale not in (None, *kinds):
         raise ExplanationError(f"scale must be one of {', '.join(kinds)}, not {explanation.scale!r}")
-    if names is not None and (len(names) != logits.shape[1] or not all(isinstance(name, str) for name in names)):
+    classes = logits.shape[1] or len(names or ())  # names of a dense output's classes go with no class scores
+    if names is not None and (len(names) != classes or not all(isinstance(name, str) for name in names)):
         raise ExplanationError(f"class_names must be one text for each of the {logits.shape[1]} classes")

@@ -1,4 +1,4 @@
-"""Reads photos from untrusted files: always upright 8-bit RGB, or an ``ImageError`` that names the file."""
+"""Read images from untrusted files: upright 8-bit RGB, or an ``ImageError`` that names the file."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ Source = str | Path | IO[bytes] | Image.Image | NDArray[np.uint8]
 
 MAX_BYTES = 200 * 2**20
 MAX_PIXELS = 80_000_000
-_BAND_PIXELS = 2**20  # converted at once
+_BAND_PIXELS = 2**20  # pixels converted at once
 
 SUFFIXES = frozenset(
     {".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-_FIRST_ON_ITS_SIDE = 5  # of the orientations of EXIF: from here on, rows are stored as columns
-# Pillow would also open formats that start other programs (EPS) or that nobody keeps photos in.
+_FIRST_TRANSPOSED = 5  # EXIF orientations from here on swap width and height
+# Pillow also opens formats that start other programs (EPS) or are not used for images in practice.
 _FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
 
 
 class Upright(NamedTuple):
-    """An image that was turned as its EXIF data say.
+    """An image with its EXIF orientation applied.
 
     Attributes:
         image: The image, upright.
-        orientation: What the EXIF data say of the stored pixels, 1 to 8 (1 is upright); None where they say nothing.
+        orientation: The EXIF orientation of the stored pixels, 1 to 8 (1 is upright); None without one.
     """
 
     image: Image.Image
@@ -45,32 +45,32 @@ class Upright(NamedTuple):
 
     @property
     def stored_size(self) -> tuple[int, int]:
-        """Width and height before it was turned."""
+        """Width and height of the stored pixels."""
         width, height = self.image.size
-        return (height, width) if (self.orientation or 1) >= _FIRST_ON_ITS_SIDE else (width, height)
+        return (height, width) if (self.orientation or 1) >= _FIRST_TRANSPOSED else (width, height)
 
 
 def read_image(source: Source) -> Image.Image:
-    """Return a photo as an upright 8-bit RGB image.
+    """Read an image as upright 8-bit RGB.
 
-    EXIF rotation is applied, transparency is laid on white, and more than 8 bits per channel are scaled, not clipped.
+    The EXIF orientation is applied, transparency is blended with white, and more than 8 bits per channel are scaled.
 
     Args:
-        source: A path, a binary file, a Pillow image, or 8-bit pixels as Pillow takes them: (height, width) or
+        source: A path, a binary file, a Pillow image, or 8-bit pixels: (height, width) or
             (height, width, channels) with 3 channels for RGB.
 
     Raises:
-        ImageError: The photo cannot be read, or reading it could exhaust the memory.
+        ImageError: The image cannot be read, or would need too much memory.
         InputError: The source is none of these.
     """
-    return read_photo(source).image
+    return read_oriented(source).image
 
 
-def read_photo(source: Source) -> Upright:
-    """Return what ``read_image`` returns, and how the photo had been stored.
+def read_oriented(source: Source) -> Upright:
+    """Read an image as ``read_image`` does, and return it with its EXIF orientation.
 
     Raises:
-        ImageError: The photo cannot be read, or reading it could exhaust the memory.
+        ImageError: The image cannot be read, or would need too much memory.
     """
     upright, name = read_upright(source), _name(source)
     try:
@@ -79,74 +79,74 @@ def read_photo(source: Source) -> Upright:
         raise ImageError(f"{name}: {error}") from error
     except MemoryError as error:
         raise _too_large(name, upright.image) from error
-    except Exception as error:  # decoders fail on damaged bytes with any type there is
+    except Exception as error:  # decoders can raise any exception on damaged bytes
         raise ImageError(f"{name}: the image is damaged or cut off ({reason_of(error)})") from error
 
 
 def read_upright(source: Source) -> Upright:
-    """Return an image with the values that are stored, turned upright but not converted: what a mask needs.
+    """Read an image upright but with its stored values, not converted to RGB, as masks need it.
 
     Raises:
-        ImageError: The image cannot be read, or reading it could exhaust the memory.
+        ImageError: The image cannot be read, or would need too much memory.
     """
     name = _name(source)
     image = _image(source, name)
     _check_size(image, name)
-    orientation = _orientation(image)  # before it is loaded, for Pillow turns TIFFs by itself and forgets it
+    orientation = _orientation(image)  # before loading: Pillow rotates TIFFs on load and drops the tag
     try:
         image.load()
     except MemoryError as error:
         raise _too_large(name, image) from error
-    except Exception as error:  # decoders fail on damaged bytes with any type there is
+    except Exception as error:  # decoders can raise any exception on damaged bytes
         raise ImageError(f"{name}: the image is damaged or cut off ({reason_of(error)})") from error
-    if orientation in (None, 1):  # a copy would need the memory once more
+    if orientation in (None, 1):  # avoids a copy
         return Upright(image, orientation)
     try:
         upright = ImageOps.exif_transpose(image)
-        upright.format = image.format  # a copy forgets it, and it tells how deep gray is
+        upright.format = image.format  # lost in the copy, and needed to know the bit depth of gray images
         return Upright(upright, orientation)
     except MemoryError as error:
         raise _too_large(name, image) from error
-    except Exception:  # noqa: BLE001  a photo with damaged EXIF data is still a photo
+    except Exception:  # noqa: BLE001  an image with damaged EXIF data is still an image
         return Upright(image, None)
 
 
 def turned(image: Image.Image, orientation: int) -> Image.Image:
-    """Return an image turned like one whose EXIF data say ``orientation``."""
+    """Rotate an image as an EXIF orientation says."""
     image.getexif()[ExifTags.Base.Orientation] = orientation
     return ImageOps.exif_transpose(image)
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
-    """Return the given files, with every folder replaced by the photos directly inside it, sorted, none twice.
+    """Return the given files, with every folder replaced by the sorted images directly inside it, without duplicates.
 
-    Files are kept whatever they are called, so that reading them can say what is wrong with them.
+    Files are kept whatever their suffix; reading them reports what is wrong.
 
     Raises:
-        ImageError: A folder cannot be listed or holds no photo.
+        ImageError: A folder cannot be listed or contains no image.
     """
     found: list[Path] = []
     for path in map(Path, paths):
-        found += _photos_in(path) if _is_folder(path) else [path]
+        found += _images_in(path) if _is_folder(path) else [path]
     return list(dict.fromkeys(found))
 
 
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # no file can be called so
+    except OSError:  # not a valid file name
         return False
 
 
-def _photos_in(folder: Path) -> list[Path]:
+def _images_in(folder: Path) -> list[Path]:
     try:
         files = [file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file()]
     except OSError as error:
         raise ImageError(f"{folder}: the folder cannot be read ({error.strerror})") from error
-    photos = sorted(file for file in files if not file.name.startswith("."))
-    if not photos:
-        raise ImageError(f"{folder}: the folder holds no photos")
-    return photos
+    images = sorted(file for file in files if not file.name.startswith("."))
+    if not images:
+        raise ImageError(f"{folder}: the folder holds no images")
+    return images
 
 
 def _name(source: Source) -> str:
@@ -164,15 +164,15 @@ def _image(source: Source, name: str) -> Image.Image:
     if isinstance(source, str | Path) or hasattr(source, "read"):
         return _open(_content(source, name), name)
     raise InputError(
-        f"a photo is a path, a binary file, a Pillow image or an array of uint8 pixels, not {type(source).__name__}"
+        f"an image is a path, a binary file, a Pillow image or an array of uint8 pixels, not {type(source).__name__}"
     )
 
 
 def _from_pixels(pixels: NDArray[Any]) -> Image.Image:
-    """Return an array as an image; only 8 bits are known to reach from black at 0 to white at 255."""
+    """Convert an array to an image; only uint8, whose range from black to white is known."""
     if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (2, 3, 4))):
         raise InputError(
-            "an array as a photo holds uint8 pixels (height, width) or (height, width, 3), "
+            "an array as an image holds uint8 pixels (height, width) or (height, width, 3), "
             f"not {pixels.dtype} {pixels.shape}"
         )
     if pixels.size == 0:
@@ -181,7 +181,7 @@ def _from_pixels(pixels: NDArray[Any]) -> Image.Image:
 
 
 def _content(source: str | Path | IO[bytes], name: str) -> bytes:
-    """Return the file's bytes, never more than the limit."""
+    """Read a file up to the size limit."""
     try:
         if isinstance(source, str | Path):
             _check_file(Path(source), name)
@@ -207,7 +207,7 @@ def _content(source: str | Path | IO[bytes], name: str) -> bytes:
 
 
 def _check_file(path: Path, name: str) -> None:
-    """Refuse what is not a plain file: opening a pipe would wait forever."""
+    """Refuse what is not a regular file: opening a pipe would block."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise ImageError(f"{name}: this is a folder, not an image")
@@ -225,7 +225,7 @@ def _open(content: bytes, name: str) -> Image.Image:
         raise ImageError(f"{name}: this is not an image in a supported format") from error
     except Image.DecompressionBombError as error:
         raise ImageError(f"{name}: more than {MAX_PIXELS:,} pixels, refused") from error
-    except Exception as error:  # decoders fail on damaged bytes with any type there is
+    except Exception as error:  # decoders can raise any exception on damaged bytes
         raise ImageError(f"{name}: the image is damaged or cut off ({reason_of(error)})") from error
 
 
@@ -239,7 +239,7 @@ def _check_size(image: Image.Image, name: str) -> None:
 def _orientation(image: Image.Image) -> int | None:
     try:
         found = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # noqa: BLE001  a photo with damaged EXIF data is still a photo
+    except Exception:  # noqa: BLE001  an image with damaged EXIF data is still an image
         return None
     return found if found in range(1, 9) else None
 
@@ -258,7 +258,7 @@ def _as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _deep_gray(image: Image.Image) -> Image.Image:
-    """Scale gray of 16 bits, 32 bits or floating point to 8 bits, some rows at a time, since float64 takes much."""
+    """Scale 16-bit, 32-bit or floating-point gray to 8 bits, in bands of rows to bound memory."""
     low, high = math.inf, -math.inf
     for _, values in _bands(image):
         if not np.isfinite(values).all():
@@ -274,7 +274,7 @@ def _deep_gray(image: Image.Image) -> Image.Image:
 
 
 def _bands(image: Image.Image) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Give the pixels in float64, some rows at a time, with the number of the first."""
+    """Yield bands of rows in float64, each with the index of its first row."""
     rows = max(1, _BAND_PIXELS // image.width)
     for top in range(0, image.height, rows):
         band = image.crop((0, top, image.width, min(top + rows, image.height)))
@@ -282,7 +282,7 @@ def _bands(image: Image.Image) -> Iterator[tuple[int, NDArray[np.float64]]]:
 
 
 def _range(low: float, high: float, mode: str) -> tuple[float, float]:
-    """Return which values are black and white, where the file does not say: the narrowest usual range, or its own."""
+    """Return the values of black and white: the narrowest usual range, otherwise the minimum and maximum."""
     usual = (1.0, 255.0, 65535.0) if mode == "F" else (255.0, 65535.0)
     for white in usual:
         if low >= 0 and high <= white:

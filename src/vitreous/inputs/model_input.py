@@ -32,12 +32,17 @@ class Texts:
         lengths: how many tokens each text has without padding, (batch,).
         content: which tokens are of the text itself, neither special tokens nor padding, (batch, tokens).
         blanks: the numbers of tokens that say nothing, by name: ``pad``, ``mask``.
+        prefix: how many special tokens in front of each text have no score of their own: its class token, or none.
+        end: whether the model may read the token behind a text instead of the one in front of it, as CLIP's text tower
+            does.
     """
 
     parts: Mapping[str, Tensor]
     lengths: Tensor
     content: Tensor
     blanks: Mapping[str, int]
+    prefix: int = 1
+    end: bool = False
 
     def __len__(self) -> int:
         """Give the number of texts."""

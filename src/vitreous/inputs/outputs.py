@@ -10,19 +10,124 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from vitreous._utils.defaults import OutputActivation as OutputActivation  # noqa: PLC0414  # re-exported
+from vitreous._utils.messages import errors_as, shown
 from vitreous.errors import InputError
 
 ClassOutputs = Literal["logits", "probabilities", "sigmoid"]  # those that have probabilities
+# Which part of what a model returns is read: a name or a path of names, a place, or a function that finds it.
+OutputPart = str | int | Callable[[Any], Any]
 
 _PROBLEMS: dict[str, OutputActivation] = {"multi_label_classification": "sigmoid", "regression": "value"}
 # Rows that add up to 1 within this are probabilities: a softmax in float16 or bfloat16 is off by as much.
 _ROUNDING = 4e-3
+
+
+# Where class scores are in what a model returns, the first that is there.
+_SCORES = ("logits", "image_embeds", "pooler_output")
+_EMBEDDINGS = ("image_embeds", "pooler_output", "logits")
+_TOKENS = "last_hidden_state"
+
+
+def named_part(output: Any, name: str) -> Any:
+    """An attribute of an output, or an entry of a dictionary; ``None`` where there is none."""
+    found = getattr(output, name, None)
+    return output.get(name) if found is None and isinstance(output, Mapping) else found
+
+
+def class_scores(output: Any) -> Tensor:
+    """The class scores (batch, classes) in what a model returns; a single number per image, (batch,), is one class.
+
+    Raises:
+        InputError: there are none.
+    """
+    found = output
+    if not isinstance(found, Tensor):
+        named = (named_part(output, part) for part in _SCORES)
+        first = output[0] if isinstance(output, tuple) and output else output
+        found = next((value for value in named if isinstance(value, Tensor)), first)
+    if isinstance(found, Tensor) and found.dim() == 1 and found.is_floating_point():
+        return found[:, None]
+    if not isinstance(found, Tensor) or found.dim() != 2 or found.shape[1] == 0:
+        raise InputError(f"class scores have shape (batch, classes), but the model returned {described_output(found)}")
+    return found
+
+
+def embeddings(output: Any) -> Tensor:
+    """The embedding (batch, channels) in what a model returns: its pooled output, or the mean over the last tokens.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = output
+    if not isinstance(found, Tensor):
+        named = (named_part(output, part) for part in (*_EMBEDDINGS, _TOKENS))
+        first = output[0] if isinstance(output, tuple) and output else output
+        found = next((value for value in named if isinstance(value, Tensor)), first)
+    if isinstance(found, Tensor) and found.dim() == 3:
+        found = found.mean(dim=1)
+    if not isinstance(found, Tensor) or found.dim() != 2 or found.shape[1] == 0:
+        raise InputError(f"an embedding has shape (batch, channels), but the model returned {described_output(found)}")
+    return found
+
+
+def described_output(output: Any) -> str:
+    """The shape of a tensor, the names and shapes in a dictionary or dataclass, or a type."""
+    if isinstance(output, Tensor):
+        return str(tuple(output.shape))
+    parts = _parts_of(output)
+    if not any(isinstance(part, Tensor) for part in parts.values()):
+        return type(output).__name__
+    listed = (f"{name} {described_output(part)}" for name, part in parts.items() if part is not None)
+    return f"{type(output).__name__} of {', '.join(listed)}"
+
+
+def _parts_of(output: Any) -> dict[str, Any]:
+    """The parts of what a model returns, by the name or number that finds them."""
+    if isinstance(output, Mapping):
+        return {str(name): part for name, part in output.items()}
+    if isinstance(output, tuple | list):
+        names = getattr(output, "_fields", range(len(output)))
+        return {str(name): part for name, part in zip(names, output, strict=True)}
+    return dict(getattr(output, "__dict__", {}))
+
+
+def find_part(output: Any, part: OutputPart | None) -> Any:
+    """The part of what a model returns that is read; all of it where none is named.
+
+    Raises:
+        InputError: there is no such part.
+    """
+    if part is None:
+        return output
+    if not isinstance(part, str | int) or isinstance(part, bool):
+        if not callable(part):
+            raise InputError(f"output must be a name, a number or a function, not {shown(part)}")
+        with errors_as(InputError, "the function given as output fails on what the model returns"):
+            return part(output)
+    found = output
+    for step in str(part).split("."):
+        inner = _step(found, step)
+        if inner is None:
+            raise InputError(f"the model returns no output {part!r}: it returned {described_output(output)}")
+        found = inner
+    return found
+
+
+def _step(output: Any, name: str) -> Any:
+    if name.lstrip("-").isdigit():
+        values = list(_parts_of(output).values())
+        number = int(name)
+        if isinstance(output, Mapping) and name in output:
+            return output[name]
+        return values[number] if -len(values) <= number < len(values) else None
+    return None if isinstance(output, Tensor) else named_part(output, name)
 
 
 def check_outputs(outputs: Any) -> None:

@@ -1,32 +1,98 @@
-"""The classes to explain: none, one for all images, one or several per image."""
+"""What is explained of a batch: none, one target for all images, one or several per image."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitreous._utils.messages import shown
 from vitreous._utils.tensors import special_kind
 from vitreous.errors import TargetError
+from vitreous.inputs.target_objects import Class, Target, TargetContext
 
-Class = int | str  # by number, or by name where the model's class names are known
-Target = None | Class | Sequence[Class] | Sequence[Sequence[Class]] | Tensor
+One = int | str | Target  # a class by number, or by name where the model's class names are known, or a target
+AnyTarget = None | One | Sequence[One] | Sequence[Sequence[One]] | Tensor
 
 _SHOWN = 5  # classes of a longer list are not repeated in a message
 
 
 class Targets(NamedTuple):
-    """Classes (batch, k), and whether several per image were asked for (k may be 1 then too)."""
+    """Classes (batch, k), and whether several per image were asked for (k may be 1 then too).
+
+    A number from the number of classes on stands for a target that is not a class, see ``vitreous.tape.output``.
+    """
 
     classes: Tensor
     several: bool
 
 
-def find_targets(logits: Tensor, target: Target, topk: int | None) -> Targets:
+class TargetObjects(NamedTuple):
+    """Target objects of every image, (batch, k), and whether several per image were asked for."""
+
+    rows: list[list[Target]]
+    several: bool
+
+    def prepared(self, context: TargetContext) -> TargetObjects:
+        """The same with what each of them needs of the model; what several images share is prepared once."""
+        done: dict[int, Target] = {}
+        for row in self.rows:
+            for target in row:
+                if id(target) not in done:
+                    done[id(target)] = target.prepare(context)
+        return self._replace(rows=[[done[id(target)] for target in row] for row in self.rows])
+
+    def module(self, network: nn.Module) -> nn.Module:
+        """The module that is run: the network, or what the targets run instead.
+
+        Raises:
+            TargetError: they run different ones.
+        """
+        others = {type(target): target for row in self.rows for target in row if _runs_another(target)}
+        if len(others) > 1:
+            names = " and ".join(sorted(kind.__name__ for kind in others))
+            raise TargetError(f"{names} run different parts of the model: explain them by two calls")
+        return next(iter(others.values())).module(network) if others else network
+
+
+def _runs_another(target: Target) -> bool:
+    return type(target).module is not Target.module
+
+
+def find_objects(target: Any, batch: int) -> TargetObjects | None:
+    """Target objects in the shape of images and targets; ``None`` where there are classes only.
+
+    Raises:
+        TargetError: there are not as many as images.
+    """
+    if isinstance(target, Target):
+        return TargetObjects([[target]] * batch, several=False)
+    if not isinstance(target, list | tuple) or not _holds_objects(target):
+        return None
+    several = any(isinstance(row, list | tuple) for row in target)
+    rows = [list(row) if isinstance(row, list | tuple) else [row] for row in target]
+    counts = {len(row) for row in rows}
+    if len(rows) != batch or len(counts) > 1 or (several and not all(isinstance(row, list | tuple) for row in target)):
+        images = "1 image" if batch == 1 else f"{batch} images"
+        raise TargetError(
+            f"there are targets for {len(rows)} images, and {images}: a plain list is one target per image; for "
+            f"several targets of each image give [[...]]{'' if batch == 1 else f' * {batch}'}, equally many for each"
+        )
+    return TargetObjects([[_as_object(each) for each in row] for row in rows], several)
+
+
+def _holds_objects(target: Sequence[Any]) -> bool:
+    return any(isinstance(each, Target) or (isinstance(each, list | tuple) and _holds_objects(each)) for each in target)
+
+
+def _as_object(target: Any) -> Target:
+    return target if isinstance(target, Target) else Class(target)
+
+
+def find_targets(logits: Tensor, target: AnyTarget, topk: int | None) -> Targets:
     """Work out the classes to explain from what the caller gave and what the model said."""
     if topk is not None:
         return Targets(_most_likely(logits, target, topk), several=True)
@@ -48,7 +114,7 @@ def check_classes(target: Tensor, classes: int) -> None:
         raise TargetError(f"target is not between 0 and {classes - 1}, the classes of this model")
 
 
-def part_of(target: Target, rows: Sequence[int], batch: int) -> Target:
+def part_of(target: AnyTarget, rows: Sequence[int], batch: int) -> AnyTarget:
     """What was asked for some of ``batch`` texts."""
     if target is None:
         return None
@@ -71,7 +137,7 @@ def _wrong_shape(wanted: Tensor, batch: int, thing: str) -> TargetError:
     return TargetError(f"{message}: a plain list is {each}; for several classes of each {thing} give {several}")
 
 
-def _most_likely(logits: Tensor, target: Target, topk: int) -> Tensor:
+def _most_likely(logits: Tensor, target: AnyTarget, topk: int) -> Tensor:
     if target is not None:
         raise TargetError("give a target or topk, not both")
     if isinstance(topk, bool) or not isinstance(topk, int | np.integer):
@@ -82,7 +148,7 @@ def _most_likely(logits: Tensor, target: Target, topk: int) -> Tensor:
     return logits.topk(topk, dim=1).indices
 
 
-def _integers(target: Target) -> Tensor:
+def _integers(target: AnyTarget) -> Tensor:
     try:
         wanted = torch.as_tensor(target)
     except Exception:  # noqa: BLE001  # objects of any kind fail in ways of their own

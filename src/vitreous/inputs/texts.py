@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
@@ -72,6 +72,7 @@ class Reader:
     """A tokenizer and what its model takes of it.
 
     Attributes:
+        longest: how many tokens the model takes; ``None`` for any number.
         capacity: how many pieces fit into the model besides the special tokens; ``None`` for any number.
         leading: the special tokens in front of a text: the class token.
         blank: the number of the piece that says nothing: the mask token, or where there is none the unknown token, or
@@ -97,7 +98,7 @@ class Reader:
         blanks = (tokenizer.mask_token_id, tokenizer.unk_token_id, self._pad)
         self.blank = int(next(number for number in blanks if number is not None))
         self.leading, self._trailing = self._special_tokens()
-        longest = _longest(model, tokenizer)
+        self.longest = longest = _longest(model, tokenizer)
         self.capacity = None if longest is None else longest - len(self.leading) - len(self._trailing)
         if self.capacity is not None and self.capacity < 1:
             raise UnsupportedModelError(f"{self._name} takes {longest} tokens, which leaves no room for a text")
@@ -123,7 +124,7 @@ class Reader:
         special = set(self._tokenizer.all_special_ids) - {self._tokenizer.unk_token_id}
         if special.issuperset(numbers):
             raise InputError(f"{name} holds nothing but special tokens: {text.strip()[:40]!r}")
-        words = _words(text, _taken_apart(text, encoded))
+        words = split_words(text, _taken_apart(text, encoded))
         found = list(_placed(text, words, self._tokenizer.convert_ids_to_tokens(numbers), offsets))
         used = sorted({piece.word for piece in found} - {-1})
         if not used:
@@ -214,7 +215,7 @@ def _longest(model: nn.Module, tokenizer: Any) -> int | None:
     return made_for if isinstance(made_for, int) and made_for > 0 else None
 
 
-def _words(text: str, apart: set[int]) -> list[Word]:
+def split_words(text: str, apart: Set[int] = frozenset()) -> list[Word]:
     """What stands between white space, cut at further places."""
     words = []
     for match in re.finditer(r"\S+", text):

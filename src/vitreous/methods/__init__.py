@@ -1,4 +1,4 @@
-"""Methods: what is read from a tape, one file per family; importing this package fills the registry."""
+"""Explanation methods, one file per family; importing this package fills the registry."""
 
 from vitreous.methods import (
     attention,

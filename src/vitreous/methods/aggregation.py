@@ -1,4 +1,4 @@
-"""Aggregations: how the read-outs of several layers become one map."""
+"""Aggregations: combine the read-outs of several layers into one map."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Aggregation(ABC):
         """Scores of all tokens, (batch, tokens)."""
 
     def needs(self, readout: Readout, depth: int) -> Needs:
-        """What reading those layers takes; of a matrix between tokens, the rows that the head reads."""
+        """What the tape must hold for these layers; for a matrix between tokens, only the rows that the head reads."""
         needs = unite(readout.needs(layer, depth) for layer in self.layers(depth))
         return needs.by_rows if isinstance(readout, MatrixReadout) else needs
 
@@ -86,7 +86,7 @@ class SkipPlus(Plus):
 
 
 class Rollout(Aggregation):
-    """The product of the layers' matrices with the residual connection; only one row of it is carried."""
+    """The product of the layers' matrices with the residual connection; only one row of it is computed."""
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class Rollout(Aggregation):
         if self.depth is None:
             return range(start, depth)
         if not 0 < self.depth <= depth - start:
-            raise MethodError(f"depth={self.depth} is not between 1 and {depth - start}, the blocks that there are")
+            raise MethodError(f"depth={self.depth} is not between 1 and {depth - start}, the number of blocks")
         return range(start, start + self.depth)
 
     def needs(self, readout: Readout, depth: int) -> Needs:
-        """Whole matrices, but for the topmost, of which the product begins with the rows that the head reads."""
+        """All rows of the matrices, except the topmost, where the product starts with the rows that the head reads."""
         *below, top = self.layers(depth)
         return unite([*(readout.needs(layer, depth) for layer in below), readout.needs(top, depth).by_rows])
 

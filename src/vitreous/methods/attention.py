@@ -1,7 +1,8 @@
 """Methods that read attention matrices and their gradients.
 
 Raw attention, Rollout, AttCAM, GAE and GradSAM read both; AGCAM [leem2024attention][] and LeGrad
-[bousselham2024legrad][] read gradients of attention alone.
+[bousselham2024legrad][] read gradients of attention alone; Grad-ECLIP [zhao2025grad][] reads values, weighed by the
+gradient of attention's output and by how near keys are to the query.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from vitreous.methods.options import RuleOption
 from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, TokenReadout, mean_over_heads, total
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
-from vitreous.tape import Pass
+from vitreous.tape import AttentionRecord, Pass
 from vitreous.tape.attention import Rows
 
 Convention = Literal["chefer", "skipplus"]
+Spatial = Literal["loosened", "none"]
+Feature = Literal["head", "mean"]
 
 
 class MeanAttention(MatrixReadout):
@@ -138,7 +141,7 @@ def rollout() -> Readout:
 def attcam(
     *,
     rule: RuleOption = "plain",
-    convention: Annotated[Convention, "skipplus: signed, every row weighs heads by its own gradient"] = "chefer",
+    convention: Annotated[Convention, "skipplus: signed, every row weights heads by its own gradient"] = "chefer",
 ) -> Readout:
     """Attention of the last block with heads weighted by their mean gradient, clamped at zero."""
     return (HeadWeightedAttention() if convention == "chefer" else RowHeadWeightedAttention()).under(rule)
@@ -180,9 +183,9 @@ def gradsam(*, rule: RuleOption = "plain") -> Readout:
 class GradientGuidedBySigmoid(MatrixReadout):
     """Σ_h (dy_c/dA)^+ * sigmoid(S) with S the scores before the softmax (Leem and Seo, AAAI 2024).
 
-    The gradient reaches lower blocks by the residual stream and the feed-forward parts only (rule ``residual``): the
-    authors' program detaches what enters the attention. A sigmoid instead of the softmax keeps the scores of a row from
-    competing with each other, which would leave a few peaks.
+    The gradient reaches lower blocks through the residual stream and the feed-forward parts only (rule ``residual``):
+    the authors' code detaches the input of the attention. With a sigmoid instead of the softmax the scores of a row do
+    not compete with each other, which would leave a few peaks.
     """
 
     values = ("attention_rows", "scores")
@@ -202,20 +205,75 @@ class GradientGuidedBySigmoid(MatrixReadout):
 class FeatureFormation(TokenReadout):
     """Mean over heads and rows of (dy_l/dA_l)^+, y_l the class score of block l's own output (Bousselham et al. 2024).
 
-    The head reads the tokens that leave a block as it reads those of the last one, and the blocks above have no part in
-    it: LeGrad asks how sensitive the forming of features in this block is to where it looks. A model that pools its
-    tokens by attention is treated like any other; the paper reads the pooling attention itself there.
+    The head is applied to the output of each block as to that of the last one, without the blocks in between: LeGrad
+    measures how sensitive feature formation in a block is to its attention. A model with attention pooling is treated
+    like any other; the paper reads the pooling attention there.
+
+    The authors' program gives the head the mean of all tokens that leave a block, the class token's included, where the
+    model itself gives it the class token alone: ``feature="mean"``.
     """
 
     slopes = ("attention",)
-    backward = Pass("plain", "intermediate")
+
+    def __init__(self, feature: Feature) -> None:
+        self.backward = Pass("plain", "intermediate" if feature == "head" else "intermediate_mean")
 
     def read(self, view: View, layer: int) -> Tensor:
-        """How much attention paid to each token helps the class."""
+        """Sum the positive gradient of the attention that each token receives."""
         attention = view.attention(layer)
         gradients = (view.attention_gradient(self.backward, layer, rows) for rows in attention.pieces())
         received = total(gradient.clamp_(min=0).sum(dim=(1, 2)) for gradient in gradients)
         return received / (attention.heads * attention.queries)
+
+
+class WeighedValues(TokenReadout):
+    """(λ_i Σ_c w_c v_ic)^+: values v, channel weights w = dy/dO, spatial weights λ (Zhao et al. 2025).
+
+    O is the output of all heads for the token that the head of the model reads, before W_O. λ is the cosine of that
+    token's query with each key, over the channels of all heads, scaled to [0, 1] over the patches: the softmax, which it
+    stands for, leaves most patches next to nothing. The authors' program runs the blocks that are read with one head as
+    wide as all of them together; here the model is run as it is.
+
+    A model that averages its tokens has the mean of their queries and the sum of their gradients; one that pools them by
+    attention has those of the pooling query, as in GradToken.
+    """
+
+    values = ("attention_rows", "keys", "scores")
+    slopes = ("attention",)
+
+    def __init__(self, spatial: Spatial) -> None:
+        self.spatial = spatial
+
+    def read(self, view: View, layer: int) -> Tensor:
+        """Scores of all tokens; those of prefix tokens are 0."""
+        rows = view.layout.read
+        if layer == view.depth - 1:
+            layer, rows = view.last_attention
+        patches = view.layout.patches
+        value = view.value(layer)[:, :, -patches:]
+        channels = view.gradients[self.backward].outputs[layer][:, :, rows].sum(dim=2).to(value.dtype)
+        scores = torch.einsum("bhnc,bhc->bn", value, channels)
+        if self.spatial == "loosened":
+            scores = scores * nearness(view.attention(layer), rows, patches)
+        return torch.nn.functional.pad(scores.clamp_(min=0), (view.layout.prefix, 0))
+
+
+def nearness(attention: AttentionRecord, rows: Tensor, patches: int) -> Tensor:
+    """The cosine of the mean query of some rows with every patch's key, from 0 to 1 over the patches, (batch, patches).
+
+    How long the query is falls out with the scaling, so that q kᵀ is enough, where a model writes it out itself.
+    """
+    key = exact(attention.key)[:, :, -patches:]
+    if attention.query is not None:
+        query = exact(attention.query)[:, :, rows].mean(dim=2)
+        products = torch.einsum("bhc,bhnc->bn", query, key)
+    else:
+        scale = attention.scale if attention.head_scale is None else attention.scale * attention.head_scale
+        products = (exact(attention.score_rows(rows)) / scale).mean(dim=2).sum(dim=1)[:, -patches:]
+    lengths = key.square().sum(dim=(1, 3)).sqrt()
+    cosines = products / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)
+    low, high = cosines.aminmax(dim=1, keepdim=True)
+    return (cosines - low) / (high - low).clamp(min=torch.finfo(lengths.dtype).tiny)
 
 
 @register(
@@ -244,6 +302,27 @@ def agcam() -> Readout:
     class_specific=True,
     signed=False,
 )
-def legrad() -> Readout:
+def legrad(
+    *, feature: Annotated[Feature, "mean: the head reads the mean of all tokens, as the authors' program has it"] = "head"
+) -> Readout:
     """Positive attention gradient of the score that each block's own output would get, summed over blocks."""
-    return FeatureFormation()
+    return FeatureFormation(feature)
+
+
+@register(
+    "grad_eclip",
+    family="attention",
+    paper="Zhao et al., Grad-ECLIP: Gradient-based Visual and Textual Explanations for CLIP",
+    year=2025,
+    arxiv="2502.18816",
+    layer=-1,
+    class_specific=True,
+    signed=False,
+)
+def grad_eclip(
+    *,
+    rule: RuleOption = "plain",
+    spatial: Annotated[Spatial, "loosened: values weighed by the cosine of query and key; none: not weighed"] = "loosened",
+) -> Readout:
+    """Values of the last block along the gradient of attention's output, weighed by how near their keys are."""
+    return WeighedValues(spatial).under(rule)

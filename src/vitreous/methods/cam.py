@@ -1,8 +1,8 @@
-"""Class activation maps on tokens: Grad-CAM and its relatives, and Eigen-CAM.
+"""Class activation maps on tokens: Grad-CAM and its variants, and Eigen-CAM.
 
-With activations A (token i, channel k) at a layer and G = dy_c/dA, a map is Σ_k of what the method makes of A and G.
-Two conventions are in use. ``pytorch_grad_cam``: A is the output of a block's first norm, patches only, and the map is
-clamped at 0. ``skipplus``: A is a block's input, all tokens count in averages, and the map is signed.
+With activations A (token i, channel k) at a layer and G = dy_c/dA, a map is a sum over channels k of a function of A
+and G. Two conventions are in use. ``pytorch_grad_cam``: A is the output of a block's first norm, patches only, and the
+map is clamped at 0. ``skipplus``: A is a block's input, all tokens count in averages, and the map is signed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from vitreous.tape import GradientNeeds, Needs
 Convention = Literal["pytorch_grad_cam", "skipplus"]
 Relu = Literal["default", "yes", "no"]
 
-_SMALL = 1e-7  # added to denominators, as both programs do
+_SMALL = 1e-7  # added to denominators, as in both implementations
 
 
 class ActivationMap(TokenReadout):
-    """A map of activations, which a convention picks."""
+    """A map of activations; the convention decides which activations, and whether the map is clamped."""
 
     def __init__(self, convention: Convention, relu: Relu) -> None:
         self.of_norms = convention == "pytorch_grad_cam"
@@ -48,13 +48,13 @@ class ActivationMap(TokenReadout):
         return values[:, view.layout.prefix :] if self.of_norms else values
 
     def finish(self, view: View, scores: Tensor) -> Tensor:
-        """Scores of all tokens: clamped if need be, and 0 for those that do not count."""
+        """Return the scores of all tokens: clamped if unsigned, and 0 for prefix tokens that do not count."""
         scores = scores if self.signed else scores.clamp(min=0)
         return pad(scores, (view.layout.tokens - scores.shape[1], 0))
 
 
 class ClassActivationMap(ActivationMap):
-    """Σ_k of activations, weighed by their gradients."""
+    """Σ_k of activations, weighted by their gradients."""
 
     def needs(self, layer: int, depth: int) -> Needs:
         """The activations and their gradients."""
@@ -71,7 +71,7 @@ class ClassActivationMap(ActivationMap):
 
     @abstractmethod
     def weigh(self, activations: Tensor, gradients: Tensor) -> Tensor:
-        """What the method makes of A and G, (batch, tokens, channels)."""
+        """Weight A by a function of G, (batch, tokens, channels)."""
 
 
 class GradientMean(ClassActivationMap):
@@ -82,7 +82,7 @@ class GradientMean(ClassActivationMap):
         return activations * gradients.mean(dim=1, keepdim=True)
 
 
-class WeighedGradientMean(ClassActivationMap):
+class WeightedGradientMean(ClassActivationMap):
     """Σ_k A Σ_i α G^+ with α = G² / (2 G² + G³ Σ_i A) (Grad-CAM++ eqs. 5 and 19)."""
 
     def __init__(self, convention: Convention, relu: Relu, *, positive: bool) -> None:
@@ -90,7 +90,7 @@ class WeighedGradientMean(ClassActivationMap):
         self.positive = positive
 
     def weigh(self, activations: Tensor, gradients: Tensor) -> Tensor:
-        """A Σ_i α G^+; the two programs differ in the small constant of the denominator."""
+        """A Σ_i α G^+; the two implementations differ in the epsilon of the denominator."""
         squares = gradients.square()
         small = 1e-6 if self.of_norms else _SMALL
         alpha = squares / (2 * squares + activations.sum(dim=1, keepdim=True) * squares * gradients + small)
@@ -108,7 +108,7 @@ class ActivationMean(ClassActivationMap):
         return activations * means
 
     def mean_weights(self, activations: Tensor) -> Tensor:
-        """What gradients are averaged with."""
+        """Return the weights of the mean gradient."""
         return activations
 
 
@@ -116,7 +116,7 @@ class AbsoluteActivationMean(ActivationMean):
     """Σ_k A (Σ_i |A| G / Σ_i |A|) (XGrad-CAM+, named in LibraGrad section 2.2): no sum can vanish."""
 
     def mean_weights(self, activations: Tensor) -> Tensor:
-        """The size of activations."""
+        """|A|."""
         return activations.abs()
 
 
@@ -147,7 +147,7 @@ class PositiveActivationGradient(ClassActivationMap):
 class PrincipalActivation(ActivationMap):
     """(A - mean_i A) v with v their first principal axis (Eigen-CAM sec. III; pytorch-grad-cam centres A).
 
-    The sign of an axis is arbitrary: here the score that is largest in size is positive.
+    The sign of an axis is arbitrary: here the score with the largest absolute value is positive.
     """
 
     def read(self, view: View, layer: int) -> Tensor:
@@ -177,7 +177,7 @@ ReluOption = Annotated[Relu, "whether the map is clamped at 0; default: as the c
 def gradcam(
     *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: StreamRuleOption = "plain"
 ) -> Readout:
-    """Activations with channels weighed by their mean gradient."""
+    """Activations with channels weighted by their mean gradient."""
     return GradientMean(convention, relu).under(rule)
 
 
@@ -198,8 +198,8 @@ def gradcampp(
     gradients: Annotated[Literal["positive", "all"], "which gradients count in a channel's weight"] = "positive",
     rule: StreamRuleOption = "plain",
 ) -> Readout:
-    """Activations with channels weighed by a mean of their positive gradients, each with a weight of its own."""
-    return WeighedGradientMean(convention, relu, positive=gradients == "positive").under(rule)
+    """Activations with channels weighted by a weighted mean of their positive gradients."""
+    return WeightedGradientMean(convention, relu, positive=gradients == "positive").under(rule)
 
 
 @register(
@@ -215,7 +215,7 @@ def gradcampp(
 def xgradcam(
     *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: StreamRuleOption = "plain"
 ) -> Readout:
-    """Activations with channels weighed by their gradients' mean, weighed by the activations."""
+    """Activations with channels weighted by their mean gradient, averaged with the activations as weights."""
     return ActivationMean(convention, relu).under(rule)
 
 
@@ -232,7 +232,7 @@ def xgradcam(
 def xgradcam_abs(
     *, convention: ConventionOption = "pytorch_grad_cam", relu: ReluOption = "default", rule: StreamRuleOption = "plain"
 ) -> Readout:
-    """Activations with channels weighed by their gradients' mean, weighed by the size of the activations."""
+    """Activations with channels weighted by their mean gradient, averaged with absolute activations as weights."""
     return AbsoluteActivationMean(convention, relu).under(rule)
 
 
@@ -285,7 +285,7 @@ def layercam(
 def gradcam_elementwise(
     *, convention: ConventionOption = "pytorch_grad_cam", rule: StreamRuleOption = "plain"
 ) -> Readout:
-    """Activations x gradients where that is positive."""
+    """The positive part of activations x gradients."""
     return PositiveActivationGradient(convention, "yes").under(rule)
 
 

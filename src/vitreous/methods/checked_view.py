@@ -1,7 +1,6 @@
-"""Checks of methods that are not of this package.
+"""Checks for plugin methods.
 
-Their view says what the method reads and did not declare; their errors name the method, its file and line, and what is
-wrong.
+Their view refuses reads that the method did not declare. Their errors name the method, its file and line.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ _GRADIENT_OF = {
 
 @dataclass(frozen=True, repr=False)
 class CheckedView(View):
-    """A view that refuses what was not declared, whether or not another method has had it recorded.
+    """A view that refuses undeclared reads, even if another method had the same activation recorded.
 
     Attributes:
-        readout: the read-out that looks.
-        declared: what it declares for the blocks that its spelling reads.
+        readout: the read-out of the method.
+        declared: its needs for the blocks that the spelling reads.
     """
 
     readout: Readout
@@ -47,11 +46,11 @@ class CheckedView(View):
 
     @classmethod
     def over(cls, view: View, readout: Readout, declared: Needs) -> CheckedView:
-        """The same view, checked."""
+        """Wrap a view."""
         return cls(view.tape, view.gradients, view.target, view.runner, readout, declared)
 
     def tokens(self, layer: int) -> Tensor:
-        if layer != self.depth:  # the last block's output is always there
+        if layer != self.depth:  # the last block's output is always recorded
             self._check("values", "tokens", "the tokens", layer, self._plan.tokens)
         return super().tokens(layer)
 
@@ -125,18 +124,18 @@ class CheckedView(View):
             self._check("slopes", name, _GRADIENT_OF[name], layer, held)
 
     def _pools(self, layer: int) -> bool:
-        """Whether this is the attention behind the last block that pools the tokens, which is always recorded."""
+        """Whether this is the attention pooling after the last block, which is always recorded."""
         return layer == self.depth and self.layout.pooled_by_attention
 
     def _check(self, argument: str, name: str, what: str, layer: int, held: frozenset[int]) -> None:
-        """Raise unless something of a block was declared, with what to write.
+        """Raise unless a read was declared; the message says what to write.
 
         Args:
-            argument: what declares it, ``values`` or ``slopes``.
-            name: as what.
-            what: it, in words.
-            layer: the block.
-            held: the blocks of which it was declared.
+            argument: the argument of ``plugin.method`` that declares it, ``values`` or ``slopes``.
+            name: the entry of that argument.
+            what: its description for the message.
+            layer: the block that is read.
+            held: the blocks for which it was declared.
         """
         if layer in held:
             return
@@ -153,9 +152,9 @@ class CheckedView(View):
 
 @contextmanager
 def plugin_errors(info: MethodInfo) -> Iterator[None]:
-    """Turn what code outside this package raises into a ``MethodError`` that names it; methods of this one pass.
+    """Convert exceptions of a plugin to a ``MethodError`` that names the plugin; methods of this package pass.
 
-    Errors about the model or the input stay as they are, as does a lack of memory.
+    Errors about the model or the input, and out-of-memory errors, are not converted.
     """
     try:
         yield
@@ -164,22 +163,22 @@ def plugin_errors(info: MethodInfo) -> Iterator[None]:
     except Exception as error:
         if not info.is_own or (isinstance(error, VitreousError) and type(error) is not MethodError):
             raise
-        said = str(error) if isinstance(error, MethodError) else described_error(error)
-        raise MethodError(f"method {info.name} ({place_of(info, error)}): {said}") from error
+        reason = str(error) if isinstance(error, MethodError) else described_error(error)
+        raise MethodError(f"method {info.name} ({place_of(info, error)}): {reason}") from error
 
 
 def place_of(info: MethodInfo, error: BaseException) -> str:
-    """Where in the method's file an error arose, or where the method begins if that was behind its end."""
+    """Return file and line of an error in the method's file; the line of the definition if it arose elsewhere."""
     code = getattr(info.written, "__code__", None)
     file = code.co_filename if code is not None else inspect.getfile(info.written)
     line = line_in(file, error) or (code.co_firstlineno if code is not None else None)
-    # What was typed into a notebook has the name of a file that is not there.
+    # Code of a notebook cell has the name of a file that does not exist.
     named = f"{Path(file).name}, " if Path(file).is_file() else ""
     return f"{named}line {line}" if line else Path(file).name
 
 
 def line_in(file: str, error: BaseException) -> int | None:
-    """Give the innermost line of a file that an error passed."""
+    """Return the innermost line of a file in the traceback of an error."""
     if isinstance(error, SyntaxError) and error.filename == file:
         return error.lineno
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]

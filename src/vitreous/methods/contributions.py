@@ -1,10 +1,10 @@
-"""What every token contributes to every other one in a block, without a tensor of (tokens, tokens, channels).
+"""Contributions of every token to every other one in a block, without a tensor of (tokens, tokens, channels).
 
-With attention and the norms' deviations held as they were, a block up to its feed-forward part is linear: the stream of
+With attention and the norms' deviations held constant, a block up to its feed-forward part is linear: the stream of
 token i is Σ_j T_i(x_j) and biases, with T_i(x_j) = Σ_h A_hij v_hj W_O^h + 1{i=j} x_j (Kobayashi et al. 2021; Modarressi
-et al. 2022; Ferrando et al. 2022). The residual connection is one more head here, which attends to itself alone and
-carries the token; a norm gives other vectors, weighed by 1 over the deviation of token i. So in all cases
-T_i(x_j) = Σ_t w_tij f_tj over a few terms t, and lengths and distances are worked out from w and f.
+et al. 2022; Ferrando et al. 2022). The residual connection is treated as one more head, which attends to itself only
+and carries the token; a norm gives other vectors, weighted by 1 over the deviation of token i. So in all cases
+T_i(x_j) = Σ_t w_tij f_tj over a few terms t, and lengths and distances are computed from w and f.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def norms(view: View, layer: int) -> tuple[LinearNorm, LinearNorm]:
 
 
 def value_without_bias(view: View, layer: int) -> Tensor:
-    """W_V (N(x) - the norm's bias) of a pre-norm block, (batch, head, tokens, channels): what comes from x alone."""
+    """W_V (N(x) - the norm's bias) of a pre-norm block, (batch, head, tokens, channels): values without biases."""
     first, _ = norms(view, layer)
     normed = view.norm(layer)
     from_token = normed if first.bias is None else normed - first.bias.to(normed.dtype)
@@ -45,10 +45,10 @@ def value_without_bias(view: View, layer: int) -> Tensor:
 
 @dataclass(frozen=True)
 class HeadUpdates:
-    """T_hi(v_hj): what head h carries from token j to token i of the stream, before A_hij weighs it.
+    """T_hi(v_hj): what head h carries from token j to token i of the stream, before A_hij weights it.
 
     T_hi = diag(after_i) W_h diag(before_hi), where statistics of norms and gates between the heads and the residual sum
-    are held as they were in the run. Where only W_O and LayerScale stand there, T is W_O of head h for every i.
+    are held constant. With W_O and LayerScale only, T is W_O of head h for every i.
 
     Attributes:
         value: v, (batch, head, tokens, head's channels).
@@ -69,11 +69,11 @@ class HeadUpdates:
 
     @property
     def by_channel(self) -> bool:
-        """Whether channels are weighed differently for every i."""
+        """Whether channels are weighted differently for every i."""
         return self.before is not None or (self.after is not None and self.after.shape[-1] > 1)
 
     def lengths(self, rows: Rows) -> Tensor:
-        """||T_hi(v_hj)|| for some i, (batch, head, rows, tokens); (batch, head, 1, tokens) where all i are alike."""
+        """||T_hi(v_hj)|| for some i, (batch, head, rows, tokens); (batch, head, 1, tokens) if it is equal for all i."""
         if self.by_channel:
             found = torch.stack([_lengths(self.value, self.gram(row)) for row in self._numbers(rows)], dim=2)
         else:
@@ -126,7 +126,7 @@ class HeadUpdates:
 
 
 def head_updates(view: View, layer: int, value: Tensor | None = None) -> HeadUpdates:
-    """What the heads of a block carry from token to token; of other values than the block's own, where given."""
+    """Return the updates of a block's heads, for its own values or for the given ones."""
     projection = view.tape.head_projection(layer)
     assert projection is not None
     value = view.value(layer) if value is None else value
@@ -144,7 +144,7 @@ def _lengths(value: Tensor, gram: Tensor) -> Tensor:
     return ((value @ gram) * value).sum(-1).clamp_(min=0).sqrt_()
 
 
-# Differences of vectors are worked on in pieces of about this many numbers: they stay in the processor's cache.
+# Differences of vectors are computed in pieces of about this many numbers, which fit into the CPU cache.
 _CACHED = 1 << 19
 
 
@@ -168,8 +168,8 @@ class Contributions:
         attention: the attention call of the block.
         residual: whether the residual connection is the last term of every group.
         groups: the terms; the weights of all groups are the same but for their scale.
-        factor: what all heads' weights are multiplied with, (batch, to): 1 over the deviation of a norm between the
-            heads and the residual sum; ``None`` is 1.
+        factor: a factor of all heads' weights, (batch, to): 1 over the deviation of a norm between the heads and the
+            residual sum; ``None`` is 1.
     """
 
     attention: AttentionRecord
@@ -178,7 +178,7 @@ class Contributions:
     factor: Tensor | None = None
 
     def through(self, norm: LinearNorm, tokens: Tensor) -> Contributions:
-        """Behind a norm that was given ``tokens``."""
+        """Return the contributions after a norm whose input was ``tokens``."""
         inverse = norm.deviation(tokens).reciprocal_()
         groups = (Group(norm.linear(vectors), _product(scale, inverse)) for vectors, scale in self.groups)
         return replace(self, groups=tuple(groups))
@@ -208,7 +208,7 @@ class Contributions:
                 share = weights[image, tokens]
                 shares = torch.cat([share if scale is None else share * scale for scale in scales], dim=-1)
                 differences = torch.baddbmm(aim.expand(len(share), -1, -1), shares, self._vectors[image, tokens])
-                # By hand: torch's own 1-norm takes ten times as long.
+                # Explicitly: torch's 1-norm takes ten times as long.
                 torch.sum(differences.abs_(), dim=-1, out=found[image, tokens])
         return found.transpose(1, 2)
 
@@ -249,15 +249,15 @@ def _product(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True)
 class GatedContributions:
-    """The same where a gate weighs the channels of every token i differently, so that no f_j serves all i.
+    """Contributions with a gate that weights the channels of every token i differently, so that f depends on i.
 
-    The vectors of one i are worked out at a time.
+    The vectors of one i are computed at a time.
 
     Attributes:
         attention: the attention call of the block.
-        updates: what its heads carry.
-        tokens: what the residual connection adds, (batch, tokens, channels), if it counts.
-        summands: the norms that each summand has passed, with 1 over their deviations.
+        updates: the updates of its heads.
+        tokens: what the residual connection adds, (batch, tokens, channels); ``None`` if it does not count.
+        summands: for each summand the norms that were applied to it, with 1 over their deviations.
     """
 
     attention: AttentionRecord
@@ -266,7 +266,7 @@ class GatedContributions:
     summands: tuple[tuple[tuple[LinearNorm, Tensor], ...], ...] = ((),)
 
     def through(self, norm: LinearNorm, tokens: Tensor) -> GatedContributions:
-        """Behind a norm that was given ``tokens``."""
+        """Return the contributions after a norm whose input was ``tokens``."""
         passed = norm, norm.deviation(tokens).reciprocal_()
         return replace(self, summands=tuple((*norms, passed) for norms in self.summands))
 
@@ -299,13 +299,13 @@ class GatedContributions:
 
 
 def contributions(view: View, layer: int, *, biases: bool, residual: bool) -> Contributions | GatedContributions:
-    """What reaches the stream by the attention of a block, and by the residual connection.
+    """Return the contributions to the stream through the attention of a block, and through the residual connection.
 
     Args:
-        view: the run.
+        view: the recorded run.
         layer: the block.
-        biases: whether the values' biases count; the output projection's, which belongs to no token, never does.
-        residual: whether the residual connection counts.
+        biases: include the biases of the values; that of the output projection belongs to no token and is left out.
+        residual: include the residual connection.
     """
     updates = head_updates(view, layer, None if biases else value_without_bias(view, layer))
     tokens = view.tokens(layer) * view.tape.skip(layer)[0] if residual else None

@@ -1,7 +1,7 @@
-"""Methods that split a block's output into what each token contributed: AttIN, GlobEnc and ALTI.
+"""Methods that decompose a block's output into contributions of tokens: AttIN, GlobEnc and ALTI.
 
-All of them read a matrix of vectors T_i(x_j) (see ``contributions``) and differ in which parts of the block they follow
-and in how a vector becomes a number: its length, or how near it comes to the sum of all.
+All of them read a matrix of vectors T_i(x_j) (see ``contributions``). They differ in which parts of the block they
+include and in how a vector becomes a number: its norm, or its distance to the sum of all.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ AnyContributions = Contributions | GatedContributions
 class ContributionMatrix(MatrixReadout):
     """A matrix of how much each token contributes to each other one."""
 
-    residual: Residual = "none"  # it is among the contributions
+    residual: Residual = "none"  # it is part of the contributions
 
     def row_times(self, view: View, layer: int, row: Row) -> Tensor:
-        """Row x matrix; pooling by attention, behind which there is no stream to contribute to, is read as mean_h A."""
+        """Row x matrix; attention pooling, which writes to no residual stream, is read as mean_h A."""
         if layer == view.depth:
             return MeanAttention().row_times(view, layer, row)
         return super().row_times(view, layer, row)
 
 
 class LengthMatrix(ContributionMatrix):
-    """A matrix of lengths, whose rows do not sum to 1: their product over 24 blocks leaves float32's range."""
+    """A matrix of norms, whose rows do not sum to 1: their product over 24 blocks exceeds the range of float32."""
 
     def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
-        """One block of a rollout, carried in float64 where the device has that."""
+        """One block of a rollout, in float64 if the device supports it."""
         wide = row.weights.double() if has_float64(row.weights.device) else row.weights
         return super().step(view, layer, Row(wide, row.rows), residual)
 
     def finish(self, view: View, row: Row) -> Tensor:
-        """In the model's precision; an image's map that is too large for it is divided by a power of 2."""
+        """Convert to the model's precision; a map that exceeds its range is divided by a power of 2."""
         scores, dtype = super().finish(view, row), view.read_row.weights.dtype
         excess = scores.amax(dim=-1, keepdim=True) / torch.finfo(dtype).max
         return torch.ldexp(scores, -excess.log2().ceil_().clamp_(min=0)).to(dtype)
@@ -92,7 +92,7 @@ class NormedStreamLength(LengthMatrix):
     def reader(self, view: View, layer: int) -> ReadRows:
         """Lengths with all biases of the values, without the norm's."""
         stream = contributions(view, layer, biases=True, residual=True)
-        return _behind_following_norm(stream, view, layer).lengths
+        return _after_following_norm(stream, view, layer).lengths
 
 
 class EncoderLength(LengthMatrix):
@@ -122,7 +122,7 @@ class Nearness(ContributionMatrix):
         """T, and y (batch, tokens, channels)."""
 
     def reader(self, view: View, layer: int) -> ReadRows:
-        """How near the parts come to the whole."""
+        """Proximity of the parts to the whole."""
         parts, whole = self.parts_and_whole(view, layer)
 
         def read(rows: Rows) -> Tensor:
@@ -149,21 +149,21 @@ class NearnessToOutput(Nearness):
         return super().needs(layer, depth) | Needs(tokens=frozenset({layer + 1}))
 
     def parts_and_whole(self, view: View, layer: int) -> tuple[AnyContributions, Tensor]:
-        """Behind the whole block."""
+        """Contributions to the output of the block."""
         return encoder_contributions(view, layer), view.tokens(layer + 1)
 
 
 class NearnessToAttended(Nearness):
-    """The same in the original setting: y the tokens behind the attention part, in post-norm blocks with its norm."""
+    """The original setting: y are the tokens after the attention part, in post-norm blocks after its norm."""
 
     values = NormedStreamLength.values
-    shift = 1e-6  # by torch's pairwise_distance, which ALTI's program uses
+    shift = 1e-6  # the eps of torch's pairwise_distance, which the authors' code uses
 
     def parts_and_whole(self, view: View, layer: int) -> tuple[AnyContributions, Tensor]:
-        """With the values' biases, as in ALTI's program."""
+        """With the values' biases, as in the authors' code."""
         parts = contributions(view, layer, biases=True, residual=True)
         if view.tape.architecture.blocks[layer].norm_place == "post":
-            parts = _behind_following_norm(parts, view, layer)
+            parts = _after_following_norm(parts, view, layer)
         return parts, view.middle(layer)
 
 
@@ -176,20 +176,20 @@ def encoder_contributions(view: View, layer: int) -> AnyContributions:
     _, second = norms(view, layer)
     if view.tape.architecture.blocks[layer].norm_place == "post":
         stream = contributions(view, layer, biases=True, residual=True)
-        return _behind_following_norm(stream, view, layer).through(second, view.end(layer))
+        return _after_following_norm(stream, view, layer).through(second, view.end(layer))
     stream = contributions(view, layer, biases=False, residual=True)
     return stream + stream.through(second, view.attended(layer))  # type: ignore[operator]  # both of one kind
 
 
-def _behind_following_norm(stream: AnyContributions, view: View, layer: int) -> AnyContributions:
-    """Behind the norm that reads the stream after attention: a post-norm block's first, a pre-norm block's second."""
+def _after_following_norm(stream: AnyContributions, view: View, layer: int) -> AnyContributions:
+    """Apply the norm that reads the stream after attention: the first if post-norm, the second if pre-norm."""
     first, second = norms(view, layer)
     following = first if view.tape.architecture.blocks[layer].norm_place == "post" else second
     return stream.through(following, view.attended(layer))
 
 
 def _rows_to_one(matrix: Tensor) -> Tensor:
-    """Rows that sum to 1; a row of zeros stays one."""
+    """Normalise rows to sum 1; rows of zeros are unchanged."""
     sums = matrix.sum(dim=-1, keepdim=True)
     return matrix / sums.masked_fill_(sums == 0, 1)
 
@@ -208,7 +208,7 @@ def _rows_to_one(matrix: Tensor) -> Tensor:
 def attin(
     *, heads: Annotated[Heads, "the length of the heads' sum, or the mean of their lengths"] = "together"
 ) -> Readout:
-    """How long the vectors are that attention brings from each patch to the class token."""
+    """Norm of the vector that attention carries from each patch to the class token."""
     return AttentionLength(heads)
 
 
@@ -224,9 +224,9 @@ def attin(
     signed=False,
 )
 def attin_residual(
-    *, norm: Annotated[Norm, "following: measured behind the norm that reads the sum"] = "none"
+    *, norm: Annotated[Norm, "following: measured after the norm that reads the sum"] = "none"
 ) -> Readout:
-    """How long the vectors are that attention and residual connection bring from each patch to the class token."""
+    """Norm of the vector that attention and residual connection carry from each patch to the class token."""
     return StreamLength() if norm == "none" else NormedStreamLength()
 
 
@@ -242,7 +242,7 @@ def attin_residual(
     signed=False,
 )
 def globenc() -> Readout:
-    """Rollout (eq. 12) of how long each token's contribution to each block's output is, with residuals and norms."""
+    """Rollout (eq. 12) of the norm of each token's contribution to each block's output, with residuals and norms."""
     return EncoderLength()
 
 
@@ -264,5 +264,5 @@ def alti(
     ),
     zero: Annotated[Zero, "the distance of no contribution: the output's length, or the farthest token's"] = "length",
 ) -> Readout:
-    """Rollout (eq. 11) of how near each token's contribution comes to the output it is a part of."""
+    """Rollout (eq. 11) of the proximity of each token's contribution to the output that it is a part of."""
     return NearnessToOutput(zero) if setting == "skipplus" else NearnessToAttended(zero)

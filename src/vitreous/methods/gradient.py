@@ -4,10 +4,11 @@ Gradient, IxG, CAT, AttIxG and AttCAT; IxG under a rule, which is conservative L
 [achtibat2024attnlrp][]; FullGrad [srinivas2019full][] on tokens, and DecompX [modarressi2023decompx][], its frozen
 form.
 
-A piecewise linear network is Σ input x gradient + Σ bias x gradient (FullGrad eq. 5). Biases are those of linear layers
-and norms, and what an activation's slope leaves unexplained of it, f(u) - f'(u) u. A bias belongs to the token that it
-is added to; behind the pooling, to the tokens that the head reads. Under the plain rule attention and norms make a
-Vision Transformer's sum miss the logit; under ``rule=libra`` it is the logit (LibraGrad, Mehri et al., CVPR 2025).
+The output of a piecewise linear network is Σ input x gradient + Σ bias x gradient (FullGrad eq. 5). Biases are those of
+linear layers and norms, and the implicit bias f(u) - f'(u) u of an activation. A bias belongs to the token that it is
+added to; after the pooling, to the tokens that the head reads. Under the plain rule the sum differs from a Vision
+Transformer's logit because of attention and norms; under ``rule=libra`` it is the logit (LibraGrad, Mehri et al., CVPR
+2025).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Gradient(TokenReadout):
         return length
 
     def vectors(self, view: View, layer: int) -> Tensor:
-        """What has a score, (batch, tokens, channels)."""
+        """The vectors that are reduced to scores, (batch, tokens, channels)."""
         return view.token_gradient(self.backward, layer)
 
 
@@ -74,8 +75,8 @@ class InputGradient(Gradient):
 class AttendedInputGradient(InputGradient):
     """Input x gradient times the attention that a token receives, mean over heads and rows (AttCAT eq. 8).
 
-    ``pairing="next"`` reads the stream after the block, x_{l+1} with A_l, as the SkipPLUS authors' program does; that
-    leaves out the last block.
+    ``pairing="next"`` reads the stream after the block, x_{l+1} with A_l, as in the SkipPLUS authors' code; that omits
+    the last block.
     """
 
     def __init__(self, pairing: Literal["same", "next"]) -> None:
@@ -235,7 +236,7 @@ class FullGradient(InputGradient):
         return scores
 
     def shares(self, biases: Tensor) -> Tensor:
-        """What each token gets of the biases, (batch, tokens), given by the token that each is added to."""
+        """Distribute bias x gradient (batch, tokens), given for the token that each bias is added to."""
         return biases
 
 
@@ -247,7 +248,7 @@ class EquallySharedBiases(FullGradient):
     """
 
     def shares(self, biases: Tensor) -> Tensor:
-        """The n-th part of all for every token."""
+        """Distribute equally among all tokens."""
         return biases.mean(dim=1, keepdim=True)
 
 
@@ -262,7 +263,7 @@ class EquallySharedBiases(FullGradient):
     signed=True,
 )
 def fullgrad(*, rule: StreamRuleOption = "plain") -> Readout:
-    """Token x gradient, and bias x gradient of everything above."""
+    """Token x gradient, plus bias x gradient of all layers above."""
     return FullGradient().under(rule)
 
 
@@ -278,7 +279,7 @@ def fullgrad(*, rule: StreamRuleOption = "plain") -> Readout:
     signed=True,
 )
 def fullgrad_plus(*, rule: StreamRuleOption = "plain") -> Readout:
-    """Token x gradient, summed over all blocks, and bias x gradient, each bias once."""
+    """Token x gradient summed over all blocks, plus bias x gradient, each bias once."""
     return FullGradient().under(rule)
 
 
@@ -296,24 +297,24 @@ def decompx(
     *,
     bias: Annotated[
         Literal["none", "token", "equal"],
-        "leave biases out, give each to the token it is added to, or an equal share of each to all tokens",
+        "omit biases, assign each to the token it is added to, or share each equally among all tokens",
     ] = "none",
 ) -> Readout:
-    """What a token contributes to the logit (eq. 14) once attention, variance and gates are constants (eqs. 4, 8, 10).
+    """Contribution of a token to the logit (eq. 14) with attention, variance and gates held constant (eqs. 4, 8, 10).
 
-    The paper has no gated products (SwiGLU) and no features of unit length (CLIP). Here each factor of such a product
-    gets half of it and the length is a constant, as in LibraGrad, so that with ``bias=token`` or ``bias=equal`` the
-    shares of all tokens add up to the logit on these models as well.
+    The paper does not cover gated products (SwiGLU) and features of unit length (CLIP). Here each factor of such a
+    product gets half of it and the length is a constant, as in LibraGrad, so that with ``bias=token`` or ``bias=equal``
+    the contributions of all tokens sum to the logit on these models as well.
 
-    The paper also shares a bias by how long the parts of a token are, or by how they lie to the bias. Those shares
-    depend on every part of every token of every block, which one backward pass never builds, so they are not offered.
-    Nor is giving all biases to the class token: the patches then have what ``bias=none`` gives them.
+    The paper also distributes biases by the norm of a token's parts, or by their angle to the bias. These weights need
+    the decomposition of every token in every block, which a backward pass never builds, so they are not offered. Nor is
+    assigning all biases to the class token: the patches then have the scores of ``bias=none``.
     """
     readouts: dict[str, type[InputGradient]] = {
         "none": InputGradient,
         "token": FullGradient,
         "equal": EquallySharedBiases,
     }
-    # On most models this is the frozen rule. A gated product, a(x) b(x) with both factors made of tokens, would count
-    # twice under that one, and a unit length would count as 0: this rule gives each factor half and holds the length.
+    # On most models this equals the frozen rule. Under that one, a gated product a(x) b(x) of two functions of the
+    # tokens would count twice and a unit length as 0: the libra rule gives each factor half and holds the length.
     return readouts[bias]().under("libra")

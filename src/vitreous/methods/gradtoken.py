@@ -2,8 +2,8 @@
 
 G_h = dy_c/dq of the class token in the last block and M_h = k_h . G_h for every patch (eqs. 6-9); M is then spread by
 the attention of the lower blocks (eqs. 10-17) and the heads are integrated (eq. 18). Only the last block needs a
-backward pass. Models without a class token use the gradient pooled over all queries, which is the same thing for those
-that have one: no other query of the last block can change the output there.
+backward pass. Models without a class token use the gradient summed over all queries. With a class token this is the
+same: no other query of the last block can change the output.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class QueryGradientKey(TokenReadout):
     def maps(self, view: View, layer: int) -> Tensor:
         """M_h, (batch, patches, head)."""
         if layer == view.depth - 1 and view.layout.pooled_by_attention:
-            layer = view.depth  # the pooling query is the class token, and it looks at all blocks' work
+            layer = view.depth  # the pooling query takes the place of the class token's
         key = exact(view.attention(layer).key)
         gradient = query_gradient(view, self.backward, layer).to(key.dtype)
         return torch.einsum("bhnk,bhk->bnh", key[:, :, -view.layout.patches :], gradient)
@@ -85,8 +85,8 @@ class QueryGradientKey(TokenReadout):
 def query_gradient(view: View, backward: Pass, layer: int) -> Tensor:
     """G_h = Σ_i dy_c/dq_i, (batch, head, channel): through the softmax from dA = (dO) Vᵀ (eqs. 4-5).
 
-    Where heads are mixed before or behind the softmax, or scores are left out, it is the gradient by the model's own
-    way from q kᵀ to A; q and k of a head are then those that were multiplied, and A what multiplies the values.
+    If heads are mixed before or after the softmax, or scores are dropped, the gradient follows the model's own path
+    from q kᵀ to A; q and k of a head are then those that were multiplied, and A the matrix that multiplies the values.
     """
     attention = view.attention(layer)
     only_read = layer == view.depth - 1 and view.layout.reads_prefix_only
@@ -135,7 +135,7 @@ def average_attention_row(view: View, blocks: range) -> Tensor:
 
 
 def rollout_row(view: View, blocks: range) -> Tensor:
-    """The class token's row of Π (I + mean_h A), carried from the top."""
+    """The class token's row of Π (I + mean_h A), computed from the top."""
     readout = MeanAttention()
     row = readout.top_row(view)
     for block in reversed(blocks):

@@ -24,15 +24,15 @@ Place = Literal["pixels", "tokens"]
 Baseline = Literal["zero", "black", "mean", "pad", "mask"]
 Quadrature = Literal["gauss", "right"]
 Read = Literal["magnitude", "input"]
-Seen = View | Unrecorded
+AnyView = View | Unrecorded
 PLAIN = Pass("plain", "logit")
-_MOST_GAUSS_POINTS = 1000  # finding them takes as long as the eigenvalues of a matrix of that size
+_MOST_GAUSS_POINTS = 1000  # leggauss computes the eigenvalues of a matrix of that size
 
 
 class InputProcedure(Procedure):
-    """What several gradients at the input, pixels or the first block's tokens, add up to.
+    """A method that combines several gradients at the input: pixels, or the first block's tokens.
 
-    A text has no pixels: its input is what its tokens are embedded as, the first block's tokens.
+    For texts the input is always the first block's tokens.
     """
 
     def __init__(self, at: Place, resolution: Resolution) -> None:
@@ -41,26 +41,26 @@ class InputProcedure(Procedure):
         self.at, self.resolution = at, resolution
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """The first block's tokens, in case that they are the input."""
+        """The first block's tokens, which may be the input."""
         del layer, depth
         return Needs(tokens=frozenset({0}), gradients_again=True)
 
     @abstractmethod
-    def map(self, view: Seen) -> Tensor:
-        """Scores of patches, or of pixels; where pixels are the input, no run needs to be recorded before."""
+    def map(self, view: AnyView) -> Tensor:
+        """Scores of patches or pixels; if pixels are the input, no recorded run is needed."""
 
-    def of_tokens(self, view: Seen) -> bool:
-        """Whether tokens are the input, not pixels."""
+    def of_tokens(self, view: AnyView) -> bool:
+        """Whether the input are tokens, not pixels."""
         return self.at == "tokens" or _reads_text(view)
 
-    def input(self, view: Seen) -> Tensor:
-        """The real input, (batch, channel, height, width) or (batch, tokens, channels)."""
+    def input(self, view: AnyView) -> Tensor:
+        """The original input, (batch, channel, height, width) or (batch, tokens, channels)."""
         if not self.of_tokens(view):
             return view.runner.images
         assert isinstance(view, View)
         return view.tokens(0)
 
-    def gradients(self, view: Seen, inputs: Tensor) -> Tensor:
+    def gradients(self, view: AnyView, inputs: Tensor) -> Tensor:
         """dy_c/d input at other inputs: (variations, batch, ...) -> the same shape."""
         of_tokens = self.of_tokens(view)
         layer = 0 if of_tokens else PIXELS
@@ -71,8 +71,8 @@ class InputProcedure(Procedure):
         with rerun(view, view.runner.inputs[:1] if of_tokens else flat, needs, change) as run:
             return run.token_gradient(PLAIN, layer).view_as(inputs)
 
-    def scores(self, view: Seen, attributions: Tensor) -> Tensor:
-        """Attributions of the input's numbers, summed to those of patches or pixels."""
+    def scores(self, view: AnyView, attributions: Tensor) -> Tensor:
+        """Sum attributions of the input to scores of patches or pixels."""
         return input_scores(attributions, view.runner.layout, self.resolution)
 
 
@@ -80,8 +80,8 @@ class PathIntegral(InputProcedure):
     """(x - x') * ∫ dy_c/dx (x' + a (x - x')) da, a from 0 to 1 (Integrated Gradients eq. 1).
 
     The integral is a weighted sum over ``steps`` points: Gauss-Legendre, or the right Riemann sum of the paper's eq. 3.
-    Completeness: all attributions, of prefix tokens too, add up to y_c(x) - y_c(x') but for the error of that sum. Over
-    tokens the path is the straight line between the first block's tokens of baseline and picture.
+    Completeness: the attributions, including those of prefix tokens, sum to y_c(x) - y_c(x') up to the quadrature
+    error. Over tokens the path is the straight line between the first block's tokens of baseline and image.
     """
 
     def __init__(
@@ -95,22 +95,22 @@ class PathIntegral(InputProcedure):
         self.baseline, self.steps, self.quadrature = baseline, steps, quadrature
         self.evaluations = steps
 
-    def map(self, view: Seen) -> Tensor:
+    def map(self, view: AnyView) -> Tensor:
         """Scores of patches, or of pixels."""
         difference = self.input(view) - self.start(view)
         return self.scores(view, difference * self.mean_gradient(view, difference))
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """Of a right Riemann sum also the gradient at the picture, its last point: that run is there already."""
+        """For a right Riemann sum also the gradient at the image, its last point, which the recorded run provides."""
         needs = super().needs(layer, depth)
         return needs | _gradient_at(self._layer) if self.quadrature == "right" else needs
 
     @property
     def _layer(self) -> int:
-        """Where the recorded run has the gradient of the input; ``PIXELS`` of a text are its tokens."""
+        """The layer of the input's gradient in the recorded run; for a text, ``PIXELS`` are its tokens."""
         return 0 if self.at == "tokens" else PIXELS
 
-    def mean_gradient(self, view: Seen, difference: Tensor) -> Tensor:
+    def mean_gradient(self, view: AnyView, difference: Tensor) -> Tensor:
         """The integral of the gradient along the path, without the factor x - x'."""
         end, at_end = self.input(view), list[Tensor]()
         all_points, all_weights = (_gauss_legendre if self.quadrature == "gauss" else _right_riemann)(self.steps)
@@ -122,14 +122,14 @@ class PathIntegral(InputProcedure):
         pieces = zip(few_at_once(view, all_points), few_at_once(view, all_weights), strict=True)
 
         def weighed(points: Tensor, weights: Tensor) -> Tensor:
-            # x - (1 - a)(x - x'), as no third tensor of this size is needed then
+            # x - (1 - a)(x - x') needs no third tensor of this size
             inputs = end - _along(1 - points, end) * difference
             return (_along(weights, end) * self.gradients(view, inputs)).sum(dim=0)
 
         return total(chain(at_end, starmap(weighed, pieces)))
 
-    def start(self, view: Seen) -> Tensor:
-        """The baseline x': a picture or text without content, or its tokens."""
+    def start(self, view: AnyView) -> Tensor:
+        """The baseline x': an image or text without content, or its tokens."""
         if _reads_text(view) and self.baseline == "zero":
             return torch.zeros_like(self.input(view))
         blank = _blank_texts(view, self.baseline) if _reads_text(view) else _baseline(view, self.baseline)
@@ -147,8 +147,8 @@ class NoisyGradient(InputProcedure):
     """The mean of dy_c/dx over x + N(0, s²), s a part of the input's range (SmoothGrad section 2.2).
 
     ``magnitude`` is the absolute value of the mean, as the paper shows it; ``input`` is the mean of noisy input x
-    gradient. The noise is the same for every image of a batch and every class, so that maps do not depend on what is
-    asked with them.
+    gradient. The noise is the same for every image of a batch and every class, so that maps do not depend on the rest
+    of the call.
     """
 
     def __init__(self, at: Place, resolution: Resolution, samples: int, noise: float, seed: int, read: Read) -> None:
@@ -161,7 +161,7 @@ class NoisyGradient(InputProcedure):
         self.signed = read == "input"
         self.evaluations = samples
 
-    def map(self, view: Seen) -> Tensor:
+    def map(self, view: AnyView) -> Tensor:
         """Scores of patches, or of pixels."""
 
         def read(inputs: Tensor) -> Tensor:
@@ -171,14 +171,14 @@ class NoisyGradient(InputProcedure):
         mean = total(map(read, self.noisy_inputs(view))) / self.samples
         return self.scores(view, mean.abs() if self.read == "magnitude" else mean)
 
-    def noisy_inputs(self, view: Seen) -> Iterator[Tensor]:
-        """(a few samples, batch, ...), again and again."""
+    def noisy_inputs(self, view: AnyView) -> Iterator[Tensor]:
+        """Yield noisy inputs, (some samples, batch, ...)."""
         clean = self.input(view)
         axes = tuple(range(1, clean.dim()))
         deviation = self.noise * (clean.amax(dim=axes, keepdim=True) - clean.amin(dim=axes, keepdim=True))
         generator = torch.Generator().manual_seed(self.seed)
         for numbers in few_at_once(view, torch.arange(self.samples)):
-            # One draw per sample, on the processor: the same noise however samples are grouped, on any device.
+            # One draw per sample on the CPU, so that the noise depends neither on the batching nor on the device.
             drawn = [torch.randn(clean.shape[1:], generator=generator, dtype=torch.float32) for _ in numbers]
             yield clean + torch.stack(drawn)[:, None].to(clean) * deviation
 
@@ -196,11 +196,11 @@ def _right_riemann(steps: int) -> tuple[Tensor, Tensor]:
 
 
 def _along(values: Tensor, inputs: Tensor) -> Tensor:
-    """One number per variation, to be multiplied with (variations, *inputs.shape)."""
+    """Reshape one number per variation to broadcast with (variations, *inputs.shape)."""
     return values.to(inputs).view(-1, *[1] * inputs.dim())
 
 
-def _reads_text(view: Seen) -> bool:
+def _reads_text(view: AnyView) -> bool:
     return isinstance(view.runner.inputs, Texts)
 
 
@@ -208,7 +208,7 @@ def _gradient_at(layer: int) -> Needs:
     return Needs(gradients={PLAIN: GradientNeeds(tokens=frozenset({layer}))})
 
 
-def _blank_texts(view: Seen, kind: Baseline) -> Texts:
+def _blank_texts(view: AnyView, kind: Baseline) -> Texts:
     texts = view.runner.inputs
     assert isinstance(texts, Texts)
     if kind not in texts.blanks:
@@ -217,23 +217,23 @@ def _blank_texts(view: Seen, kind: Baseline) -> Texts:
     return texts.blanked(kind)
 
 
-def _baseline(view: Seen, kind: Baseline) -> Tensor:
+def _baseline(view: AnyView, kind: Baseline) -> Tensor:
     images = view.runner.images
     if kind in {"pad", "mask"}:
-        raise MethodError(f"baseline={kind} is a token of a text: for pictures there is zero, black and mean")
+        raise MethodError(f"baseline={kind} is a token of a text: for images there is zero, black and mean")
     if kind == "zero":
         return torch.zeros_like(images)
     if kind == "mean":
         return images.mean(dim=(2, 3), keepdim=True).expand_as(images)
     if view.runner.black is None:
         raise MethodError(
-            "baseline=black needs a model whose preprocessing is known (a name, or pictures instead of a tensor); "
-            "baseline=zero is 0 after normalisation, baseline=mean the mean colour of each picture"
+            "baseline=black needs a model whose preprocessing is known (a name, or images instead of a tensor); "
+            "baseline=zero is 0 after normalisation, baseline=mean the mean colour of each image"
         )
     return view.runner.black.to(images).view(1, -1, 1, 1).expand_as(images)
 
 
-At = Annotated[Place, "what counts as the input: the picture, or the first block's tokens (of a text always these)"]
+At = Annotated[Place, "the input: pixels, or the first block's tokens (always these for texts)"]
 
 
 @register(
@@ -252,11 +252,11 @@ def integrated_gradients(
     steps: Annotated[int, "points of the integral", AtMost(100_000)] = 50,
     baseline: Annotated[
         Baseline,
-        "0 after normalisation, a black picture, or each picture's mean colour; of a text 0, padding, or mask tokens",
+        "0 after normalisation, a black image, or each image's mean colour; for texts 0, padding, or mask tokens",
     ] = "zero",
     quadrature: Annotated[Quadrature, "Gauss-Legendre, or the right Riemann sum of the paper"] = "gauss",
 ) -> Readout:
-    """Input minus baseline, times the mean gradient on the way from one to the other."""
+    """Input minus baseline, times the mean gradient on the path between them."""
     return PathIntegral(at, resolution, steps, baseline, quadrature)
 
 
@@ -275,7 +275,7 @@ def smoothgrad(
     resolution: ResolutionOption = "patch",
     samples: Annotated[int, "noisy inputs that are averaged", AtMost(100_000)] = 50,
     noise: Annotated[float, "standard deviation as a part of the input's range"] = 0.15,
-    seed: Annotated[int, "of the noise"] = 0,
+    seed: Annotated[int, "seed of the noise"] = 0,
     read: Annotated[Read, "absolute value of the mean gradient, or the mean of noisy input x gradient"] = "magnitude",
 ) -> Readout:
     """Gradient averaged over noisy copies of the input."""

@@ -1,4 +1,4 @@
-"""Methods that integrate attention gradients over scaled pictures or attention: IIA, DIX, TAM, Beyond Intuition."""
+"""Methods that integrate attention gradients over scaled images or attention: IIA, DIX, TAM, Beyond Intuition."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _AUTHORS_STEPS = 20  # of Transition Attention Maps and Beyond Intuition, both e
 class IteratedIntegral(Procedure):
     """Gradient rollout of matrices averaged over scaled images and over scaled attention of the last block.
 
-    IIA (Barkan et al., ICCV 2023): eq. 9 iterates integrals over representations, here the picture a x (baseline 0) and
+    IIA (Barkan et al., ICCV 2023): eq. 9 iterates integrals over representations, here the image a x (baseline 0) and
     the last block's attention b A (baseline 0, the matrix as a constant); the integrand of a Vision Transformer is the
     gradient rollout, in which (A * dy_c/dA)^+ takes the place of A. As in the authors' program the integrals are means
     over equidistant points with both ends, per block and head before heads are averaged, and I + M has its rows
-    normalised. DIX (Barkan et al., CIKM 2023) is the same without the integral over the picture.
+    normalised. DIX (Barkan et al., CIKM 2023) is the same without the integral over the image.
     """
 
     def __init__(self, points: int, *, scale_images: bool) -> None:
@@ -39,12 +39,12 @@ class IteratedIntegral(Procedure):
         self.evaluations = points**2 if scale_images else points
 
     def scales(self) -> Tensor:
-        """Of the picture and of the last block's attention in every run, (runs, 2)."""
+        """Scales of the image and of the last block's attention for every run, (runs, 2)."""
         ends = torch.linspace(0, 1, self.points, dtype=torch.float64)
         return torch.cartesian_prod(ends if self.scale_images else torch.ones(1, dtype=torch.float64), ends)
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """Of the first run that there is attention, and what a text has for its pixels."""
+        """Attention, to check that it can be recorded, and the first block's tokens, the input of a text."""
         del layer
         return Needs(tokens=frozenset({0}), attention_rows=frozenset({depth - 1}), gradients_again=True)
 
@@ -57,9 +57,9 @@ class IteratedIntegral(Procedure):
         return entries[:, view.layout.prefix :]
 
     def means(self, view: View) -> tuple[Tensor, list[Tensor]]:
-        """Over all runs: where the rollout starts (batch, tokens), and mean_h (A * dA)^+ (batch, tokens, tokens).
+        """Average over all runs: the start of the rollout (batch, tokens), and mean_h (A * dA)^+ of every block.
 
-        Rows are normalised after the mean is taken, so matrices have to be kept, of one head each.
+        Rows are normalised after averaging, so one (batch, tokens, tokens) matrix per block is kept.
         """
         readout, batch = GradientAttention(), len(view.target)
         blocks = frozenset(range(view.depth))
@@ -80,16 +80,16 @@ class IteratedIntegral(Procedure):
 
 
 def _sum_of_matrices(readout: GradientAttention, run: View, block: int, batch: int) -> Tensor:
-    """Over the run's variations, mean_h (A * dA)^+, (batch, tokens, tokens)."""
+    """Sum mean_h (A * dA)^+ over the variations of a run, (batch, tokens, tokens)."""
     read = readout.reader(run, block)
     return sum_of_variations(torch.cat([read(rows) for rows in run.attention(block).pieces()], dim=1), batch)
 
 
 def integrated_gradient_row(view: View, steps: int) -> Tensor:
-    """mean_h of (the mean of dy_c/dA over pictures a x, a from 0 to 1)^+: the last attention's class token row.
+    """mean_h of (the mean of dy_c/dA over images a x, a from 0 to 1)^+: the last attention's class token row.
 
-    (batch, tokens). Where the head reads several tokens, their rows are averaged. Several methods end with it, so it is
-    found once for each target of a runner.
+    (batch, tokens). If the head reads several tokens, their rows are averaged. Several methods use it, so it is cached
+    for each target of a runner.
     """
     memory, key = view.runner.memory, (integrated_gradient_row, steps, tuple(view.target.tolist()))
     if key in memory:
@@ -103,13 +103,13 @@ def integrated_gradient_row(view: View, steps: int) -> Tensor:
 
     points = torch.linspace(0, 1, steps, dtype=torch.float64)
     row = (total(map(gradient, few_at_once(view, points))) / steps).clamp_(min=0).mean(dim=(1, 2))
-    # An attention that pools the tokens may leave out the prefix.
+    # Attention pooling may exclude the prefix tokens.
     memory[key] = torch.nn.functional.pad(row, (view.layout.tokens - row.shape[1], 0))
     return memory[key]
 
 
 class Feedback(MeanAttention):
-    """A product of matrices whose class token row is weighed, at its end, by the integrated gradient of the last A."""
+    """A product of matrices whose class token row is weighted, at its end, by the integrated gradient of the last A."""
 
     residual: Residual = "add"
     only_as_product = True
@@ -121,7 +121,7 @@ class Feedback(MeanAttention):
         self.steps = self.evaluations = steps
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """Also what a text has for its pixels."""
+        """Also the first block's tokens, the input of a text."""
         return super().needs(layer, depth) | Needs(tokens=frozenset({0}), gradients_again=True)
 
     def finish(self, view: View, row: Row) -> Tensor:
@@ -133,13 +133,13 @@ class TransitionAttention(Feedback):
     """A Markov chain of attention (Yuan et al. 2021): state 0 is the class token's row of the last block's mean_h A.
 
     A block below takes a state s to s A + s, A its mean over heads and the identity its residual connection. The last
-    state is weighed by the integrated gradient of the last block's A. The order of the operations, 20 points with both
-    ends, and the gradient of the logit are those of the authors' program, which leaves out the lowest four of twelve
-    blocks (``start=4``); the numbers of the paper's equations could not be verified.
+    state is weighted by the integrated gradient of the last block's A. The order of the operations, 20 points with both
+    ends, and the gradient of the logit are those of the authors' code, which omits the lowest four of twelve blocks
+    (``start=4``); the numbers of the paper's equations could not be verified.
     """
 
     def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
-        """From a state to the next; the first one is the row itself."""
+        """One transition; the first state is the row itself."""
         first = layer == view.last_attention[0]
         return super().step(view, layer, row, "none" if first else residual)
 
@@ -147,11 +147,11 @@ class TransitionAttention(Feedback):
 class TokenwiseAttention(Feedback):
     """I + mean_h A diag(||v_j W_O|| / ||x_j||), x_j the token that enters the block (Beyond Intuition, token-wise).
 
-    The attention perception of Chen et al. (TMLR 2023): how much of a token is left of its length in what the attention
-    moves, heads together, LayerScale included and without the bias of the projection. The reasoning feedback is the
-    integrated gradient of the last A. Taken from the authors' program, in which the product starts above the lowest
-    blocks (its ``start_layer`` is counted from 1: ``start=5`` here is its default of 6); the paper's equations could
-    not be consulted.
+    The attention perception of Chen et al. (TMLR 2023): the norm of a token's projected value over the norm of the
+    token, over all heads, LayerScale included and without the bias of the projection. The reasoning feedback is the
+    integrated gradient of the last A. Taken from the authors' code, in which the product starts above the lowest blocks
+    (its ``start_layer`` is counted from 1: ``start=5`` here is its default of 6); the paper's equations could not be
+    consulted.
     """
 
     values = ("tokens", "attention", "projections")
@@ -174,9 +174,9 @@ class HeadwiseAttention(Feedback):
     """I + Σ_h I_h A_h, I_h the mean over all entries of |A_hᵀ dy_c/dA_h|, divided by its sum (Beyond Intuition).
 
     The head-wise attention perception of Chen et al. (TMLR 2023). A_hᵀ dA_h = (A_hᵀ dO_h) V_hᵀ, so that the product of
-    two matrices between tokens is never formed. From the authors' program, whose default ``start_layer`` of 4 is
-    ``start=3`` here; there all heads of a batch share one sum, so it holds for single images. The paper's equations
-    could not be consulted.
+    two matrices between tokens is never formed. From the authors' code, whose default ``start_layer`` of 4 is
+    ``start=3`` here; there all heads of a batch share one sum, so the two agree for single images. The paper's
+    equations could not be consulted.
     """
 
     slopes = ("attention",)
@@ -203,7 +203,7 @@ class HeadwiseAttention(Feedback):
 Points = Annotated[int, "points of each integral, both ends included", AtMost(100)]
 Steps = Annotated[
     int,
-    "pictures between black (0) and the real one over which the gradient is averaged, both included",
+    "number of images between black (0) and the original over which the gradient is averaged, both included",
     AtMost(1000),
 ]
 
@@ -218,7 +218,7 @@ Steps = Annotated[
     signed=False,
 )
 def iia(*, points: Points = 6) -> Readout:
-    """Gradient rollout integrated over the picture's scale and over the last block's attention."""
+    """Gradient rollout integrated over the image's scale and over the last block's attention."""
     return IteratedIntegral(points, scale_images=True)
 
 
@@ -246,7 +246,7 @@ def dix(*, points: Points = 6) -> Readout:
     signed=False,
 )
 def tam(*, steps: Steps = _AUTHORS_STEPS) -> Readout:
-    """Attention as the transitions of a Markov chain, weighed by the integrated gradient of the last attention."""
+    """Attention as the transitions of a Markov chain, weighted by the integrated gradient of the last attention."""
     return TransitionAttention(steps)
 
 
@@ -262,7 +262,7 @@ def tam(*, steps: Steps = _AUTHORS_STEPS) -> Readout:
     signed=False,
 )
 def bi_token(*, steps: Steps = _AUTHORS_STEPS) -> Readout:
-    """Rollout with what attention leaves of each token's length, weighed by the integrated gradient."""
+    """Rollout of attention x norm ratio of each token's value, weighted by the integrated gradient."""
     return TokenwiseAttention(steps)
 
 
@@ -278,5 +278,5 @@ def bi_token(*, steps: Steps = _AUTHORS_STEPS) -> Readout:
     signed=False,
 )
 def bi_head(*, steps: Steps = _AUTHORS_STEPS) -> Readout:
-    """Rollout with heads weighed by their part in the gradient, times the integrated gradient."""
+    """Rollout with heads weighted by their share of the gradient, times the integrated gradient."""
     return HeadwiseAttention(steps)

@@ -16,9 +16,8 @@ from vitreous.methods.registry import register
 from vitreous.methods.rerun import few_at_once, rerun
 from vitreous.methods.view import View
 from vitreous.tape import Intervention, Needs
-from vitreous.tape.output import explained
 
-_EPSILON = 1e-8  # pytorch-grad-cam's, against a channel that is the same everywhere
+_EPSILON = 1e-8  # as in pytorch-grad-cam, for constant channels
 Neighbourhood = Literal["gaussian", "single"]
 Score = Literal["probability", "logit"]
 
@@ -26,13 +25,13 @@ Score = Literal["probability", "logit"]
 class ScoreWeightedActivations(Procedure):
     """(Σ_k w_k A_k)^+, w the softmax over channels of y_c(x * M_k) (Score-CAM eqs. 6-10 and algorithm 1).
 
-    As in pytorch-grad-cam, A is the output of the last block's first norm at the patches; M_k is channel k brought to
-    the picture's size (bilinear, corners aligned) and stretched to [0, 1]. The paper subtracts the score of an empty
-    picture, which the softmax removes again. One evaluation of the model per channel and image.
+    As in pytorch-grad-cam, A is the output of the last block's first norm at the patches; M_k is channel k upsampled to
+    the image size (bilinear, corners aligned) and scaled to [0, 1]. The paper subtracts the score of an empty image,
+    which cancels in the softmax. One forward pass per channel and image.
 
     Args:
-        budget: evaluations per image; where there are more channels, those that vary most over the patches are asked
-            and the others are left out of the softmax. ``None`` for all channels, as in the paper.
+        budget: forward passes per image; with more channels, those with the largest variance over the patches are used
+            and the others are excluded from the softmax. ``None`` for all channels, as in the paper.
     """
 
     def __init__(self, budget: int | None = None) -> None:
@@ -52,7 +51,7 @@ class ScoreWeightedActivations(Procedure):
         return torch.einsum("bpk,bk->bp", activations, weights.to(activations.dtype)).clamp_(min=0)
 
     def chosen(self, activations: Tensor) -> Tensor:
-        """The channels that the budget suffices for, (batch, patches, channels)."""
+        """Select the channels within the budget, (batch, patches, channels)."""
         if self.budget is None or self.budget >= activations.shape[2]:
             return activations
         order = activations.var(dim=1).argsort(dim=1, descending=True, stable=True)[:, : self.budget]
@@ -77,7 +76,7 @@ def _of_target(values: Tensor, target: Tensor) -> Tensor:
 
 
 def _stretched(maps: Tensor, size: tuple[int, int], geometry: PatchGeometry | None) -> Tensor:
-    """Every map at the picture's size, from 0 at its smallest to 1 at its largest value."""
+    """Upsample every map to the image size and scale it to [0, 1]."""
     if geometry is None:
         large = torch.nn.functional.interpolate(maps, size, mode="bilinear", align_corners=True)
     else:
@@ -87,12 +86,12 @@ def _stretched(maps: Tensor, size: tuple[int, int], geometry: PatchGeometry | No
 
 
 class ReciprocalMasks(Procedure):
-    """What the last block and the head say when of all patches only one, with its neighbours, enters the block.
+    """The output for the last block's input with all patches masked except one and its neighbours.
 
-    ViT-ReciproCAM (Byun and Lee 2023, sec. 3): the tokens that enter the last block are multiplied by a mask for every
-    patch, a 3 x 3 Gaussian [1 2 1; 2 4 2; 1 2 1]/16 around it or the patch alone, prefix tokens stay as they are, and
-    the score of the class is the patch's. That the score is the probability is as in the authors' Recipro-CAM for
-    convolutional networks; the numbers of the equations could not be verified. Only the last block runs again.
+    ViT-ReciproCAM (Byun and Lee 2023, sec. 3): the input tokens of the last block are multiplied by a mask for every
+    patch, a 3 x 3 Gaussian [1 2 1; 2 4 2; 1 2 1]/16 around it or the patch alone; prefix tokens are unchanged. The
+    score of the class is that of the patch. It is the probability, as in the authors' Recipro-CAM for convolutional
+    networks; the numbers of the equations could not be verified. Only the last block runs again.
     """
 
     def __init__(self, neighbourhood: Neighbourhood, score: Score) -> None:
@@ -100,7 +99,7 @@ class ReciprocalMasks(Procedure):
         self.signed = score == "logit"
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """The tokens that enter the last block."""
+        """The input tokens of the last block."""
         del layer
         return Needs(tokens=frozenset({depth - 1}))
 
@@ -109,17 +108,17 @@ class ReciprocalMasks(Procedure):
         layer, runner = view.depth - 1, view.runner
         tokens = view.tape.tokens(layer)
         scores = []
-        # Of all blocks one runs on the masked tokens, so as many more fit.
+        # Only one block runs on the masked tokens, so correspondingly more masks fit into memory.
         for masks in few_at_once(view, self.masks(view).to(tokens), room=view.depth):
             masked = masks[:, None, :, None] * tokens
             with rerun(view, runner.inputs[:1], Needs(), Intervention(layer, masked.flatten(0, 1))) as run:
                 logits = exact(run.tape.logits)
-            values = explained(logits, self.score, runner.scale)
+            values = runner.explained(logits, self.score)
             scores.append(_of_target(values, view.target))
         return torch.cat(scores).T
 
     def masks(self, view: View) -> Tensor:
-        """A mask over all tokens for every patch, (patches, tokens)."""
+        """Return a mask over all tokens for every patch, (patches, tokens)."""
         rows, columns = view.layout.grid
         alone = torch.eye(view.layout.patches, dtype=torch.float64).view(-1, 1, rows, columns)
         if self.neighbourhood == "gaussian":
@@ -141,11 +140,11 @@ def scorecam(
     *,
     budget: Annotated[
         int | None,
-        "how many evaluations an image may cost: the channels that vary most; all channels by default",
+        "forward passes per image: the channels with the largest variance; all channels by default",
         MOST_EVALUATIONS,
     ] = None,
 ) -> Readout:
-    """Channels of the last block, each weighed by the score of the picture seen through it."""
+    """Channels of the last block, each weighted by the score of the image masked with it."""
     return ScoreWeightedActivations(budget)
 
 
@@ -161,7 +160,7 @@ def scorecam(
 def vit_recipro_cam(
     *,
     neighbourhood: Annotated[Neighbourhood, "a 3 x 3 Gaussian around a patch, or the patch alone"] = "gaussian",
-    score: Annotated[Score, "what is read for the class"] = "probability",
+    score: Annotated[Score, "the output that is read for the class"] = "probability",
 ) -> Readout:
-    """Score of the class when only one patch and its neighbours enter the last block."""
+    """Score of the class with all patches masked at the last block except one and its neighbours."""
     return ReciprocalMasks(neighbourhood, score)

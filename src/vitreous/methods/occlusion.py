@@ -32,29 +32,29 @@ Of = Literal["probability", "logit"]
 Painting = Annotated[By, "paint patches with 0, or drop their tokens"]
 WindowBudget = Annotated[
     int | None,
-    "how many evaluations an image may cost at most; where there are more squares, the stride is raised until they are "
-    "few enough, and the square with it so that none of the picture is left out; any number by default",
+    "maximum number of forward passes per image; with more squares, the stride is raised until they fit, and the "
+    "square with it, so that the whole image is covered; unlimited by default",
     AtMost(100_000),
 ]
-Stride = Annotated[int, "patches from one square to the next", AtMost(1000)]
+Stride = Annotated[int, "stride of the squares, in patches", AtMost(1000)]
 
 
 def check_windows(window: int, stride: int, budget: int | None) -> None:
-    """Refuse here rather than when the model has run."""
+    """Check the options before the model runs."""
     if budget is not None and budget < 1:
         raise MethodError("budget must be at least 1")
     windows((1, 1), window, stride)
 
 
 class Occlusion(PerturbationMethod):
-    """f(x) - f(x without a window), averaged over the windows that a patch lies in (Zeiler and Fergus, section 4.2).
+    """f(x) - f(x without a window), averaged over the windows that contain a patch (Zeiler and Fergus, section 4.2).
 
     Args:
-        by: whether patches are painted or dropped.
-        of: what f is.
-        window: patches of a window in each direction.
-        stride: patches from one window to the next.
-        budget: windows at most; see ``windows_within``. ``None`` for any number.
+        by: paint patches or drop their tokens.
+        of: the output f.
+        window: edge of a window, in patches.
+        stride: stride of the windows, in patches.
+        budget: maximum number of windows, see ``windows_within``; ``None`` for no limit.
     """
 
     def __init__(self, *, by: By, of: Of, window: int, stride: int, budget: int | None = None) -> None:
@@ -62,21 +62,21 @@ class Occlusion(PerturbationMethod):
         self._by, self._of, self._window, self._stride, self._budget = by, of, window, stride, budget
 
     def maps(self, view: View) -> Tensor:
-        """What hiding each patch costs."""
+        """Drop of the output when each patch is hidden."""
         hidden = windows_within(self._budget, view.layout.grid, self._window, self._stride)
         outputs = masked_outputs(view, PatchMasks(~hidden, view.layout, view.runner.size), self._by, self._of)
         return average_over(hidden, original_output(view, self._of)[..., None] - outputs.mT)
 
 
 class Pami(PerturbationMethod):
-    """f(x with nothing but a window), averaged over the windows that a patch lies in (PAMI section 3).
+    """f(a window of x alone), averaged over the windows that contain a patch (PAMI section 3).
 
     Args:
-        by: whether patches are painted or dropped.
-        of: what f is.
-        window: patches of a window in each direction; ``None`` for a quarter of the picture.
-        stride: patches from one window to the next.
-        budget: windows at most; see ``windows_within``. ``None`` for any number.
+        by: paint patches or drop their tokens.
+        of: the output f.
+        window: edge of a window, in patches; ``None`` for a quarter of the image.
+        stride: stride of the windows, in patches.
+        budget: maximum number of windows, see ``windows_within``; ``None`` for no limit.
     """
 
     def __init__(self, *, by: By, of: Of, window: int | None, stride: int, budget: int | None = None) -> None:
@@ -85,7 +85,7 @@ class Pami(PerturbationMethod):
         self.signed = of == "logit"
 
     def maps(self, view: View) -> Tensor:
-        """What each patch achieves with its neighbours alone."""
+        """Output for each patch with its neighbours alone."""
         grid = view.layout.grid
         shown = windows_within(self._budget, grid, self._window or max(1, round(min(grid) / 4)), self._stride)
         outputs = masked_outputs(view, PatchMasks(shown, view.layout, view.runner.size), self._by, self._of)
@@ -93,7 +93,7 @@ class Pami(PerturbationMethod):
 
 
 def average_over(inside: Tensor, values: Tensor) -> Tensor:
-    """The mean of ``values`` (..., windows) over the windows each patch is inside of, (..., patches); 0 if in none."""
+    """Average ``values`` (..., windows) over the windows that contain each patch, (..., patches); 0 if none does."""
     inside = inside.to(values)
     return values @ inside / inside.sum(dim=0).clamp(min=1)
 
@@ -110,12 +110,12 @@ def average_over(inside: Tensor, values: Tensor) -> Tensor:
 def occlusion(
     *,
     by: Painting = "paint",
-    of: Annotated[Of, "of what the change is measured"] = "probability",
-    window: Annotated[int, "patches of the hidden square in each direction", AtMost(1000)] = 1,
+    of: Annotated[Of, "the output whose change is measured"] = "probability",
+    window: Annotated[int, "edge of the hidden square, in patches", AtMost(1000)] = 1,
     stride: Stride = 1,
     budget: WindowBudget = None,
 ) -> Occlusion:
-    """What the model says less when a square of patches is hidden; one evaluation for every square."""
+    """Drop of the output when a square of patches is hidden; one forward pass per square."""
     return Occlusion(by=by, of=of, window=window, stride=stride, budget=budget)
 
 
@@ -131,14 +131,14 @@ def occlusion(
 def pami(
     *,
     by: Painting = "paint",
-    of: Annotated[Of, "what the shown part is measured by"] = "probability",
+    of: Annotated[Of, "the output that is measured"] = "probability",
     window: Annotated[
-        int | None, "patches of the shown square in each direction; a quarter of the picture by default", AtMost(1000)
+        int | None, "edge of the visible square, in patches; a quarter of the image by default", AtMost(1000)
     ] = None,
     stride: Stride = 1,
     budget: WindowBudget = None,
 ) -> Pami:
-    """What the model says when it sees nothing but a square of patches; one evaluation for every square."""
+    """Output when only a square of patches is visible; one forward pass per square."""
     return Pami(by=by, of=of, window=window, stride=stride, budget=budget)
 
 
@@ -149,16 +149,16 @@ class AtMan(PerturbationMethod):
     """L(target | token i suppressed) - L(target) (AtMan eq. 5), L the cross entropy.
 
     Suppressed means that in all heads and blocks column k of the scores before the softmax is multiplied by 1 - f s_ik,
-    where s_ik is the cosine similarity of the tokens that enter the first block, for k = i and for all patches with
-    s_ik ≥ η (eqs. 6 and 7; f = 0.9, as in the authors' program). Attention that pools the tokens is treated alike.
+    where s_ik is the cosine similarity of the first block's input tokens, for k = i and for all patches with s_ik ≥ η
+    (eqs. 6 and 7; f = 0.9, as in the authors' code). Attention pooling is treated alike.
 
     Args:
         factor: f.
         similarity: η.
-        of: what is compared; the loss in the paper.
-        budget: evaluations per image. Where there are more patches, those of a square are suppressed together, each
-            column as much as the patch of the square that suppresses it most would, and share the score; the squares
-            are the smallest that are few enough. ``None`` for every patch by itself, as in the paper.
+        of: the output that is compared; the loss in the paper.
+        budget: forward passes per image. With more patches, the patches of a square are suppressed together, each
+            column by the smallest factor of the square, and share the score; the squares are the smallest that fit.
+            ``None`` for every patch by itself, as in the paper.
     """
 
     def __init__(
@@ -173,12 +173,12 @@ class AtMan(PerturbationMethod):
         self._of: Quantity = "log_probability" if of == "loss" else of
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """The tokens that enter the first block; and attention that can be seen, or it could not be suppressed."""
+        """The first block's input tokens, and attention that can be intercepted."""
         del layer
         return Needs(tokens=frozenset({0}), attention_rows=frozenset({depth - 1}))
 
     def maps(self, view: View) -> Tensor:
-        """What suppressing every patch, or the square that it lies in, costs."""
+        """Drop of the output when every patch, or its square, is suppressed."""
         runner, squares = view.runner, windows_within(self._budget, view.layout.grid, 1, 1)
         single = self.factors(view)
         factors = torch.stack([single[:, square].amin(dim=1) for square in squares], dim=1)
@@ -191,7 +191,7 @@ class AtMan(PerturbationMethod):
         return average_over(squares, original_output(view, self._of)[..., None] - outputs.mT)
 
     def factors(self, view: View) -> Tensor:
-        """What every column is multiplied with when a patch is suppressed, (batch, patches, tokens)."""
+        """Factors of every column when a patch is suppressed, (batch, patches, tokens)."""
         prefix = view.layout.prefix
         patches = torch.nn.functional.normalize(view.tokens(0)[:, prefix:], dim=-1)
         alike = (patches @ patches.mT).clamp(max=1)
@@ -212,15 +212,15 @@ class AtMan(PerturbationMethod):
 )
 def atman(
     *,
-    factor: Annotated[float, "how much attention scores are suppressed; 1 would be to 0"] = 0.9,
-    similarity: Annotated[float, "patches as alike as this are suppressed together; above 1, none"] = 0.7,
-    of: Annotated[Measure, "of what the change is measured"] = "loss",
+    factor: Annotated[float, "suppression of attention scores; 1 would set them to 0"] = 0.9,
+    similarity: Annotated[float, "patches with at least this similarity are suppressed together; above 1: none"] = 0.7,
+    of: Annotated[Measure, "the output whose change is measured"] = "loss",
     budget: Annotated[
         int | None,
-        "how many evaluations an image may cost at most; where there are more patches, squares of them are suppressed "
-        "together, the smallest that are few enough; any number by default",
+        "maximum number of forward passes per image; with more patches, the smallest squares that fit are suppressed "
+        "together; unlimited by default",
         MOST_EVALUATIONS,
     ] = None,
 ) -> AtMan:
-    """What suppressing the attention to each patch costs; one evaluation for every patch."""
+    """Drop of the output when the attention to each patch is suppressed; one forward pass per patch."""
     return AtMan(factor=factor, similarity=similarity, of=of, budget=budget)

@@ -1,4 +1,4 @@
-"""Options of methods and aggregations: declared once, as annotated keyword arguments, and read from text."""
+"""Options of methods and aggregations, declared as annotated keyword arguments and parsed from text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vitreous._utils.messages import close_match
 from vitreous.errors import MethodError
 from vitreous.tape.rules import own_rules
 
-_LARGEST = 2**63  # whole numbers beyond 64 bits are none that torch can take, as a seed or as a count
+_LARGEST = 2**63  # torch takes 64-bit integers as seeds and counts
 
 
 class AlsoOwnRules:
-    """In an annotation: besides the named values, the rules that the user has registered."""
+    """Annotation: registered user rules are valid values, too."""
 
 
 # The rule option, for methods that read the attention's gradient and for those that read the stream's.
@@ -32,25 +32,25 @@ StreamRuleOption = Annotated[
 
 @dataclass(frozen=True)
 class AtMost:
-    """The largest value of an option that sets what a method costs, as part of its annotation.
+    """Annotation: the largest value of an option that determines the cost of a method.
 
     Attributes:
-        value: the bound; it is meant to be far above what anybody needs, and below what no machine could do.
+        value: the bound, far above practical values and still feasible.
     """
 
     value: int
 
 
-MOST_EVALUATIONS = AtMost(100_000)  # of the model, for one image
+MOST_EVALUATIONS = AtMost(100_000)  # forward passes for one image
 
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """One option: its default, the values it may take (``None``: any of ``kind``) and a line of help.
+    """One option: its default, its choices (``None``: any value of ``kind``) and a line of help.
 
     Attributes:
-        own_rules: whether rules that the user has registered are values, too.
-        most: the largest value, where the option sets what the method costs.
+        own_rules: whether registered user rules are valid values, too.
+        most: the largest value, if the option determines the cost of the method.
     """
 
     default: Any
@@ -61,7 +61,7 @@ class OptionInfo:
     own_rules: bool = False
 
     def convert(self, name: str, text: str) -> Any:
-        """The value that ``text`` stands for."""
+        """Parse a value from text."""
         if self.choices is not None:
             choices = (*self.choices, *own_rules()) if self.own_rules else self.choices
             if text not in choices:
@@ -74,7 +74,7 @@ class OptionInfo:
             value = self.kind(text)
         except ValueError:
             raise MethodError(f"{name}={text} is not {'a whole number' if self.kind is int else 'a number'}") from None
-        # No option needs an infinity: where it would mean something, a large number means the same.
+        # No option needs infinity: a large number has the same effect.
         if isinstance(value, float) and not math.isfinite(value):
             raise MethodError(f"{name}={text} is not a finite number")
         if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
@@ -85,7 +85,7 @@ class OptionInfo:
 
 
 def options_of(function: Callable[..., Any]) -> Mapping[str, OptionInfo]:
-    """The options that a function's keyword arguments declare."""
+    """Return the options declared by the keyword arguments of a function."""
     hints = get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
     parameters = inspect.signature(function).parameters
     return {name: _option(hints[name], parameter.default) for name, parameter in parameters.items()}

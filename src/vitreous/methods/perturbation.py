@@ -19,21 +19,21 @@ from vitreous.inputs.patch_geometry import PatchGeometry, patch_of_line
 from vitreous.methods.readout import Procedure, total
 from vitreous.methods.view import View
 from vitreous.tape import Layout, Needs
-from vitreous.tape.output import Quantity, explained
+from vitreous.tape.output import Quantity
 
 Size = tuple[int, int]
-_AT_ONCE = 16  # masks as large as the picture are made a few at a time
+_AT_ONCE = 16  # masks of pixels built at once
 
 
 class Masks(ABC):
-    """Several masks of one picture size."""
+    """Masks of one image size."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def pixels(self, numbers: Tensor) -> Tensor:
-        """Some of the masks as factors of the picture's pixels, (numbers, 1, height, width)."""
+        """Return some of the masks as factors of pixels, (numbers, 1, height, width)."""
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Σ_j weights_j mask_j, (..., masks) -> (..., height x width)."""
@@ -45,7 +45,7 @@ class PatchMasks(Masks):
     """Masks of whole patches.
 
     Attributes:
-        kept: which patches stay, (masks, patches); ones and zeros, or, only for painting, something in between.
+        kept: which patches are kept, (masks, patches); 0 and 1, or values in between for painting only.
     """
 
     def __init__(self, kept: Tensor, layout: Layout, size: Size) -> None:
@@ -57,7 +57,7 @@ class PatchMasks(Masks):
         return len(self.kept)
 
     def pixels(self, numbers: Tensor) -> Tensor:
-        """Every pixel gets its patch's factor."""
+        """Return the factor of each pixel's patch."""
         return self.kept[numbers][:, self._patch_of_pixel].view(len(numbers), 1, *self._size)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class PatchMasks(Masks):
 
 
 class PixelMasks(Masks):
-    """Given masks of pixels, (masks, 1, height, width)."""
+    """Explicit masks of pixels, (masks, 1, height, width)."""
 
     def __init__(self, masks: Tensor) -> None:
         self._masks = masks
@@ -80,7 +80,7 @@ class PixelMasks(Masks):
 
 
 class CellMasks(Masks):
-    """RISE's masks: a coarse grid of kept and dropped cells, enlarged bilinearly and shifted by part of a cell."""
+    """RISE's masks: a coarse grid of kept and dropped cells, upsampled bilinearly and shifted by part of a cell."""
 
     def __init__(self, count: int, cells: int, keep: float, size: Size, generator: torch.Generator) -> None:
         self._cells = (uniform(count, 1, cells, cells, generator=generator) < keep).float()
@@ -91,7 +91,7 @@ class CellMasks(Masks):
         return len(self._cells)
 
     def pixels(self, numbers: Tensor) -> Tensor:
-        """Enlarged to one cell more than the picture, of which the shift chooses a part."""
+        """Upsample to one cell more than the image and crop at the random shift."""
         chosen = self._cells[numbers]
         count = chosen.shape[-1] + 1
         enlarged = torch.nn.functional.interpolate(
@@ -108,7 +108,7 @@ class CellMasks(Masks):
 
 
 def patch_of_pixel(grid: tuple[int, int], size: Size, geometry: PatchGeometry | None = None) -> Tensor:
-    """The patch that each pixel belongs to, (height x width,). The last patches may stand over the edge (padding)."""
+    """Return the patch of each pixel, (height x width,). The last patches may extend beyond the edge (padding)."""
     rows, columns = (
         patch_of_line(length, count, geometry, axis)
         for axis, (length, count) in enumerate(zip(size, grid, strict=True))
@@ -117,28 +117,28 @@ def patch_of_pixel(grid: tuple[int, int], size: Size, geometry: PatchGeometry | 
 
 
 def seeded(seed: int) -> torch.Generator:
-    """Random numbers that depend on the seed alone: neither on the device nor on the images."""
+    """Return a CPU generator, so that random numbers do not depend on the device."""
     return torch.Generator().manual_seed(seed)
 
 
 def uniform(*shape: int, generator: torch.Generator) -> Tensor:
-    """Numbers from 0 to 1, the same whatever torch's default type is: another type would draw others."""
+    """Draw float32 numbers from 0 to 1; another dtype would draw different numbers."""
     return torch.rand(*shape, generator=generator, dtype=torch.float32)
 
 
 def independent(count: int, patches: int, generator: torch.Generator, keep: float = 0.5) -> Tensor:
-    """Every patch is kept with probability ``keep``, but at least one, since some models have nothing else to read."""
+    """Keep every patch with probability ``keep``, but at least one: some models read nothing but patches."""
     draws = uniform(count, patches, generator=generator)
     return (draws < keep) | (draws == draws.amin(dim=1, keepdim=True))
 
 
 def balanced(count: int, patches: int, generator: torch.Generator) -> Tensor:
-    """Every patch is kept in exactly half of the masks: a Latin hypercube of two levels."""
+    """Keep every patch in exactly half of the masks: a Latin hypercube of two levels."""
     return uniform(count, patches, generator=generator).argsort(dim=0) < count // 2
 
 
 def blocks_of_patches(count: int, cells: int, keep: float, grid: Size, generator: torch.Generator) -> Tensor:
-    """RISE's cells at the resolution of patches, without interpolation: shifted squares of patches."""
+    """Draw RISE's masks at the resolution of patches, without interpolation: shifted squares of patches."""
     rows, columns = grid
     sides = [math.ceil(length / cells) for length in grid]
     drawn = independent(count, (cells + 1) ** 2, generator, keep).view(count, cells + 1, cells + 1)
@@ -147,12 +147,12 @@ def blocks_of_patches(count: int, cells: int, keep: float, grid: Size, generator
         for length, side in zip((rows, columns), sides, strict=True)
     )
     kept = drawn[torch.arange(count)[:, None, None], row[:, :, None], column[:, None, :]].flatten(1)
-    kept[~kept.any(dim=1), 0] = True  # the only cell kept may lie outside
+    kept[~kept.any(dim=1), 0] = True  # the only kept cell may be outside of the image
     return kept
 
 
 def windows(grid: Size, window: int, stride: int) -> Tensor:
-    """Square windows of patches, (windows, patches); those at the far edges may be cut off."""
+    """Return square windows of patches, (windows, patches); those at the bottom and right may be cut off."""
     if window < 1 or stride < 1:
         raise MethodError("window and stride must be at least 1")
     inside = []
@@ -165,9 +165,9 @@ def windows(grid: Size, window: int, stride: int) -> Tensor:
 
 
 def windows_within(budget: int | None, grid: Size, window: int, stride: int) -> Tensor:
-    """Square windows of patches, not more than ``budget``: the smallest stride from ``stride`` on that is enough.
+    """Return at most ``budget`` square windows of patches: ``stride`` is raised until they fit.
 
-    Windows grow with a stride that had to be raised, so that no patch falls between them.
+    Windows grow with a raised stride, so that they cover every patch.
     """
     found = windows(grid, window, stride)
     while budget is not None and len(found) > budget:
@@ -205,9 +205,9 @@ def masked_outputs(view: View, masks: Masks, by: By, quantity: Quantity) -> Tens
 
 
 def run_pairs(view: View, groups: Iterable[Tensor], run: RunMasked, quantity: Quantity) -> Tensor:
-    """(batch, masks, targets) from ``run(image numbers, mask numbers)``, which returns logits.
+    """Run all pairs of images and masks, (batch, masks, targets); ``run(images, masks)`` takes indices, returns logits.
 
-    The masks of one group may be run together; every mask is in one group.
+    Masks of one group may share a batch; every mask is in one group.
     """
     runner, targets = view.runner, all_targets(view)
     batch = len(runner.inputs)
@@ -216,18 +216,18 @@ def run_pairs(view: View, groups: Iterable[Tensor], run: RunMasked, quantity: Qu
     for group in groups:
         image, mask = torch.arange(batch).repeat_interleave(len(group)), group.repeat(batch)
         for images, masks in zip(*(torch.split(numbers, runner.batch) for numbers in (image, mask)), strict=True):
-            outputs = explained(exact(run(images, masks)), quantity, runner.scale)
+            outputs = runner.explained(exact(run(images, masks)), quantity)
             found[images, masks] = outputs.gather(1, targets[images])
     return found
 
 
 def original_output(view: View, quantity: Quantity) -> Tensor:
     """The model's output of every target for the original image, (batch, targets), from the tape."""
-    return explained(exact(view.tape.logits), quantity, view.runner.scale).gather(1, all_targets(view))
+    return view.runner.explained(exact(view.tape.logits), quantity).gather(1, all_targets(view))
 
 
 def all_targets(view: View) -> Tensor:
-    """All targets that are explained, (batch, targets): one run of the model serves all of them."""
+    """All explained targets, (batch, targets): one forward pass serves all of them."""
     return view.target[:, None] if view.runner.targets is None else view.runner.targets
 
 

@@ -1,4 +1,4 @@
-"""Read-outs: what is read at one layer, a score for every token or a matrix between tokens; and maps of pixels."""
+"""Read-outs: a score for every token or a matrix between tokens at one layer; and sums of pixels over patches."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ ResolutionOption = Annotated[Resolution, "one score per patch, the sum of its pi
 
 
 def input_scores(attributions: Tensor, layout: Layout, resolution: Resolution) -> Tensor:
-    """What all numbers of the input count, summed to those of patches or pixels.
+    """Sum attributions of the input to scores of patches or pixels.
 
-    Of a picture (batch, channel, height, width), of tokens (batch, tokens, channels).
+    Attributions are those of an image (batch, channel, height, width) or of tokens (batch, tokens, channels).
     """
     if attributions.dim() == 4:
         pixels = attributions.sum(dim=1)
         maps = pixels if resolution == "pixel" else patch_sums(pixels, layout.grid, layout.geometry)
         return maps.flatten(1)
     if resolution == "pixel":
-        raise MethodError("resolution=pixel needs a picture: a text has no pixels")
+        raise MethodError("resolution=pixel needs an image: a text has no pixels")
     return attributions.sum(dim=-1)[:, layout.prefix :]
 
 
 def patch_sums(pixels: Tensor, grid: tuple[int, int], geometry: PatchGeometry | None = None) -> Tensor:
-    """Sums over (batch, height, width) of the pixels that fall into each patch of the grid: (batch, rows, columns).
+    """Sum pixels (batch, height, width) over the patches of a grid: (batch, rows, columns).
 
-    Every pixel counts once, also where the grid does not divide the picture, so the sum of the map stays the same.
+    Every pixel counts once, even if the grid does not divide the image, so the sum of the map is preserved.
     """
     rows, columns = (
         _cells(patch_of_line(length, cells, geometry, axis), cells, pixels)
@@ -51,19 +51,19 @@ def patch_sums(pixels: Tensor, grid: tuple[int, int], geometry: PatchGeometry | 
 def patch_means(
     maps: Tensor, size: tuple[int, int], grid: tuple[int, int], geometry: PatchGeometry | None = None
 ) -> Tensor:
-    """Maps (..., height x width) averaged over the pixels of every patch: (..., patches)."""
+    """Average maps (..., height x width) over the pixels of every patch: (..., patches)."""
     pixels = maps.reshape(-1, *size)
     sums = patch_sums(pixels, grid, geometry) / patch_sums(torch.ones_like(pixels[:1]), grid, geometry)
     return sums.reshape(*maps.shape[:-1], -1)
 
 
 def layout_means(maps: Tensor, size: tuple[int, int], layout: Layout) -> Tensor:
-    """Maps (..., height x width) averaged over the pixels of every patch of a layout: (..., patches)."""
+    """Average maps (..., height x width) over the pixels of every patch of a layout: (..., patches)."""
     return patch_means(maps, size, layout.grid, layout.geometry)
 
 
 def _cells(patches: Tensor, cells: int, like: Tensor) -> Tensor:
-    """Which of so many patches each pixel belongs to, as a matrix (cells, length) of 0 and 1."""
+    """Return the one-hot matrix (cells, length) of the patch of each pixel along one axis."""
     return torch.nn.functional.one_hot(patches, cells).T.to(like)
 
 
@@ -75,12 +75,12 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
     """What a method reads at a layer, and what a tape has to hold for it.
 
     Attributes:
-        values: names of ``Needs`` fields that are read at the layer itself.
-        slopes: names of ``GradientNeeds`` fields that are read at the layer itself.
-        backward: the backward pass that its gradients come from.
-        signed: whether the sign of its scores means something; ``None`` leaves it to the registry entry.
-        runs_again: whether it asks the runner again, which is what makes a method expensive.
-        evaluations: how many images it asks the runner about for one image, where its options alone decide that.
+        values: activations that are read at the layer, names of ``Needs`` fields.
+        slopes: activations whose gradient is read at the layer, names of ``GradientNeeds`` fields.
+        backward: the backward pass of its gradients.
+        signed: whether the sign of its scores carries meaning; ``None`` to use the registry entry.
+        runs_again: whether it runs the model again, which makes a method expensive.
+        evaluations: number of forward passes per image, if its options determine it.
     """
 
     values: ClassVar[tuple[str, ...]] = ()
@@ -91,7 +91,7 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
     evaluations: int | None = None
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """What reading ``layer`` of a model with ``depth`` blocks takes."""
+        """What the tape must hold to read ``layer`` of a model with ``depth`` blocks."""
         del depth
         here: Layers = frozenset({layer})
         slopes = GradientNeeds(**dict.fromkeys(self.slopes, here))
@@ -99,14 +99,15 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
         return Needs(**values, gradients={self.backward: slopes} if self.slopes else {})
 
     def under(self, rule: RuleName) -> Self:
-        """This read-out, with its gradients taken under a rule.
+        """Take the gradients under a rule, and return this read-out.
 
-        An attention matrix's gradient is (dy/dO) Vᵀ with dy/dO under the rule, also where the rule lets none of it on.
+        The gradient of an attention matrix is (dy/dO) Vᵀ with dy/dO under the rule, even if the rule does not propagate
+        it further.
         """
         if rule == "residual" and "attention" not in self.slopes:
             raise MethodError(
-                "under rule=residual nothing passes attention, so no gradient gets from the class token to patches; "
-                "it is for methods that read the attention's gradient"
+                "under rule=residual no gradient passes through attention, so none gets from the class token to "
+                "patches; use it with methods that read the attention's gradient"
             )
         self.backward = Pass(rule, self.backward.objective)
         return self
@@ -120,15 +121,15 @@ class TokenReadout(Readout):
         """Scores of all tokens at a layer, (batch, tokens)."""
 
     def read_sum(self, view: View, layers: range) -> Tensor:
-        """Scores summed over layers; what several layers share may count once."""
+        """Scores summed over layers; terms that several layers share may count once."""
         return total(self.read(view, layer) for layer in layers)
 
 
 class Procedure(Readout):
-    """A method as a whole, for those that are not a read-out of layers.
+    """A method that is not a read-out of layers but computes its map directly.
 
     Attributes:
-        resolution: whether its map is one of patches or of pixels.
+        resolution: whether its map has patches or pixels.
     """
 
     runs_again = True
@@ -143,11 +144,10 @@ class MatrixReadout(Readout):
     """A matrix between tokens (to, from), used only through row vector x matrix.
 
     Attributes:
-        residual: how the residual connection enters a rollout unless asked otherwise: ``add`` I + M,
-            ``half`` (I + M)/2, ``none`` M.
-        unmoved_by: the options of a rollout that would change nothing of it, each with the reason.
-        only_as_product: whether it is a product of blocks with something done at its end, so that no block has a map of
-            its own and none can be summed.
+        residual: the default residual connection in a rollout: ``add`` I + M, ``half`` (I + M)/2, ``none`` M.
+        unmoved_by: options of a rollout that have no effect, each with the reason.
+        only_as_product: whether it is a product of blocks with a final step, so that single blocks have no map and
+            cannot be summed.
     """
 
     residual: Residual = "add"
@@ -156,7 +156,7 @@ class MatrixReadout(Readout):
 
     @abstractmethod
     def reader(self, view: View, layer: int) -> ReadRows:
-        """What gives some rows of the layer's matrix, (batch, rows, tokens)."""
+        """Return a function that computes some rows of the layer's matrix, (batch, rows, tokens)."""
 
     def row_times(self, view: View, layer: int, row: Row) -> Tensor:
         """``row`` times the layer's matrix, (batch, tokens)."""
@@ -164,15 +164,15 @@ class MatrixReadout(Readout):
         return total(times(weights, read(rows)) for rows, weights in _row_pieces(view.attention(layer), row))
 
     def top_row(self, view: View) -> Row:
-        """Where a rollout starts: the class token, the pooled tokens, or the pooling attention's own row."""
+        """The start of a rollout: the class token, the pooled tokens, or the row of an attention pooling."""
         queries = view.layout.pooling_queries
         if queries is None:
             return view.read_row
         weights = view.read_row.weights.new_full((len(view.tape.logits), len(queries)), 1 / len(queries))
         entries = self.row_times(view, view.depth, Row(weights, queries))
-        # The pooling may leave out the prefix tokens.
-        left_out = view.layout.tokens - entries.shape[1]
-        return Row(torch.nn.functional.pad(entries, (left_out, 0)), slice(None))
+        # The pooling may exclude the prefix tokens.
+        excluded = view.layout.tokens - entries.shape[1]
+        return Row(torch.nn.functional.pad(entries, (excluded, 0)), slice(None))
 
     def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
         """One block of a rollout, from the top down."""
@@ -183,12 +183,12 @@ class MatrixReadout(Readout):
         return Row((kept + moved) / 2 if residual == "half" else kept + moved, slice(None))
 
     def finish(self, view: View, row: Row) -> Tensor:
-        """The scores of a rollout that has arrived at the input."""
+        """The scores from the final row of a rollout."""
         return row.dense(view.layout.tokens)
 
 
 def _row_pieces(attention: AttentionRecord, row: Row) -> Iterator[tuple[Rows, Tensor]]:
-    """The rows that a row vector has entries at, with those entries, in pieces that bound memory."""
+    """Yield the rows of the entries of a row vector with these entries, in pieces that bound memory."""
     for piece in attention.pieces(row.weights.shape[1]):
         yield piece if isinstance(row.rows, slice) else row.rows[piece], row.weights[:, piece]
 
@@ -215,7 +215,7 @@ def times(weights: Tensor, matrix: Tensor) -> Tensor:
 
 
 def total(parts: Iterable[Tensor]) -> Tensor:
-    """The sum of tensors that nobody else holds, in place."""
+    """Sum tensors in place, into the first one."""
     parts = iter(parts)
     result = next(parts)
     for part in parts:

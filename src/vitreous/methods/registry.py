@@ -1,4 +1,4 @@
-"""The method registry: `@register` is the one place that declares a method and everything known about it."""
+"""The method registry: ``@register`` declares a method with its paper and properties."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def register(
 
 
 def own_code(spelled: Iterable[str]) -> dict[str, str]:
-    """Give the plugins among some methods, each with the hash of its code."""
+    """Return the plugins among some methods, each with the hash of its code."""
     infos = {name: method_info(name) for name in spelled}
     return {name: source_hash(info.written) for name, info in infos.items() if info.is_own}
 
@@ -227,18 +227,18 @@ def _same_place(before: ReadoutMaker, now: ReadoutMaker) -> bool:
 
 
 def _written(make: ReadoutMaker) -> Callable[..., object]:
-    """Give the function in source code: for a plugin, the decorated one."""
+    """Return the function in source code: for a plugin, the decorated one."""
     written: Callable[..., object] = getattr(make, "written", make)
     return written
 
 
 def _package(written: Callable[..., object]) -> str:
-    """Give the package that defines a function; one made by ``exec`` may have none."""
+    """Return the package that defines a function; empty for functions made by ``exec``."""
     return (getattr(written, "__module__", None) or "").partition(".")[0]
 
 
 def method_info(name: str) -> MethodInfo:
-    """Give the registry entry of a method."""
+    """Return the registry entry of a method."""
     if name not in _methods:
         raise MethodError(f"there is no method {name!r}{close_match(name, _methods)}")
     return _methods[name]

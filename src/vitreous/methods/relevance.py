@@ -25,7 +25,7 @@ Rules = Annotated[Literal["orig", "ours"], "the relevance rules: the baselines' 
 
 
 class AttentionRelevance(MatrixReadout):
-    """mean_h (R_A)^+, or mean_h (dy_c/dA * R_A)^+ (Chefer et al. CVPR 2021, eq. 13) where the gradient weighs it."""
+    """mean_h (R_A)^+, or mean_h (dy_c/dA * R_A)^+ (Chefer et al. CVPR 2021, eq. 13) if weighted by the gradient."""
 
     values = ("attention",)
 
@@ -34,7 +34,7 @@ class AttentionRelevance(MatrixReadout):
         self.weighed = weighed
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """Attention and the relevance at its output, and the gradient there where it weighs."""
+        """Attention, the relevance at its output, and if weighted the gradient there."""
         here = GradientNeeds(attention=frozenset({layer}))
         passes = {self.backward: here, self.relevance: here} if self.weighed else {self.relevance: here}
         return super().needs(layer, depth) | Needs(gradients=passes)
@@ -54,9 +54,8 @@ class AttentionRelevance(MatrixReadout):
 class PixelRelevance(Procedure):
     """The relevance that arrives at the input, summed over channels; linear layers after Bach et al. eq. 60, α = 1.
 
-    The input is the picture or a text's embedded tokens.
-    Under ``ours`` they are that rule without biases; ``orig`` divides what positive and what negative inputs gave by a
-    sum of its own, which is the same where no input is negative.
+    The input is the image or a text's embedded tokens. ``ours`` is that rule without biases. ``orig`` normalises the
+    contributions of positive and of negative inputs separately, which is the same if no input is negative.
     """
 
     runs_again = False
@@ -66,7 +65,7 @@ class PixelRelevance(Procedure):
         self.resolution = resolution
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """The relevance of the picture."""
+        """The relevance of the image."""
         del layer, depth
         return Needs(gradients=dict.fromkeys(self.passes, GradientNeeds(tokens=frozenset({PIXELS}))))
 
@@ -75,14 +74,14 @@ class PixelRelevance(Procedure):
         return input_scores(self.channels(view), view.layout, self.resolution)
 
     def channels(self, view: View) -> Tensor:
-        """The relevance of every value of the picture, (batch, channel, height, width), or of a text's tokens."""
+        """The relevance of every value of the image, (batch, channel, height, width), or of a text's tokens."""
         return view.token_gradient(self.passes[0], PIXELS)
 
 
 class ContrastiveRelevance(PixelRelevance):
-    """What speaks for the class minus what for the others, each propagated alone and scaled to 1 in every module.
+    """The relevance of the class minus that of the others, propagated separately and normalised to 1 in every module.
 
-    So the map depends on how a library cuts a model into modules: q, k and v in one layer or in three, dropouts.
+    So the map depends on how a library splits a model into modules: q, k and v in one layer or in three, dropouts.
     """
 
     def channels(self, view: View) -> Tensor:
@@ -137,7 +136,7 @@ def lrp_rollout(*, rules: Rules = "ours") -> Readout:
 def plrp(
     *,
     rules: Rules = "orig",
-    weighed: Annotated[Literal["none", "gradient"], "whether the gradient weighs relevance, an ablation"] = "none",
+    weighed: Annotated[Literal["none", "gradient"], "weight relevance by the gradient, an ablation"] = "none",
 ) -> Readout:
     """Positive relevance of the last block's attention, averaged over heads."""
     return AttentionRelevance(rules, weighed=weighed == "gradient")
@@ -176,6 +175,6 @@ def abslrp(
     ] = "program",
     resolution: ResolutionOption = "patch",
 ) -> Readout:
-    """Relevance by absolute magnitude, for the class minus for all others."""
+    """Relevance by absolute magnitude, of the class minus that of all others."""
     rule = "abslrp" if shortcut == "program" else "abslrp_share"
     return ContrastiveRelevance((Pass(rule, "logit"), Pass(rule, "others")), resolution)

@@ -1,4 +1,4 @@
-"""Asking the runner again, a bounded number of images at a time: for integrals, noise and masks."""
+"""Run the model again in batches of bounded size, for integrals, noise and masks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from vitreous.tape.runner import ModelRunner
 
 @dataclass
 class Unrecorded:
-    """Images and targets of which no run was recorded, for methods that read only the runs they make themselves.
+    """Images and targets without a recorded run, for methods that only read their own runs.
 
     Attributes:
         runner: the model and the images.
-        target: the class that is explained of each image, (batch,).
-        output: the model's output in the last run, of other images.
+        target: the explained class of each image, (batch,).
+        output: the model's output in the last run, for other images.
     """
 
     runner: ModelRunner
@@ -32,7 +32,7 @@ class Unrecorded:
     output: Tensor | None = None
 
     def note(self, tape: Tape) -> None:
-        """Keep what a run shows of every run: patch grid, number of classes, precision."""
+        """Record what is the same in every run: patch grid, number of classes, precision."""
         check_classes(self.target, tape.logits.shape[1])
         self.runner.note_layout(tape.layout)
         self.output = exact(tape.logits[:1])
@@ -42,10 +42,10 @@ class Unrecorded:
 def rerun(
     view: View | Unrecorded, inputs: Inputs, needs: Needs, intervention: Intervention | None = None
 ) -> Iterator[View]:
-    """What a method sees of another run, with the gradients of the same targets, until the context ends.
+    """Run the model on other inputs and yield the view of that run, with gradients of the same targets.
 
-    The run's batch, that of an intervention's stream where there is one, is a multiple of the original: the images come
-    in their order, over and over.
+    The batch of the run, or of the stream of an intervention, is a multiple of the original batch: variations of all
+    images in their order.
     """
     with view.runner.record(inputs, needs, intervention) as tape:
         if isinstance(view, Unrecorded):
@@ -58,9 +58,9 @@ def rerun(
 def rerun_scaled(
     view: View, scales: Tensor, needs: Needs, attention_scale: Mapping[int, Tensor] | None = None
 ) -> AbstractContextManager[View]:
-    """What a method sees of runs on the pictures times every one of ``scales``.
+    """Run the model on the images multiplied by each of ``scales``.
 
-    The numbers of a text's tokens cannot be scaled; its first block's tokens are, and have to be on the tape for that.
+    For texts the first block's tokens are scaled, which must be on the tape; token ids cannot be scaled.
     """
     attention_scale = attention_scale or {}
     if not view.tape.reads_text:
@@ -71,19 +71,19 @@ def rerun_scaled(
 
 
 def few_at_once(view: View | Unrecorded, points: Tensor, *, room: int = 1) -> Iterator[Tensor]:
-    """Cut what all images are varied by, (points, ...), so that images x points of one piece fit into one run.
+    """Split the variations (points, ...), so that images x points of one piece fit into one run.
 
-    ``room`` times as many fit where a run takes so much less memory.
+    ``room`` times as many fit if a run takes that much less memory.
     """
     yield from torch.split(points, max(1, room * view.runner.at_once // len(view.target)))
 
 
 def each_scaled(scales: Tensor, inputs: Tensor) -> Tensor:
-    """The inputs (batch, ...) times every one of ``scales``: (scales x batch, ...), in their order, over and over."""
+    """Multiply the inputs (batch, ...) by each of ``scales``: (scales x batch, ...), scales outermost."""
     scaled = scales.to(inputs).view(-1, *[1] * inputs.dim()) * inputs
     return scaled.flatten(0, 1)
 
 
 def sum_of_variations(values: Tensor, batch: int) -> Tensor:
-    """(variations x batch, ...) -> (batch, ...)."""
+    """Sum over variations: (variations x batch, ...) -> (batch, ...)."""
     return values.reshape(-1, batch, *values.shape[1:]).sum(dim=0)

@@ -1,7 +1,7 @@
 """Random masks, weighted by the model's output: RISE and HSIC attribution.
 
-RISE [petsiuk2018rise][] averages the masks by the output under them; HSIC [novello2022making][] asks how much the
-output depends on the presence of a patch.
+RISE [petsiuk2018rise][] averages the masks weighted by the output; HSIC [novello2022making][] measures the statistical
+dependence of the output on the presence of a patch.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from vitreous.methods.registry import register
 from vitreous.methods.view import View
 
 _MOST_CELLS = 10**8  # of all masks together: 400 MB
-Budget = Annotated[int, "how many evaluations of the model an image may cost", MOST_EVALUATIONS]
+Budget = Annotated[int, "number of forward passes per image", MOST_EVALUATIONS]
 _LEAST_KEPT = 1e-6
-Seed = Annotated[int, "of the random masks"]
+Seed = Annotated[int, "seed of the random masks"]
 
 
 class Rise(PerturbationMethod):
     """S_c = Σ_j p_c(x ⊙ M_j) M_j / (N p1) (RISE eq. 6).
 
     Args:
-        by: whether patches are painted or dropped.
-        resolution: a map of pixels, or its averages over patches. Masks are soft and of pixels, as in the paper, unless
-            tokens are dropped.
-        cells: how many cells a mask has in each direction.
+        by: paint patches or drop their tokens.
+        resolution: a map of pixels, or its averages over patches. Masks are soft masks of pixels, as in the paper,
+            unless tokens are dropped.
+        cells: cells of a mask in each direction.
         keep: p1, the probability that a cell is kept.
-        budget: N.
-        seed: of the masks.
-        masks: instead of random ones, (masks, 1, height, width).
+        budget: N, the number of masks.
+        seed: seed of the masks.
+        masks: masks to use instead of random ones, (masks, 1, height, width).
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Rise(PerturbationMethod):
     ) -> None:
         if by == "drop" and resolution == "pixel":
             raise MethodError("single pixels cannot be dropped; resolution=pixel needs by=paint")
-        # The maps are divided by p1: with one that float32 cannot hold they would not be numbers.
+        # The maps are divided by p1, which must not underflow in float32.
         if not _LEAST_KEPT <= keep < 1 or cells < 1 or budget < 1:
             raise MethodError(f"keep must lie between {_LEAST_KEPT:g} and 1, and cells and budget must be at least 1")
         if budget * cells**2 > _MOST_CELLS:
@@ -110,16 +110,16 @@ def rise(
     budget: Budget = 1000,
     seed: Seed = 0,
 ) -> Rise:
-    """The average of random masks, weighted by the probability that the model gives with them."""
+    """The average of random masks, weighted by the probability of the masked image."""
     return Rise(by=by, resolution=resolution, cells=cells, keep=keep, budget=budget, seed=seed)
 
 
 class Hsic(PerturbationMethod):
     """HSIC(M_i, y) = tr(K_i H L H) / (n-1)² (Novello et al. eqs. 3 and 5), H = I - 11ᵀ/n.
 
-    K_i is the kernel of two values, ½ where two masks agree on patch i and -½ where they do not; L is Gaussian in what
-    the model says, as wide as the median distance. With s = ±1 for kept and dropped, K_i = s sᵀ/2, so all patches
-    together are one product with L.
+    K_i is a binary kernel, ½ if two masks agree on patch i and -½ if not; L is a Gaussian kernel of the outputs with
+    the median distance as width. With s = ±1 for kept and dropped, K_i = s sᵀ/2, so all patches take one product
+    with L.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Hsic(PerturbationMethod):
 
 
 def dependence(centred: Tensor, values: Tensor) -> Tensor:
-    """HSIC of every column of ``centred`` (n, patches), whose product kernels are K_i, with ``values`` (n,)."""
+    """Return the HSIC of each column of ``centred`` (n, patches), with product kernels K_i, and ``values`` (n,)."""
     distance = (values[:, None] - values).abs()
     width = distance[~torch.eye(len(values), dtype=torch.bool, device=values.device)].median()
     kernel = torch.exp(-((distance / width.masked_fill(width == 0, 1)) ** 2) / 2)
@@ -168,11 +168,9 @@ def dependence(centred: Tensor, values: Tensor) -> Tensor:
 def hsic(
     *,
     by: Painting = "paint",
-    of: Annotated[Of, "whose dependence is measured"] = "logit",
-    budget: Annotated[
-        int, "how many evaluations of the model an image may cost; memory grows with its square", AtMost(10_000)
-    ] = 1000,
+    of: Annotated[Of, "the output whose dependence is measured"] = "logit",
+    budget: Annotated[int, "number of forward passes per image; memory grows with its square", AtMost(10_000)] = 1000,
     seed: Seed = 0,
 ) -> Hsic:
-    """How much what the model says depends on each patch being kept, over random masks."""
+    """Statistical dependence (HSIC) of the output on each patch being kept, over random masks."""
     return Hsic(by=by, of=of, budget=budget, seed=seed)

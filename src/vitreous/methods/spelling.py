@@ -1,6 +1,6 @@
-"""Spellings: ``name[.aggregation...][:option=value,...]``, the same everywhere; their recipe and its cost.
+"""Parse method spellings, ``name[.aggregation...][:option=value,...]``, into recipes, and derive their cost.
 
-The cost is how many passes a method takes and how deep they go, derived from what its read-out needs.
+The cost is the number and the depth of the passes, derived from the needs of the read-out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vitreous.tape import PIXELS, Needs
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method, ready to be asked of a tape: read-out, aggregation, and propagation if wanted."""
+    """A parsed method: read-out, aggregation, and optional propagation."""
 
     spelling: str
     info: MethodInfo
@@ -32,14 +32,14 @@ class Recipe:
 
     @property
     def signed(self) -> bool:
-        """Whether the sign of the scores means something."""
+        """Whether the sign of the scores carries meaning."""
         return self.info.signed if self.readout.signed is None else self.readout.signed
 
     def needs(self, depth: int) -> Needs:
-        """What a tape of a model with ``depth`` blocks has to hold.
+        """What the tape of a model with ``depth`` blocks must hold.
 
         Raises:
-            MethodError: it asks for a block that such a model does not have.
+            MethodError: it reads a block that the model does not have.
         """
         try:
             needs = self._own_needs(depth)
@@ -48,28 +48,28 @@ class Recipe:
         return needs if self.propagate is None else needs | self.propagate.needs(depth)
 
     def scores(self, view: View) -> Tensor:
-        """Raw scores of the patches, (batch, patches), or of all pixels where that was asked for."""
+        """Raw scores of the patches, (batch, patches), or of all pixels with ``resolution=pixel``."""
         with plugin_errors(self.info):
             seen = CheckedView.over(view, self.readout, self._own_needs(view.depth)) if self.info.is_own else view
             if isinstance(self.readout, Procedure):
                 scores = self.readout.map(seen)
             else:
                 scores = self.aggregation.combine(self.readout, seen)[:, view.layout.prefix :]
-        # Some read-outs work in float64 where float32 would cancel.
+        # Some read-outs compute in float64 to avoid cancellation.
         scores = scores.to(view.dtype)
         return scores if self.propagate is None else self.propagate.apply(view, scores)
 
     def _own_needs(self, depth: int) -> Needs:
-        """What its read-out declares for the blocks that are read."""
+        """The needs of the read-out for the blocks that are read."""
         with plugin_errors(self.info):
             return self.aggregation.needs(self.readout, depth)
 
 
 def parse(spelling: str) -> Recipe:
-    """Read a spelling.
+    """Parse a method spelling.
 
     Raises:
-        MethodError: something in it is unknown, or its parts do not go together.
+        MethodError: a part is unknown, or parts are incompatible.
     """
     try:
         return _parse(spelling.strip())
@@ -78,10 +78,10 @@ def parse(spelling: str) -> Recipe:
 
 
 def plus_from_every_layer(spelling: str, depth: int) -> list[str]:
-    """Spell the same read-out with PLUS from every layer on, whatever combines its layers now.
+    """Return the spellings of the same read-out with PLUS from every start layer; its own aggregation is replaced.
 
     Raises:
-        MethodError: the spelling is wrong, or the method has no layers.
+        MethodError: the spelling is not valid, or the method has no layers.
     """
     recipe = parse(spelling)
     if not recipe.info.has_layers:
@@ -102,7 +102,7 @@ def _parse(spelling: str) -> Recipe:
     combining = [aggregation for aggregation in aggregations if aggregation != "propagate"]
     chosen = combining[0] if combining else info.default_aggregation
     texts = _texts(tail) if colon else {}
-    # One layer may be asked of a method that combines layers by default, unless the spelling combines them itself.
+    # layer= overrides the default aggregation, but not one in the spelling.
     one_layer = "layer" in texts and not combining and info.layers_stand_alone
     make = OneLayer if chosen is None or one_layer else AGGREGATIONS[chosen]
     combining_options = options_of(make) if info.has_layers else {}
@@ -126,15 +126,15 @@ def _check_options(texts: Mapping[str, str], allowed: Mapping[str, OptionInfo]) 
 
 
 def _check_effect(readout: MatrixReadout, values: Mapping[str, Any], options: Mapping[str, OptionInfo]) -> None:
-    """Refuse options of a rollout that this one would not heed."""
+    """Refuse options of a rollout that have no effect on this read-out."""
     for option, value in values.items():
-        as_it_is = value == options[option].default or (option == "residual" and value == readout.residual)
-        if option in readout.unmoved_by and not as_it_is:
+        is_default = value == options[option].default or (option == "residual" and value == readout.residual)
+        if option in readout.unmoved_by and not is_default:
             raise MethodError(f"{option}={value} has no effect: {readout.unmoved_by[option]}")
 
 
 def _check(info: MethodInfo, aggregations: list[str]) -> None:
-    """Refuse aggregations that do not exist or do not go together, with the reason."""
+    """Refuse aggregations that do not exist or are incompatible, with the reason."""
     known = (*AGGREGATIONS, "propagate")
     for aggregation in aggregations:
         if aggregation not in known:
@@ -172,7 +172,7 @@ def _values(texts: Mapping[str, str], options: Mapping[str, OptionInfo]) -> dict
     return {option: info.convert(option, texts[option]) for option, info in options.items() if option in texts}
 
 
-EXAMPLE_DEPTH = 12  # of a ViT-Ti, -S or -B
+EXAMPLE_DEPTH = 12  # blocks of a ViT-Ti, -S or -B
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Cost:
         label: In words, cheapest first: forward; forward + last block; forward + half; forward + backward; forward +
             backward + head again; several backward; many runs.
         passes: The backward passes, by rule and objective, with the lowest block that each has to reach.
-        one_run: Whether it reads the recorded run and runs neither the model nor its head again.
+        one_run: Whether it reads one recorded run, without running the model or its head again.
     """
 
     label: str
@@ -192,13 +192,13 @@ class Cost:
 
 
 def cost_of(spelling: str) -> Cost:
-    """Give the cost of a spelling on a model with twelve blocks."""
+    """Return the cost of a spelling on a model with twelve blocks."""
     recipe = parse(spelling)
     gradients = recipe.needs(EXAMPLE_DEPTH).gradients
     reach = {backward: needs.lowest for backward, needs in gradients.items()}
     passes = tuple(f"{backward.rule}, {backward.objective}, {_reach(lowest)}" for backward, lowest in reach.items())
     # The score of an intermediate block takes another run of the head.
-    head_again = any(backward.objective == "intermediate" for backward in gradients)
+    head_again = any(backward.reads_blocks_alone for backward in gradients)
     lowest = [lowest for lowest in reach.values() if lowest is not None]
     label = _label(recipe, lowest) + (" + head again" if head_again else "")
     return Cost(label, passes, one_run=not (recipe.readout.runs_again or head_again))

@@ -32,16 +32,16 @@ from vitreous.methods.view import View
 class Lime(PerturbationMethod):
     """argmin_w Σ_z π(z) (f(z) - w·z - b)² + ridge |w|² (LIME eq. 1 with the choices of its image explainer).
 
-    π(z) = exp(-D²/σ²)^½ with D the cosine distance between z and the whole picture, which is a sample as well.
+    π(z) = exp(-D²/σ²)^½ with D the cosine distance between z and the whole image, which is a sample as well.
 
     Args:
-        by: whether patches are painted or dropped.
+        by: paint patches or drop their tokens.
         of: probability or logit.
         width: σ.
-        ridge: the weight of |w|²; at 0 the smallest solution of least squares.
+        ridge: the weight of |w|²; with 0, the minimum-norm solution of least squares.
         budget: the number of sets of patches.
-        seed: of the sets.
-        kept: instead of random ones, (masks, patches).
+        seed: seed of the sets.
+        kept: sets to use instead of random ones, (masks, patches).
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class KernelShap(PerturbationMethod):
     """Shapley values by weighted least squares (Lundberg and Lee, theorem 2).
 
     φ minimises Σ_z π(z) (f(z) - f(∅) - φ·z)² under Σφ = f(x) - f(∅), with π(z) = (M-1) / (C(M,k) k (M-k)) for sets of k
-    of the M patches. Sets are drawn in proportion to π, each with its complement; where the budget allows, all of them
-    are asked with weight π and φ are the Shapley values exactly.
+    of the M patches. Sets are drawn in proportion to π, each with its complement; if the budget allows, all sets are
+    evaluated with weight π and φ are the exact Shapley values.
     """
 
     def __init__(self, *, by: By = "paint", of: Of = "probability", budget: int = 1000, seed: int = 0) -> None:
         if budget < 2:
-            raise MethodError("budget must be at least 2: one evaluation is that of no patch at all")
+            raise MethodError("budget must be at least 2: one forward pass is for the empty set")
         self._by, self._of, self._budget, self._seed = by, of, budget, seed
         self.evaluations = budget
 
@@ -91,11 +91,11 @@ class KernelShap(PerturbationMethod):
         """φ of the patches."""
         patches = view.layout.patches
         kept, weights = coalitions(patches, self._budget - 1, self._seed)
-        asked = torch.cat((torch.zeros(1, patches, dtype=torch.bool), kept))
-        outputs = masked_outputs(view, PatchMasks(asked, view.layout, view.runner.size), self._by, self._of)
+        sets = torch.cat((torch.zeros(1, patches, dtype=torch.bool), kept))
+        outputs = masked_outputs(view, PatchMasks(sets, view.layout, view.runner.size), self._by, self._of)
         whole, nothing, outcomes = original_output(view, self._of), outputs[:, 0], outputs[:, 1:]
         mean = (whole - nothing)[..., None] / patches
-        # φ = mean + u with Σu = 0: what u explains is what the number of patches does not.
+        # φ = mean + u with Σu = 0: u explains what remains after the mean per patch.
         size = kept.to(mean).sum(dim=1)
         left = outcomes - nothing[:, None] - (mean * size).mT
         centred = kept.double() - kept.double().mean(dim=1, keepdim=True)
@@ -103,7 +103,7 @@ class KernelShap(PerturbationMethod):
 
 
 def coalitions(patches: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Sets of patches (sets, patches), neither empty nor whole, and their weights; all of them if ``count`` allows."""
+    """Return proper nonempty sets of patches (sets, patches) and their weights; all of them if ``count`` allows."""
     if patches < 30 and count >= 2**patches - 2:
         numbers = torch.arange(1, 2**patches - 1)
         kept = (numbers[:, None] >> torch.arange(patches)) & 1 == 1
@@ -136,15 +136,15 @@ def fitted(samples: Tensor, outcomes: Tensor, weights: Tensor, ridge: float) -> 
 
 
 def least_squares(design: Tensor, outcomes: Tensor, weights: Tensor) -> Tensor:
-    """The smallest of the coefficients with the least weighted error."""
+    """Return the minimum-norm solution of weighted least squares."""
     root = weights.sqrt()[:, None]
-    # By singular values, since fewer samples than patches, or a constraint, leave some directions open.
+    # By SVD, because the system is rank-deficient with fewer samples than patches or with a constraint.
     found = torch.linalg.lstsq(root * design, root * _flat(outcomes), driver="gelsd").solution
     return _by_target(found, outcomes)
 
 
 def _flat(outcomes: Tensor) -> Tensor:
-    """(batch, samples, targets) -> (samples, batch x targets), where and how regressions are solved: float64, CPU."""
+    """(batch, samples, targets) -> (samples, batch x targets), in float64 on the CPU."""
     return in_float64(outcomes).cpu().transpose(0, 1).flatten(1)
 
 
@@ -166,12 +166,12 @@ def lime(
     *,
     by: Painting = "paint",
     of: Annotated[Of, "what the linear model predicts"] = "probability",
-    width: Annotated[float, "how far from the whole picture samples still count"] = 0.25,
-    ridge: Annotated[float, "how much large coefficients cost"] = 1.0,
+    width: Annotated[float, "kernel width, in cosine distance to the whole image"] = 0.25,
+    ridge: Annotated[float, "ridge penalty"] = 1.0,
     budget: Budget = 1000,
     seed: Seed = 0,
 ) -> Lime:
-    """The coefficients of a linear model of the patches, fitted near the picture."""
+    """The coefficients of a linear model of the patches, fitted in the neighbourhood of the image."""
     return Lime(by=by, of=of, width=width, ridge=ridge, budget=budget, seed=seed)
 
 
@@ -187,7 +187,7 @@ def lime(
 def kernel_shap(
     *,
     by: Painting = "paint",
-    of: Annotated[Of, "what is shared out among the patches"] = "probability",
+    of: Annotated[Of, "the output that is distributed among the patches"] = "probability",
     budget: Budget = 1000,
     seed: Seed = 0,
 ) -> KernelShap:

@@ -3,12 +3,12 @@
 Letters and equation numbers are the paper's. Per head, E are a block's original tokens x_l and Ẽ = v W_O the
 transformed ones; W = diag(L * NECC) with L_j = ||Ẽ_j|| / ||E_j|| (eq. 10) and NECC the softmax over tokens of
 cos(E_j, Ẽ_j) (eq. 12). Attention updates by U = I + mean_h[(dp_c/dA)^+ * (A W)], the feed-forward part by U = I + W,
-starting from C_0 = diag ||x_0|| (eqs. 14-20). Only the class token's row of the product is carried, from the top down.
+starting from C_0 = diag ||x_0|| (eqs. 14-20). Only the class token's row of the product is computed, from the top down.
 
-The paper's models have nothing but W_O between the heads and the residual sum. Where a model has more there (a norm, a
-gate, LayerScale), the update of token i by token j is A_ij T_i(v_j), T_i all of it as a linear map with the statistics
-and gates as they were in the run. Then Ẽ_j = T_i(v_j), and W has a row for every i. Where the stream is multiplied by
-s before the sum, the identity of U becomes diag(||s E_j|| / ||E_j||). With T_i = W_O and s = 1 this is the paper's.
+The paper's models have only W_O between the heads and the residual sum. If a model has more there (a norm, a gate,
+LayerScale), the update of token i by token j is A_ij T_i(v_j), with T_i the linear map of all of these with statistics
+and gates held constant. Then Ẽ_j = T_i(v_j), and W has a row for every i. If the stream is multiplied by s before the
+sum, the identity of U becomes diag(||s E_j|| / ||E_j||). With T_i = W_O and s = 1 this is the paper's definition.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TokenTransformation(MatrixReadout):
         return Row(entries * attention_skip + self.row_times(view, layer, after_feed_forward), slice(None))
 
     def skips(self, view: View, layer: int) -> tuple[Tensor | float, Tensor | float]:
-        """The identity of both updates: 1, or ||s E_j|| / ||E_j|| where a model multiplies the stream with s first."""
+        """The identity of both updates: 1, or ||s E_j|| / ||E_j|| if the stream is multiplied by s before the sum."""
         if not self.length:
             return 1.0, 1.0
         attention, feed_forward = view.tape.skip(layer)
@@ -89,7 +89,7 @@ class TokenTransformation(MatrixReadout):
     def attention_weight(self, view: View, layer: int) -> Callable[[Rows], Tensor] | None:
         """W of each head for some rows i, (batch, head, rows or 1, tokens): L and NECC of E_j and Ẽ_j = T_i(v_j).
 
-        Ẽ (batch, head, tokens, channels) is never built: <E, v W_O> = <E W_Oᵀ, v>, and lengths are had in the same way.
+        Ẽ (batch, head, tokens, channels) is never built: <E, v W_O> = <E W_Oᵀ, v>, and norms are computed likewise.
         """
         if not self.length:
             return None
@@ -102,8 +102,8 @@ class TokenTransformation(MatrixReadout):
 
         if updates.by_channel or updates.after is not None:
             return weight_of
-        alike = weight_of(slice(None))
-        return lambda _rows: alike
+        shared = weight_of(slice(None))
+        return lambda _rows: shared
 
     def feed_forward_weight(self, view: View, layer: int) -> Tensor | float:
         """W of the feed-forward part, (batch, tokens): E the tokens before it, Ẽ what it adds."""
@@ -139,13 +139,13 @@ class InputAttention(GradientAttention):
         self.backward = Pass("plain", objective)
 
     def step(self, view: View, layer: int, row: Row, residual: Residual) -> Row:
-        """Blocks above the first are passed by."""
+        """Skip the blocks above the first."""
         del residual
         return row if layer > 0 else Row(self.row_times(view, layer, row), slice(None))
 
 
 class ThirdPartyTokenTransformation(TokenTransformation):
-    """The variant in the SkipPLUS authors' program, which is not the paper's.
+    """The variant in the SkipPLUS authors' code, which differs from the paper.
 
     Head means are taken separately for A and (dy_c/dA)^+, the transformed tokens are those after the residual addition,
     and the gradient is the logit's.
@@ -161,7 +161,7 @@ class ThirdPartyTokenTransformation(TokenTransformation):
         return matrix if weight is None else matrix.mul_(weight)
 
     def skips(self, view: View, layer: int) -> tuple[float, float]:
-        """The identity is the identity: the transformed tokens are those after the residual addition."""
+        """1: the transformed tokens already include the residual."""
         del view, layer
         return 1.0, 1.0
 
@@ -176,7 +176,7 @@ class ThirdPartyTokenTransformation(TokenTransformation):
 
 
 def _scaled_length(tokens: Tensor, factor: Tensor | float) -> Tensor | float:
-    """||s x|| / ||x|| for a number or one factor per channel s; 1 where a token has no length."""
+    """||s x|| / ||x|| for a scalar s or one factor per channel; 1 for a zero token."""
     if not isinstance(factor, Tensor):
         return abs(factor)
     length = tokens.norm(dim=-1)
@@ -184,7 +184,7 @@ def _scaled_length(tokens: Tensor, factor: Tensor | float) -> Tensor | float:
 
 
 def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Numerator / denominator, and 0 where a token has no length."""
+    """Numerator / denominator, and 0 for a zero denominator."""
     return numerator / denominator.masked_fill(denominator == 0, math.inf)
 
 
@@ -201,13 +201,15 @@ def _quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
 )
 def tokentm(
     *,
-    gradient: Annotated[Objective, "of what; the paper takes the probability"] = "probability",
+    gradient: Annotated[
+        Objective, "the output whose gradient is taken; the paper takes the probability"
+    ] = "probability",
     components: Annotated[Components, "the rows of the paper's table 6"] = "af_l_necc",
     necc: Annotated[Necc, "as written, of order 1/n, or times the number of tokens"] = "paper",
     variant: Annotated[Literal["paper", "third_party"], "third_party: as the SkipPLUS authors coded it"] = "paper",
     rule: RuleOption = "plain",
 ) -> Readout:
-    """Rollout of attention x gradient, weighed by how blocks change the length and direction of tokens."""
+    """Rollout of attention x gradient, weighted by the change of length and direction of tokens in each block."""
     if necc != "paper" and (components != "af_l_necc" or variant == "third_party"):
         raise MethodError(f"necc={necc} has no effect without NECC as the paper has it")
     if variant == "third_party" and components != "af_l_necc":

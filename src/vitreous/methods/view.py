@@ -1,4 +1,4 @@
-"""What a method sees: one tape, with the gradients of one target. Never a model."""
+"""The view of a method: one tape and the gradients of one target, without access to the model."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _FORMER_NAMES = {"subject": "runner", "heads_to_stream": "output_projection"}
 
 @dataclass(frozen=True)
 class Row:
-    """A row vector over tokens, given by its entries at ``rows``: one row of a product of matrices, carried downwards.
+    """A row vector over tokens, given by its entries at ``rows``: one row of a product of matrices.
 
-    Only one row of a rollout is ever needed, so matrices are multiplied from the left by it and never by each other.
+    A rollout needs only one row, so matrices are multiplied from the left by a row vector and never by each other.
     """
 
     weights: Tensor  # (batch, rows)
@@ -42,7 +42,7 @@ class Row:
 class View:
     """One tape and the gradients of one target per image, by backward pass.
 
-    What can be read of a block ``l`` (0 to ``depth`` - 1), and what a method has to declare for it:
+    What can be read for a block ``l`` (0 to ``depth`` - 1), and how a method declares it:
 
     ============================================  ====================================  ===========================
     read                                          what                                  declared as
@@ -60,13 +60,13 @@ class View:
     ``biases(backward, l)``                       bias x gradient                       ``slopes=("biases",)``
     ============================================  ====================================  ===========================
 
-    Always there: ``layout``, ``depth``, ``dtype``, ``read_row``, ``last_attention``.
+    Always available: ``layout``, ``depth``, ``dtype``, ``read_row``, ``last_attention``.
 
     Attributes:
         tape: the recorded run.
-        gradients: what the backward passes left.
-        target: the class that is explained of each image, (batch,).
-        runner: the model and images themselves, for methods that run them again.
+        gradients: the gradients of each backward pass.
+        target: the explained class of each image, (batch,).
+        runner: runs the model again, for methods that need it.
     """
 
     tape: Tape
@@ -75,13 +75,13 @@ class View:
     runner: ModelRunner
 
     def __dir__(self) -> list[str]:
-        """The public names: what can be read."""
+        """List the public names: what can be read."""
         return [name for name in super().__dir__() if not name.startswith("_")]
 
-    if not TYPE_CHECKING:  # where types are checked, the former names are mistakes
+    if not TYPE_CHECKING:  # type checkers report the former names as errors
 
         def __getattr__(self, name: str) -> Any:
-            """What a method written for an earlier version reads, under its former name."""
+            """Resolve names of earlier versions, with a warning."""
             if name not in _FORMER_NAMES:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             new = _FORMER_NAMES[name]
@@ -118,11 +118,11 @@ class View:
         return exact(self.tape.norm(layer))
 
     def norm_gradient(self, backward: Pass, layer: int) -> Tensor:
-        """The gradient there, (batch, tokens, channels)."""
+        """The gradient at the output of a block's first norm, (batch, tokens, channels)."""
         return exact(self.gradients[backward].norms[layer])
 
     def biases(self, backward: Pass, layer: int) -> Tensor:
-        """Bias x gradient of everything in a block, (batch, tokens); index L is all behind the last block."""
+        """Bias x gradient of all biases in a block, (batch, tokens); index L is everything after the last block."""
         return self.gradients[backward].biases[layer]
 
     def attention(self, layer: int) -> AttentionRecord:
@@ -134,7 +134,7 @@ class View:
         return exact(self.attention(layer).rows(rows))
 
     def attended(self, layer: int) -> Tensor:
-        """The stream with the attention part of a block added, before a post-norm block normalises it."""
+        """The stream after adding the attention output, before the norm of a post-norm block."""
         return exact(self.tape.residual_mid(layer))
 
     def middle(self, layer: int) -> Tensor:
@@ -142,7 +142,7 @@ class View:
         return exact(self.tape.after_attention(layer))
 
     def end(self, layer: int) -> Tensor:
-        """The stream with the feed-forward part of a block added, before a post-norm block normalises it."""
+        """The stream after adding the feed-forward output, before the norm of a post-norm block."""
         return exact(self.tape.residual_post(layer))
 
     def value(self, layer: int) -> Tensor:
@@ -155,8 +155,8 @@ class View:
         assert projection is not None
         if not projection.same_for_all_tokens:
             raise UnsupportedModelError(
-                f"in block {layer} what the attention heads give is normalised or gated, token by token, before it is "
-                "added to the residual stream, so that no single W_O leads there"
+                f"in block {layer} the output of the attention heads is normalised or gated, token by token, before it "
+                "is added to the residual stream, so there is no single W_O"
             )
         weight = exact(projection.weight)
         return weight.reshape(len(weight), self.attention(layer).heads, -1)
@@ -182,14 +182,14 @@ class View:
 
     @property
     def last_attention(self) -> tuple[int, Tensor]:
-        """The last attention that the output depends on, and the rows of it that do: the class token's, or all pooled.
+        """The layer of the last attention and the rows that the output depends on: the class token's, or all pooled.
 
-        Layer L is an attention behind the last block that pools the tokens.
+        Layer L is an attention pooling after the last block.
         """
         queries = self.layout.pooling_queries
         return (self.depth - 1, self.layout.read) if queries is None else (self.depth, queries)
 
     @property
     def dtype(self) -> torch.dtype:
-        """What scores come in: the model's precision, float32 at least."""
+        """The dtype of scores: the model's precision, at least float32."""
         return exact(self.tape.logits[:0]).dtype

@@ -1,6 +1,6 @@
-"""ViT-CX [xie2023vit][]: the patches' own features as masks, weighted by the causal effect of showing nothing else.
+"""ViT-CX [xie2023vit][]: features of the patches as masks, weighted by their causal effect.
 
-The masks are patch maps enlarged to pixels; what is needed of the large maps is computed without building them.
+The masks are maps of patches upsampled to pixels; statistics of all upsampled maps are computed without building them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from vitreous.methods.readout import Resolution, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
-from vitreous.tape.output import explained
 
 
 class BilinearUpsampler:
     """Bilinear upsampling, corners not aligned, of maps (..., patches) to (..., height x width).
 
-    It is linear and the same in both directions, f -> U_rows f U_columnsᵀ with rows of U that sum to 1. So products of
-    large maps, their extremes, and shifting and stretching them all can be had from the small ones.
+    It is linear and separable, f -> U_rows f U_columnsᵀ with rows of U that sum to 1. So inner products and extremes of
+    the large maps, and scaling them, can be computed from the small ones.
 
     Args:
         grid: rows and columns of patches.
-        size: height and width of the picture.
-        like: a tensor of the precision and on the device of the maps.
+        size: height and width of the image.
+        like: a tensor with the dtype and device of the maps.
         geometry: where patches are centred; equal cells by default.
     """
 
@@ -52,23 +51,22 @@ class BilinearUpsampler:
         return self._between(self._rows, maps, self._columns).flatten(-2)
 
     def extremes(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the greatest pixel of every map, (..., 1).
+        """Minimum and maximum of every large map, (..., 1).
 
-        Between the centres of four patches a map is linear along rows and along columns, so of the pixels there only
-        those in the corners count.
+        Between the centres of four patches a map is bilinear, so its extremes are among the pixels in the corners.
         """
         rows, columns = (matrix[_at_corners(matrix)] for matrix in (self._rows, self._columns))
         corners = self._between(rows, maps, columns).flatten(-2)
         return corners.amin(dim=-1, keepdim=True), corners.amax(dim=-1, keepdim=True)
 
     def products(self, maps: Tensor) -> Tensor:
-        """Scalar products between the large maps of (n, patches): (n, n), in float64."""
+        """Inner products between the large maps of (n, patches): (n, n), in float64."""
         rows, columns = (wide.T @ wide for wide in map(in_float64, (self._rows, self._columns)))
         maps = in_float64(maps)
         return self._between(rows, maps, columns).flatten(1) @ maps.T
 
     def stretched(self, maps: Tensor) -> Tensor:
-        """Small maps shifted and stretched so that the pixels of the large ones reach from 0 to 1; constant ones 0."""
+        """Scale small maps so that the large ones have the range 0 to 1; constant maps become 0."""
         low, high = self.extremes(maps)
         return ((maps - low) / (high - low).masked_fill(high == low, 1)).masked_fill(high == low, 0)
 
@@ -77,13 +75,13 @@ class BilinearUpsampler:
 
 
 def _interpolation(count: int, length: int, like: Tensor) -> Tensor:
-    """The matrix (length, count) that enlarges a line of ``count`` values."""
+    """Return the matrix (length, count) that upsamples ``count`` values."""
     each = torch.eye(count, dtype=like.dtype, device=like.device)[:, None]
     return torch.nn.functional.interpolate(each, length, mode="linear", align_corners=False)[:, 0].T.contiguous()
 
 
 def _at_corners(matrix: Tensor) -> Tensor:
-    """Which pixels of a line are the first or the last between two centres of patches, (length,)."""
+    """Return which pixels along an axis are the first or last between two patch centres, (length,)."""
     before = (matrix != 0).int().argmax(dim=1)  # the centre before the pixel
     changes = before[1:] != before[:-1]
     edge = changes.new_ones(1)
@@ -93,17 +91,17 @@ def _at_corners(matrix: Tensor) -> Tensor:
 class VitCx(PerturbationMethod):
     """Σ_j s_j M_j / Σ_j M_j / N with s_j = p(x M_j + n_j) - p(x + n_j) + p(x) (ViT-CX eqs. 4 to 7).
 
-    The M_j are sums of alike channels behind the first norm of the last block, scaled to 0..1; alike are those that
-    complete linkage joins below a cosine distance of ``threshold``. n_j is normal noise of deviation ``noise`` times
-    1 - M_j. The division by N, the number of masks, is the authors' program's.
+    The M_j are sums of similar channels after the first norm of the last block, scaled to 0..1; channels are clustered
+    by complete linkage below a cosine distance of ``threshold``. n_j is normal noise with standard deviation ``noise``
+    times 1 - M_j. The division by N, the number of masks, is that of the authors' code.
 
     Args:
         resolution: a map of pixels, or its averages over patches; masks are of pixels, as in the paper.
-        threshold: channels below this cosine distance are joined.
-        noise: the deviation of the noise.
-        budget: evaluations per image, two per mask; channels are joined until it suffices. ``None`` for any number.
-        seed: of the noise.
-        noises: for each image, instead of random ones: standard normal noise (masks, channels, height, width).
+        threshold: cosine distance below which channels are merged.
+        noise: standard deviation of the noise.
+        budget: forward passes per image, two per mask; channels are merged until it suffices. ``None`` for no limit.
+        seed: seed of the noise.
+        noises: for each image, standard normal noise (masks, channels, height, width) to use instead of random noise.
     """
 
     def __init__(
@@ -123,12 +121,12 @@ class VitCx(PerturbationMethod):
         self._seed, self._given = seed, noises
 
     def needs(self, layer: int, depth: int) -> Needs:
-        """The features behind the first norm of the last block."""
+        """The output of the first norm of the last block."""
         del layer
         return Needs(norms=frozenset({depth - 1}), picture=True)
 
     def maps(self, view: View) -> Tensor:
-        """The weighted mean of the masks; images differ in their number, so each is asked by itself."""
+        """The weighted mean of the masks; their number differs between images, so images run one by one."""
         found = []
         before = original_output(view, "probability")
         upsampler = upsampler_of(view)
@@ -141,9 +139,9 @@ class VitCx(PerturbationMethod):
         return maps if self.resolution == "pixel" else layout_means(maps, view.runner.size, view.layout)
 
     def channels(self, view: View) -> Tensor:
-        """The features of the patches, (batch, channels, patches), so that enlarged to pixels they reach from 0 to 1.
+        """The features of the patches, (batch, channels, patches), scaled so that upsampled they range from 0 to 1.
 
-        They are never enlarged themselves, hundreds of them; the few masks are.
+        Only the few masks are upsampled, not the hundreds of channels.
         """
         features = view.norm(view.depth - 1)[:, view.layout.prefix :].mT
         return upsampler_of(view).stretched(features)
@@ -159,15 +157,15 @@ class VitCx(PerturbationMethod):
             mask = pixels[numbers]
             noise = self._standard_noise(image, numbers, picture, generator) * self._noise * (1 - mask)
             logits = runner.logits(torch.cat((picture * mask + noise, picture + noise)))
-            said = explained(exact(logits), "probability", runner.scale)
-            alone, whole = said[:, target].chunk(2)
-            effects.append(alone - whole)
+            probabilities = runner.explained(exact(logits), "probability")
+            masked, original = probabilities[:, target].chunk(2)
+            effects.append(masked - original)
         return torch.cat(effects).T.to(masks)
 
     def _standard_noise(self, image: int, numbers: Tensor, picture: Tensor, generator: torch.Generator) -> Tensor:
         if self._given is not None:
             return self._given[image][numbers]
-        # One draw per mask, so that the numbers do not depend on how many are asked at once.
+        # One draw per mask, so that the noise does not depend on the batch size.
         draws = torch.empty(len(numbers), *picture.shape, dtype=torch.float32)
         for draw in draws:
             draw.normal_(generator=generator)
@@ -175,34 +173,36 @@ class VitCx(PerturbationMethod):
 
 
 def upsampler_of(view: View) -> BilinearUpsampler:
-    """From the patches of a view to its pixels."""
+    """Return the upsampler from the patches of a view to its pixels."""
     layout = view.layout
     return BilinearUpsampler(layout.grid, view.runner.size, view.norm(view.depth - 1), layout.geometry)
 
 
 def joined(channels: Tensor, labels: Tensor) -> Tensor:
-    """The sum of the channels of every cluster, (clusters, patches)."""
+    """Sum the channels of every cluster, (clusters, patches)."""
     sums = channels.new_zeros(int(labels.max()) + 1, channels.shape[1])
     return sums.index_add_(0, labels.to(channels.device), channels)
 
 
 def clusters(products: Tensor, threshold: float, at_most: int | None) -> Tensor:
-    """Cluster numbers by complete linkage of cosine distances, in the order of first members, (channels,).
+    """Cluster channels by complete linkage of cosine distances; labels in the order of first members, (channels,).
 
     Args:
-        products: scalar products between the channels' maps of pixels, (channels, channels).
-        threshold: channels nearer than this are joined.
-        at_most: how many clusters may be left; any number by default.
+        products: inner products between the upsampled channels, (channels, channels).
+        threshold: distance below which clusters are merged.
+        at_most: maximum number of clusters; no limit by default.
     """
-    lengths = products.diagonal().clamp(min=0).sqrt().clamp(min=1e-12)  # a constant channel is far from all others
+    lengths = (
+        products.diagonal().clamp(min=0).sqrt().clamp(min=1e-12)
+    )  # a constant channel has distance 1 to all others
     distance = (1 - products / lengths / lengths[:, None]).cpu().numpy()
     return torch.from_numpy(complete_linkage(distance, threshold, at_most or len(distance)))
 
 
 def complete_linkage(distance: np.ndarray, threshold: float, at_most: int) -> np.ndarray:
-    """Join the two nearest clusters while they are nearer than ``threshold`` or there are more than ``at_most``.
+    """Merge the two nearest clusters while they are nearer than ``threshold`` or there are more than ``at_most``.
 
-    The distance of two clusters is that of their two members farthest apart.
+    The distance of two clusters is the largest distance between their members.
     """
     labels = np.arange(len(distance))
     between = distance.copy()
@@ -231,17 +231,16 @@ def vitcx(
     *,
     by: Annotated[
         Literal["paint"],
-        "masks are soft, and the noise and its correction are of pixels, so there is no set of tokens that could be "
-        "dropped instead",
+        "masks are soft and the noise is of pixels, so no set of tokens can be dropped instead",
     ] = "paint",
     resolution: Annotated[Resolution, "one score per patch, the mean of its pixels, or one per pixel"] = "patch",
-    threshold: Annotated[float, "channels nearer than this are one mask"] = 0.1,
-    noise: Annotated[float, "the deviation of the noise where the mask hides"] = 0.1,
+    threshold: Annotated[float, "cosine distance below which channels are merged into one mask"] = 0.1,
+    noise: Annotated[float, "standard deviation of the noise in masked regions"] = 0.1,
     budget: Annotated[
-        int | None, "how many evaluations an image may cost at most; any number by default", MOST_EVALUATIONS
+        int | None, "maximum number of forward passes per image; unlimited by default", MOST_EVALUATIONS
     ] = None,
-    seed: Annotated[int, "of the noise"] = 0,
+    seed: Annotated[int, "seed of the noise"] = 0,
 ) -> VitCx:
-    """The features of the last block as masks, weighted by the causal effect of showing nothing else."""
-    del by  # there is one value; the option says why
+    """Features of the last block as masks, weighted by their causal effect on the output."""
+    del by  # its single value documents why tokens cannot be dropped
     return VitCx(resolution=resolution, threshold=threshold, noise=noise, budget=budget, seed=seed)

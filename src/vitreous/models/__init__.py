@@ -1,4 +1,4 @@
-"""Models by name, each with the preprocessing it was trained with."""
+"""Models with their preprocessing, loaded by name or passed by the caller."""
 
 from vitreous.models.loading import LoadedModel, list_models, load_model
 from vitreous.models.preprocessing import Preprocessing

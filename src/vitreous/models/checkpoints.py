@@ -1,4 +1,4 @@
-"""Reads weight files without running code from them, and puts them into a model strictly."""
+"""Read checkpoints without running code from them, and load them strictly."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from vitreous.errors import ModelError
 
 State = dict[str, Tensor]
 
-# Training programs wrap the weights; averaged weights come first because they are the ones that were evaluated.
+# Keys under which training scripts store weights. EMA weights come first: they are the ones that were evaluated.
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.", "model.")
-_COUNTER = "n_averaged"  # torch's AveragedModel keeps it beside the weights
+_COUNTER = "n_averaged"  # torch.optim.swa_utils.AveragedModel stores it with the weights
 _SHOWN_KEYS = 3
 
 
 def read_checkpoint(file: str | Path) -> State:
-    """Return the tensors of a safetensors file or a weights-only torch checkpoint, by the names they have there.
+    """Return the state dict of a safetensors file or a weights-only torch checkpoint, with its original names.
 
     Raises:
-        ModelError: The file is missing, damaged, holds no weights, or would need code to be run.
+        ModelError: The file is missing or damaged, contains no weights, or would have to run code.
     """
     path = expanded(file)
     if not path.exists():
@@ -51,7 +51,7 @@ def _read(path: Path) -> Any:
         raise ModelError(f"{path}: no permission to read this file") from error
     except SafetensorError as error:
         raise ModelError(f"{path}: not a safetensors file, or a damaged one") from error
-    except Exception as error:  # the unpickler fails on damaged bytes with any type there is
+    except Exception as error:  # the unpickler can raise any exception on damaged bytes
         raise ModelError(
             f"{path}: not a checkpoint of plain weights, or a damaged one (a file that needs code to load is refused)"
         ) from error
@@ -74,12 +74,12 @@ def _unwrapped(content: Any, path: Path) -> State:
 
 
 def without_prefixes(state: State) -> State:
-    """Remove all that data parallelism, compilation and averaging put before every name."""
+    """Remove the prefixes that data parallelism, compilation and averaging add to every name."""
     return _namings(state)[-1]
 
 
 def _namings(state: State) -> list[State]:
-    """Return the weights as they are named, and with one more prefix removed as often as all names share one."""
+    """Return the state dict with its own names, then with one shared prefix after the other removed."""
     namings = [state]
     if _COUNTER in state:
         state = {key: value for key, value in state.items() if key != _COUNTER}
@@ -94,13 +94,13 @@ def _shared_prefix(state: State) -> str | None:
 
 
 def load_strictly(model: nn.Module, state: State, *, source: str, creator: Callable[..., Any] | None = None) -> None:
-    """Load weights that must fit exactly, if need be after timm's own conversion for this kind of model.
+    """Load a state dict strictly, if necessary after timm's conversion for the architecture.
 
     Args:
-        model: The model to fill.
-        state: The weights.
-        source: Where they come from, for the error message.
-        creator: timm's function that made the model; its module knows how to convert foreign weights.
+        model: The model.
+        state: The state dict.
+        source: Where it comes from, for error messages.
+        creator: The timm function that built the model; its module has the ``checkpoint_filter_fn``.
     """
     state = _best_named(model, state)
     if mismatch(model, state):
@@ -113,17 +113,17 @@ def load_strictly(model: nn.Module, state: State, *, source: str, creator: Calla
 
 
 def _best_named(model: nn.Module, state: State) -> State:
-    """Return the weights under those of their names that fit best: a model may itself hold another as ``model``."""
-    wanted = model.state_dict().keys()
-    # Where no naming is better than another, the names are foreign, and a conversion knows them without prefixes.
-    return min(reversed(_namings(state)), key=lambda named: len(wanted ^ named.keys()))
+    """Return the state dict with the naming that fits best: a model may itself have a submodule ``model``."""
+    expected = model.state_dict().keys()
+    # On a tie the names are foreign, and the conversion expects them without prefixes.
+    return min(reversed(_namings(state)), key=lambda named: len(expected ^ named.keys()))
 
 
 def _resampled_kernel(model: nn.Module, state: State, converted: State) -> str | None:
-    """Return which convolution timm's conversion made up from one of another size, or None.
+    """Describe a convolution that timm's conversion resampled from another kernel size; None if there is none.
 
-    Positions may be resampled, since that is how a model is made for another image size; weights for another size of
-    patches are those of another model.
+    Resampled position embeddings are accepted: they adapt a model to another image size. A resampled patch embedding
+    means that the checkpoint belongs to another model.
     """
     for name, part in model.named_modules():
         weight = converted.get(f"{name}.weight")
@@ -138,15 +138,15 @@ def _resampled_kernel(model: nn.Module, state: State, converted: State) -> str |
 
 
 def mismatch(model: nn.Module, state: State) -> str | None:
-    """Return what keeps the weights from fitting, or None."""
-    wanted = model.state_dict()
-    missing = [key for key in wanted if key not in state]
-    unexpected = [key for key in state if key not in wanted]
-    reshaped = [key for key, value in state.items() if key in wanted and value.shape != wanted[key].shape]
+    """Describe how a state dict differs from the model's; None if it fits."""
+    expected = model.state_dict()
+    missing = [key for key in expected if key not in state]
+    unexpected = [key for key in state if key not in expected]
+    reshaped = [key for key, value in state.items() if key in expected and value.shape != expected[key].shape]
     parts = [f"{label} {_listed(keys)}" for label, keys in (("missing", missing), ("unexpected", unexpected)) if keys]
     if reshaped:
         key = reshaped[0]
-        parts.append(f"{key} has shape {tuple(state[key].shape)} where {tuple(wanted[key].shape)} is needed")
+        parts.append(f"{key} has shape {tuple(state[key].shape)} where {tuple(expected[key].shape)} is needed")
     return "; ".join(parts) or None
 
 
@@ -161,11 +161,11 @@ def _converted(model: nn.Module, state: State, creator: Callable[..., Any] | Non
         if convert is None:
             continue
         options = {}
-        if "adapt_layer_scale" in inspect.signature(convert).parameters:  # DeiT III spells LayerScale gamma_1
+        if "adapt_layer_scale" in inspect.signature(convert).parameters:  # DeiT III names LayerScale gamma_1
             options["adapt_layer_scale"] = any("gamma_1" in key for key in state)
         try:
             return dict(convert(dict(state), model, **options))
-        except Exception:  # noqa: BLE001  the conversion stumbles over foreign weights; the mismatch says why
+        except Exception:  # noqa: BLE001  the conversion fails on foreign weights; the mismatch is reported instead
             return state
     return state
 
@@ -173,8 +173,8 @@ def _converted(model: nn.Module, state: State, creator: Callable[..., Any] | Non
 CONFIG = "config.json"
 MOST_CLASSES = 1_000_000
 
-# The largest value of settings that say how many numbers or modules a network has, far above any that was trained.
-_MOST = {
+# Upper bounds of settings that determine the size of a network, far above any trained model.
+_MAX_BY_SETTING = {
     **dict.fromkeys(("num_hidden_layers", "num_layers", "depth", "depths", "layers", "mlp_ratio"), 1000),
     **dict.fromkeys(("num_attention_heads", "num_heads"), 10_000),
     **dict.fromkeys(("num_labels", "num_classes"), MOST_CLASSES),
@@ -182,17 +182,17 @@ _MOST = {
     **dict.fromkeys(("num_channels", "in_chans"), 10**5),
     **dict.fromkeys(("patch_size", "image_size", "img_size", "input_size", "reg_tokens", "num_register_tokens"), 10**5),
 }
-_MOST_OF_ANY = 10**7
-_BEYOND = 10**300
-_COUNTS = (("num_", "max_"), ("_size", "_dim", "_tokens", "_embeddings"))  # how names of other counts begin or end
+_MAX_COUNT = 10**7
+_MAX_FLOAT = 10**300
+_COUNTS = (("num_", "max_"), ("_size", "_dim", "_tokens", "_embeddings"))  # prefixes and suffixes of other counts
 
 
 def check_folder(name: str, folder: Path) -> None:
-    """Raise where a folder has no configuration, one with impossible sizes, or something else than files in it.
+    """Check the folder of a model: it has a configuration with plausible sizes, and only files and folders.
 
     Args:
-        name: what the model was asked for by.
-        folder: where its files are.
+        name: the name of the model, for error messages.
+        folder: the folder.
 
     Raises:
         ModelError: the folder cannot be loaded from.
@@ -200,7 +200,7 @@ def check_folder(name: str, folder: Path) -> None:
     file = folder / CONFIG
     if not file.is_file():
         raise ModelError(f"{name}: there is no {CONFIG} in {folder}")
-    # Opening a pipe would wait for ever.
+    # Opening a pipe would block.
     odd = next((each for each in folder.iterdir() if each.exists() and not (each.is_file() or each.is_dir())), None)
     if odd is not None:
         raise ModelError(f"{name}: {odd.name} in this folder is not a file")
@@ -214,21 +214,21 @@ def check_folder(name: str, folder: Path) -> None:
 
 
 def check_sizes(name: str, config: Mapping[str, Any]) -> None:
-    """Raise where a configuration asks for a network that no machine could build.
+    """Refuse a configuration of a network that is too large to build.
 
     Raises:
         ModelError: a number in it is too large.
     """
     for key, value in _numbers(config):
-        most = _MOST.get(key)
+        most = _MAX_BY_SETTING.get(key)
         if most is None and (key.startswith(_COUNTS[0]) or key.endswith(_COUNTS[1])):
-            most = _MOST_OF_ANY
+            most = _MAX_COUNT
         if most is not None and value > most:
             raise ModelError(f"{name}: its configuration has {key} = {value:.3g}, more than {most:,}")
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Give every number in JSON values with the name that stands before it."""
+    """Yield every number in nested JSON values with its key."""
     pending: list[tuple[str, Any]] = [("", config)]
     while pending:
         key, value = pending.pop()
@@ -237,4 +237,4 @@ def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         elif isinstance(value, list | tuple):
             pending += [(key, each) for each in value]
         elif isinstance(value, int | float):
-            yield key, float(max(-_BEYOND, min(value, _BEYOND)))  # an integer may be one that no float can hold
+            yield key, float(max(-_MAX_FLOAT, min(value, _MAX_FLOAT)))  # an integer may exceed the range of floats

@@ -1,4 +1,4 @@
-"""Tells models apart: by their weights, and by what else their answers depend on."""
+"""Fingerprints of models: a hash of weights, structure, settings and user code."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from torch import Tensor, nn
 
 from vitreous._utils.user_code import source_hash
 
-# Where a model came from, in which mode it is, and which of two equal ways it computes by: not what it computes.
-_BESIDE_THE_POINT = {
+# Settings that do not change the outputs: provenance, mode, and equivalent implementations.
+_IRRELEVANT_SETTINGS = {
     *("training", "fused_attn", "gradient_checkpointing", "name_or_path", "transformers_version", "dtype"),
     *("torch_dtype", "architectures", "grad_checkpointing", "pretrained_cfg", "default_cfg"),
 }
-# Their code is known by their version; all other code by its content.
+# The code of these libraries is identified by their version, all other code by its content.
 _LIBRARIES = {"torch", "timm", "transformers", "torchvision", "open_clip"}
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
+_CACHE: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 
 
 def fingerprint_of(model: nn.Module) -> str:
-    """Return the sha256 of a model's parts, their settings, and the names, types, shapes and values of its weights.
+    """Return the SHA-256 of a model's modules, their settings, and its state dict.
 
-    The same weights may be read in many ways: with other numbers of heads, another activation, another pooling.
+    The state dict alone does not identify a model: the number of heads, the activation or the pooling may differ.
     """
     digest = hashlib.sha256()
     for line in (*_code(model), *_structure(model)):
@@ -42,28 +42,27 @@ def fingerprint_of(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def kept_fingerprint_of(model: nn.Module) -> str:
-    """Return the fingerprint as it was worked out before, unless a weight was replaced or written to since.
+def cached_fingerprint_of(model: nn.Module) -> str:
+    """Return the fingerprint, cached until a weight is replaced or modified in place.
 
-    For who asks with every picture. What torch does not count goes unnoticed: settings, and what is written through
-    ``weight.data``.
+    Changes that do not raise a tensor's version counter go unnoticed: settings, and writes through ``weight.data``.
     """
     weights = (*model.parameters(), *model.buffers())
     state = tuple((weight.data_ptr(), None if weight.is_inference() else weight._version) for weight in weights)  # noqa: SLF001
-    known = _KNOWN.get(model)
-    if known is None or known[0] != state:
-        known = _KNOWN[model] = (state, fingerprint_of(model))
-    return known[1]
+    cached = _CACHE.get(model)
+    if cached is None or cached[0] != state:
+        cached = _CACHE[model] = (state, fingerprint_of(model))
+    return cached[1]
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    # Reading the bytes as integers works for every type, bfloat16 included.
+    # Viewing the bytes as uint8 works for every dtype, including bfloat16.
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _code(model: nn.Module) -> list[str]:
-    """Return a line for each piece of code of one's own: classes, and functions that were put into parts of others."""
-    own = {written for written in _written(model) if _is_own(written)}  # many parts are of one class
+    """Return the hashes of user code: classes, and functions assigned to modules of other libraries."""
+    own = {written for written in _written(model) if _is_own(written)}  # many modules share a class
     return sorted({source_hash(written) for written in own})
 
 
@@ -91,7 +90,7 @@ def _is_own(written: Any) -> bool:
 
 
 def _structure(model: nn.Module) -> Iterator[str]:
-    """Yield a line for each part, with its class and its settings, and for the configuration."""
+    """Yield a line for each module, with its class and settings, and one for the configuration."""
     for name, part in model.named_modules():
         kind, hooks = type(part), _hooks(part)
         if hooks:
@@ -103,17 +102,17 @@ def _structure(model: nn.Module) -> Iterator[str]:
 
 
 def _settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is plain among some attributes; names with an underscore in front are bookkeeping."""
+    """Return the public attributes that are plain values."""
     plain = {
         name: _plain(value)
         for name, value in values.items()
-        if not name.startswith("_") and name not in _BESIDE_THE_POINT
+        if not name.startswith("_") and name not in _IRRELEVANT_SETTINGS
     }
     return {name: value for name, value in plain.items() if value is not None}
 
 
 def _plain(value: Any) -> Any:
-    """Return a number, text or function as JSON tells it; None for anything else."""
+    """Return a number, text or function as JSON values; None for anything else."""
     if isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):

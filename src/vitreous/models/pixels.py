@@ -1,4 +1,4 @@
-"""Images as a caller gives them, turned into the tensor that a model takes."""
+"""Convert the caller's images to the input tensor of a model."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Model = nn.Module | LoadedModel | str | Pair
 
 
 def find_model(model: Model, images: Images | None) -> LoadedModel | nn.Module:
-    """The model that is meant, with its preprocessing where images need one and it is known."""
+    """Resolve a model argument; preprocessing is attached if the images need it and it is known."""
     if isinstance(model, str):
         return load_model(model)
     if isinstance(model, tuple):
         return model_with_processor(model)
-    if isinstance(model, LoadedModel) or isinstance(images, Tensor):  # a tensor was prepared by the caller
+    if isinstance(model, LoadedModel) or isinstance(images, Tensor):  # a tensor is already preprocessed
         return model
     return infer_preprocessing(model) or model
 
@@ -38,12 +38,12 @@ def find_model(model: Model, images: Images | None) -> LoadedModel | nn.Module:
 def find_pixels(
     model: LoadedModel | nn.Module, network: nn.Module, images: Images
 ) -> tuple[Tensor, tuple[Image.Image, ...] | None]:
-    """The model's input and, where they are known, the pictures it sees.
+    """Return the model's input and, unless a tensor was given, the images as the model sees them.
 
     Raises:
-        InputError: the images are not what the model can take.
-        ImageError: a picture cannot be read.
-        ModelError: the model's weights hold no numbers.
+        InputError: the images are not a valid input of the model.
+        ImageError: an image cannot be read.
+        ModelError: the model's weights are on the meta device.
     """
     if any(map(holds_no_numbers, (*network.parameters(), *network.buffers()))):
         raise ModelError(f"the weights of {type(network).__name__} are on the device meta, which holds no numbers")
@@ -58,7 +58,7 @@ def _find_pixels(
         _check(images)
         return _placed(images, network), None
     one = isinstance(images, Image.Image | str | Path) or (isinstance(images, np.ndarray) and images.ndim < 4)
-    one = one or hasattr(images, "read")  # an open file, which could be taken for its lines
+    one = one or hasattr(images, "read")  # an open file, which is iterable by lines
     given: Any = [images] if one else images
     if not isinstance(given, Iterable):
         raise InputError(f"images must be a tensor, pictures or paths, not {type(images).__name__}")
@@ -92,6 +92,6 @@ def _check(images: Tensor) -> None:
 
 
 def _placed(pixels: Tensor, network: nn.Module) -> Tensor:
-    """On the model's device, in its precision; whether it takes so many channels shows when it runs."""
+    """Move pixels to the device and dtype of the model; the number of channels is checked when it runs."""
     weight = next((weight for weight in network.parameters() if weight.is_floating_point()), None)
     return pixels if weight is None else pixels.to(weight.device, weight.dtype)

@@ -1,4 +1,4 @@
-"""How a photo becomes the tensor that a model was trained to see, as plain data with one way to apply it."""
+"""Preprocessing: resize, centre crop and normalisation, as plain data."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Resize = Literal["shorter", "squash"]
 CropRounding = Literal["nearest", "down"]
 Triple = tuple[float, float, float]
 
-# Image processors with one of these do something to the pixels that is not described here.
+# Image processors with one of these settings do something that Preprocessing cannot express.
 _FOREIGN_SETTINGS = ("crop_pct", "do_flip_channel_order", "max_num_patches", "do_pad")
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resize, centre crop and normalise photos for one model.
+    """Resize, centre crop and normalise images for one model.
 
     Attributes:
         image_size: Height and width of the model's input.
@@ -41,9 +41,9 @@ class Preprocessing:
         std: Standard deviation of the three channels.
         interpolation: Pillow's name of the resampling filter, in lower case.
         resize: ``shorter`` keeps the aspect ratio and fits the shorter edge; ``squash`` ignores the aspect ratio.
-        resize_size: Size to resize to before the centre crop; the image size itself where nothing is cropped.
+        resize_size: Size to resize to before the centre crop; the image size by default.
         rescale: Factor on the 0..255 pixels.
-        crop_rounding: Where an odd margin goes: timm rounds to the nearest even offset, transformers rounds down.
+        crop_rounding: Rounding of an odd margin: timm rounds to the nearest even offset, transformers rounds down.
     """
 
     image_size: tuple[int, int]
@@ -69,7 +69,7 @@ class Preprocessing:
             raise ModelError(f"the factor on the pixels must be positive, not {shown(self.rescale)}")
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
-        """Return the model's input for these photos: float32, (batch, 3, height, width)."""
+        """Return the model's input for these images: float32, (batch, 3, height, width)."""
         if not images:
             raise InputError("no images were given")
         pixels = np.stack([np.asarray(self.displayed(image)) for image in images])
@@ -78,27 +78,27 @@ class Preprocessing:
         return ((channels_first * self.rescale - mean) / std).contiguous()
 
     def displayed(self, image: Image.Image) -> Image.Image:
-        """Return the part of the photo that the model sees, at the model's resolution."""
+        """Return the image resized and cropped as the model sees it."""
         if min(image.size) < 1:
             raise InputError(f"an image of {image.width} x {image.height} pixels has no content")
         rgb = image if image.mode == "RGB" else image.convert("RGB")
         return self._fitted(rgb, Image.Resampling[self.interpolation.upper()])
 
     def displayed_mask(self, mask: NDArray[np.integer[Any]], *, outside: int) -> NDArray[np.int16]:
-        """Return the part of a photo's mask (height, width) that the model sees, by nearest neighbour.
+        """Return a mask (height, width) resized and cropped like its image, with nearest-neighbour interpolation.
 
         Args:
-            mask: One number for every pixel of the photo.
-            outside: The number of pixels that the crop adds around a photo which is smaller than it.
+            mask: One integer per pixel of the image.
+            outside: The value of pixels that the crop adds around a smaller image.
         """
-        # Pillow fills with 0 what it adds.
+        # Pillow pads with 0.
         fitted = self._fitted(Image.fromarray(mask.astype(np.int32) - outside), Image.Resampling.NEAREST)
         return (np.asarray(fitted) + outside).astype(np.int16)
 
     def _fitted(self, image: Image.Image, resampling: Image.Resampling) -> Image.Image:
-        """Return an image of any mode, resized and cropped."""
+        """Resize and crop an image of any mode."""
         height, width = self._resized(image.height, image.width)
-        if height * width > MAX_PIXELS:  # a strip, whose short side is made as long as the model's
+        if height * width > MAX_PIXELS:  # a long strip, whose shorter edge is enlarged
             raise InputError(
                 f"an image of {image.width} x {image.height} pixels would be {width} x {height} for this model, refused"
             )
@@ -107,7 +107,7 @@ class Preprocessing:
         return resized.crop((left, top, left + self.image_size[1], top + self.image_size[0]))
 
     def frame(self, size: tuple[int, int]) -> Frame:
-        """Return which part of a photo of this height and width the model sees, in the photo's pixels."""
+        """Return the part of an image of this height and width that the model sees, in pixels of the image."""
         height, width = self._resized(*size)
         top, left = self._corner(height, width)
         down, across = size[0] / height, size[1] / width
@@ -121,7 +121,7 @@ class Preprocessing:
         std: float | Sequence[float] | None = None,
         image_size: int | Sequence[int] | None = None,
     ) -> Preprocessing:
-        """Return a copy with other normalisation (one number or three) or another image size."""
+        """Return a copy with another normalisation (one number or three) or image size."""
         changed = self
         if mean is not None:
             changed = replace(changed, mean=_triple("mean", mean))
@@ -133,17 +133,17 @@ class Preprocessing:
         return changed
 
     def _before_crop(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the size to resize to so that another image size shows the same share of the photo."""
+        """Return the ``resize_size`` that keeps the ratio of crop to image for another image size."""
         before = self.resize_size or self.image_size
         scaled = [round(new * wide / old) for new, wide, old in zip(size, before, self.image_size, strict=True)]
         return scaled[0], scaled[1]
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return height and width after the resize and before the crop."""
+        """Return height and width after the resize, before the crop."""
         target_height, target_width = self.resize_size or self.image_size
         if self.resize == "squash":
             return target_height, target_width
-        if target_height == target_width:  # torchvision's and transformers' rule truncates the longer edge
+        if target_height == target_width:  # torchvision and transformers truncate the longer edge
             if height <= width:
                 return target_height, int(target_height * width / height)
             return int(target_width * height / width), target_width
@@ -151,17 +151,17 @@ class Preprocessing:
         return round(height / ratio), round(width / ratio)
 
     def _corner(self, height: int, width: int) -> tuple[int, int]:
-        """Return where the centre crop of a resized photo has its top and left edge."""
+        """Return the top left corner of the centre crop in the resized image."""
         return self._offset(height, self.image_size[0]), self._offset(width, self.image_size[1])
 
     def _offset(self, have: int, want: int) -> int:
-        """Return where the centre crop starts; negative where the image is smaller and gets a black border."""
+        """Return the start of the centre crop; negative if the image is smaller and gets a black border."""
         half = (have - want) / 2
         return round(half) if self.crop_rounding == "nearest" and half > 0 else int(half)
 
 
 def from_timm(model: nn.Module, image_size: tuple[int, int] | None = None) -> Preprocessing:
-    """Read the evaluation preprocessing that timm would use for its model."""
+    """Read the evaluation preprocessing of a timm model."""
     from timm.data.config import resolve_data_config  # noqa: PLC0415  (timm takes a second to import)
 
     arguments = {"input_size": (3, *image_size)} if image_size else {}
@@ -176,7 +176,7 @@ def _from_timm_settings(config: Mapping[str, Any]) -> Preprocessing:
     before_crop = tuple(math.floor(edge / config["crop_pct"]) for edge in size)
     interpolation = config["interpolation"]
     if mode == "center" and before_crop[0] != before_crop[1]:
-        interpolation = "bilinear"  # timm ignores its own setting here; what counts is what the model is evaluated with
+        interpolation = "bilinear"  # timm's own transform ignores the setting here
     return Preprocessing(
         image_size=size,
         mean=_triple("mean", config["mean"]),
@@ -188,7 +188,7 @@ def _from_timm_settings(config: Mapping[str, Any]) -> Preprocessing:
 
 
 def from_torchvision(preset: Any) -> Preprocessing:
-    """Read the transforms that torchvision's weights come with (``weights.transforms()``)."""
+    """Read the transforms of torchvision weights (``weights.transforms()``)."""
     sizes = (preset.crop_size, preset.resize_size)  # a number, alone or in a list, or height and width
     crop, before_crop = (size if isinstance(size, int) or len(size) == 2 else size[0] for size in sizes)
     return Preprocessing(
@@ -206,7 +206,7 @@ def from_processor(settings: Mapping[str, Any], fallback_size: tuple[int, int]) 
 
     Args:
         settings: The processor's settings.
-        fallback_size: The size to resize to where the processor expects resized photos.
+        fallback_size: The size to resize to if the processor does not resize.
     """
     if "data_config" in settings:  # a timm model inside transformers has timm's settings
         return _from_timm_settings(settings["data_config"])
@@ -232,7 +232,7 @@ def from_processor(settings: Mapping[str, Any], fallback_size: tuple[int, int]) 
 
 
 def as_image_size(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, int]:
-    """Return (height, width) of one whole number or two, of any library's kind."""
+    """Return (height, width) from one integer or two, of any integer type."""
     try:
         edges = [operator.index(edge) for edge in (value if isinstance(value, Iterable) else (value, value))]
     except TypeError:
@@ -245,10 +245,10 @@ def as_image_size(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, 
 
 
 def check_patches(name: str, size: tuple[int, int], patch: tuple[int, int]) -> None:
-    """Raise unless patches of ``patch`` pixels fill an image of ``size`` pixels; the message names the nearest sizes.
+    """Check that the image size is a multiple of the patch size.
 
     Raises:
-        ModelError: They do not.
+        ModelError: It is not; the message names the nearest valid sizes.
     """
     edges = list(zip(size, patch, strict=True))
     if not any(edge % side for edge, side in edges):
@@ -272,7 +272,7 @@ def _edges(size: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _triple(name: str, value: float | Sequence[float]) -> Triple:
-    """Return one number three times, or three numbers as they are, of any library's kind."""
+    """Return three numbers from one or three, of any numeric type."""
     try:
         values = np.asarray(value, dtype=np.float64).reshape(-1).tolist()
     except (TypeError, ValueError):

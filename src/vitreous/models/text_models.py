@@ -1,4 +1,4 @@
-"""Loads text classifiers of the transformers library with their tokenizers, never running foreign code."""
+"""Load text classifiers of the transformers library with their tokenizers, without running remote code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vitreous._utils.messages import errors_as, reason_of
 from vitreous.errors import ModelError
 from vitreous.inputs.model_input import Texts
 from vitreous.inputs.texts import Reader, knows_no_words
-from vitreous.models.fingerprint import kept_fingerprint_of
+from vitreous.models.fingerprint import cached_fingerprint_of
 from vitreous.models.hf_models import architecture_of, class_names_of, load_network, place_of, transformers_library
 from vitreous.models.loaded import put_on
 
@@ -26,11 +26,11 @@ class LoadedTextModel:
     """A text classifier in eval mode with its own tokenizer.
 
     Attributes:
-        name: The name it was asked for by; ``None`` for a model of the caller's.
+        name: The name it was loaded by; ``None`` for a model passed by the caller.
         model: The network.
-        tokenizer: What turns texts into its input.
-        class_names: The name of every class in index order, or ``None`` where they are unknown.
-        outputs: What its outputs are; ``None`` where its configuration tells, or they are recognised.
+        tokenizer: The tokenizer.
+        class_names: The class names in index order; ``None`` if unknown.
+        outputs: What its outputs are; ``None`` to read the configuration or detect it.
     """
 
     name: str | None
@@ -40,21 +40,21 @@ class LoadedTextModel:
     outputs: OutputActivation | None = None
 
     def example_input(self) -> Texts:
-        """A short text as the model gets it: enough to see its architecture."""
+        """Return a short text as model input, for tracing the architecture."""
         return self.reader.inputs([self.reader.read("a", "a text").numbers])
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of its parts, their settings and all weights; worked out again when a weight was written to."""
-        return kept_fingerprint_of(self.model)
+        """SHA-256 of its modules, their settings and all weights; computed again when a weight changes."""
+        return cached_fingerprint_of(self.model)
 
     @cached_property
     def reader(self) -> Reader:
-        """What turns texts into the model's input and knows the place of every piece.
+        """Converts texts to the model's input and maps word pieces to positions in the text.
 
         Raises:
-            InputError: the tokenizer is none of the transformers library.
-            UnsupportedModelError: the model takes no texts.
+            InputError: the tokenizer is not one of the transformers library.
+            UnsupportedModelError: the model does not take texts.
         """
         return Reader(self.model, self.tokenizer)
 
@@ -63,7 +63,7 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
     """Load a text classifier and its tokenizer by name: ``hf/ID`` of the hub, or ``hf/FOLDER``.
 
     Raises:
-        ModelError: the name is not understood, or model or tokenizer cannot be found or loaded.
+        ModelError: the name is not valid, or the model or tokenizer cannot be found or loaded.
         MissingDependencyError: the transformers library is not installed.
 
     Examples:
@@ -81,7 +81,7 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
         _, model = load_network(
             name, place, options, lambda config: _class_for(transformers, name, config), "hf/FOLDER"
         )
-        tokenizer = _tokenizer(transformers, name, place, options)
+        tokenizer = load_tokenizer(transformers, name, place, options)
         model = put_on(device, model)
         return LoadedTextModel(name, model, tokenizer, class_names_of(model))
 
@@ -89,19 +89,19 @@ def load_text_model(name: str, *, device: str | torch.device = "cpu") -> LoadedT
 def _class_for(transformers: Any, name: str, config: Any) -> Any:
     architecture = architecture_of(config)
     if "ForImageClassification" in architecture:
-        raise ModelError(f"{name} looks at photos ({architecture}): vitreous.explain and `vitreous explain` explain it")
+        raise ModelError(f"{name} reads images ({architecture}): vitreous.explain and `vitreous explain` explain it")
     return transformers.AutoModelForSequenceClassification
 
 
-def _tokenizer(transformers: Any, name: str, place: str, options: dict[str, Any]) -> Any:
+def load_tokenizer(transformers: Any, name: str, place: str, options: dict[str, Any]) -> Any:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
-    except Exception as error:  # the files are missing or unreadable, reported with many types
+    except Exception as error:  # missing or unreadable files raise many types
         raise ModelError(f"{name}: its tokenizer cannot be loaded ({reason_of(error)})") from error
-    # transformers makes up an empty tokenizer where a folder or a repository has none.
+    # Without tokenizer files, transformers returns an empty tokenizer.
     if knows_no_words(tokenizer):
         raise ModelError(
             f"{name}: there is no tokenizer beside the weights, or an empty one; "
-            "tokenizer.save_pretrained puts it into the same folder"
+            "save it to the same folder with tokenizer.save_pretrained"
         )
     return tokenizer

@@ -1,4 +1,4 @@
-"""Loads timm models by name: with weights from the hub, from a local file or folder, or random ones."""
+"""Load timm models by name, with weights from the hub, from a local file or folder, or random."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_timm(identifier: str, image_size: tuple[int, int] | None) -> LoadedMode
     if at and not source:
         raise ModelError(f"{name}: after @ comes a weights file or the word random")
     if source == "random":
-        # ImageNet's class names would be a lie here, although the number of classes fits.
+        # Random outputs have no class names, even if their number matches ImageNet.
         return _loaded(name, _random(architecture, image_size), image_size, named=False)
     if source:
         return _loaded(name, _from_file(architecture, Path(source), image_size), image_size)
@@ -46,7 +46,7 @@ def load_timm(identifier: str, image_size: tuple[int, int] | None) -> LoadedMode
 
 
 def check_known(architecture: str) -> None:
-    """Raise with close matches where timm does not know the architecture or its tag."""
+    """Raise, with close matches, if timm does not have the architecture or its tag."""
     base, tag = split_model_name_tag(architecture)
     if not timm.is_model(base):
         raise ModelError(f"timm has no model {base!r}{close_match(base, timm.list_models())}")
@@ -56,49 +56,49 @@ def check_known(architecture: str) -> None:
 
 
 def _loaded(name: str, model: nn.Module, image_size: tuple[int, int] | None, *, named: bool = True) -> LoadedModel:
-    """Put a classifier of timm into eval mode; otherwise as ``described_timm``.
+    """Switch a timm classifier to eval mode and wrap it with ``described_timm``.
 
     Raises:
-        ModelError: It has no classes.
+        ModelError: It is not a classifier.
     """
     check_classifier(name, model)
     return described_timm(name, model.eval(), image_size, named=named)
 
 
 def check_classifier(name: str, model: nn.Module) -> None:
-    """Raise where the outputs of a model that timm made are no classes."""
-    # A head that was put in afterwards leaves the number at 0.
+    """Raise if a timm model has no classifier."""
+    # Assigning a head later leaves num_classes at 0.
     if getattr(model, "num_classes", None) == 0 and not isinstance(getattr(model, "head", None), _OWN_HEADS):
         raise ModelError(
-            f"{name}: this is a backbone without a classifier, whose outputs are features and no classes; train a head "
-            "on it, or use the weights of one that has it"
+            f"{name}: this is a backbone without a classifier: its outputs are features, not classes; train a head "
+            "on it, or use weights that include one"
         )
 
 
 def described_timm(
     name: str, model: nn.Module, image_size: tuple[int, int] | None = None, *, named: bool = True
 ) -> LoadedModel:
-    """Give a model of timm as it is, with the preprocessing and the class names that it says of itself.
+    """Wrap a timm model with the preprocessing and class names of its configuration.
 
     Args:
-        name: What it is called.
-        model: A model that timm made.
-        image_size: The size it was asked for in; by default the one that it was built for.
-        named: Whether its configuration's class names, or ImageNet's, are those of its outputs.
+        name: The name of the model.
+        model: A timm model.
+        image_size: The requested image size; by default the one that it was built for.
+        named: Whether the class names of its configuration, or ImageNet's, apply to its outputs.
     """
     class_names = _class_names(model) if named else None
     return LoadedModel(name, model, from_timm(model, image_size or _built_for(model)), class_names)
 
 
 def _built_for(model: nn.Module) -> tuple[int, int] | None:
-    """Return the only size that the model takes; a configuration in a folder may say otherwise or nothing."""
+    """Return the image size of the patch embedding if it is fixed; a configuration in a folder may differ."""
     embedding = getattr(model, "patch_embed", None)
     size = getattr(embedding, "img_size", None)
     return (size[0], size[1]) if size and getattr(embedding, "strict_img_size", True) else None
 
 
 def _create(architecture: str, image_size: tuple[int, int] | None, **options: Any) -> nn.Module:
-    """Build a model; timm reports every impossible request with a type of its own."""
+    """Build a timm model."""
     if image_size:
         options["img_size"] = image_size
     try:
@@ -129,7 +129,7 @@ def _from_file(architecture: str, file: Path, image_size: tuple[int, int] | None
 
 
 def _classes_in(state: State, architecture: str) -> int | None:
-    """Return the number of classes that the weights' head distinguishes, or None where there is no head."""
+    """Return the number of classes of the head in a state dict; None without a head."""
     config = timm.models.get_pretrained_cfg(architecture)
     classifier = getattr(config, "classifier", None) or "head"
     first = classifier if isinstance(classifier, str) else classifier[0]
@@ -175,12 +175,12 @@ def _published(identifier: str, image_size: tuple[int, int] | None) -> nn.Module
         return _create(identifier, image_size, pretrained=True)
     except ModelError:
         raise
-    except Exception as error:  # downloads, parsing and strict loading fail with many types
+    except Exception as error:  # downloads, parsing and strict loading raise many types
         raise ModelError(f"timm/{identifier}: the model cannot be loaded ({reason_of(error)})") from error
 
 
 def _class_names(model: nn.Module) -> tuple[str, ...] | None:
-    """Return what the model's configuration calls its classes, or ImageNet's names where their number fits."""
+    """Return the class names of the configuration, or ImageNet's if their number matches."""
     config: dict[str, Any] = getattr(model, "pretrained_cfg", None) or {}
     count = getattr(model, "num_classes", 0)
     names = config.get("label_names")

@@ -1,11 +1,11 @@
-"""A network that a caller brings, with what is known of how photos become its input.
+"""Models passed by the caller: infer their preprocessing and class names.
 
-``binary`` makes a model with one output for "yes" a model of two classes, so that either answer can be explained.
+``TwoSided`` turns a binary classifier with one output into one with two classes, so that both can be explained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vitreous._utils.messages import errors_as
+from vitreous._utils.messages import errors_as, shown
 from vitreous.errors import InputError, ModelError, UnsupportedModelError
 from vitreous.models.hf_models import class_names_of, image_size_of
 from vitreous.models.loaded import LoadedModel
@@ -25,20 +25,20 @@ _TORCHVISION_SETTINGS = ("crop_size", "resize_size", "mean", "std", "interpolati
 
 
 def infer_preprocessing(model: nn.Module | Pair) -> LoadedModel | None:
-    """Give a network as it is, with its preprocessing, or None where nobody says how photos become its input.
+    """Wrap a network with its preprocessing; None if the preprocessing is unknown.
 
     Args:
-        model: A network that says it by itself, in an attribute ``preprocessing`` or in timm's configuration, or a pair
-            of a network and what says it: a ``Preprocessing``, an image processor of transformers, the weights of
-            torchvision or their ``transforms()``.
+        model: A network with an attribute ``preprocessing`` or with timm's configuration, or a pair of a network and
+            its preprocessing: a ``Preprocessing``, an image processor of transformers, torchvision weights or their
+            ``transforms()``.
 
     Raises:
-        InputError: The pair is of other things.
-        ModelError: What says it is not valid.
+        InputError: The pair contains something else.
+        ModelError: The preprocessing is not valid.
     """
     if isinstance(model, tuple):
         return model_with_processor(model)
-    with errors_as(ModelError, f"how photos become the input of {type(model).__name__} cannot be read"):
+    with errors_as(ModelError, f"the preprocessing of {type(model).__name__} cannot be read"):
         return _self_described(model)
 
 
@@ -54,13 +54,13 @@ def _self_described(model: nn.Module) -> LoadedModel | None:
 
 
 def own_class_names(model: nn.Module) -> tuple[str, ...] | None:
-    """Return what a network calls its classes: in an attribute of this name, or in transformers' configuration."""
+    """Return the class names from the attribute ``class_names`` or from the configuration of transformers."""
     names: Any = getattr(model, "class_names", None)
     return tuple(map(str, names)) if isinstance(names, Iterable) else class_names_of(model)
 
 
 def known_class_names(model: LoadedModel | nn.Module) -> tuple[str, ...] | None:
-    """Return the class names of a loaded model, or those that a network says or that come with its configuration."""
+    """Return the class names of a loaded model or of a network, from its attribute or configuration."""
     if isinstance(model, LoadedModel):
         return model.class_names
     names = own_class_names(model)
@@ -69,16 +69,40 @@ def known_class_names(model: LoadedModel | nn.Module) -> tuple[str, ...] | None:
     return names
 
 
-def model_with_processor(pair: Pair) -> LoadedModel:
-    """Give the network of a pair as it is, with the preprocessing that the other one says.
+class CalledModel(nn.Module):
+    """A model that is called by a function, for one that takes more than images."""
+
+    def __init__(self, model: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        self.model, self.call = model, call
+        self.train(model.training)
+
+    def forward(self, images: Tensor) -> Any:
+        """What the function returns."""
+        return self.call(self.model, images)
+
+
+def called_by(model: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> nn.Module:
+    """The model as a module that is called by a function ``call(model, images)``.
 
     Raises:
-        InputError: The pair is of other things.
-        ModelError: What says it is not valid.
+        InputError: it is no function.
+    """
+    if not callable(call):
+        raise InputError(f"call must be a function of the model and its images, not {shown(call)}")
+    return CalledModel(model, call)
+
+
+def model_with_processor(pair: Pair) -> LoadedModel:
+    """Wrap a pair of a network and its preprocessing, see ``infer_preprocessing``.
+
+    Raises:
+        InputError: The pair contains something else.
+        ModelError: The preprocessing is not valid.
     """
     if len(pair) != 2 or not isinstance(pair[0], nn.Module):
-        raise InputError("a pair is a model and what tells how photos become its input, such as its image processor")
-    with errors_as(ModelError, f"how photos become the input of {type(pair[0]).__name__} cannot be read"):
+        raise InputError("a pair must be a model and its preprocessing, such as (model, image_processor)")
+    with errors_as(ModelError, f"the preprocessing of {type(pair[0]).__name__} cannot be read"):
         return _joined(*pair)
 
 
@@ -87,34 +111,53 @@ def _joined(network: nn.Module, source: Any) -> LoadedModel:
     if hasattr(source, "transforms") and hasattr(source, "meta"):  # torchvision's weights
         class_names = tuple(source.meta.get("categories") or ()) or class_names
         source = source.transforms()
-    return LoadedModel(type(network).__name__, network, _preprocessing(network, source), class_names)
+    return LoadedModel(type(network).__name__, network, preprocessing_of(network, source), class_names)
 
 
-def _preprocessing(network: nn.Module, source: Any) -> Preprocessing:
+def preprocessing_of(network: nn.Module, source: Any) -> Preprocessing:
+    """Return how photos become a network's input, as another object says it.
+
+    Raises:
+        InputError: It does not say it.
+    """
     if isinstance(source, Preprocessing):
         return source
-    processor = getattr(source, "image_processor", source)  # one for pictures and texts holds one for pictures
+    processor = getattr(source, "image_processor", source)  # a multimodal processor contains an image processor
     settings = processor.to_dict() if hasattr(processor, "to_dict") else {}
     if {"image_mean", "data_config"} & settings.keys():
         return from_processor(settings, image_size_of(getattr(network, "config", None)))
     if all(hasattr(source, name) for name in _TORCHVISION_SETTINGS):
         return from_torchvision(source)
+    steps = {type(step).__name__: step for step in getattr(source, "transforms", ())}
+    if {"Resize", "Normalize"} <= steps.keys():  # a Compose, as open_clip and OpenAI's clip give it
+        return from_torchvision(_as_preset(steps))
     raise InputError(
-        "how photos become a model's input is told by vitreous.models.Preprocessing, by an image processor of "
-        f"transformers, or by torchvision's weights or their transforms(), not by {type(source).__name__}"
+        "the preprocessing of a model is a vitreous.models.Preprocessing, an image processor of transformers, or "
+        f"torchvision weights or their transforms(), not {type(source).__name__}"
+    )
+
+
+def _as_preset(steps: Mapping[str, Any]) -> SimpleNamespace:
+    """What torchvision's Resize, CenterCrop and Normalize say together, named as in its own presets."""
+    resize, normalize = steps["Resize"], steps["Normalize"]
+    return SimpleNamespace(
+        crop_size=getattr(steps.get("CenterCrop"), "size", resize.size),
+        resize_size=resize.size,
+        interpolation=resize.interpolation,
+        mean=normalize.mean,
+        std=normalize.std,
     )
 
 
 class TwoSided(nn.Module):
-    """Answers [-z, z] where the model inside answers z, two classes of which each has its sigmoid as probability.
+    """Outputs [-z, z] for a wrapped model with the single logit z: two classes, each with its sigmoid as probability.
 
-    So probabilities stay what they were and add up to 1, and explaining class 1 is explaining z, explaining class 0 is
-    explaining -z, at their own size: methods that add the gradient to an identity (gae, transattr, iia) would give
-    another map for a part of z. Methods that treat positive and negative parts of every layer apart (transattr, plrp,
-    lrp_rollout, abslrp) see the sign as one more layer, and give nothing or something else for the side that the model
-    is against.
+    The probabilities are unchanged and sum to 1. Explaining class 1 explains z, explaining class 0 explains -z, both at
+    full scale: methods that add the gradient to an identity (gae, transattr, iia) would give another map for a scaled
+    z. Methods that separate positive and negative parts of every layer (transattr, plrp, lrp_rollout, abslrp) see the
+    sign as one more layer; for the class that the model rejects they give zeros or another map.
 
-    Where the model inside answers a probability p (``probability``), the answer is [1 - p, p].
+    If the wrapped model outputs a probability p (``probability``), the output is [1 - p, p].
     """
 
     sides: Tensor
@@ -122,10 +165,10 @@ class TwoSided(nn.Module):
     def __init__(self, model: nn.Module, *, probability: bool = False) -> None:
         super().__init__()
         self.model, self.probability = model, probability
-        # Whatever the model inside says of its one output: a sigmoid makes a probability of each of these.
+        # Overrides the configuration of the wrapped model: each of the two outputs is a sigmoid logit.
         problem = None if probability else "multi_label_classification"
         self.config = SimpleNamespace(problem_type=problem)
-        # Not part of the weights: a checkpoint of the model inside stays one.
+        # Not persistent, so that checkpoints of the wrapped model still load.
         self.register_buffer("sides", torch.tensor([[-1.0], [1.0]]), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 from vitreous.api.explain import black_pixel, declared_outputs, network_of, stage_of
 from vitreous.api.output_detection import find_outputs
 from vitreous.architecture import find_architecture
-from vitreous.inputs.targets import Target, find_targets
+from vitreous.inputs.targets import AnyTarget, find_targets
 from vitreous.methods import View
 from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
@@ -29,7 +29,9 @@ def open_runner(model: nn.Module | LoadedModel, images: Images) -> ModelRunner:
 
 
 @contextmanager
-def recorded(model: nn.Module | LoadedModel, images: Images, recipe: Recipe, target: Target = None) -> Iterator[View]:
+def recorded(
+    model: nn.Module | LoadedModel, images: Images, recipe: Recipe, target: AnyTarget = None
+) -> Iterator[View]:
     """Run the model and yield what a recipe reads, for one class per image; it is valid inside the context."""
     network = network_of(model)
     pixels, _ = find_pixels(model, network, images)

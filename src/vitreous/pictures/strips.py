@@ -19,7 +19,7 @@ from vitreous.api.explain import explain, network_of, stage_of
 from vitreous.architecture import find_architecture
 from vitreous.errors import MethodError
 from vitreous.explanation.explanation import Explanation
-from vitreous.inputs.targets import Target
+from vitreous.inputs.targets import AnyTarget
 from vitreous.methods.aggregation import Plus, Rollout
 from vitreous.methods.gradtoken import QueryGradientKey
 from vitreous.methods.spelling import parse, plus_from_every_layer
@@ -62,7 +62,7 @@ class Strip:
         return (float(drawn.min()), float(drawn.max())) if self.shared and len(drawn) else None
 
 
-def depth_strip(model: Model, image: Images, method: str, target: Target = None) -> Strip:
+def depth_strip(model: Model, image: Images, method: str, target: AnyTarget = None) -> Strip:
     """Compute the maps of a method for every number of blocks that it can aggregate.
 
     Figure 5 of [wu2024token][] and figure 11 of [cheng2025gradtoken][].
@@ -101,7 +101,7 @@ def depth_spellings(method: str, depth: int) -> dict[int, str]:
     raise MethodError(f"{method!r} aggregates no blocks, so there is no depth to vary; tokentm and gradtoken do")
 
 
-def start_layer_strip(model: Model, image: Images, method: str, target: Target = None) -> Strip:
+def start_layer_strip(model: Model, image: Images, method: str, target: AnyTarget = None) -> Strip:
     """Compute the maps of a method summed over the blocks from every start layer; the one of SkipPLUS is marked.
 
     Figure 2 of [mehri2024skipplus][].
@@ -139,7 +139,7 @@ def start_layer_spellings(method: str, depth: int) -> dict[int, str]:
 
 
 @leaves_torch_as_it_was
-def heads_strip(model: Model, image: Images, method: str = "gradtoken", target: Target = None) -> Strip:
+def heads_strip(model: Model, image: Images, method: str = "gradtoken", target: AnyTarget = None) -> Strip:
     """Compute gradtoken's map M_h of every head, propagated as its spelling says, signed and on one scale.
 
     Figure 10 of [cheng2025gradtoken][].
@@ -177,7 +177,7 @@ def strip_of_spellings(
     image: Images,
     method: str,
     spellings: Mapping[str, str],
-    target: Target = None,
+    target: AnyTarget = None,
 ) -> Strip:
     """Explain one image by several spellings, given by their captions.
 
@@ -235,7 +235,7 @@ class Transformation:
 
 
 @leaves_torch_as_it_was
-def token_transformation(model: Model, image: Images, block: int = -1, target: Target = None) -> Transformation:
+def token_transformation(model: Model, image: Images, block: int = -1, target: AnyTarget = None) -> Transformation:
     """Measure what one block does to its tokens, as TokenTM does ([wu2024token][], eqs. 10 and 12).
 
     Args:

@@ -1,4 +1,4 @@
-"""Speed: what methods cost beside plain passes of the same model, beside the least they need, and beside peers."""
+"""Speed: the cost of methods relative to plain passes, to the minimum that they need, and to other libraries."""
 
 from vitreous.speed.measuring import measure_speed
 from vitreous.speed.rows import SpeedRow

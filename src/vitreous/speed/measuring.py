@@ -1,24 +1,19 @@
-"""``measure_speed``: methods, plain passes and peers, measured beside each other in one process.
+"""``measure_speed``: time methods, plain passes and peers in turn in one process.
 
-A job is run once before it is timed, to see what it answers, the passes it makes and the memory it takes. Rows are kept
-with date, versions and command.
+Each job runs once before it is timed, to get its map, its number of passes and its peak memory.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.storage import write_text
 from vitreous._utils.tensors import in_float64
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.api.explain import explain, find_recipes, network_of
@@ -26,31 +21,29 @@ from vitreous.api.method_trials import refusal_reason
 from vitreous.architecture.evaluation_copy import frozen_copy
 from vitreous.architecture.survey import architecture_of_copy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
-from vitreous.evaluation.runner.prepare_run import spelled_out
-from vitreous.explanation.provenance import collect_provenance
 from vitreous.methods.spelling import Recipe
-from vitreous.models import LoadedModel, load_model
+from vitreous.models import LoadedModel
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
-from vitreous.speed.peers import Peer, PeerInput, find_peers, usual_spellings
+from vitreous.speed.peers import Peer, PeerInput, find_peers
+from vitreous.speed.plain_passes import BOTH, FORWARD, CountedLimit, Limit, PlainModel, limit_of
 from vitreous.speed.rows import Agreement, SpeedRow, ratio_of
 from vitreous.speed.timing import Job, Passes, counted_passes, one_thread, peak_memory, time_in_turn, whole_pass
-from vitreous.speed.yardsticks import BOTH, FORWARD, CountedLimit, Limit, Plain, limit_of
 from vitreous.tape import unite
 from vitreous.tape.runner import ModelRunner
 
-# Rounding in float32 over some dozens of blocks, seen from the largest value of a map; another method is far above it.
+# Relative to the largest value of a map: above float32 rounding over dozens of blocks, far below other methods.
 _SAME = 1e-3
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What is known of a job before it is timed.
+    """The result of the warm-up run of a job.
 
     Attributes:
-        job: what was run.
+        job: the job.
         answer: its map, (batch, patches).
-        passes: what it sent through the model.
-        memory: its peak, as a part of that of a plain forward and backward pass; None where a device does not tell.
+        passes: its passes through the model.
+        memory: its peak relative to that of a plain forward and backward pass; None if the device does not report it.
     """
 
     job: Callable[[], Tensor]
@@ -60,12 +53,12 @@ class Probe:
 
 
 class Prober:
-    """Runs jobs on one model and its images."""
+    """Runs jobs once on one model and its images."""
 
-    def __init__(self, plain: Plain) -> None:
+    def __init__(self, plain: PlainModel) -> None:
         self._plain, self._device = plain, plain.images.device
         self._whole = whole_pass(plain.architecture, plain.forward)
-        plain.forward_backward()  # what is made once, at the first run, is not what a run takes
+        plain.forward_backward()  # warm-up, so that one-time allocations do not count
         self._memory = peak_memory(plain.forward_backward, self._device)
 
     def probe(self, job: Callable[[], Tensor]) -> Probe:
@@ -77,7 +70,7 @@ class Prober:
 
 
 def agreement_of(theirs: Tensor, ours: Tensor) -> Agreement:
-    """How far another map is from ours, (batch, patches) both."""
+    """Compare a peer's map with ours, both (batch, patches)."""
     found, expected = in_float64(theirs.detach().to(ours.device)), in_float64(ours.detach())
     scale = float(expected.abs().max())
     difference = float((found - expected).abs().max())
@@ -105,31 +98,30 @@ def measure_speed(
     together: bool = False,
     notice: Notice = lambda _: None,
 ) -> list[SpeedRow]:
-    """Measure what methods cost on a model.
+    """Measure time and memory of methods on a model, relative to plain passes.
 
-    Every job runs once to be counted: its passes, its peak memory, and whether a peer's map is ours. Then all of them
-    are timed in turn, ``repeats`` times, with one thread, on a copy of the model whose
-    parameters want no gradient.
+    Every job runs once to count its passes, measure its peak memory, and compare a peer's map with ours. Then all jobs
+    are timed in turn, ``repeats`` times, with one thread, on a copy of the model with frozen parameters.
 
     Args:
-        model: what ``explain`` takes.
-        images: what ``explain`` takes; ``None`` for noise, where it is known how large the model's input is.
-        methods: spellings, each measured by itself; ``None`` for ``SPEED_METHODS``.
-        batch: how many images of noise, where none are given.
-        repeats: how often everything is timed.
-        peers: whose forms of the methods are measured beside ours; ``all`` for every one that can be imported.
-        together: also measure all methods asked at once.
-        notice: told what is being done.
+        model: the model, in any form that ``explain`` takes.
+        images: the images, in any form that ``explain`` takes; ``None`` for random images if the input size is known.
+        methods: method spellings, each measured separately; ``None`` for ``SPEED_METHODS``.
+        batch: number of random images, if no images are given.
+        repeats: number of repetitions.
+        peers: libraries to compare with; ``all`` for every one that can be imported.
+        together: also measure all methods in one call.
+        notice: called with a description of the current step.
 
     Returns:
-        One row per method, followed by those of its peers. A method that the model cannot serve has a reason instead of
-        numbers, and so has a peer that cannot be imported, fails, or gives another map, which is not timed.
+        One row per method, followed by those of its peers. A method that the model does not support has a reason
+        instead of numbers, as has a peer that cannot be imported, fails, or gives another map, which is not timed.
 
     Raises:
-        MethodError: a spelling is not understood.
-        InputError: the batch, the number of repetitions, or the images are wrong.
-        MissingDependencyError: a peer that was asked for by its name is not installed.
-        UnsupportedModelError: blocks are no modules of their own, so that passes cannot be counted.
+        MethodError: a spelling is not valid.
+        InputError: the batch, the number of repetitions, or the images are not valid.
+        MissingDependencyError: a peer that was given by name is not installed.
+        UnsupportedModelError: blocks are not modules, so that passes cannot be counted.
 
     Examples:
         >>> from vitreous.speed import measure_speed
@@ -157,28 +149,28 @@ def measure_speed(
 
 
 def _noise(model: LoadedModel | nn.Module, batch: int) -> Tensor:
-    """Images of noise in the size that the model was made for."""
+    """Return random images of the model's input size."""
     if not isinstance(model, LoadedModel):
         raise InputError("images must be given, for it is not known how large this model's input is")
     return torch.randn(batch, 3, *model.preprocessing.image_size, generator=torch.Generator().manual_seed(0))
 
 
-def _plain(network: nn.Module, images: Tensor) -> Plain:
-    """The plain passes, which also say what is explained: the class that the model predicts."""
-    architecture = architecture_of_copy(network, images)  # hooks on blocks have to be those of this network
+def _plain(network: nn.Module, images: Tensor) -> PlainModel:
+    """Return the plain model with the predicted classes as targets."""
+    architecture = architecture_of_copy(network, images)  # the hooks belong on the blocks of this copy
     modules = [block.module for block in architecture.blocks]
     if None in modules or len(set(modules)) < len(modules):
         raise UnsupportedModelError(
             f"the passes of {architecture.name} cannot be counted, for its blocks are not modules of their own; "
             "put what belongs to each block into one nn.Module"
         )
-    plain = Plain(network, architecture, images, torch.zeros(len(images), dtype=torch.int64))
+    plain = PlainModel(network, architecture, images, torch.zeros(len(images), dtype=torch.int64))
     return replace(plain, target=plain.forward().argmax(dim=1))
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A row that still lacks its times; without a probe there will be none."""
+    """A row before timing; without a probe it is not timed."""
 
     row: SpeedRow
     probe: Probe | None = None
@@ -186,23 +178,23 @@ class _Entry:
 
     @property
     def name(self) -> str:
-        """Among the jobs that are timed."""
+        """Name of its job."""
         return f"{self.row.method} by {self.row.peer or 'vitreous'}"
 
 
 class _Bench:
-    """A model with images on which everything is probed, then timed."""
+    """A model with images, on which all jobs are probed, then timed."""
 
-    def __init__(self, model: LoadedModel | nn.Module, plain: Plain, notice: Notice) -> None:
+    def __init__(self, model: LoadedModel | nn.Module, plain: PlainModel, notice: Notice) -> None:
         self._model, self._plain, self._notice = model, plain, notice
         self._prober = Prober(plain)
         runner = ModelRunner(plain.network, plain.images)
-        with suppress(UnsupportedModelError):  # a model is asked once whether its patches can be dropped
+        with suppress(UnsupportedModelError):  # warm-up: whether patches can be dropped is tested once per model
             runner.logits_of_kept(plain.images[:1], torch.zeros((1, 1), dtype=torch.int64))
-        self._scene = PeerInput(plain.network, plain.architecture, plain.images, plain.target, runner.layout)
+        self._peer_input = PeerInput(plain.network, plain.architecture, plain.images, plain.target, runner.layout)
 
     def entries_of(self, recipe: Recipe, peers: Sequence[Peer]) -> list[_Entry]:
-        """A method, and the peers that have it."""
+        """Probe a method and the peers that implement it."""
         ours = self.own_entry(recipe.spelling, [recipe])
         if ours.probe is None:
             return [ours]
@@ -210,7 +202,7 @@ class _Bench:
         return [ours, *(self._peer_entry(peer, recipe.spelling, ours) for peer in having)]
 
     def own_entry(self, name: str, recipes: Sequence[Recipe]) -> _Entry:
-        """One method, or several asked at once."""
+        """Probe one method, or several in one call."""
         self._notice(name)
         spellings = [recipe.spelling for recipe in recipes]
 
@@ -228,7 +220,7 @@ class _Bench:
         return _Entry(SpeedRow(name), probe, limit)
 
     def _peer_entry(self, peer: Peer, spelling: str, ours: _Entry) -> _Entry:
-        """The same by a peer, whose map is compared with ours first."""
+        """Probe the implementation of a peer and compare its map with ours."""
         self._notice(f"{spelling} by {peer.name}")
         answer, row = peer.method_for(spelling), SpeedRow(spelling, peer=peer.name)
         assert answer is not None
@@ -236,8 +228,8 @@ class _Bench:
         if peer.problem:
             return _Entry(replace(row, reason=peer.problem))
         try:
-            probe = self._prober.probe(lambda: answer(self._scene))
-        except Exception as error:  # noqa: BLE001 - another project's code fails in its own ways, which is a finding
+            probe = self._prober.probe(lambda: answer(self._peer_input))
+        except Exception as error:  # noqa: BLE001 - other libraries can raise anything; it is reported
             return _Entry(replace(row, reason=f"it fails: {type(error).__name__}: {error}"))
         if probe.answer.shape != ours.probe.answer.shape:
             return _Entry(replace(row, reason=f"it gives a map of shape {tuple(probe.answer.shape)}"))
@@ -274,7 +266,7 @@ def _completed(entry: _Entry, seconds: Mapping[str, list[float]]) -> SpeedRow:
     }
     if entry.row.peer is not None:
         against["ratio_peer"] = seconds[_Entry(SpeedRow(entry.row.method)).name]
-    ratios = {name: ratio_of(ours, yardstick) for name, yardstick in against.items()}
+    ratios = {name: ratio_of(ours, baseline) for name, baseline in against.items()}
     medians: dict[str, Any] = {name: ratio.median for name, ratio in ratios.items()}
     return replace(
         entry.row,
@@ -292,79 +284,3 @@ def _difference(agreement: Agreement) -> str:
         f"it gives another map (largest difference {agreement.largest_difference:.2g} of the largest value"
         f"{correlation}), so that it is not timed"
     )
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is to be measured.
-
-    Attributes:
-        model: a name that ``load_model`` understands.
-        methods: spellings and words for groups of methods; where there are none, what the peers have, or a few.
-        batch: images at once.
-        size: height and width of the images, where they are not the model's own.
-        repeats: how often everything is timed.
-        peers: whose forms are measured too; ``all`` for every one there is.
-        together: whether all methods are also asked at once.
-        device: where the model runs.
-        command: what was typed.
-    """
-
-    model: str
-    methods: Sequence[str] = ()
-    batch: int = 4
-    size: tuple[int, int] | None = None
-    repeats: int = 5
-    peers: Sequence[str] = ()
-    together: bool = False
-    device: str = "cpu"
-    command: str = ""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What was found, and where it comes from."""
-
-    rows: list[SpeedRow]
-    provenance: dict[str, Any]
-
-    def save(self, file: Path) -> None:
-        """Keep it as JSON, a line for each row, so that changes can be seen."""
-        lines = ",\n".join(json.dumps(row.as_json(), ensure_ascii=False) for row in self.rows)
-        head = json.dumps(self.provenance, ensure_ascii=False, indent=1).removesuffix("\n}")
-        write_text(file, f'{head},\n "rows": [\n{lines}\n]}}\n')
-
-
-def run(request: Request, notice: Callable[[str], object] = lambda _: None) -> Measured:
-    """Measure what was asked for."""
-    peers = find_peers(request.peers)
-    methods = spelled_out(request.methods) or usual_spellings(peers) or list(SPEED_METHODS)
-    model = load_model(request.model, image_size=request.size, device=request.device)
-    rows = measure_speed(
-        model,
-        methods=methods,
-        batch=request.batch,
-        repeats=request.repeats,
-        peers=request.peers,
-        together=request.together,
-        notice=notice,
-    )
-    provenance = collect_provenance(
-        methods=methods,
-        model=request.model,
-        model_class=type(model.model).__name__,
-        batch=request.batch,
-        size=list(model.preprocessing.image_size),
-        repeats=request.repeats,
-        device=request.device,
-        command=request.command,
-    )
-    provenance["versions"] |= {peer.name: _version(peer.name) for peer in peers if not peer.problem}
-    return Measured(rows, provenance)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

@@ -1,4 +1,4 @@
-"""One row of a measurement: what a method, or a peer's form of it, costs."""
+"""One row of a measurement: the cost of a method, or of its implementation in another library (peer)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Ratio(NamedTuple):
-    """The median of ratios of single repetitions, and between what the middle half of them lies."""
+    """The median of the ratios of single repetitions, with the 25th and 75th percentile."""
 
     median: float
     low: float
@@ -17,12 +17,12 @@ class Ratio(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """How far a peer's map is from ours.
+    """Agreement of a peer's map with ours.
 
     Attributes:
-        agrees: whether it is the same map but for rounding.
-        correlation: over all patches of all images; None where a map is the same everywhere.
-        largest_difference: as a part of the largest value of our map.
+        agrees: whether the maps are equal up to rounding.
+        correlation: over all patches of all images; None for a constant map.
+        largest_difference: relative to the largest value of our map.
     """
 
     agrees: bool
@@ -32,20 +32,20 @@ class Agreement(NamedTuple):
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """What one job costs. A number that does not exist is None.
+    """The cost of one job. Numbers that were not measured are None.
 
     Attributes:
-        method: the spelling, or how many methods were asked at once.
+        method: the spelling, or the number of methods in one call.
         ratio_forward: time over that of a plain forward pass without a graph.
         ratio_forward_backward: time over that of a plain forward pass and a backward pass to the pixels.
-        ratio_limit: time over that of the cheapest plain passes that the method needs.
+        ratio_limit: time over that of the minimum of plain passes that the method needs.
         ratio_peak_memory: peak of allocated memory over that of a plain forward and backward pass.
         passes: the passes that were counted.
-        limit: what ``ratio_limit`` is measured against.
-        peer: whose form of the method this is; None for ours.
+        limit: the passes that ``ratio_limit`` is relative to.
+        peer: the library that implements the method; None for vitreous.
         ratio_peer: the peer's time over ours.
         agreement: of the peer's map with ours.
-        spread: by the name of a ratio of times, its 25th and 75th percentile over the repetitions.
+        spread: 25th and 75th percentile over the repetitions, by name of a ratio of times.
         reason: why there are no numbers.
 
     Examples:
@@ -68,15 +68,15 @@ class SpeedRow:
     reason: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The row as JSON values, rounded to what a measurement can tell."""
+        """Return the row as JSON values, rounded to four digits."""
         row = {name: _rounded(value) for name, value in asdict(self).items()}
         row["agreement"] = None if self.agreement is None else _rounded(self.agreement._asdict())
         return row
 
 
-def ratio_of(seconds: Sequence[float], yardstick: Sequence[float]) -> Ratio:
-    """The ratio of two jobs that were timed in turn, repetition by repetition."""
-    ratios = [one / other for one, other in zip(seconds, yardstick, strict=True)]
+def ratio_of(seconds: Sequence[float], baseline: Sequence[float]) -> Ratio:
+    """Return the ratio of two jobs that were timed in turn, taken within each repetition."""
+    ratios = [one / other for one, other in zip(seconds, baseline, strict=True)]
     if len(ratios) == 1:
         return Ratio(*ratios * 3)
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")

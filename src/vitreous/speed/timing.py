@@ -1,7 +1,7 @@
-"""What a job costs: seconds, passes of the model, and peak memory.
+"""Measure the cost of a job: seconds, passes of the model, and peak memory.
 
-Jobs are timed in turn, so that a machine that slows down slows all of them. Passes are counted block by block. Memory
-is what the allocator counts, the same number on every machine.
+Jobs are timed in turn, so that changes of the machine's load affect all of them. Passes are counted per block. Memory
+is read from the allocator and is the same on every machine.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Job = Callable[[], object]
 
 
 def time_in_turn(jobs: Mapping[str, Job], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of every job in every repetition; each repetition runs every job once, in turn.
+    """Return the seconds of every job in every repetition; each repetition runs every job once, in turn.
 
-    Nothing warms up here: whoever calls this has run every job before.
+    There is no warm-up: the caller has run every job before.
 
     Args:
-        jobs: what is timed, by name.
-        repeats: how often.
-        device: where the jobs run, which decides what a second is.
+        jobs: the jobs by name.
+        repeats: the number of repetitions.
+        device: the device of the jobs: processor time on the CPU, wall time elsewhere.
     """
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(repeats):
@@ -41,7 +41,7 @@ def time_in_turn(jobs: Mapping[str, Job], repeats: int, device: torch.device) ->
 
 
 def seconds_of(job: Job, device: torch.device) -> float:
-    """Processor time of all threads; on other devices the time on the clock until everything there is done."""
+    """Return the processor time of all threads; on other devices the wall time until the device has finished."""
     if device.type == "cpu":
         start = time.process_time()
         job()
@@ -55,7 +55,7 @@ def seconds_of(job: Job, device: torch.device) -> float:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread per operation: threads that wait for each other use processor time without doing anything."""
+    """Use one thread per operation: threads that wait for each other consume processor time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -76,12 +76,12 @@ _ROUNDING = 1e-6
 
 @dataclass
 class Passes:
-    """What went through each block, in tokens of images; a pass of half of the images, or of their tokens, is half one.
+    """Tokens processed by each block; a pass of half of the images, or of half of their tokens, counts as half.
 
     Attributes:
-        whole: by block, what one pass of all images takes through it.
-        forward: by block, what went through it.
-        backward: by block, what the gradient went through.
+        whole: by block, the tokens of one pass of all images.
+        forward: by block, the tokens of all forward passes.
+        backward: by block, the tokens of all backward passes.
     """
 
     whole: Sequence[float]
@@ -90,23 +90,23 @@ class Passes:
 
     @property
     def forward_passes(self) -> float:
-        """Forward passes of the whole model, in work."""
+        """Equivalent number of forward passes of the whole model."""
         return _mean(self._shares(self.forward))
 
     @property
     def backward_passes(self) -> float:
-        """Backward passes through all blocks, in work."""
+        """Equivalent number of backward passes through all blocks."""
         return _mean(self._shares(self.backward))
 
     def __str__(self) -> str:
-        """In words: how many forward passes, and how many backward passes from which block on."""
+        """Describe the number of forward passes, and of backward passes by their lowest block."""
         return ", ".join([f"{_number(self.forward_passes)} forward", *self._backward_in_words()])
 
     def _backward_in_words(self) -> Iterator[str]:
-        # What goes through a block comes from above: where more goes through than through the block below, some stop.
+        # Backward passes come from above: if more pass through a block than through the one below, some stop there.
         shares = self._shares(self.backward)
         stopping = [here - below for here, below in zip(shares, [0.0, *shares[:-1]], strict=True)]
-        if min(stopping) < -_ROUNDING:  # gradients that start inside: only the sum says something
+        if min(stopping) < -_ROUNDING:  # gradients that start inside the model: only the sum is meaningful
             yield f"{_number(self.backward_passes)} backward"
             return
         for block, count in enumerate(stopping):
@@ -118,7 +118,7 @@ class Passes:
 
 
 def whole_pass(architecture: Architecture, forward: Job) -> list[float]:
-    """What one plain forward pass takes through each block."""
+    """Return the tokens of one plain forward pass, by block."""
     with counted_passes(architecture, [1.0] * architecture.depth) as passes:
         forward()
     return passes.forward
@@ -126,9 +126,9 @@ def whole_pass(architecture: Architecture, forward: Job) -> list[float]:
 
 @contextmanager
 def counted_passes(architecture: Architecture, whole: Sequence[float]) -> Iterator[Passes]:
-    """Count what anybody sends through the blocks while this is open.
+    """Count the passes through the blocks inside the context.
 
-    A backward pass counts where the last step of a block is really undone, not where a gradient stops at its output.
+    A backward pass counts if it passes the last operation of a block, not if it stops at the block's output.
     """
     passes = Passes(whole, [0.0] * architecture.depth, [0.0] * architecture.depth)
     with ExitStack() as hooks:
@@ -143,8 +143,8 @@ def _counting(passes: Passes, number: int) -> Callable[..., None]:
         del module
         stream = output[0] if isinstance(output, tuple) else output
         assert isinstance(stream, Tensor)
-        # What it got: another stream may have been put in the place of what it gave. No call of torch is made, which
-        # would be one more step of the run.
+        # The input, because the output may have been replaced by an intervention. No torch function is called here: it
+        # would be recorded as one more step of the run.
         tokens = next(tensors_in((arguments, named)), stream).shape[:-1].numel()
         passes.forward[number] += tokens
         if stream.grad_fn is not None:
@@ -165,10 +165,10 @@ def _number(value: float) -> str:
 
 
 def peak_memory(job: Job, device: torch.device) -> int:
-    """Bytes that the job took and had not given back, at the most.
+    """Return the peak of bytes that a job allocated and had not freed.
 
-    Everything that PyTorch's allocator gives counts, also inside one operation. What was there before does not, nor
-    what libraries below it (oneDNN, MKL) take for themselves.
+    All memory of PyTorch's allocator counts, also inside an operation. Memory allocated before does not count, nor that
+    of libraries below PyTorch (oneDNN, MKL).
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -177,7 +177,7 @@ def peak_memory(job: Job, device: torch.device) -> int:
         job()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    # The profiler's library reports on standard error, and that a machine has no GPU as an error.
+    # Kineto logs to standard error, and reports a missing GPU as an error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         job()
@@ -188,11 +188,11 @@ def peak_memory(job: Job, device: torch.device) -> int:
 
 
 def _changes(events: Sequence[Any]) -> Iterator[tuple[int, int, int]]:
-    """When memory was taken (> 0 bytes) or given back (< 0), and at which address."""
-    waiting = list(events)
-    while waiting:
-        event = waiting.pop()
-        waiting += event.children
+    """Yield time, size and address of every allocation (> 0 bytes) and deallocation (< 0)."""
+    pending = list(events)
+    while pending:
+        event = pending.pop()
+        pending += event.children
         kind, details = event.typed
         if kind.name == "Allocation":
             yield event.start_time_ns, details.alloc_size, details.ptr
@@ -207,5 +207,5 @@ def _peak(changes: Sequence[tuple[int, int, int]]) -> int:
             held += size
             most = max(most, held)
         else:
-            held -= taken.pop(address, 0)  # of what was there before, nothing
+            held -= taken.pop(address, 0)  # 0 for memory allocated before
     return most

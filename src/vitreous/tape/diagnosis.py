@@ -45,6 +45,11 @@ def _starts_below_stage(tape: Tape, needs: Needs) -> bool:
 def _missing_attention(tape: Tape, needs: Needs) -> str | None:
     architecture, unseen = tape.architecture, tape.unseen_attention
     if needs.uses_attention and not architecture.has_attention:
+        if tape.multiplied_tokens:
+            return (
+                f"in its block {min(tape.multiplied_tokens)} tokens are multiplied with each other in a way that is no "
+                "attention as it is known (q kᵀ, softmax, A v; not a division behind the values), so A is not known"
+            )
         return "its blocks do not attend"
     if needs.biases and unseen and not architecture.has_attention and not architecture.placements:
         return "its blocks do not attend, and biases may act across tokens and belong to none"
@@ -55,9 +60,7 @@ def _missing_attention(tape: Tape, needs: Needs) -> str | None:
             f"no attention was seen in its block {min(unseen)}, neither fused nor written as q kᵀ, softmax, A v, "
             "so A is not known"
         )
-    if needs.keys & tape.unknown_keys or (
-        tape.mixed_scores and any(RULES[name].follows_scores for name in needs.rules)
-    ):
+    if needs.keys & tape.unknown_keys:
         return (
             "its attention matrices are made of more than q and k (relative positions or gates that depend on the "
             "tokens, perhaps), so that q and k by themselves say only a part"
@@ -67,7 +70,14 @@ def _missing_attention(tape: Tape, needs: Needs) -> str | None:
 
 def _unclear_attention(tape: Tape, needs: Needs) -> str | None:
     """What blocks have besides one attention."""
-    other, unknown = tape.other_attention, tape.unknown_products
+    other, unknown, unfollowed = tape.other_attention, tape.unknown_products, tape.unfollowed_attention
+    whole = sorted(name for name in needs.rules if RULES[name].follows_scores and not RULES[name].treats_steps)
+    if whole and unfollowed:
+        return (
+            f"attention in its block {min(unfollowed)} is more than softmax(scale q kᵀ + bias) v (heads are mixed, "
+            f"scores are left out or changed, or something else is in the place of the softmax), for which the rule "
+            f"{', '.join(whole)} says nothing"
+        )
     if needs.uses_attention and other is not None:
         return other
     if needs.rules - {"plain"} and unknown:
@@ -88,6 +98,13 @@ def _missing_norm(tape: Tape, needs: Needs) -> str | None:
         if layer in tape.unseen_norms:
             return f"the first norm of block {layer} was not found, or it does not see the tokens as they are"
     blocks = tape.architecture.blocks
+    for layer in frozenset[int]().union(*(part.norms for part in needs.gradients.values())):
+        norm = blocks[layer].first_norm
+        if norm is not None and not norm.alone:
+            return (
+                f"attention in block {layer} normalises its tokens more than once, so that no norm's output is all "
+                "that it reads (convention=skipplus reads the tokens in front of it)"
+            )
     for layer in needs.linear_norms:
         if blocks[layer].first_norm is None or blocks[layer].second_norm is None:
             return (

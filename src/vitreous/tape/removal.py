@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
@@ -71,18 +72,22 @@ class TokenDropping:
         del number, args, kwargs
         axes = self._point.axes
         made = result_at(output, self._point.output)
-        if axes.dims != 3 or axes.order is not None:
+        stream = replace(axes, order=None).tokens(made)
+        self._prefix = stream.shape[1] - self._patches
+        patches = None if axes.order is None else list(axes.order[self._prefix :])
+        if axes.dims != 3 or axes.fold > 1 or (patches is not None and patches != sorted(patches)):
             raise UnsupportedModelError(
-                f"the stream of {self._architecture.name} is a grid, or other tokens stand behind its patches, so that "
+                f"the stream of {self._architecture.name} is a grid, or its patches do not stand row by row, so that "
                 "none can be left out; paint them instead (by=paint)"
             )
-        stream = axes.tokens(made)
-        self._prefix = stream.shape[1] - self._patches
         self._tokens = with_prefix(self._kept, self._prefix)
+        if axes.order is not None:  # other tokens stand behind or among the patches
+            self._tokens = torch.tensor(axes.order, device=made.device)[self._tokens].sort(dim=1).values
         taken = torch.take_along_dim(stream, self._tokens[..., None], dim=1)
         sizes = list(made.shape)
         sizes[axes.token_axes[0]] = taken.shape[1]
-        return with_result(output, self._point.output, axes.stream(taken, torch.Size(sizes)))
+        left = replace(axes, order=None).stream(taken, torch.Size(sizes))
+        return with_result(output, self._point.output, left)
 
     def _on_pair(self, call: TorchCall) -> Any:
         """A table that is added to the kept tokens, multiplied with them, or tells where to fill them."""

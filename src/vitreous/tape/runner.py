@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from vitreous._utils.tensors import exact
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
+from vitreous.architecture.flex_attention import uncompiled
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import Inputs, Rows, Texts, ask, failed_inside, outside_inference
 from vitreous.inputs.outputs import OutputActivation, scale_of
 from vitreous.inputs.patch_geometry import PatchGeometry
 from vitreous.tape import Intervention, Layout, Needs, Plan, Tape, record
-from vitreous.tape.output import class_scores
+from vitreous.tape.output import CLASS_SCORES, OutputReader, Quantity, explained
 from vitreous.tape.patches.stream_probes import first_block_input
 from vitreous.tape.removal import Interceptor, ScoreEditing, TokenDropping, check_kept, nothing_left, removal_strategy
 
@@ -78,6 +79,7 @@ class ModelRunner:
     _layout: Layout | None = None
     _cannot_drop: bool | None = None  # whether patches have to be hidden instead; None: not known yet
     _bare: Callable[..., Any] | None = None  # the model in another form, for evaluations that are not intercepted
+    _reader: OutputReader = CLASS_SCORES  # what is read of the model's output
 
     def __post_init__(self) -> None:
         # Methods read a tape outside the caller's autocast; further runs of the model are inside it.
@@ -96,7 +98,7 @@ class ModelRunner:
         """Patch grid, prefix tokens and the tokens that the head reads."""
         if self._layout is None:
             plan = Plan(self.architecture.depth, Needs())
-            with record(self._model, self.architecture, self.inputs[:1], plan) as tape:
+            with record(self._model, self.architecture, self.inputs[:1], plan, self._reader) as tape:
                 self._layout = tape.layout
         return self._layout
 
@@ -141,7 +143,9 @@ class ModelRunner:
         assert isinstance(self.inputs, Texts)
         targets = None if self.targets is None else self.targets[rows]
         # Not with this architecture: without padding a model may take other steps.
-        part = ModelRunner(self._model, self.inputs.cut(rows, count), targets, _layout=self.layout.cut(count))
+        part = ModelRunner(
+            self._model, self.inputs.cut(rows, count), targets, _layout=self.layout.cut(count), _reader=self._reader
+        )
         part._autocast, part._bare = self._autocast, self._bare
         return part
 
@@ -164,7 +168,11 @@ class ModelRunner:
         """Run the model on other images or texts and keep what ``needs`` names, until the context ends."""
         self._count(len(inputs))
         plan = Plan(self.architecture.depth, needs, intervention or Intervention())
-        return record(self._model, self.architecture, inputs, plan)
+        return record(self._model, self.architecture, inputs, plan, self._reader)
+
+    def explained(self, logits: Tensor, quantity: Quantity) -> Tensor:
+        """The explained quantity of every class and target, given what ``logits`` or a recorded run has returned."""
+        return explained(logits, quantity, self.scale, self._reader.targets_in(logits))
 
     def embedded(self, images: Tensor) -> Tensor | None:
         """The first block's tokens of other images, without a run of the blocks; ``None`` where they do not show."""
@@ -228,15 +236,15 @@ class ModelRunner:
             raise
         except Exception as error:  # it took the images that are explained, and not these
             raise failed_inside(name, error) from error
-        return class_scores(output, name, len(images))
+        return self._reader.read(output, name, len(images))
 
     def _run_intercepted(self, images: Inputs, interceptor: Interceptor) -> Tensor:
         given = outside_inference(images)
         interception = interceptor.interception()
         interception.start(given)
-        with interception:
+        with uncompiled(), interception:
             output = ask(self._model, given)
-        return class_scores(interception.newest(output), type(self._model).__name__, len(images))
+        return self._reader.read(interception.newest(output), type(self._model).__name__, len(images))
 
     def _run_kept(self, images: Inputs, kept: Tensor) -> Tensor:
         if self._cannot_drop is None:

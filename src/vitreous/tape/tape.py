@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.messages import reason_of
-from vitreous._utils.tensors import HALF, exact
+from vitreous._utils.tensors import HALF
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
+from vitreous.architecture.flex_attention import uncompiled
 from vitreous.architecture.norms import LinearNorm
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import (
@@ -28,15 +29,14 @@ from vitreous.inputs.model_input import (
     outside_inference,
     texts_of,
 )
-from vitreous.inputs.outputs import OutputActivation, likelihood_slope
 from vitreous.tape.attention.record import AttentionRecord, only_hides
-from vitreous.tape.output import class_scores
+from vitreous.tape.output import CLASS_SCORES, OutputReader, output_gradient
 from vitreous.tape.patches.grid_probe import PatchGridProbe
-from vitreous.tape.patches.layout import Layout, find_layout
+from vitreous.tape.patches.layout import Layout, find_layout, layout_of_target
 from vitreous.tape.recording.gradient_breaks import depends
 from vitreous.tape.recording.interception import OtherRunError
 from vitreous.tape.recording.linear_maps import HeadProjection
-from vitreous.tape.recording.plan import PIXELS, GradientNeeds, Intervention, Needs, Objective, Pass, Plan
+from vitreous.tape.recording.plan import PIXELS, GradientNeeds, Intervention, Needs, Pass, Plan
 from vitreous.tape.recording.recorder import Recorder
 from vitreous.tape.rules import RULES
 from vitreous.tape.rules.biases import bias_scores
@@ -72,7 +72,7 @@ class Tape:
     """One recorded forward pass. Made by ``record``; holds the graph until that context ends.
 
     ``again`` runs the model once more, on some of the images, with an intervention; ``grid_probe`` runs its patch
-    embedding alone, to find the patch grid.
+    embedding alone, to find the patch grid; ``reader`` has read the ``logits`` of the model's output.
     """
 
     def __init__(
@@ -82,13 +82,17 @@ class Tape:
         inputs: Inputs,
         again: Callable[[Rows, Needs, Intervention], AbstractContextManager[Tape]],
         grid_probe: PatchGridProbe,
+        reader: OutputReader = CLASS_SCORES,
     ) -> None:
-        self._recorder, self._again = recorder, again
+        self._recorder, self._again, self._reader = recorder, again, reader
         self._logits = logits
         self.architecture = recorder.architecture
         self.logits = logits.detach()
         head_gradient, pooling_gradient = self._head_gradients()
-        self.layout: Layout = find_layout(recorder, head_gradient, pooling_gradient, inputs, grid_probe)
+        self.layout: Layout = find_layout(
+            recorder, head_gradient, pooling_gradient, inputs, grid_probe, any_token=reader.may_read_any_token
+        )
+        self._inputs = inputs
         self.reads_text = isinstance(inputs, Texts)
         self._texts = texts_of(inputs, len(logits))
         self._part: tuple[Rows, int] | None = None
@@ -102,6 +106,19 @@ class Tape:
         part = copy.copy(self)
         part._part, part._attention = (rows, count), {}  # noqa: SLF001 - of this very class
         part.logits, part.layout = self.logits[rows], self.layout.cut(count)
+        return part
+
+    def for_target(self, target: Tensor) -> Tape:
+        """The same run as it is read for one target per image, (batch,): a pixel or a query reads tokens of its own.
+
+        What a method shows of one target then does not depend on which others are explained with it. Costs a backward
+        pass of the head; classes are read as all of them are.
+        """
+        if not self._reader.has_own_reading(target):
+            return self
+        part = copy.copy(self)
+        gradients = self._head_gradients(target)
+        part.layout = layout_of_target(self.layout, self._recorder, *gradients, self._inputs)
         return part
 
     @property
@@ -132,9 +149,14 @@ class Tape:
         return frozenset(self._recorder.attention.unknown)
 
     @property
-    def mixed_scores(self) -> frozenset[int]:
-        """The blocks in which more is done to q kᵀ before the softmax than scaling, adding constants and hiding."""
-        return frozenset(self._recorder.attention.mixed)
+    def multiplied_tokens(self) -> frozenset[int]:
+        """The blocks in which tokens are multiplied with each other in a way that is no attention, gradient or not."""
+        return frozenset(self._recorder.attention.multiplied)
+
+    @property
+    def unfollowed_attention(self) -> frozenset[int]:
+        """The blocks whose attention is more than softmax(scale q kᵀ + bias) v; L is attention after the last block."""
+        return frozenset(self._recorder.attention.unfollowed)
 
     @property
     def unknown_keys(self) -> frozenset[int]:
@@ -231,12 +253,14 @@ class Tape:
 
         Raises:
             UnsupportedModelError: gradients end before they reach what is needed.
+            TargetError: what is explained has no gradient.
         """
+        self._reader.check_differentiable(target)
         gap = self._recorder.gradient_breaks.behind(needs.lowest)
         if gap is not None:
             raise UnsupportedModelError(f"{self.architecture.name} cannot be explained by gradients: {gap}")
-        if backward.objective == "intermediate":
-            return self._intermediate_gradients(backward.rule, target, needs.attention)
+        if backward.reads_blocks_alone:
+            return self._intermediate_gradients(backward, target, needs.attention)
         recorder = self._recorder
         outputs = needs.attention | ({self.depth} if needs.attention and self.layout.pooled_by_attention else set())
         wanted = [
@@ -246,7 +270,8 @@ class Tape:
         ]
         sources = [source for _, _, source in wanted]
         recorder.active_rule.rule = RULES[backward.rule]
-        start = _logit_gradient(self.logits, target, backward.objective, self.architecture.scale)
+        targets = self._reader.targets_in(self.logits)
+        start = output_gradient(self.logits, target, backward.objective, self.architecture.scale, targets)
         size = start.abs().amax(dim=1) if any(source.dtype in HALF for source in sources) else None
         if size is not None:
             # Half precision rounds the small gradient of a probability near 1 to nothing. Images do not mix and every
@@ -270,11 +295,11 @@ class Tape:
             found.outputs[layer] = _times(recorder.attention.arranged(layer, gradients), size)
         return found
 
-    def _intermediate_gradients(self, rule: str, target: Tensor, layers: frozenset[int]) -> Gradients:
+    def _intermediate_gradients(self, backward: Pass, target: Tensor, layers: frozenset[int]) -> Gradients:
         """dy_l/dO_l with y_l the logit that the head gives to block l's output; blocks above have no part in it."""
-        gradients = self._head_gradients_of_blocks(rule, target, layers)
+        gradients = self._head_gradients_of_blocks(backward, target, layers)
         recorder = self._recorder
-        recorder.active_rule.rule = RULES[rule]
+        recorder.active_rule.rule = RULES[backward.rule]
         found = Gradients()
         for layer, gradient in zip(layers, gradients, strict=True):
             stream, outputs = recorder.tokens[layer + 1], recorder.attention.outputs[layer]
@@ -283,28 +308,37 @@ class Tape:
             found.outputs[layer] = recorder.attention.arranged(layer, arrived)
         return found
 
-    def _head_gradients_of_blocks(self, rule: str, target: Tensor, layers: frozenset[int]) -> Tensor:
+    def _head_gradients_of_blocks(self, backward: Pass, target: Tensor, layers: frozenset[int]) -> Tensor:
         """dy_l/dx_{l+1} with y_l the logit that the head gives to the output of block l, (layer, batch, tokens, ...).
 
         All outputs are read by the head at once, stacked along the batch, in one further run on a single image. A head
         that pools texts leaves out their padding, so texts of every other length have a run of their own.
         """
-        logit, behind = Pass(rule, "logit"), GradientNeeds(tokens=frozenset({self.depth}))
+        logit, behind = Pass(backward.rule, "logit"), GradientNeeds(tokens=frozenset({self.depth}))
+        mean = backward.objective == "intermediate_mean"
         streams = torch.stack([self.tokens(layer + 1) for layer in layers])
 
-        def gradients_of(rows: Rows) -> Tensor:
+        def gradients_of(rows: Rows, real: int | None = None) -> Tensor:
             some = streams[:, rows]
+            if mean:  # each token is the mean of all, so that the gradient at the mean is the sum of theirs
+                some = some[:, :, :real].mean(dim=2, keepdim=True).expand_as(some)
             one = slice(1) if isinstance(rows, slice) else rows[:1]
             with self._again(
                 one, Needs(gradients={logit: behind}), Intervention(self.depth, some.flatten(0, 1))
             ) as head:
                 found = head.backward(logit, target[rows].repeat(len(layers)), behind).tokens[self.depth]
-            return found.reshape(some.shape)
+            found = found.reshape(some.shape)
+            if not mean:
+                return found
+            shares = torch.zeros_like(found)
+            shares[:, :, :real] = found.sum(dim=2, keepdim=True) / found[:, :, :real].shape[2]
+            return shares
 
-        groups = [] if self._texts is None else [rows for _, rows in self._texts.by_length()]
+        groups = [] if self._texts is None else list(self._texts.by_length())
         if len(groups) < 2:
-            return gradients_of(slice(None))
-        return torch.cat([gradients_of(rows) for rows in groups], dim=1)[:, torch.cat(groups).argsort()]
+            return gradients_of(slice(None), groups[0][0] if groups else None)
+        order = torch.cat([rows for _, rows in groups]).argsort()
+        return torch.cat([gradients_of(rows, length) for length, rows in groups], dim=1)[:, order]
 
     def _bias_scores(self, noted: dict[int, list[Tensor]], size: Tensor | None) -> dict[int, Tensor]:
         """What biases contribute, per token."""
@@ -318,8 +352,10 @@ class Tape:
         }
         return scores if size is None else {layer: sums * size[:, None] for layer, sums in scores.items()}
 
-    def _head_gradients(self) -> tuple[Tensor, Tensor | None]:
+    def _head_gradients(self, target: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Where the gradient of the output lands: in which of the last block's tokens, in which pooling queries.
+
+        Of all outputs together, or of one per image where ``target`` (batch,) names it.
 
         Of the attention calls after the blocks the first that the output depends on is the one that pools them; a
         model may have a pooling head that it does not use for this output.
@@ -330,14 +366,15 @@ class Tape:
         gap = self._recorder.gradient_breaks.behind(self.depth)
         if gap is not None:
             raise UnsupportedModelError(f"which tokens the head of {self.architecture.name} reads does not show: {gap}")
-        if not self._logits.requires_grad:
+        columns = self._reader.head_columns(self._logits) if target is None else self._logits.gather(1, target[:, None])
+        if not columns.requires_grad:
             raise self._cut_off("the output")
         self._recorder.active_rule.rule = RULES["plain"]
         # Alternating signs, so that outputs which always sum to the same value do not cancel.
-        signs = torch.ones_like(self._logits)
+        signs = torch.ones_like(columns)
         signs[:, 1::2] = -1
         sources = [stream, *(output for _, output in behind)]
-        gradient, *pooling_gradients = self._gradients(signs, sources, allow_unused=True)
+        gradient, *pooling_gradients = self._gradients(signs, sources, of=columns, allow_unused=True)
         if gradient is None:
             raise UnsupportedModelError(
                 f"no gradient reaches the last block of {self.architecture.name}: its output does not depend on that "
@@ -396,10 +433,13 @@ class Tape:
 
 
 @contextmanager
-def record(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: Plan) -> Iterator[Tape]:
+def record(
+    model: nn.Module, architecture: Architecture, inputs: Inputs, plan: Plan, reader: OutputReader = CLASS_SCORES
+) -> Iterator[Tape]:
     """Run ``model`` once on pictures or texts and keep what ``plan`` names, until the context ends.
 
-    The plan's intervention may put another stream in the place of a block's input, or scale attention.
+    The plan's intervention may put another stream in the place of a block's input, or scale attention. ``reader`` says
+    what is read of the model's output.
 
     The model is not edited; it has to be in evaluation mode, as those of ``evaluation_copy`` are. A caller's
     ``no_grad``, ``inference_mode`` or ``autocast`` may surround this.
@@ -416,21 +456,21 @@ def record(model: nn.Module, architecture: Architecture, inputs: Inputs, plan: P
             assert plan.intervention.stream is not None
             recorder, output = _record_run(model, architecture, _as_many(inputs, len(plan.intervention.stream)), plan)
         try:
-            logits = class_scores(output, architecture.name, recorder.progress.batch)
+            logits = reader.read(output, architecture.name, recorder.progress.batch)
         except InputError:
             stream = plan.intervention.stream
             if stream is None or len(stream) == len(inputs):
                 raise
             # A head may take the number of its pictures from them, without an error.
             recorder, output = _record_run(model, architecture, _as_many(inputs, len(stream)), plan)
-            logits = class_scores(output, architecture.name, recorder.progress.batch)
+            logits = reader.read(output, architecture.name, recorder.progress.batch)
         if recorder.embedded is not None and depends(logits, recorder.embedded):
             raise _reads_again(architecture)
 
         def again(rows: Rows, needs: Needs, intervention: Intervention) -> AbstractContextManager[Tape]:
-            return record(model, architecture, inputs[rows], Plan(architecture.depth, needs, intervention))
+            return record(model, architecture, inputs[rows], Plan(architecture.depth, needs, intervention), reader)
 
-        yield Tape(recorder, logits, inputs, again, PatchGridProbe(architecture, model, inputs))
+        yield Tape(recorder, logits, inputs, again, PatchGridProbe(architecture, model, inputs), reader)
 
 
 def _as_many(inputs: Inputs, count: int) -> Inputs:
@@ -451,7 +491,7 @@ def _record_run(model: nn.Module, architecture: Architecture, inputs: Inputs, pl
         recorder.start(given)
     interception = recorder.interception()
     interception.start(given)
-    with interception:
+    with uncompiled(), interception:
         output = _run(model, given, recorder)
     return recorder, interception.newest(output)
 
@@ -482,13 +522,3 @@ def _reads_again(architecture: Architecture) -> UnsupportedModelError:
 def _times(gradient: Tensor, size: Tensor | None) -> Tensor:
     """A gradient of every image times that image's size."""
     return gradient if size is None else gradient.float() * size.view(-1, *[1] * (gradient.dim() - 1))
-
-
-def _logit_gradient(logits: Tensor, target: Tensor, objective: Objective, scale: OutputActivation | None) -> Tensor:
-    """The explained quantity's gradient at the logits, in float32 at least: bfloat16 takes 0.999 for 1."""
-    logits = exact(logits)
-    if objective == "probability":
-        return likelihood_slope(logits, target, scale)
-    chosen = torch.zeros_like(logits).scatter_(1, target[:, None], 1)
-    # A single output has no others.
-    return chosen if objective == "logit" else (1 - chosen) / max(1, logits.shape[1] - 1)

@@ -1,1 +1,1 @@
-"""Explanations of texts."""
+"""Explanations of text classifiers: ``explain_text`` and ``TextExplanation``."""

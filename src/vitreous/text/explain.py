@@ -1,4 +1,4 @@
-"""``explain_text``: texts in, a ``TextExplanation`` out; the methods, rules and read-outs are those for pictures."""
+"""``explain_text``: explain a text classifier with the same methods, rules and read-outs as for images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitreous.errors import InputError
 from vitreous.explanation.provenance import collect_provenance
 from vitreous.inputs.class_names import class_indices
 from vitreous.inputs.outputs import OutputActivation, check_outputs
-from vitreous.inputs.targets import Target, Targets, find_targets, part_of
+from vitreous.inputs.targets import AnyTarget, Targets, find_targets, part_of
 from vitreous.inputs.texts import Reader, ReadText
 from vitreous.methods.spelling import Recipe
 from vitreous.models.hf_models import class_names_of
@@ -29,8 +29,8 @@ from vitreous.tape.runner import ModelRunner
 from vitreous.text.explanation import TextExplanation
 
 TextModel = str | LoadedTextModel | tuple[nn.Module, Any]
-# Texts are run together as long as they have no more tokens than this with their padding: about as many as 16 pictures
-# have, whose graph fits into 2 GB for a model of BERT's size.
+# Maximum number of tokens per batch, padding included: about as many as 16 images have. The graph of a model of BERT's
+# size then fits into 2 GB.
 _TOKENS_AT_ONCE = 4096
 
 
@@ -39,31 +39,30 @@ def explain_text(
     model: TextModel,
     texts: str | Sequence[str],
     methods: str | Sequence[str] | None = None,
-    target: Target = None,
+    target: AnyTarget = None,
     *,
     topk: int | None = None,
     outputs: OutputActivation | None = None,
     windows: bool = False,
 ) -> TextExplanation:
-    """Explain why a text classifier says a class of each text.
+    """Explain the predictions of a text classifier.
 
     Args:
-        model: ``hf/ID`` or ``hf/FOLDER``, what ``load_text_model`` gave, or a pair of model and tokenizer.
-        texts: one text or several. A text that is longer than the model takes is cut at its end, with a warning.
-        methods: spellings, ``name[.aggregation...][:option=value,...]``, as for pictures. ``None`` for
-            tokentm, gradtoken and decompx.skipplus, as far as the model allows them; the rest is left out with a
-            warning.
+        model: ``hf/ID`` or ``hf/FOLDER``, a model from ``load_text_model``, or a pair of model and tokenizer.
+        texts: one text or several. A text that exceeds the model's maximum length is truncated, with a warning.
+        methods: method spellings, ``name[.aggregation...][:option=value,...]``, as for images. ``None`` for tokentm,
+            gradtoken and decompx.skipplus; those that the model does not support are omitted with a warning.
         target: the class to explain: ``None`` for the predicted one, one for all texts, one per text ``(batch,)``, or
-            several per text ``(batch, k)``; by number, or by name where the model's class names are known.
+            several per text ``(batch, k)``; by index, or by name if the class names are known.
         topk: instead of ``target``, the k most likely classes of each text.
-        outputs: what the model's outputs are, as ``explain`` takes it: ``logits``, ``probabilities``, ``sigmoid`` or
-            ``value``; ``None`` for what the model's configuration says. Probabilities are recognised, with a warning.
-        windows: explain texts that are too long in windows that overlap by half: the logits are the mean over windows,
-            and the score of a piece is the mean of its scores in all windows that hold it.
+        outputs: what the model outputs, as in ``explain``: ``logits``, ``probabilities``, ``sigmoid`` or ``value``;
+            ``None`` to read the configuration. Probabilities are detected, with a warning.
+        windows: explain long texts in windows that overlap by half. The logits are the mean over windows, and the score
+            of a word piece is the mean over the windows that contain it.
 
     Returns:
-        Raw signed scores of every word piece for every method. The class token and other special tokens have no place
-        in the text; their share is not among the scores.
+        Raw signed scores of every word piece for every method. Scores of the class token and other special tokens are
+        dropped.
 
     Examples:
         >>> import vitreous
@@ -77,9 +76,23 @@ def explain_text(
     check_outputs(outputs)
     loaded = given_outputs(find_text_model(model), outputs)
     classes = class_indices(target, lambda: loaded.class_names)
-    read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(_several(texts))]
+    read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(several_texts(texts))]
+    return explain_pieces(loaded, read, recipes, classes, topk, optional=methods is None, windows=windows)
+
+
+def explain_pieces(
+    loaded: LoadedTextModel,
+    read: Sequence[ReadText],
+    recipes: list[Recipe],
+    target: AnyTarget,
+    topk: int | None = None,
+    *,
+    optional: bool = False,
+    **provenance: Any,
+) -> TextExplanation:
+    """Explain texts that are cut into pieces already; methods that are ``optional`` may be left out, with a warning."""
     recipes, (found, family, scale), left_out = run_allowed(
-        lambda asked: explain_read(loaded, read, asked, classes, topk), recipes, optional=methods is None
+        lambda asked: explain_read(loaded, read, asked, target, topk), recipes, optional=optional
     )
     return TextExplanation(
         texts=tuple(text.text for text in read),
@@ -90,7 +103,7 @@ def explain_text(
         logits=torch.stack([result.logits for result in found]),
         signed={recipe.spelling: recipe.signed for recipe in recipes},
         class_names=loaded.class_names,
-        provenance=_provenance(loaded, recipes, family, windows=windows),
+        provenance=_provenance(loaded, recipes, family, **provenance),
         scale=scale,
         left_out=left_out,
     )
@@ -98,12 +111,12 @@ def explain_text(
 
 @dataclass(frozen=True)
 class Result:
-    """What was found of one text.
+    """The result for one text.
 
     Attributes:
-        logits: what the model says, (classes,).
-        target: the classes that were explained, (), or (k,) where several were asked for.
-        scores: by spelling, scores of its pieces, (pieces,) or (k, pieces).
+        logits: the model's output, (classes,).
+        target: the explained classes, () or (k,).
+        scores: scores of the word pieces by method spelling, (pieces,) or (k, pieces).
     """
 
     logits: Tensor
@@ -112,11 +125,11 @@ class Result:
 
 
 def explain_read(
-    loaded: LoadedTextModel, read: Sequence[ReadText], recipes: list[Recipe], target: Target, topk: int | None = None
+    loaded: LoadedTextModel, read: Sequence[ReadText], recipes: list[Recipe], target: AnyTarget, topk: int | None = None
 ) -> tuple[list[Result], str, OutputActivation | None]:
-    """Explain texts that are cut into pieces already; give the model's family and what its outputs are as well.
+    """Explain tokenized texts; also return the model's family and what its outputs are.
 
-    The arguments are those of ``explain_text``; a text with more pieces than the model takes is explained in windows.
+    The arguments are those of ``explain_text``. A text longer than the model's maximum length is explained in windows.
     """
     return run_in_evaluation(loaded.model, lambda network: _explain_read(network, loaded, read, recipes, target, topk))
 
@@ -126,20 +139,20 @@ def _explain_read(
     loaded: LoadedTextModel,
     read: Sequence[ReadText],
     recipes: list[Recipe],
-    target: Target,
+    target: AnyTarget,
     topk: int | None,
 ) -> tuple[list[Result], str, OutputActivation | None]:
-    """What ``explain_read`` finds of the model's network in evaluation mode."""
+    """Run ``explain_read`` on the network in evaluation mode."""
     results: list[Result | None] = [None] * len(read)
     family, reader, outputs = "", loaded.reader, loaded.outputs
     for batch in _batches(reader, read):
-        wanted = part_of(target, batch.texts, len(read))
+        batch_target = part_of(target, batch.texts, len(read))
         raw = _run(
             network,
             reader,
             batch,
             recipes,
-            lambda logits: batch.targets(logits, wanted, topk),  # noqa: B023 - called at once
+            lambda logits: batch.targets(logits, batch_target, topk),  # noqa: B023 - called at once
             outputs,
         )
         family, outputs = raw.family, raw.scale
@@ -150,13 +163,13 @@ def _explain_read(
 
 @dataclass(frozen=True)
 class _Batch:
-    """Some texts that are run together.
+    """Texts that run in one batch, split into windows.
 
     Attributes:
-        texts: which ones.
-        rows: the pieces of every window.
-        owners: for every window its place among ``texts``.
-        starts: for every window the number of its first piece.
+        texts: indices of the texts.
+        rows: the token ids of every window.
+        owners: for every window, the position of its text in ``texts``.
+        starts: for every window, the index of its first piece.
     """
 
     texts: list[int]
@@ -166,23 +179,23 @@ class _Batch:
 
     @property
     def portions(self) -> list[slice]:
-        """The windows in portions that are run together: all of them, unless a single text is longer than that."""
+        """Slices of windows that fit into one run: a single one, unless one text alone exceeds the maximum."""
         together = max(1, _TOKENS_AT_ONCE // max(map(len, self.rows)))
         return [slice(start, start + together) for start in range(0, len(self.rows), together)]
 
     def mean_logits(self, logits: Tensor) -> Tensor:
-        """The mean over the windows of every text, (texts, classes)."""
+        """Average the logits over the windows of every text, (texts, classes)."""
         owners = torch.tensor(self.owners, device=logits.device)
         sums = logits.new_zeros(len(self.texts), logits.shape[1]).index_add_(0, owners, logits)
         return sums / owners.bincount()[:, None]
 
-    def targets(self, logits: Tensor, target: Target, topk: int | None) -> Targets:
-        """The classes to explain of every window: those of its text."""
+    def targets(self, logits: Tensor, target: AnyTarget, topk: int | None) -> Targets:
+        """Return the classes to explain for every window: those of its text."""
         chosen = find_targets(self.mean_logits(logits), target, topk)
         return Targets(chosen.classes[torch.tensor(self.owners, device=logits.device)], chosen.several)
 
     def result(self, reader: Reader, raw: RawResult, place: int, text: ReadText) -> Result:
-        """What the windows of one text say together."""
+        """Average logits and scores over the windows of one text."""
         windows = [row for row, owner in enumerate(self.owners) if owner == place]
         scores = {}
         for spelling, maps in raw.scores.items():
@@ -206,8 +219,8 @@ def _run(
 ) -> RawResult:
     """Run all methods on every window of a batch.
 
-    The windows of a very long text are run a portion at a time, so that memory does not grow with the text. Which
-    classes to explain depends on all of its windows, so their logits are computed first.
+    The windows of a very long text run in several portions to bound memory. The classes to explain depend on all of
+    its windows, so their logits are computed first.
     """
     portions = batch.portions
     if len(portions) == 1:
@@ -218,7 +231,7 @@ def _run(
 
 
 def _batches(reader: Reader, read: Sequence[ReadText]) -> Iterator[_Batch]:
-    """Texts of about one length together, so that little is padding."""
+    """Yield batches of texts of similar length, to minimise padding."""
     order = sorted(range(len(read)), key=lambda number: len(read[number].pieces))
     windows = [list(_windows(len(text.pieces), reader.capacity)) for text in read]
     waiting: list[int] = []
@@ -243,7 +256,7 @@ def _batch(texts: list[int], windows: list[list[tuple[int, int]]], read: Sequenc
 
 
 def _windows(pieces: int, capacity: int | None) -> Iterator[tuple[int, int]]:
-    """First and last piece of windows that overlap by half; the last one ends with the text."""
+    """Yield start and end of windows that overlap by half; the last one ends with the text."""
     if capacity is None or pieces <= capacity:
         yield 0, pieces
         return
@@ -263,7 +276,12 @@ def _fitted(reader: Reader, text: str, number: int, *, windows: bool) -> ReadTex
     return read.shortened(reader.capacity)
 
 
-def _several(texts: str | Sequence[str]) -> list[str]:
+def several_texts(texts: str | Sequence[str]) -> list[str]:
+    """Texts as a list.
+
+    Raises:
+        InputError: there is none.
+    """
     given = [texts] if isinstance(texts, str) else texts
     if not isinstance(given, Iterable):
         raise InputError(f"texts must be a text or several, not {type(texts).__name__}")
@@ -274,7 +292,7 @@ def _several(texts: str | Sequence[str]) -> list[str]:
 
 
 def find_text_model(model: TextModel | nn.Module) -> LoadedTextModel:
-    """The model and tokenizer that a caller means.
+    """Resolve the model argument of ``explain_text``.
 
     Raises:
         InputError: there is no tokenizer.
@@ -285,18 +303,18 @@ def find_text_model(model: TextModel | nn.Module) -> LoadedTextModel:
         return model
     given: Any = model
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module):
-        network: Any = getattr(given[0], "_orig_mod", given[0])  # a compiled model cannot be listened to
+        network: Any = getattr(given[0], "_orig_mod", given[0])  # calls inside a compiled model cannot be intercepted
         return LoadedTextModel(None, network, given[1], class_names_of(network))
     what = "a model alone" if isinstance(given, nn.Module) else type(given).__name__
     raise InputError(f"a text model comes with its tokenizer: give hf/ID, hf/FOLDER or (model, tokenizer), not {what}")
 
 
-def _provenance(loaded: LoadedTextModel, recipes: list[Recipe], family: str, *, windows: bool) -> dict[str, Any]:
+def _provenance(loaded: LoadedTextModel, recipes: list[Recipe], family: str, **more: Any) -> dict[str, Any]:
     return collect_provenance(
         methods=[recipe.spelling for recipe in recipes],
         model=loaded.name,
         family=family,
         model_class=f"{type(loaded.model).__module__}.{type(loaded.model).__qualname__}",
         fingerprint=loaded.fingerprint if loaded.name else None,
-        windows=windows,
+        **more,
     )

@@ -36,7 +36,7 @@ class TextExplanation(Predicted):
     Attributes:
         texts: The texts.
         pieces: The word pieces of every text, with their position and the index of their word.
-        words: The words of every text that have a piece: stretches without white space, or single Chinese characters.
+        words: The words of every text that have a piece: separated by white space, or single Chinese characters.
         scores: For each method spelling and text, raw signed scores (pieces,), or (k, pieces) for k classes.
         target: The classes explained, int64, (batch,) or (batch, k).
         logits: The model's output (batch, classes); the mean over windows for texts explained in windows.
@@ -81,25 +81,25 @@ class TextExplanation(Predicted):
         )
 
     def piece_scores(self, method: str, index: int = 0, target_index: int = 0) -> Tensor:
-        """Give the scores of a text's pieces for one class, (pieces,)."""
+        """Return the scores of a text's pieces for one class, (pieces,)."""
         index, target_index = self.position(index, target_index)
         scores: Tensor = self._scores_of(method)[index]
         return scores if scores.ndim == 1 else scores[target_index]
 
     def word_scores(self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max") -> Tensor:
-        """Give the scores of a text's words for one class, (words,): the largest of a word's pieces, or their sum."""
+        """Return the scores of a text's words for one class, (words,): the maximum or the sum over a word's pieces."""
         if by not in ("max", "sum"):
             raise ExplanationError(f"by must be max or sum, not {by!r}")
         pieces = self.piece_scores(method, index, target_index)
-        homes = torch.tensor([piece.word for piece in self.pieces[index]], device=pieces.device)
-        pieces, homes = pieces[homes >= 0], homes[homes >= 0]  # white space belongs to no word
+        word_index = torch.tensor([piece.word for piece in self.pieces[index]], device=pieces.device)
+        pieces, word_index = pieces[word_index >= 0], word_index[word_index >= 0]  # white space belongs to no word
         empty = pieces.new_zeros(len(self.words[index]))
         if by == "sum":
-            return empty.index_add(0, homes, pieces)
-        return empty.scatter_reduce(0, homes, pieces, "amax", include_self=False)
+            return empty.index_add(0, word_index, pieces)
+        return empty.scatter_reduce(0, word_index, pieces, "amax", include_self=False)
 
     def shows(self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max") -> bool:
-        """Tell whether words can be coloured: no score is NaN or infinity."""
+        """Whether words can be coloured: no score is NaN or infinite."""
         return bool(self.word_scores(method, index, target_index, by=by).isfinite().all())
 
     def display_scores(self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max") -> Tensor:
@@ -118,13 +118,13 @@ class TextExplanation(Predicted):
     def strongest(
         self, method: str, index: int = 0, target_index: int = 0, *, by: By = "max", count: int = 5
     ) -> list[tuple[int, float]]:
-        """Give the words of a text with the largest absolute scores: their indices and scores."""
+        """Return the words of a text with the largest absolute scores: their indices and scores."""
         scores = self.word_scores(method, index, target_index, by=by)
         order = scores.abs().argsort(descending=True, stable=True)[:count].tolist()
         return [(word, float(scores[word])) for word in order]
 
     def spans(self, index: int = 0) -> Iterator[tuple[str, int | None]]:
-        """Split a text into stretches, each with the number of its word; ``None`` for what stands between words."""
+        """Split a text into spans, each with the index of its word; ``None`` for text between words."""
         text, place = self.texts[index], 0
         for number, word in enumerate(self.words[index]):
             if word.start > place:
@@ -135,7 +135,7 @@ class TextExplanation(Predicted):
             yield text[place:], None
 
     def select(self, index: int) -> TextExplanation:
-        """Give the explanation of one text alone."""
+        """Return the explanation of one text."""
         index, _ = self.position(index)
         one = slice(index, index + 1)
         return replace(
@@ -173,7 +173,7 @@ class TextExplanation(Predicted):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read an explanation that ``save`` wrote."""
-        if Path(path).exists() and not Path(path).is_file():  # a pipe would be waited for
+        if Path(path).exists() and not Path(path).is_file():  # reading a pipe would block
             raise StorageError(f"{path} is not a file")
         try:
             stored = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -219,7 +219,7 @@ def _as_json(explanation: TextExplanation) -> dict[str, Any]:
 
 
 def _numbers(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
-    """Tensors as JSON values; numbers of float32 and float64 come back exactly."""
+    """Convert tensors to JSON values; float32 and float64 are restored exactly."""
     return [{"dtype": str(tensor.dtype).removeprefix("torch."), "values": tensor.tolist()} for tensor in tensors]
 
 

@@ -1,4 +1,4 @@
-"""The components of the page and its style sheet; their events are handled in ``tabs``."""
+"""The components of the page and its style sheet; events are handled in ``photo_tab`` and ``text_tab``."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PhotoComponents:
     download: Any
 
     def controls(self) -> list[Any]:
-        """Input components, in the order ``tabs.read_photo_controls`` expects."""
+        """Input components, in the order ``photo_tab.read_photo_controls`` expects."""
         shown = [self.depth, self.opacity, self.sign, self.threshold, self.smooth]
         return [self.photo, self.classes, self.spelled, *shown, *self.methods]
 
@@ -260,7 +260,7 @@ class TextComponents:
     download: Any
 
     def controls(self) -> list[Any]:
-        """Input components, in the order ``tabs.read_text_controls`` expects."""
+        """Input components, in the order ``text_tab.read_text_controls`` expects."""
         return [self.text, self.model, self.long, self.classes, self.spelled, self.by, *self.methods]
 
 

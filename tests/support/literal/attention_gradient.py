@@ -8,7 +8,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from literal.forward import Run, attention_gradients, gradients, head, mean, positive, run, scaled
+from literal.forward import Run, attention_gradients, embed, gradients, head, mean, positive, run, scaled
 
 
 def agcam(model: VisionTransformer, image: Tensor, target: int) -> Tensor:
@@ -42,6 +42,47 @@ def legrad(model: VisionTransformer, record: Run, target: int) -> Tensor:
         slopes = gradients(head(model, after)[target], matrices)
         total = total + mean([positive(slope).mean(dim=0) for slope in slopes])
     return total[record.prefix :]
+
+
+def legrad_of_means(model: VisionTransformer, record: Run, target: int) -> Tensor:
+    """The same with the mean of all tokens behind a block in the place of each of them."""
+    total = 0
+    for block, matrices in enumerate(record.attention):
+        after = record.tokens[block + 1] if block + 1 < record.depth else record.last
+        mean_token = after.mean(dim=0, keepdim=True).expand_as(after)
+        slopes = gradients(head(model, mean_token)[target], matrices)
+        total = total + mean([positive(slope).mean(dim=0) for slope in slopes])
+    return total[record.prefix :]
+
+
+def grad_eclip(model: VisionTransformer, image: Tensor, target: int, blocks: list[int]) -> Tensor:
+    """Σ over blocks of (λ_i Σ_c w_c v_ic)^+; w_c = dy/do_cls, λ = cos(q_cls, k_i) from 0 to 1 over the patches.
+
+    o, q, k and v have the channels of all heads. A block's o_cls is a leaf of its own graph: written out here by adding
+    a zero to it, whose gradient is that at o.
+    """
+    prefix, stream = model.num_prefix_tokens, embed(model, image)
+    kept = []
+    for block in model.blocks:
+        inner = block.norm1(stream)
+        query, key, value = block.attn.qkv(inner).chunk(3, dim=-1)
+        heads, width = block.attn.num_heads, value.shape[-1] // block.attn.num_heads
+        outputs = []
+        for start in range(0, heads * width, width):
+            q, k, v = (part[:, start : start + width] for part in (query, key, value))
+            outputs.append(torch.softmax(q @ k.T / math.sqrt(width), dim=-1) @ v)
+        zero = torch.zeros_like(value).requires_grad_()
+        stream = stream + scaled(block.ls1, block.attn.proj(torch.cat(outputs, dim=-1) + zero))
+        stream = stream + scaled(block.ls2, block.mlp(block.norm2(stream)))
+        kept.append((zero, query[0], key[prefix:], value[prefix:]))
+    slopes = gradients(head(model, stream)[target], [zero for zero, *_ in kept])
+    total = 0
+    for number in blocks:
+        _, query, key, value = kept[number]
+        cosine = (key @ query) / (key.norm(dim=1) * query.norm())
+        spatial = (cosine - cosine.min()) / (cosine.max() - cosine.min())
+        total = total + positive(spatial * (value @ slopes[number][0]))
+    return total.detach()
 
 
 def gradient_rollout(model: VisionTransformer, image: Tensor, target: int, pictures: list[float]) -> Tensor:

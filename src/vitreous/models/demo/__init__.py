@@ -1,4 +1,4 @@
-"""The demo model, which works offline: DINOv2 ViT-S/14 with registers and a head that tells 37 breeds of pets apart."""
+"""The demo model, which works offline: DINOv2 ViT-S/14 with registers and a head for 37 breeds of pets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BACKBONE_SHA256 = "cb9c162889a9d9e51af7dc7f3627a82cf9851566bea5ad8a45fbdf0e5fce
 
 
 def load_demo(image_size: tuple[int, int] | None = None) -> LoadedModel:
-    """Return the demo model: verified backbone, our head, the preprocessing of both."""
+    """Load the demo model: the verified backbone, the shipped head, and their preprocessing."""
     size = image_size or (IMAGE_SIZE, IMAGE_SIZE)
     check_patches("demo", size, (PATCH_SIZE, PATCH_SIZE))
     weights, class_names = read_head(HEAD_FILE)
@@ -42,7 +42,7 @@ def load_demo(image_size: tuple[int, int] | None = None) -> LoadedModel:
 
 
 def build_backbone(size: tuple[int, int] = (IMAGE_SIZE, IMAGE_SIZE), num_classes: int = 0) -> nn.Module:
-    """Return the backbone in eval mode, pooled by its class token; a head, where asked for, starts untrained."""
+    """Build the backbone in eval mode, pooled by its class token; with ``num_classes``, the head is untrained."""
     import timm  # noqa: PLC0415  (timm takes a second to import)
     from timm.models.vision_transformer import checkpoint_filter_fn  # noqa: PLC0415
 
@@ -56,7 +56,7 @@ def build_backbone(size: tuple[int, int] = (IMAGE_SIZE, IMAGE_SIZE), num_classes
 
 
 def find_backbone() -> Path:
-    """Return the weights file inside the package that ships it, without running any of that package's code."""
+    """Return the weights file in the package that ships it, without importing that package."""
     package = importlib.util.find_spec(_BACKBONE_PACKAGE)
     for folder in (package.submodule_search_locations or ()) if package else ():
         if (Path(folder) / _BACKBONE_FILE).is_file():
@@ -65,7 +65,7 @@ def find_backbone() -> Path:
 
 
 def read_backbone(path: Path) -> dict[str, Tensor]:
-    """Return the backbone's weights after checking that the file is exactly the known one."""
+    """Read the backbone's weights after verifying the checksum of the file."""
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != _BACKBONE_SHA256:
         raise ModelError(f"{path}: this is not the known backbone file (its sha256 differs); reinstall vitreous[demo]")
@@ -74,7 +74,7 @@ def read_backbone(path: Path) -> dict[str, Tensor]:
 
 
 def read_head(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the head's weight and bias, and the class names kept beside them."""
+    """Read the head's weight and bias, and the class names in the metadata."""
     try:
         with safe_open(path, framework="pt") as head:
             names = json.loads(head.metadata()["class_names"])

@@ -1,4 +1,4 @@
-"""Peers: other projects that implement some of the methods, one file each; imported when they are first used."""
+"""Peers: other libraries that implement some of the methods, one file each; imported on first use."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ALL = "all"
 
 
 def find_peers(names: Sequence[str]) -> list[Peer]:
-    """The peers of these names, or ``all``: of those, one that cannot be imported says so in its rows.
+    """Return the peers by name, or ``all`` of them; with ``all``, a missing one is reported in its rows.
 
     Raises:
         InputError: there is no such peer.
-        MissingDependencyError: one that was named cannot be imported, or none can.
+        MissingDependencyError: a named peer cannot be imported, or none can.
     """
     unknown = [name for name in names if name not in PEERS and name != ALL]
     if unknown:
@@ -36,5 +36,5 @@ def find_peers(names: Sequence[str]) -> list[Peer]:
 
 
 def usual_spellings(peers: Sequence[Peer]) -> list[str]:
-    """Spellings that show what these peers have, each once."""
+    """Return the default spellings of these peers, without duplicates."""
     return list(dict.fromkeys(spelling for peer in peers for spelling in peer.usual))

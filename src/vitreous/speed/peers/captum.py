@@ -14,13 +14,13 @@ from vitreous.methods.perturbation import independent, patch_of_pixel, seeded
 from vitreous.methods.readout import patch_sums
 from vitreous.speed.peers.peer import Peer, PeerInput, PeerMethod
 
-# As many images at once as our own methods run, see ``vitreous.tape.runner``.
+# The batch sizes of our own methods, see ``vitreous.tape.runner``.
 _RECORDED_AT_ONCE = 8
 _BARE_AT_ONCE = 16
 
 
 def load() -> Any:
-    """The package's methods."""
+    """Import captum.attr."""
     import captum.attr  # noqa: PLC0415 - only with --peers
 
     return captum.attr
@@ -34,20 +34,20 @@ def input_x_gradient(given: PeerInput, layer: int = 0) -> Tensor:
 
 
 def integrated_gradients(given: PeerInput, steps: int = 50) -> Tensor:
-    """Over pixels, by Gauss-Legendre."""
+    """Integrated gradients over pixels, with Gauss-Legendre quadrature."""
     explainer = load().IntegratedGradients(given.model)
     return _per_patch(given, _integrated(explainer, given, steps))
 
 
 def integrated_gradients_of_tokens(given: PeerInput, steps: int = 50) -> Tensor:
-    """Over the first block's tokens."""
+    """Integrated gradients over the first block's tokens."""
     explainer = load().LayerIntegratedGradients(given.model, given.block(0))
     attributions = _integrated(explainer, given, steps, attribute_to_layer_input=True)
     return given.patches(attributions.sum(dim=-1))
 
 
 def smoothgrad(given: PeerInput, samples: int = 50) -> Tensor:
-    """The mean gradient over noisy pixels, with the noise that our method draws."""
+    """The mean gradient over noisy pixels, with the noise of our method."""
     captum, images = load(), given.images
     at_once = max(1, _RECORDED_AT_ONCE // len(images))
     with _our_noise(images, samples, at_once):
@@ -65,7 +65,7 @@ def smoothgrad(given: PeerInput, samples: int = 50) -> Tensor:
 
 @contextmanager
 def _our_noise(images: Tensor, samples: int, at_once: int) -> Iterator[None]:
-    """Give captum our draws when it asks for its own, so that two random methods can be compared.
+    """Replace captum's random numbers by ours, so that two random methods can be compared.
 
     captum draws for a few samples at once, all samples of the first image first.
     """
@@ -87,7 +87,7 @@ def _our_noise(images: Tensor, samples: int, at_once: int) -> Iterator[None]:
 
 
 def occlusion(given: PeerInput, window: int = 1, stride: int = 1) -> Tensor:
-    """What the logit loses when a square of patches is painted with 0."""
+    """Drop of the logit when a square of patches is painted with 0."""
     height, width = (edge // cells for edge, cells in zip(given.images.shape[2:], given.layout.grid, strict=True))
     with torch.no_grad():
         pixels: Tensor = (
@@ -106,7 +106,7 @@ def occlusion(given: PeerInput, window: int = 1, stride: int = 1) -> Tensor:
 
 
 def lime(given: PeerInput, budget: int = 1000) -> Tensor:
-    """A ridge regression on the sets of patches that our method draws; captum explains one image at a time."""
+    """Ridge regression on the sets of patches of our method; captum explains one image at a time."""
     from captum._utils.models.linear_model import SkLearnRidge  # noqa: PLC0415
 
     captum, patches = load(), given.layout.patches
@@ -138,7 +138,7 @@ def lime(given: PeerInput, budget: int = 1000) -> Tensor:
 
 
 def kernel_shap(given: PeerInput, budget: int = 1000) -> Tensor:
-    """Shapley values from sets that captum draws itself, one image at a time."""
+    """Shapley values from captum's own random sets, one image at a time."""
     explainer = load().KernelShap(given.model)
     height, width = (edge // cells for edge, cells in zip(given.images.shape[2:], given.layout.grid, strict=True))
     patches = patch_of_pixel(given.layout.grid, _size(given), given.layout.geometry)

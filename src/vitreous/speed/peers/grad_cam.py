@@ -22,19 +22,19 @@ CLASSES = {
 
 
 def load() -> Any:
-    """The package."""
+    """Import pytorch_grad_cam."""
     import pytorch_grad_cam  # noqa: PLC0415 - only with --peers
 
     return pytorch_grad_cam
 
 
 def activation_map(name: str, given: PeerInput, layer: int = -1) -> Tensor:
-    """The package's whole call; of its result what it has before it scales maps to 0..1 and to the picture's size."""
+    """Run the package's whole call; return its map before it is scaled to 0..1 and upsampled."""
     return torch.from_numpy(_unscaled(name, given, layer)).clamp(min=0)
 
 
 def principal_activation(given: PeerInput, layer: int = -1) -> Tensor:
-    """Eigen-CAM; an axis has no sign, and here the one with the larger values counts as positive."""
+    """Eigen-CAM with our convention for the arbitrary sign of the axis: the largest absolute value is positive."""
     found = torch.from_numpy(_unscaled("EigenCAM", given, layer))
     largest = found.gather(1, found.abs().argmax(dim=1, keepdim=True))
     return (found * largest.sign()).clamp(min=0)
@@ -53,7 +53,7 @@ def _unscaled(name: str, given: PeerInput, layer: int) -> np.ndarray[Any, Any]:
             return found[0].copy()
 
         cam.get_cam_image = remember
-        # Its hooks need a graph, which starts at the pixels where no parameter wants a gradient.
+        # Its hooks need a graph, which has to start at the pixels if parameters are frozen.
         cam(given.images.clone().requires_grad_(cam.uses_gradients), targets)
     return found[0].reshape(len(given.images), -1)
 

@@ -1,4 +1,4 @@
-"""lxt: AttnLRP and CP-LRP by patched parts of a model, as input x gradient at the first block."""
+"""lxt: AttnLRP and CP-LRP by patched modules, as input x gradient at the first block."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _ACTIVATIONS = (nn.GELU, nn.ReLU, nn.SiLU)
 
 
 def load() -> Any:
-    """The package's patches without its language models, whose import breaks with other versions of transformers."""
+    """Import lxt's patches without its language models, which fail to import with other versions of transformers."""
     if "lxt.efficient.patches" not in sys.modules:
         importlib.import_module("lxt")
         unused = types.ModuleType(_LANGUAGE_MODELS)
         vars(unused)["get_default_map"] = None
         sys.modules[_LANGUAGE_MODELS] = unused
         try:
-            with warnings.catch_warnings(action="ignore"):  # it warns that zennit is not there
+            with warnings.catch_warnings(action="ignore"):  # it warns that zennit is not installed
                 importlib.import_module("lxt.efficient.patches")
         finally:
             del sys.modules[_LANGUAGE_MODELS]
@@ -47,15 +47,15 @@ def relevance(attention: str, given: PeerInput) -> Tensor:
     with _patched(given.model, patches, getattr(patches, attention)), given.block(0).register_forward_pre_hook(catch):
         logits = given.model(given.images)
         chosen = logits.gather(1, given.target[:, None]).sum()
-        (slope,) = torch.autograd.grad(chosen, entering)
-    return given.patches((entering[0] * slope).sum(dim=-1).detach())
+        (gradient,) = torch.autograd.grad(chosen, entering)
+    return given.patches((entering[0] * gradient).sum(dim=-1).detach())
 
 
 @contextmanager
 def _patched(model: nn.Module, patches: Any, wrap: Callable[..., Any]) -> Iterator[None]:
-    """Put lxt's rules on a model's norms and activations, and on the fused attention call, and take them off again.
+    """Apply lxt's rules to a model's norms, activations and fused attention calls inside the context.
 
-    lxt itself patches classes for good; on instances the same functions leave no trace.
+    lxt itself patches classes permanently; here the same functions are set on instances and removed again.
     """
     fused = F.scaled_dot_product_attention
     wrapped = wrap(lambda _, *given, **options: fused(*given, **options))

@@ -22,7 +22,7 @@ class PeerInput:
     """The model, images and classes that a peer is run on.
 
     Attributes:
-        model: the network, whose parameters want no gradient.
+        model: the network with frozen parameters.
         architecture: where its blocks are.
         images: (batch, channel, height, width).
         target: one class per image, (batch,).
@@ -36,20 +36,20 @@ class PeerInput:
     layout: Layout
 
     def block(self, layer: int) -> nn.Module:
-        """A block; negative numbers count from the last."""
+        """Return a block; negative numbers count from the last."""
         module = self.architecture.blocks[layer].module
         assert module is not None, f"block {layer} is no module"
         return module
 
     def first_norm(self, layer: int) -> nn.Module:
-        """The norm in front of a block's attention."""
+        """Return the norm before a block's attention."""
         norm = self.architecture.blocks[layer].first_norm
         assert norm is not None, f"block {layer} has no first norm"
         assert norm.module is not None, f"the first norm of block {layer} is no module"
         return norm.module
 
-    def giving(self, layer: int) -> nn.Module:
-        """The module whose output is a block's input: the block below."""
+    def previous_block(self, layer: int) -> nn.Module:
+        """Return the module whose output is a block's input: the previous block."""
         assert layer > 0, "there is no block below the first"
         return self.block(layer - 1)
 
@@ -58,7 +58,7 @@ class PeerInput:
         return scores[:, self.layout.prefix :].detach()
 
     def as_grid(self, tokens: Tensor) -> Tensor:
-        """(batch, tokens, channels) -> (batch, channels, rows, columns), as a convolution would give it."""
+        """(batch, tokens, channels) -> (batch, channels, rows, columns), the layout of a convolution."""
         rows, columns = self.layout.grid
         return tokens[:, self.layout.prefix :].reshape(len(tokens), rows, columns, -1).permute(0, 3, 1, 2)
 
@@ -68,15 +68,15 @@ class PeerMethod:
     """One method of a peer.
 
     Attributes:
-        spellings: how it is called here; ``{name}`` stands for a number that ``explain`` gets under that name.
-        explain: gives the map, (batch, patches).
+        spellings: its spellings in vitreous; ``{name}`` matches an integer, passed to ``explain`` under that name.
+        explain: returns the map, (batch, patches).
     """
 
     spellings: tuple[str, ...]
     explain: Callable[..., Tensor]
 
     def match(self, spelling: str) -> Callable[[PeerInput], Tensor] | None:
-        """The function for a spelling, or ``None`` if it is another method."""
+        """Return the function for a spelling; ``None`` if it is another method."""
         for template in self.spellings:
             pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>-?\\d+)", re.escape(template))
             match = re.fullmatch(pattern, spelling)
@@ -96,14 +96,14 @@ class PeerMethod:
 
 @dataclass(frozen=True)
 class Peer:
-    """Another project.
+    """Another library.
 
     Attributes:
-        name: as it is known.
-        load: imports what is used of it.
-        methods: what it can do.
-        usual: spellings that show it.
-        apart: whether it has to be installed without its dependencies, for it asks for old or unrelated packages.
+        name: name of the package.
+        load: imports the parts that are used.
+        methods: the methods that it implements.
+        usual: the spellings that are compared by default.
+        apart: whether to install it without its dependencies, because it pins old or unrelated packages.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Peer:
 
     @cached_property
     def problem(self) -> str | None:
-        """Why it cannot be used."""
+        """Why it cannot be used; ``None`` if it can."""
         try:
             self.load()
         except ImportError as error:
@@ -128,6 +128,6 @@ class Peer:
         return None
 
     def method_for(self, spelling: str) -> Callable[[PeerInput], Tensor] | None:
-        """The function for a spelling, ``None`` where the peer has no such method."""
+        """Return the function for a spelling; ``None`` if the peer has no such method."""
         found = (method.match(spelling) for method in self.methods)
         return next((function for function in found if function is not None), None)

@@ -18,7 +18,7 @@ _PARENTS = ("pnpxai", "pnpxai.core", "pnpxai.explainers")
 
 
 def load(name: str = "grad_x_input") -> Any:
-    """One of pnpxai's explainers, without what its packages import besides: optuna, shap and gensim."""
+    """Import one of pnpxai's explainers without the other imports of its packages: optuna, shap and gensim."""
     full = f"pnpxai.explainers.{name}"
     if full not in sys.modules:
         found = importlib.util.find_spec("pnpxai")
@@ -39,7 +39,7 @@ def load(name: str = "grad_x_input") -> Any:
 
 
 def _open(name: str, root: str) -> None:
-    """A package whose modules can be imported although it has not been run itself."""
+    """Register an empty package whose submodules can be imported without running its ``__init__``."""
     package = types.ModuleType(name)
     package.__path__ = ["/".join([root, *name.split(".")[1:]])]
     sys.modules[name] = package
@@ -47,12 +47,12 @@ def _open(name: str, root: str) -> None:
 
 def input_x_gradient(given: PeerInput, layer: int) -> Tensor:
     """Token x gradient at a block's input, which is the output of the block below."""
-    explainer = load("grad_x_input").GradientXInput(given.model, layer=given.giving(layer))
+    explainer = load("grad_x_input").GradientXInput(given.model, layer=given.previous_block(layer))
     return given.patches(explainer.attribute(given.images, given.target).sum(dim=-1))
 
 
 def integrated_gradients(given: PeerInput, steps: int) -> Tensor:
-    """Over pixels, all steps at once."""
+    """Integrated gradients over pixels, all steps in one batch."""
     explainer = load("integrated_gradients").IntegratedGradients(given.model, n_steps=steps)
     attributions = explainer.attribute(given.images, given.target)
     return patch_sums(attributions.detach().sum(dim=1), given.layout.grid, given.layout.geometry).flatten(1)

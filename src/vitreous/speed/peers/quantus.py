@@ -1,4 +1,4 @@
-"""quantus: mostly metrics; its ``explain`` hands over to captum with settings of its own."""
+"""quantus: mostly metrics; its ``explain`` calls captum with its own settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitreous.speed.peers.peer import Peer, PeerInput, PeerMethod
 
 
 def load() -> Any:
-    """The package."""
+    """Import quantus."""
     with warnings.catch_warnings(action="ignore"):
         import quantus  # noqa: PLC0415 - only with --peers
 
@@ -27,7 +27,7 @@ def input_x_gradient(given: PeerInput, layer: int) -> Tensor:
         given.images,
         given.target,
         method="LayerGradientXActivation",
-        xai_lib_kwargs={"layer": given.giving(layer)},
+        xai_lib_kwargs={"layer": given.previous_block(layer)},
         reduce_axes=(),
         device=str(given.images.device),
     )
@@ -35,7 +35,7 @@ def input_x_gradient(given: PeerInput, layer: int) -> Tensor:
 
 
 def integrated_gradients(given: PeerInput) -> Tensor:
-    """Over pixels, always by the trapezoidal rule with ten steps."""
+    """Integrated gradients over pixels; quantus always uses the trapezoidal rule with ten steps."""
     attributions = load().explain(
         given.model,
         given.images,

@@ -13,7 +13,7 @@ from vitreous._utils.tensors import EXACT
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.operations import product_operands
-from vitreous.errors import UnsupportedModelError
+from vitreous.architecture.trace import depends_on_input
 from vitreous.tape.attention import multihead
 from vitreous.tape.attention.record import (
     AttentionRecord,
@@ -29,7 +29,7 @@ from vitreous.tape.attention.written import ScoreReader, WrittenScores
 from vitreous.tape.recording.interception import Handler, Progress, TorchCall, in_graph
 from vitreous.tape.recording.plan import Plan
 from vitreous.tape.rules import RULES
-from vitreous.tape.rules.autograd import ActiveRule, Attend, Elementwise, Kind
+from vitreous.tape.rules.autograd import ActiveRule, Attend, Elementwise, Kind, share
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -49,6 +49,8 @@ class AttentionHandler:
         unknown_keys: those of them in which q and k by themselves do not say how the output depends on them.
         other: by block, why its attention is not one between all tokens of an image.
         unknown: the blocks in which tokens are multiplied with each other, or weighed, in a way that is no attention.
+        multiplied: the blocks in which tokens are multiplied with each other so, also where no gradient comes.
+        unfollowed: the blocks whose attention is more than softmax(scale q kᵀ + bias) v, for rules that treat it whole.
         after_blocks: the attention calls after the last block, in order; one of them may be what pools the tokens.
         scores: reads the scores of attention that a model writes out itself.
     """
@@ -70,10 +72,12 @@ class AttentionHandler:
         self.unknown_keys: set[int] = set()
         self.other: dict[int, str] = {}
         self.unknown: set[int] = set()
+        self.multiplied: set[int] = set()
+        self.unfollowed: set[int] = set()
         self.after_blocks: list[tuple[AttentionRecord, Tensor, AttentionCall]] = []
         self._rules_differ = bool(plan.rules - {"plain"})
         self._plain_gradients = self._rules_differ and any(RULES[name].reads_plain_attention for name in plan.rules)
-        self._following = sorted(name for name in plan.rules if RULES[name].follows_scores)
+        self._follows = any(RULES[name].follows_scores for name in plan.rules)
         self._calls: dict[int, tuple[int, AttentionCall]] = {}
         for layer, block in enumerate(architecture.blocks):
             self._calls.update((call.output_step, (layer, call)) for call in block.attention)
@@ -175,8 +179,9 @@ class AttentionHandler:
             self.biases.setdefault(layer, []).append(constant_bias)
         if layer in self._plan.intervention.attention_scale:
             return self._attend_scaled(layer, spec, record, value)
-        if in_graph(bias):
-            return self._attend_by_scores(layer, spec, record, value, score_rows(query, key, scale, bias))
+        if bias is not None and in_graph(bias):
+            scores = self._shared(score_rows(query, key, scale, None)) + bias
+            return self._attend_by_scores(layer, spec, record, value, scores)
         followed = query.requires_grad or key.requires_grad or value.requires_grad
         if self._worth_keeping(layer, record):
             record.matrix = record.rows(slice(None))
@@ -202,10 +207,11 @@ class AttentionHandler:
     ) -> Tensor:
         """With a mask that depends on the tokens, which has a gradient of its own where A has one."""
         self.mixed.add(layer)
+        self.unfollowed.add(layer)
         self.unknown_keys.add(layer)
         weights = self._under_rule(partial(torch.softmax, dim=-1), scores, "softmax")
         record.matrix = weights.detach()
-        output = weights.to(value.dtype) @ value
+        output = self._shared(weights.to(value.dtype) @ value)
         self._keep(layer, spec, record, output)
         return output
 
@@ -215,6 +221,12 @@ class AttentionHandler:
             return function(scores)
         weights: Tensor = Elementwise.apply(scores, function, 0.0, kind, self._active_rule)
         return weights
+
+    def _shared(self, product: Tensor) -> Tensor:
+        """A product inside attention, both factors of which get what the active rule leaves them."""
+        if self._follows and product.requires_grad:
+            share(product, self._active_rule)
+        return product
 
     def _attend_scaled(self, layer: int, spec: AttentionCall, record: AttentionRecord, value: Tensor) -> Tensor:
         """With another attention matrix than the model's: a multiple of it, and a constant."""
@@ -288,9 +300,13 @@ class AttentionHandler:
         if found is not None and found[1].spelling == "written" and not self._sums_over_tokens(found[1]):
             return self._attend_written(*found, call)
         output = call.proceed()
-        known = step in self.scores.products and found is None
-        if self._progress.inside_block and not known and _multiplies_tokens(call):
-            self.unknown.add(self._progress.next_block)
+        if step in self.scores.products and found is None:
+            return self._shared(output)
+        operands = product_operands(call.operation, call.args, call.kwargs)
+        if self._progress.inside_block and operands is not None and all(map(depends_on_input, operands)):
+            self.multiplied.add(self._progress.next_block)
+            if all(map(in_graph, operands)):
+                self.unknown.add(self._progress.next_block)
         return output
 
     def _sums_over_tokens(self, spec: AttentionCall) -> bool:
@@ -331,7 +347,8 @@ class AttentionHandler:
         values = spec.arrangement("value").arrange(value, batch)
         if matrix is None or values is None or len(matrix) != len(values):
             self._check(layer, weights.numel() // (spec.queries * spec.keys), spec.queries, spec.keys)
-            return self._with_ruled_weights(call, weights)
+            self.unfollowed.add(layer)
+            return self._shared(self._with_ruled_weights(call, weights))
         whole = self._check(layer, matrix.shape[0], *matrix.shape[-2:])
         values = in_every_head(values, matrix)
         scores = self.scores.read(spec, matrix)
@@ -342,10 +359,13 @@ class AttentionHandler:
             if layer in self.outputs:
                 self.outputs[layer][-1] = restored
             return restored
-        if self._following:
+        followed = scores.followed and scores.query is not None and scores.key is not None
+        if not followed:
+            self.unfollowed.add(layer)
+        if self._follows and followed:
             output = self._follow(spec, call, scores, values, matrix)
         else:
-            output = self._with_ruled_weights(call, weights)
+            output = self._shared(self._with_ruled_weights(call, weights))
             if layer not in self.unknown_keys and self._is_mixed(layer, spec):
                 record.product_gradient = self._product_gradient(spec, output, scores.own_scale)
         self._keep(layer, spec, record, output)
@@ -416,24 +436,17 @@ class AttentionHandler:
     ) -> Tensor:
         """The whole call under a rule that follows scores from q kᵀ to A v."""
         query, key = scores.query, scores.key
-        if not scores.followed or query is None or key is None:
-            raise UnsupportedModelError(
-                f"{self._architecture.name} writes out its attention in a way that the rules "
-                f"{', '.join(self._following)} cannot follow; use its fused attention, if it has one"
-            )
+        assert query is not None
+        assert key is not None
         output: Tensor = call.proceed().detach()
         arrangement, batch = spec.arrangement("output"), self._progress.batch
         arranged = arrangement.arrange(output, batch)
         assert arranged is not None
-        record = AttentionRecord(query, key, value, scores.factor, matrix=matrix.detach())
+        record = AttentionRecord(
+            query, key, value, scores.factor, matrix=matrix.detach(), head_scale=scores.head_factor
+        )
         ruled = Attend.apply(query, key, value, arranged.clone, record, self._active_rule)
         return arrangement.restore(ruled, batch, output.shape)
-
-
-def _multiplies_tokens(call: TorchCall) -> bool:
-    """Whether both factors of a product depend on the tokens."""
-    operands = product_operands(call.operation, call.args, call.kwargs)
-    return operands is not None and all(map(in_graph, operands))
 
 
 def _identity(values: Tensor) -> Tensor:

@@ -92,6 +92,11 @@ class AttentionRecord:
         assert source is not None
         return source.shape[2]
 
+    @property
+    def full_scale(self) -> float | Tensor:
+        """All factors in front of q kᵀ: a number, or one for every head (head, 1, 1)."""
+        return self.scale if self.head_scale is None else self.scale * self.head_scale
+
     def rows(self, rows: Rows) -> Tensor:
         """A for some query tokens: (batch, head, rows, tokens)."""
         if self.matrix is not None:
@@ -329,8 +334,8 @@ def plain_gradients(record: AttentionRecord, output_gradient: Tensor) -> tuple[T
         gradient = output_gradient[:, :, rows]
         value_total += attention.transpose(-2, -1) @ gradient
         scores = score_gradient(attention, gradient @ value.transpose(-2, -1))
-        query_parts.append((scores @ key).mul_(record.scale))
-        key_total += scores.transpose(-2, -1) @ (record.query[:, :, rows] * record.scale)
+        query_parts.append((scores @ key).mul_(record.full_scale))
+        key_total += scores.transpose(-2, -1) @ (record.query[:, :, rows] * record.full_scale)
     return torch.cat(query_parts, dim=2), key_total, value_total
 
 

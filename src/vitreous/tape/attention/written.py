@@ -13,6 +13,7 @@ from vitreous._utils.tensors import exact
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.operations import product_operands
+from vitreous.architecture.trace import depends_on_input
 from vitreous.tape.attention.record import HIDDEN, in_every_head
 from vitreous.tape.recording.interception import Progress, in_graph
 
@@ -132,8 +133,7 @@ class ScoreReader:
             if measured is None:
                 return WrittenScores(query, key, mixed=True)
             return WrittenScores(query, key, *measured)
-        followed = factors[1] is None and spec.plain_weights
-        return WrittenScores(query, key, *factors, followed=followed, biases=self._biases(spec))
+        return WrittenScores(query, key, *factors, followed=spec.plain_weights, biases=self._biases(spec))
 
     def _factors(self, spec: AttentionCall) -> tuple[float, Tensor | None] | None:
         """The constants that scores are multiplied with; ``None`` where one is more than a number for each head."""
@@ -160,7 +160,7 @@ class ScoreReader:
             if each.kind == "bias":
                 added.append(torch.as_tensor(_other_operand(args, kwargs)).detach())
             elif each.kind == "mask":
-                added.append(_hidden(args, kwargs, output))
+                added.append(_hidden(self._operations[each.step], args, kwargs, output))
         return added
 
     def product(self, spec: AttentionCall) -> Tensor:
@@ -184,10 +184,10 @@ class ScoreReader:
         entering = self.entering(spec)
         if entering is None or query is None or key is None:
             return None
-        products, scores = (
-            rows - rows.mean(dim=-1, keepdim=True)
-            for rows in (exact(query.detach() @ key.detach().transpose(-2, -1)), exact(entering))
-        )
+        product = exact(query.detach() @ key.detach().transpose(-2, -1))
+        if product.shape != entering.shape:  # something was joined to the scores
+            return None
+        products, scores = (rows - rows.mean(dim=-1, keepdim=True) for rows in (product, exact(entering)))
         factor = (products * scores).sum(dim=(0, 2, 3)) / products.square().sum(dim=(0, 2, 3))
         factor = factor.view(-1, 1, 1)
         if not bool((scores - factor * products).abs().amax() < _ROUNDING * scores.abs().amax()):
@@ -219,11 +219,17 @@ def _factor_of(other: Any) -> float | Tensor | None:
     return exact(other.detach()).reshape(-1, 1, 1) if by_head else None
 
 
-def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
-    """The bias that ``masked_fill(scores, mask, value)`` stands for, if its value hides."""
+def _hidden(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:
+    """The bias that ``masked_fill(scores, mask, value)`` or ``where(mask, scores, value)`` stands for, if it hides."""
     value = args[2] if len(args) > 2 else kwargs.get("value")
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = float(value)
-    if not isinstance(value, int | float) or value >= HIDDEN:
-        return None
-    return torch.zeros((), dtype=output.dtype, device=output.device)
+    if operation == "where":
+        value = next(each for each in (*args, *kwargs.values()) if not _is_mask(each) and not depends_on_input(each))
+    if isinstance(value, Tensor):
+        hides = value.is_floating_point() and bool((value < HIDDEN).all())
+    else:
+        hides = isinstance(value, int | float) and value < HIDDEN
+    return torch.zeros((), dtype=output.dtype, device=output.device) if hides else None
+
+
+def _is_mask(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.bool

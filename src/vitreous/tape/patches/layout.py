@@ -28,7 +28,7 @@ class Layout:
     """The token layout of one run.
 
     Attributes:
-        grid: (rows, columns) of patches; the tokens of a text after its class token are one row of them.
+        grid: (rows, columns) of patches; the tokens of a text after its prefix are one row of them.
         prefix: how many tokens (class, distillation, registers) come before the patches.
         read: the tokens that the head reads, each with equal weight: the class token, or all pooled tokens.
         alike: whether the head reads these tokens of every image, padding of texts aside; a maximum over tokens reads
@@ -76,28 +76,48 @@ def find_layout(
     pooling_gradient: Tensor | None,
     inputs: Inputs,
     grid_probe: PatchGridProbe,
+    *,
+    any_token: bool = False,
 ) -> Layout:
-    """Work out the layout from what was recorded; ``edges`` runs the patch embedding again, if it has to."""
+    """Work out the layout from what was recorded; ``grid_probe`` runs the patch embedding again, if it has to.
+
+    Where ``any_token`` may be read by itself (a pixel's, say), none of them has to be a class token.
+    """
     tokens = head_gradient.shape[1]
     grid_of_stage = recorder.architecture.stages[recorder.architecture.stage].places
     if grid_of_stage is not None and not isinstance(inputs, Texts):
-        return _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid_of_stage.grid)
+        grid = grid_of_stage.grid
+        return _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid, any_token=any_token)
     made = None if isinstance(inputs, Texts) else _made_patches(recorder, tokens, inputs.shape[-2:])
     geometry: PatchGeometry | None = None
     if made is not None:
         grid = made.grid
     elif isinstance(inputs, Texts):
-        grid = (1, tokens - 1)
+        grid = (1, tokens - inputs.prefix)
     else:
         grid, geometry = grid_probe.grid(tokens)
-    layout = _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid)
+    layout = _with_readers(recorder, head_gradient, pooling_gradient, inputs, grid, any_token=any_token)
     if made is not None:
         geometry = grid_probe.check(made, tokens)
     return layout if geometry is None else replace(layout, geometry=geometry)
 
 
+def layout_of_target(
+    layout: Layout, recorder: Recorder, head_gradient: Tensor, pooling_gradient: Tensor | None, inputs: Inputs
+) -> Layout:
+    """The same layout with the tokens that the head reads for one target, given where its gradient lands."""
+    found = _with_readers(recorder, head_gradient, pooling_gradient, inputs, layout.grid, any_token=True)
+    return replace(layout, read=found.read, alike=found.alike, pooling_queries=found.pooling_queries)
+
+
 def _with_readers(
-    recorder: Recorder, head_gradient: Tensor, pooling_gradient: Tensor | None, inputs: Inputs, grid: tuple[int, int]
+    recorder: Recorder,
+    head_gradient: Tensor,
+    pooling_gradient: Tensor | None,
+    inputs: Inputs,
+    grid: tuple[int, int],
+    *,
+    any_token: bool,
 ) -> Layout:
     """The layout of a known grid: which tokens come before it, and what the head reads."""
     tokens = head_gradient.shape[1]
@@ -113,7 +133,8 @@ def _with_readers(
         )
     read, alike = _of_all(read_of_each, real)
     if pooling_gradient is None:
-        _check_order(recorder.architecture.name, read, prefix, tokens)
+        if not (any_token or (isinstance(inputs, Texts) and inputs.end)):
+            _check_order(recorder.architecture.name, read, prefix, tokens)
         return Layout(grid, prefix, read, alike)
     pooled = recorder.attention.records[recorder.architecture.depth].key.shape[2]
     if pooled not in (tokens, tokens - prefix):

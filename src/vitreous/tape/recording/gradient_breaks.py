@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-from vitreous.architecture.trace import is_factory, tensors_in
+from vitreous.architecture.trace import AS_ANOTHER, is_factory, tensors_in
 from vitreous.tape.recording.interception import Progress, TorchCall, in_graph
 from vitreous.tape.recording.plan import PIXELS, Needs
 
 # What gives numbers without a gradient on purpose; by name, for most exist as a function and as a method.
 _CONSTANT = {"__get__", "__set__", "detach", "detach_", "tensor", "as_tensor", "asarray", "scalar_tensor"}
-# What takes only the dtype, the device or the shape of its second operand: a constant is one afterwards, too.
-_AS_ANOTHER = {"to", "type_as", "expand_as", "view_as", "reshape_as"}
 _BELOW = "_vitreous_below_graph"  # the mark of tensors that a graph from the input on would hold, and this one does not
 _NO_KERNEL = "WarnNotImplemented"  # autograd's own mark of an operator that was registered without a way back
 
@@ -62,7 +60,7 @@ class GradientBreaks:
             return output
         name = call.name
         if torch.is_grad_enabled() and name not in _CONSTANT:
-            operands = call.args[:1] if name in _AS_ANOTHER else call.operands()
+            operands = call.args[:1] if name in AS_ANOTHER else call.operands()
             if any(map(in_graph, operands)):
                 self._note(name, output)
             elif self._marks_below and not is_factory(call.function) and any(map(is_below_graph, operands)):

@@ -8,6 +8,7 @@ or elsewhere.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -16,10 +17,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from vitreous._utils.torch_state import function_modes
 from vitreous.architecture import Architecture
+from vitreous.architecture.flex_attention import as_fused, checks_for_kernel, is_flex_attention
 from vitreous.architecture.trace import StepCounter, as_constant, operation, tensors_in
 from vitreous.errors import UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, Texts
@@ -276,8 +279,16 @@ class Interception(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Treat parameters as constants and hand calls to their handlers."""
-        del types
-        kwargs = kwargs or {}
+        if checks_for_kernel(func, sys._getframe(1)):  # noqa: SLF001 - the caller of a function mode
+            return False
+        if is_flex_attention(func):
+            return as_fused(lambda fused, given, named: self.__torch_function__(fused, types, given, named), args)
+        if _recomputes():
+            with saved_tensors_hooks(_as_it_is, _as_it_is):
+                return self._intercept(func, args, kwargs or {})
+        return self._intercept(func, args, kwargs or {})
+
+    def _intercept(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._newer:
             args, kwargs = self.newest(args), self.newest(kwargs)
         # Parameters as constants: the graph starts where the tape starts it, weights' inputs need not be saved, and
@@ -285,7 +296,7 @@ class Interception(TorchFunctionMode):
         if torch.is_grad_enabled() and (func.__name__ not in {"__get__", "__set__"} or func in _TRANSPOSED):
             args = tuple(as_constant(value) for value in args)
             kwargs = {name: as_constant(value) for name, value in kwargs.items()}
-        if not self._counter.is_step(args, kwargs):
+        if not self._counter.is_step(func, args, kwargs):
             return self.handlers.run(func, args, kwargs)
         number = self._counter.number
         self._step_handler.before(number)
@@ -330,6 +341,19 @@ class Interception(TorchFunctionMode):
                 f"{self._architecture.name} does not take the same steps in every run (step {number} is "
                 f"{_operation(func)}, and was {before}), so that its blocks are not known"
             )
+
+
+def _recomputes() -> bool:
+    """Whether the call is inside ``torch.utils.checkpoint``, which would run a block again in the backward pass.
+
+    There it would not be intercepted. Saved tensors are kept instead, as if the model did not use it.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001, FBT003 - there is no public name
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _by_position(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

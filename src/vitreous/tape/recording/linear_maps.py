@@ -96,8 +96,8 @@ class _PathState:
         self.weight = weight @ self.weight.to(weight)
 
     def _own_channels(self, like: Tensor) -> Tensor | None:
-        """Where the channels of all heads stand, in order."""
-        if self.channels is None:
+        """Where the channels of all heads stand, in order; ``None`` where they are all there is, in order."""
+        if self.channels is None or torch.equal(self.channels, torch.arange(len(self.channels))):
             return None
         own = self.channels.argsort()[int((self.channels < 0).sum()) :]
         return own.to(like.device)
@@ -178,12 +178,24 @@ class LinearMaps:
                     if norm is not None and norm.step is not None
                 }
         self.steps = frozenset(wanted)
+        paths = [path for block in architecture.blocks for path in block.head_paths]
+        self._centres = {step.step for path in paths for step in path.steps if step.kind == "centre"}
         self._noted: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._weights: dict[int, Tensor] = {}
 
     def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A step has run."""
-        if number in self.steps:
-            self._noted[number] = args, kwargs
+        """A step has run: keep its weight, or its arguments without tokens that nothing is computed from."""
+        if number not in self.steps:
+            return
+        operation = self._architecture.operations[number]
+        weight = weight_of_call(operation, args, kwargs, depends_on_input)
+        if weight is not None:
+            self._weights[number] = weight.detach()
+            args, kwargs = (), {}
+        elif operation == MULTI_HEAD or (operation in {"add", "sub"} and number not in self._centres):
+            args = tuple(None if depends_on_input(value) else value for value in args)
+            kwargs = {name: value for name, value in kwargs.items() if not depends_on_input(value)}
+        self._noted[number] = args, kwargs
 
     def head_projection(self, layer: int) -> HeadProjection | None:
         """How the heads of a block reach the residual sum; ``None`` where they do so in no linear way."""
@@ -215,10 +227,9 @@ class LinearMaps:
         operation = self._architecture.operations[step.step]
         given = [*args, *kwargs.values()]
         if step.kind == "linear":
-            weight = self._weight(step.step, "weight")
-            if weight is None:
+            if step.step not in self._weights:
                 raise _NoLinearMapError
-            state.times(weight)
+            state.times(self._weights[step.step])
         elif step.kind == "batch_norm":
             state.scale_channels(_batch_norm_factor(args, kwargs))
         elif step.kind in {"factor", "sum"}:
@@ -313,13 +324,10 @@ class LinearMaps:
         return None
 
     def _weight(self, step: int, name: str) -> Tensor | None:
-        args, kwargs = self._noted[step]
-        operation = self._architecture.operations[step]
-        if operation == MULTI_HEAD:
-            found = args[11] if len(args) > 11 else kwargs.get(name)
+        if self._architecture.operations[step] == MULTI_HEAD:
+            found = _argument(self._noted[step], 11, name)
             return found.detach() if isinstance(found, Tensor) else None
-        weight = weight_of_call(operation, args, kwargs, depends_on_input)
-        return None if weight is None else weight.detach()
+        return self._weights.get(step)
 
 
 def through_value_weight(tape: Tape, layer: int, tokens: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 Layers = frozenset[int]
 NONE: Layers = frozenset()
-Objective = Literal["logit", "probability", "others", "intermediate"]
+Objective = Literal["logit", "probability", "others", "intermediate", "intermediate_mean"]
 PIXELS = -1  # as a layer: the input of the model, below the first block; of a text, its embedded tokens
 
 
@@ -22,11 +22,16 @@ class Pass(NamedTuple):
         rule: one of ``RULES``.
         objective: ``logit`` or ``probability`` of the target class; ``others``, the mean logit of all other classes; or
             ``intermediate``, the logit that the head gives to each block's own output, of which only the gradient at
-            that block's attention is read.
+            that block's attention is read; ``intermediate_mean`` has the mean of these tokens in the place of each.
     """
 
     rule: str
     objective: Objective
+
+    @property
+    def reads_blocks_alone(self) -> bool:
+        """Whether the head has to read the output of one block after the other."""
+        return self.objective.startswith("intermediate")
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ class Needs:
     @property
     def reads_blocks_alone(self) -> bool:
         """Whether the head has to read the output of one block after the other."""
-        return any(backward.objective == "intermediate" for backward in self.gradients)
+        return any(backward.reads_blocks_alone for backward in self.gradients)
 
     @property
     def by_rows(self) -> Needs:
@@ -172,7 +177,7 @@ class Plan:
         intermediate = (
             {layer + 1 for layer in part.attention}
             for backward, part in self.needs.gradients.items()
-            if backward.objective == "intermediate"
+            if backward.reads_blocks_alone
         )
         return self.needs.tokens.union(*(part.tokens for part in self.needs.gradients.values()), *intermediate)
 

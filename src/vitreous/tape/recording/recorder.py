@@ -75,7 +75,9 @@ class Recorder:
         self.linear_maps = LinearMaps(architecture, plan.needs)
         self._points = self._wanted_points()
         self.own_steps = self.attention.scores.own_steps
-        self.steps = frozenset(self._points) | self.attention.scores.steps | self.linear_maps.steps
+        self.steps = (
+            frozenset(self._points) | self.attention.scores.steps | self.linear_maps.steps | self.relevance.steps
+        )
 
     def _wanted_points(self) -> dict[int, list[tuple[str, int, Point]]]:
         """By step: what of its results is kept, and as what."""
@@ -118,6 +120,7 @@ class Recorder:
         """Keep what a step gave; start the graph where the first block that needs one begins."""
         self.attention.scores.after(number, args, kwargs, output)
         self.linear_maps.after(number, args, kwargs)
+        output = self.relevance.on_norm_output(number, output)
         for kind, layer, point in self._points.get(number, ()):
             value = result_at(output, point.output)
             if kind == "stream":
@@ -130,6 +133,7 @@ class Recorder:
                 self.residual_posts[layer] = point.axes.tokens(value)
             else:
                 self.norms[layer] = value
+        self.relevance.after_step(number, output)
         return output
 
     def _on_stream(self, layer: int, point: Point, stream: Tensor) -> Tensor:
@@ -191,7 +195,7 @@ class Recorder:
             table.add(functions, first, *acting)
 
         act(ops.CONVOLUTION, self._record_convolution, rules.on_convolution, relevance.on_embedding)
-        act(ops.CONVOLUTION_OF_ROW, relevance.on_unknown, rules.on_convolution)
+        act(ops.CONVOLUTION_OF_ROW, rules.on_convolution, relevance.on_row_convolution)
         act(ops.GRID_POOLING, self._record_pooling, relevance.on_unknown)
         act(ops.ATTENTION, relevance.on_unknown_before_blocks, attention.on_fused)
         act(ops.MULTI_HEAD_ATTENTION, attention.on_multi_head)
@@ -214,7 +218,7 @@ class Recorder:
             act(ops.DEVIATION_AND_MEAN, relevance.on_unknown, rules.on_deviation_and_mean)
             act(ops.DEVIATION_STEPS, relevance.on_unknown, rules.on_deviation_step)
             act(ops.ROOT, rules.on_length)
-            act(ops.SQUARE, relevance.on_unknown, rules.on_square)
+            act(ops.SQUARE, relevance.on_square, rules.on_square)
             act(ops.POWER, rules.on_power)
             act(ops.LENGTHS, relevance.on_unknown, rules.on_length)
             act(ops.ACTIVATIONS, rules.on_activation)
@@ -223,14 +227,16 @@ class Recorder:
             act(ops.MULTIPLICATION, rules.on_multiply, relevance.on_multiply)
             act(ops.ADDITION, rules.on_add, relevance.on_add)
             act(ops.MULTIPLICATION_IN_PLACE, relevance.on_unknown, rules.on_multiply_in_place)
-            act(ops.ADDITION_IN_PLACE, relevance.on_unknown, rules.on_add)
-            act(ops.SUBTRACTION, relevance.on_unknown, rules.on_subtract)
-            act(ops.SUBTRACTION_FROM, relevance.on_unknown, rules.on_subtract_from)
+            act(ops.ADDITION_IN_PLACE, rules.on_add, relevance.on_add_in_place)
+            act(ops.SUBTRACTION, rules.on_subtract, relevance.on_subtract)
+            act(ops.SUBTRACTION_FROM, rules.on_subtract_from, relevance.on_subtract)
             act(ops.GATED, relevance.on_unknown, rules.on_gated)
             act(ops.LINEAR, rules.on_linear, relevance.on_linear)
-            act(ops.ADDMM, relevance.on_unknown, rules.on_addmm)
+            act(ops.ADDMM, rules.on_addmm, relevance.on_addmm)
         if relevance.follows:
             act(ops.POOLING, relevance.on_pool)
+            act(ops.NEGATION, relevance.on_negate)
+            act(ops.INTERPOLATION, relevance.on_interpolate)
         return table
 
     def _record_convolution(self, call: TorchCall) -> Any:

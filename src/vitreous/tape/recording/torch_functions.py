@@ -56,7 +56,12 @@ SUBTRACTION_FROM = (torch.rsub, Tensor.__rsub__)
 DIVISION = (torch.div, Tensor.div, Tensor.__truediv__)
 DIVISION_IN_PLACE = (Tensor.div_, Tensor.__itruediv__)
 MASKED_FILL = (torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_)
-POOLING = (Tensor.__getitem__, torch.mean, Tensor.mean)
+POOLING = (
+    *(Tensor.__getitem__, torch.mean, Tensor.mean, torch.sum, Tensor.sum),
+    *(F.adaptive_avg_pool1d, torch.adaptive_avg_pool1d, F.avg_pool1d),
+)
+NEGATION = (torch.neg, Tensor.neg, Tensor.__neg__, torch.negative, Tensor.negative)
+INTERPOLATION = (torch.lerp, Tensor.lerp)
 CONVOLUTION = (F.conv2d, torch.conv2d)
 CONVOLUTION_OF_ROW = (F.conv1d, torch.conv1d)
 GRID_POOLING = (F.max_pool2d, torch.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.pixel_unshuffle)

@@ -64,7 +64,7 @@ class AbsoluteLrpRule(RelevanceRule):
     def backward_pool(self, call: PoolCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """(x + |x|) S for the tokens that are read."""
         ratio = _ratio(relevance, call.function(tokens))
-        return (_scale(vector_jacobian(call.function, tokens, ratio).mul_(_doubled(tokens))),)
+        return (_scale(vector_jacobian(call.function, tokens, ratio) * _doubled(tokens)),)
 
     def backward_dropout(self, call: DropoutCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """(x + |x|) R / |x|."""
@@ -151,7 +151,7 @@ class ConstantStatisticsRule(Rule):
         for head, slope in zip(call.heads_apart(), gradient.chunk(call.heads, dim=1), strict=True):
             assert head.query is not None
             attention = head.rows(slice(None))
-            scores = (slope @ head.value.mT).mul_(attention).mul_(head.scale)
+            scores = (slope @ head.value.mT).mul_(attention).mul_(head.full_scale)
             shares.append((scores @ head.key, scores.mT @ head.query, attention.mT @ slope))
         return tuple(torch.cat(parts, dim=1) for parts in zip(*shares, strict=True))
 
@@ -162,7 +162,7 @@ def _through_head(call: AttentionRecord, gradient: Tensor) -> tuple[Tensor, Tens
     The sums are those of relevance at A after and before dropout, and at the scores.
     """
     assert call.query is not None
-    query, key, value, attention = call.query * call.scale, call.key, call.value, call.rows(slice(None))
+    query, key, value, attention = call.query * call.full_scale, call.key, call.value, call.rows(slice(None))
     ratio = _ratio(gradient, attention @ value)
     value_share = (attention.mT @ ratio).mul_(_doubled(value))
     # In place from here on; A itself may belong to somebody else.

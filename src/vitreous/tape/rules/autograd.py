@@ -21,9 +21,8 @@ from vitreous.tape.rules.gradient_rules import Rule
 # mypy: disable-error-code="no-untyped-call,override"
 
 
-_SAME_NUMBERS = {
-    *("ViewBackward0", "UnsafeViewBackward0", "TransposeBackward0", "PermuteBackward0", "CloneBackward0"),
-}
+_OTHER_SHAPE = {"ViewBackward0", "UnsafeViewBackward0"}
+_SAME_NUMBERS = {*_OTHER_SHAPE, "TransposeBackward0", "PermuteBackward0", "CloneBackward0"}
 _CONSTANT_STEPS = {
     *("MulBackward0", "DivBackward0", "AddBackward0", "SubBackward0", "RsubBackward1", "NegBackward0"),
 }
@@ -64,6 +63,15 @@ def gradient_between(active_rule: ActiveRule, output: Tensor, source: Tensor, gr
         active_rule.rule = rule
 
 
+def share(product: Tensor, active_rule: ActiveRule) -> None:
+    """Leave both factors of a product inside attention what the active rule says, where it is treated step by step."""
+
+    def left_to_factors(gradient: Tensor) -> Tensor:
+        return active_rule.rule.backward_shared(gradient)
+
+    product.register_hook(left_to_factors)
+
+
 class Attend(torch.autograd.Function):
     """O = A V with A = softmax(scale q kᵀ + bias); ``forward_call`` returns O for plain tensors."""
 
@@ -80,13 +88,15 @@ class Attend(torch.autograd.Function):
         ctx.save_for_backward(query, key, value)
         # A stays out of save_for_backward: it is not an input or output, and the record may own it already.
         ctx.scale, ctx.bias, ctx.matrix, ctx.active_rule = record.scale, record.bias, record.matrix, active_rule
-        ctx.fused = record.fused
+        ctx.fused, ctx.head_scale = record.fused, record.head_scale
         return forward_call()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
-        record = AttentionRecord(query, key, value, ctx.scale, ctx.bias, ctx.matrix, fused=ctx.fused)
+        record = AttentionRecord(
+            query, key, value, ctx.scale, ctx.bias, ctx.matrix, fused=ctx.fused, head_scale=ctx.head_scale
+        )
         return (*ctx.active_rule.rule.backward_attention(record, gradient.to(value.dtype)), None, None, None)
 
 
@@ -154,6 +164,15 @@ def kind_of(tensor: Any) -> Kind | None:
     """What kind of function a tensor came out of, if it was put under a rule; views of it count as itself."""
     kind: Kind | None = getattr(_made_by(tensor), "kind", None)
     return kind
+
+
+def followed_call(tensor: Tensor) -> tuple[Any, tuple[Tensor, ...]]:
+    """The call that gave a tensor, perhaps in another shape, if relevance is followed through it, and its inputs."""
+    node: Any = tensor.grad_fn
+    while node is not None and node.name() in _OTHER_SHAPE:
+        node = node.next_functions[0][0]
+    call = getattr(node, "call", None)
+    return call, () if call is None else node.saved_tensors
 
 
 def mark_as_activation(tensor: Any, *, as_made: bool = False) -> None:

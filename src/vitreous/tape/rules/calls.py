@@ -155,6 +155,26 @@ class LengthCall(Call):
     kind = "dropout"
 
 
+class WrittenNormCall(Call):
+    """A norm that a module writes out in several steps, as one call.
+
+    Args:
+        output: what its steps gave.
+        source: what they were given.
+    """
+
+    kind = "dropout"
+
+    def __init__(self, output: Tensor, source: Tensor) -> None:
+        super().__init__(lambda _: output.detach())
+        self._output, self._source = output, source
+
+    def gradients(self, inputs: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """By its own steps."""
+        del inputs
+        return torch.autograd.grad(self._output, self._source, gradient, retain_graph=True)
+
+
 @dataclass
 class EmbeddingCall(Call):
     """The convolution that makes patches of the picture; ``convolve`` is it with any weight, without bias."""

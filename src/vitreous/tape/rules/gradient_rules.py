@@ -58,6 +58,11 @@ class Rule:
         return own or self.attention_product != "full" or self.carries_relevance
 
     @property
+    def treats_steps(self) -> bool:
+        """Whether what it does to attention can be done step by step: a share at each product, softmax, all between."""
+        return type(self).backward_attention is Rule.backward_attention and not self.carries_relevance
+
+    @property
     def treats_products(self) -> bool:
         """Whether a product of two streams has another gradient than the ordinary one."""
         own = type(self).backward_product is not Rule.backward_product
@@ -77,9 +82,13 @@ class Rule:
 
     def backward_softmax(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
         """The gradient at scores, where attention is written out and not treated as a whole."""
-        # Without q and k, products cannot be halved: A counts as a constant.
-        constant = self.softmax == "constant" or self.attention_product == "half"
-        return None if constant else call.gradient(gradient)
+        return None if self.softmax == "constant" else call.gradient(gradient)
+
+    def backward_shared(self, gradient: Tensor) -> Tensor:
+        """The gradient that a product inside attention, q kᵀ or A v, hands on to both factors."""
+        if self.attention_product == "none":
+            return torch.zeros_like(gradient)
+        return gradient / 2 if self.attention_product == "half" and self.softmax != "constant" else gradient
 
     def backward_pooling(self, call: ElementwiseCall, gradient: Tensor) -> Tensor | None:
         """The gradient at the scores by which a head weighs tokens; products there are not halved."""

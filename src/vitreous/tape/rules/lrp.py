@@ -127,7 +127,7 @@ class LrpRule(RelevanceRule):
     def backward_pool(self, call: PoolCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """By share."""
         ratio = safe_divide(relevance, call.function(tokens))
-        return (vector_jacobian(call.function, tokens, ratio).mul_(tokens),)
+        return (vector_jacobian(call.function, tokens, ratio) * tokens,)
 
     def backward_dropout(self, call: DropoutCall, tokens: Tensor, relevance: Tensor) -> Shares:
         """Unchanged."""

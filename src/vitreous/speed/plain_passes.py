@@ -1,4 +1,4 @@
-"""What methods are measured against: plain passes of the same model on the same images."""
+"""Baselines of the measurements: plain passes of the same model on the same images."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FORWARD, BOTH = "forward", "forward + backward"
 
 
 @dataclass(frozen=True)
-class Plain:
-    """A model that is only run: no recording, fused attention, parameters that want no gradient."""
+class PlainModel:
+    """A model without recording: fused attention, frozen parameters."""
 
     network: nn.Module
     architecture: Architecture
@@ -28,17 +28,17 @@ class Plain:
     target: Tensor
 
     def forward(self) -> Tensor:
-        """One pass without a graph."""
+        """Run one forward pass without a graph."""
         with torch.no_grad():
             return class_scores(self.network(self.images), self.architecture.name, len(self.images))
 
     def forward_backward(self) -> Tensor:
-        """One pass with its graph, and the gradient of the target at the pixels."""
+        """Run one forward pass with a graph, and return the gradient of the target at the pixels."""
         (gradient,) = self.to_blocks((PIXELS,))
         return gradient
 
     def to_blocks(self, lowest: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """One pass whose graph starts at the lowest of these blocks, and a backward pass of its own to each."""
+        """Run one forward pass whose graph starts at the lowest of these blocks, and a backward pass to each."""
         entering: dict[int, Tensor] = {}
         start = min(lowest)
         pixels = self.images.clone().requires_grad_() if start == PIXELS else self.images
@@ -71,41 +71,41 @@ def _remember(entering: dict[int, Tensor], layer: int, *, starts: bool) -> Calla
 
 @dataclass(frozen=True)
 class Limit:
-    """The cheapest plain passes that give a method what it reads.
+    """The minimum of plain passes that a method needs.
 
     Attributes:
-        lowest: the first block that each backward pass has to reach; empty where a forward pass is enough.
+        lowest: the lowest block that each backward pass has to reach; empty if a forward pass is enough.
     """
 
     lowest: tuple[int, ...]
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Description of the passes."""
         ends = ["backward" + ("" if layer == PIXELS else f" (from block {layer})") for layer in self.lowest]
         return " + ".join(["forward", *ends])
 
-    def job(self, plain: Plain) -> Callable[[], object]:
-        """The passes."""
+    def job(self, plain: PlainModel) -> Callable[[], object]:
+        """Return a function that runs the passes."""
         return (lambda: plain.to_blocks(self.lowest)) if self.lowest else plain.forward
 
     def seconds(self, seconds: Mapping[str, Sequence[float]]) -> Sequence[float]:
-        """How long they took, among the times of all jobs."""
+        """Look up their times among those of all jobs."""
         return seconds[self.name]
 
 
 @dataclass(frozen=True)
 class CountedLimit:
-    """As many plain passes as a method really made, where it runs the model again and again.
+    """As many plain passes as were counted, for methods that run the model many times.
 
-    It says what the method adds to its passes, not whether it could do with fewer.
+    The ratio measures the overhead besides the passes, not whether fewer passes would suffice.
     """
 
     passes: Passes
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Description of the passes."""
         return f"the same passes, plain: {self.passes}"
 
     def seconds(self, seconds: Mapping[str, Sequence[float]]) -> list[float]:
@@ -118,9 +118,9 @@ class CountedLimit:
 
 
 def limit_of(needs: Needs, depth: int) -> Limit:
-    """The limit of methods that read one recorded run: one plain backward pass for each of theirs.
+    """Return the limit of methods that read one recorded run: one plain backward pass for each of theirs.
 
-    What is read behind the last block costs no more than the head, so that a forward pass is the limit.
+    Gradients after the last block cost no more than the head, so their limit is the forward pass.
     """
     found = (part.lowest for part in needs.gradients.values())
     return Limit(tuple(sorted((layer for layer in found if layer is not None and layer < depth), reverse=True)))

@@ -35,15 +35,15 @@ def pictures_of(model, job) -> int:
 
 
 @pytest.mark.parametrize(("part", "given", "pictures"), [("against_forwards", (2,), 36), ("dropped_tokens", (), 160)])
-def test_a_curve_and_its_yardstick_ask_about_equally_many_pictures(scripts, model, monkeypatch, part, given, pictures):
+def test_a_curve_and_its_baseline_ask_about_equally_many_pictures(scripts, model, monkeypatch, part, given, pictures):
     """The whole photos of a deletion curve, its 0%, are among what is timed."""
     curves, _ = scripts
     monkeypatch.setattr(curves.timm, "create_model", lambda _name: model)
     asked = []
 
-    def count(job, yardstick, _repeats):
+    def count(job, baseline, _repeats):
         job()  # as what is timed begins: the first one asks the model whether its patches can be dropped
-        asked.extend([pictures_of(model, job), pictures_of(model, yardstick)])
+        asked.extend([pictures_of(model, job), pictures_of(model, baseline)])
         return 1.0
 
     monkeypatch.setattr(curves, "ratio_in_turn", count)

@@ -1,0 +1,490 @@
+"""Dual encoders: models that embed images and texts in one space, of any library, with one interface.
+
+Those of transformers (CLIP, SigLIP, AltCLIP, Chinese-CLIP, MetaCLIP 2) have ``get_image_features`` and
+``get_text_features``; those of open_clip, OpenAI's clip, demo-clip and modules of your own ``encode_image`` and
+``encode_text``.
+
+The score of an image and a text is logit scale x cosine of their embeddings, plus the logit bias where there is one
+(SigLIP): what the model itself puts into its softmax or sigmoid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vitreous._utils.messages import errors_as, shown
+from vitreous.errors import InputError, MissingDependencyError, ModelError, TargetError, UnsupportedModelError
+from vitreous.inputs.outputs import OutputActivation
+from vitreous.inputs.prompts import CallableReader, PromptReader, prompt_reader
+from vitreous.inputs.target_objects import Target, register_stored
+from vitreous.models.hf_models import architecture_of, load_network, load_preprocessing, place_of, transformers_library
+from vitreous.models.loaded import LoadedModel, put_on
+from vitreous.models.loading import load_model
+from vitreous.models.preprocessing import Preprocessing, Resize, as_image_size
+from vitreous.models.text_models import load_tokenizer
+from vitreous.models.wrap_model import infer_preprocessing, preprocessing_of
+
+TEMPLATES = ("a photo of a {}.",)
+
+_TRANSFORMERS = ("get_image_features", "get_text_features")
+_OPEN_CLIP = ("encode_image", "encode_text")
+_PROMPT_SCORES = "prompt_scores"
+_RESIZE_MODES: dict[str, Resize] = {"shortest": "shorter", "squash": "squash"}
+
+
+class ImageTower(nn.Module):
+    """The image side of a dual encoder: images in, embeddings (batch, width) out, not normalised."""
+
+    def __init__(self, model: nn.Module, method: str) -> None:
+        super().__init__()
+        self.model = model
+        self.method = method
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The embeddings of images."""
+        return _embedding(getattr(self.model, self.method)(images))
+
+
+class TextTower(nn.Module):
+    """The text side of a dual encoder: numbers of tokens in, embeddings (texts, width) out, not normalised."""
+
+    def __init__(self, model: nn.Module, method: str) -> None:
+        super().__init__()
+        self.model = model
+        self.method = method
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """The embeddings of texts."""
+        encode = getattr(self.model, self.method)
+        return _embedding(encode(input_ids) if attention_mask is None else encode(input_ids, attention_mask))
+
+
+class SimilarityHead(nn.Module):
+    """A tower with the score of its embeddings and some fixed ones: factor x cosine, plus a bias.
+
+    Attributes:
+        tower: the image or the text tower.
+        weight: the fixed embeddings, each of length 1, times the factor, (fixed, width).
+        bias: what is added to every score, (fixed,), or ``None``.
+        class_names: what the fixed embeddings are of: prompts, classes or images.
+    """
+
+    def __init__(
+        self, tower: nn.Module, embeddings: Tensor, scale: float = 1.0, bias: float | Tensor | None = None,
+        class_names: Sequence[str] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.tower = tower
+        self.register_buffer("weight", embeddings.detach() * scale)
+        biases = None if bias is None else torch.as_tensor(bias, dtype=torch.float64).to(embeddings).expand(len(embeddings)).clone()
+        self.register_buffer("bias", biases)
+        self.class_names = None if class_names is None else tuple(class_names)
+
+    def forward(self, *given: Tensor, **parts: Tensor) -> Tensor:
+        """The scores of images or texts, (batch, fixed)."""
+        embedding = functional.normalize(self.tower(*given, **parts), dim=-1)
+        return functional.linear(embedding, self.weight.to(embedding), self.bias)
+
+
+class UnitTower(nn.Module):
+    """A tower whose embeddings have length 1: (batch, width)."""
+
+    def __init__(self, tower: nn.Module) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """The embeddings of images or texts."""
+        given = (input_ids,) if attention_mask is None else (input_ids, attention_mask)
+        return functional.normalize(self.tower(*given), dim=-1)
+
+
+class ZeroShotClassifier(SimilarityHead):
+    """A classifier of images whose classes are texts: the scores of an image with each of them."""
+
+    def forward(self, images: Tensor) -> Tensor:  # type: ignore[override]  # images alone, for those who read signatures
+        """The scores of images and texts, (batch, texts)."""
+        return super().forward(images)
+
+
+class TextScorer(SimilarityHead):
+    """A scorer of texts against fixed images."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """The scores of texts and images, (texts, images)."""
+        parts = {} if attention_mask is None else {"attention_mask": attention_mask}
+        return super().forward(input_ids, **parts)
+
+
+@dataclass(frozen=True)
+class DualEncoder:
+    """A model of images and texts.
+
+    Attributes:
+        name: the name it was asked for by, or its class.
+        model: the whole network, in eval mode where vitreous loaded it.
+        methods: the names of its methods that embed images and texts.
+        tokenizer: what turns texts into its input, or ``None`` where the caller gave none.
+        preprocessing: how photos become its input, or ``None`` where that is not known.
+    """
+
+    name: str
+    model: nn.Module
+    methods: tuple[str, str]
+    tokenizer: Any = None
+    preprocessing: Preprocessing | None = None
+
+    @property
+    def image_tower(self) -> ImageTower:
+        """The image side."""
+        return ImageTower(self.model, self.methods[0]).train(self.model.training)
+
+    @property
+    def text_tower(self) -> TextTower:
+        """The text side."""
+        return TextTower(self.model, self.methods[1]).train(self.model.training)
+
+    @property
+    def scale(self) -> float:
+        """The factor on cosines that the model was trained with; 1 where it has none."""
+        scale = getattr(self.model, "logit_scale", None)
+        return 1.0 if scale is None else float(torch.as_tensor(scale).detach().exp())
+
+    @property
+    def bias(self) -> float | None:
+        """What the model adds to every score (SigLIP), or ``None``."""
+        bias = getattr(self.model, "logit_bias", None)
+        return None if bias is None else float(torch.as_tensor(bias).detach())
+
+    @property
+    def outputs(self) -> OutputActivation:
+        """How scores become probabilities: a sigmoid of each where there is a bias (SigLIP), else a softmax."""
+        return "logits" if self.bias is None else "sigmoid"
+
+    @cached_property
+    def reader(self) -> PromptReader | CallableReader:
+        """What turns prompts into the text tower's input and knows the place of every word.
+
+        Raises:
+            InputError: there is no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise InputError(
+                f"a prompt needs the tokenizer of {self.name}: give (model, processor) or (model, preprocessing, "
+                "tokenizer)"
+            )
+        return prompt_reader(self.text_tower, self.tokenizer, getattr(self.model, "config", None))
+
+    def embed_texts(self, texts: Sequence[str]) -> Tensor:
+        """The embeddings of texts, each of length 1, (texts, width).
+
+        Raises:
+            InputError: a text is empty, or not a text.
+        """
+        read = [self.reader.fitted(text, f"prompt {number}") for number, text in enumerate(texts)]  # all are checked first
+        tower = self.text_tower.eval() if not self.model.training else self.text_tower
+        with torch.no_grad():
+            # One at a time: a text of its own length gives the same numbers whatever stands beside it.
+            embeddings = [tower(**self.reader.inputs([text.numbers]).parts) for text in read]
+        return functional.normalize(torch.cat(embeddings), dim=-1)
+
+    def embed_images(self, pixels: Tensor) -> Tensor:
+        """The embeddings of images that are the model's input already, each of length 1, (images, width)."""
+        with torch.no_grad():
+            return functional.normalize(self.image_tower(pixels), dim=-1)
+
+    def classifier(self, prompts: Sequence[str], class_names: Sequence[str] | None = None) -> ZeroShotClassifier:
+        """The image tower with a score for every prompt: logit scale x cosine, plus the logit bias."""
+        embeddings = self.embed_texts(prompts)
+        return ZeroShotClassifier(self.image_tower, embeddings, self.scale, self.bias, class_names or prompts).eval()
+
+    def zero_shot(self, class_names: Sequence[str], templates: Sequence[str] = TEMPLATES) -> ZeroShotClassifier:
+        """The image tower with a score for every class: that of the mean embedding of its name in all templates."""
+        names, templates = list(class_names), [templates] if isinstance(templates, str) else list(templates)
+        if not names or not all(isinstance(name, str) and name.strip() for name in names):
+            raise InputError("zero-shot classification needs the names of its classes, each a text that is not empty")
+        if not templates or not all(isinstance(template, str) and "{}" in template for template in templates):
+            raise InputError('a template is a text with {} where the name of a class goes, such as "a photo of a {}."')
+        of_all = self.embed_texts([template.replace("{}", name) for name in names for template in templates])
+        means = of_all.view(len(names), len(templates), -1).mean(dim=1)
+        return ZeroShotClassifier(
+            self.image_tower, functional.normalize(means, dim=-1), self.scale, self.bias, names
+        ).eval()
+
+    def loaded(self, network: nn.Module, *, outputs: OutputActivation | None = None) -> LoadedModel | nn.Module:
+        """A classifier made of this model, with its preprocessing where that is known."""
+        if self.preprocessing is None:
+            return network
+        names = getattr(network, "class_names", None)
+        return LoadedModel(self.name, network, self.preprocessing, names, outputs=outputs)
+
+
+def _embedding(output: Any) -> Tensor:
+    """The embedding in what a tower returns: transformers 5 gives an object, all others a tensor."""
+    found = output if isinstance(output, Tensor) else getattr(output, "pooler_output", None)
+    if not isinstance(found, Tensor) or found.dim() != 2:
+        raise UnsupportedModelError(f"an embedding (batch, width) was expected of a tower, not {type(output).__name__}")
+    return found
+
+
+def find_dual_encoder(model: Any) -> DualEncoder:
+    """The dual encoder that a caller means.
+
+    Args:
+        model: a name, a loaded model, a network, a pair of a network and its processor (which holds image processor and
+            tokenizer) or its tokenizer, or all three: network, how photos become its input, tokenizer.
+
+    Raises:
+        UnsupportedModelError: it has no text tower.
+        InputError: it is something else.
+    """
+    if isinstance(model, DualEncoder):
+        return model
+    if isinstance(model, str):
+        return load_dual_encoder(model)
+    if isinstance(model, LoadedModel):
+        return dual_encoder(model.model, name=model.name, preprocessing=model.preprocessing)
+    if isinstance(model, tuple) and len(model) in {2, 3} and isinstance(model[0], nn.Module):
+        network, *given = model
+        tokenizer = next((found for each in reversed(given) if (found := tokenizer_in(each)) is not None), None)
+        sources = [each for each in given if tokenizer_in(each) is not each]
+        preprocessing = preprocessing_of(network, sources[0]) if sources else None
+        return dual_encoder(network, tokenizer, preprocessing)
+    if isinstance(model, nn.Module):
+        found = infer_preprocessing(model)
+        return dual_encoder(model, preprocessing=None if found is None else found.preprocessing)
+    raise InputError(f"a model of images and texts was expected, not {type(model).__name__}")
+
+
+def dual_encoder(
+    model: nn.Module, tokenizer: Any = None, preprocessing: Preprocessing | None = None, *, name: str | None = None
+) -> DualEncoder:
+    """A network of images and texts with its tokenizer.
+
+    Raises:
+        UnsupportedModelError: it has no text tower.
+    """
+    methods = encoding_methods(model)
+    name = name or type(model).__name__
+    if methods is None:
+        raise without_text_tower(name)
+    own = getattr(model, "tokenizer", None) if tokenizer is None else tokenizer
+    return DualEncoder(name, model, methods, own, preprocessing)
+
+
+def without_text_tower(name: str) -> UnsupportedModelError:
+    """Why a prompt has no meaning for a model."""
+    return UnsupportedModelError(
+        f"{name} has no text tower, so that no prompt can be compared with an image: use a model of images and texts such "
+        "as CLIP or SigLIP, or demo-clip"
+    )
+
+
+def encoding_methods(model: nn.Module) -> tuple[str, str] | None:
+    """The names of a network's methods that embed images and texts, or ``None`` where it does not have both."""
+    return next((pair for pair in (_TRANSFORMERS, _OPEN_CLIP) if all(hasattr(model, each) for each in pair)), None)
+
+
+def tokenizer_in(given: Any) -> Any:
+    """The tokenizer that something is or holds, or ``None``."""
+    if hasattr(given, "convert_ids_to_tokens"):
+        return given
+    if hasattr(given, "image_processor") and hasattr(given, "tokenizer"):  # a processor of images and texts
+        return given.tokenizer
+    of_open_clip = hasattr(given, "context_length") and callable(given)
+    return given if of_open_clip or getattr(given, "__name__", "") == "tokenize" else None
+
+
+def load_dual_encoder(name: str, *, device: str | torch.device = "cpu") -> DualEncoder:
+    """Load a model of images and texts by name: ``demo-clip``, ``hf/ID``, ``hf/FOLDER`` or ``open_clip/NAME[@WEIGHTS]``.
+
+    Raises:
+        ModelError: the name is not understood, or the model cannot be found or loaded.
+        UnsupportedModelError: it has no text tower.
+        MissingDependencyError: the model needs an extra that is not installed.
+    """
+    family, _, identifier = name.partition("/")
+    with errors_as(ModelError, f"{name}: the model cannot be loaded"), torch.random.fork_rng(devices=[]):
+        if family == "open_clip" and identifier:
+            found = _load_open_clip(name, identifier)
+        elif family == "hf" and identifier:
+            found = _load_transformers(name, identifier)
+        else:
+            found = find_dual_encoder(load_model(name))
+        put_on(device, found.model)
+        return found
+
+
+def _load_transformers(name: str, identifier: str) -> DualEncoder:
+    transformers = transformers_library()
+    place, options = place_of(name, identifier)
+
+    def class_for(config: Any) -> Any:
+        architecture = architecture_of(config)
+        found = getattr(transformers, architecture, None) or transformers.AutoModel
+        if found is not transformers.AutoModel and not all(hasattr(found, method) for method in _TRANSFORMERS):
+            raise UnsupportedModelError(f"{name} has no text tower ({architecture}), so that it takes no prompts")
+        return found
+
+    config, network = load_network(name, place, options, class_for, "hf/FOLDER or demo-clip")
+    tokenizer = load_tokenizer(transformers, name, place, options)
+    preprocessing = load_preprocessing(transformers, name, place, config, options)
+    return dual_encoder(network, tokenizer, preprocessing, name=name)
+
+
+def _load_open_clip(name: str, identifier: str) -> DualEncoder:
+    try:
+        import open_clip  # noqa: PLC0415  (takes seconds, and is optional)
+    except ImportError as error:
+        raise MissingDependencyError(
+            'open_clip/ models need the open_clip library: pip install "vitreous[openclip]"'
+        ) from error
+    architecture, _, weights = identifier.partition("@")
+    if weights == "random":
+        torch.manual_seed(0)
+        weights = ""
+    elif not weights and not architecture.startswith("hf-hub:"):
+        known = ", ".join(open_clip.list_pretrained_tags_by_model(architecture)) or "none is known for this name"
+        raise ModelError(f"{name}: say which weights, as in {name}@TAG or {name}@FILE: {known}")
+    network = open_clip.create_model(architecture, pretrained=weights or None, load_weights_only=True).eval()
+    settings = open_clip.get_model_preprocess_cfg(network)
+    if settings.get("resize_mode", "shortest") not in _RESIZE_MODES:
+        raise ModelError(f"{name}: how photos become its input is not understood: {settings['resize_mode']}")
+    preprocessing = Preprocessing(
+        image_size=as_image_size(settings["size"]),
+        mean=tuple(settings["mean"]),
+        std=tuple(settings["std"]),
+        interpolation=settings.get("interpolation", "bicubic"),
+        resize=_RESIZE_MODES[settings.get("resize_mode", "shortest")],
+        crop_rounding="nearest",
+    )
+    return dual_encoder(network, open_clip.get_tokenizer(architecture), preprocessing, name=name)
+
+
+class PromptHead(nn.Module):
+    """The image tower with the scores of some prompts, by name: they are no classes, one of which would be predicted."""
+
+    def __init__(self, head: ZeroShotClassifier) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """The scores of images and prompts, (batch, prompts)."""
+        return {_PROMPT_SCORES: self.head(images)}
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt(Target):
+    """The score of the image with a text: logit scale x cosine of their embeddings, plus the logit bias (SigLIP).
+
+    The image is embedded once for any number of prompts, and every text once. The score is part of the run, so that rules
+    see it: libra and decompx hold the length of the image's embedding constant.
+
+    Attributes:
+        text: the prompt.
+        embedding: the text's embedding of length 1, (width,); found by ``explain`` where it is ``None``.
+        scale: the factor on the cosine; ``None`` for the model's own.
+        bias: what is added; ``None`` for the model's own, or nothing.
+
+    Examples:
+        >>> import vitreous
+        >>> from vitreous.targets import Prompt
+        >>> explanation = vitreous.explain(clip, "demo.jpg", "gae", target=Prompt("a photo of a cat"))
+        >>> explanation.label()
+        'a photo of a cat'
+    """
+
+    text: str
+    embedding: Tensor | None = None
+    scale: float | None = None
+    bias: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise TargetError(f"a prompt is a text, not {shown(self.text)}")
+        if not self.text.strip():
+            raise TargetError("the prompt is empty: say in a few words what to look for")
+
+    def module(self, network: nn.Module) -> nn.Module:
+        """The image tower with the scores of all prompts of the call."""
+        methods = encoding_methods(network)
+        if methods is None:
+            raise without_text_tower(type(network).__name__)
+        prompts, _ = self._in_call()
+        weights = torch.stack([prompt.weight for prompt in prompts])
+        biases = None
+        if any(prompt.bias for prompt in prompts):
+            biases = torch.tensor([prompt.bias or 0.0 for prompt in prompts], dtype=torch.float64)
+        return PromptHead(ZeroShotClassifier(ImageTower(network, methods[0]), weights, bias=biases)).eval()
+
+    @property
+    def weight(self) -> Tensor:
+        """The text's embedding times the factor on the cosine."""
+        if self.embedding is None:
+            raise TargetError(f"the text of {self} is not embedded yet: explain() does that")
+        return self.embedding * (1.0 if self.scale is None else self.scale)
+
+    def score(self, output: Any) -> Tensor:
+        """Scale x cosine + bias."""
+        scores: Tensor = output[_PROMPT_SCORES][:, self._in_call()[1]]
+        return scores
+
+    def _in_call(self) -> tuple[Sequence[Prompt], int]:
+        """All prompts of the call that this one is explained in, and its place among them."""
+        found: tuple[Sequence[Prompt], int] | None = getattr(self, "_call", None)
+        if found is None:
+            raise TargetError(f"the text of {self} is not embedded yet: explain() does that")
+        return found
+
+    def embedded(self, dual: DualEncoder) -> Prompt:
+        """The same with the text's embedding."""
+        if self.embedding is not None:
+            return replace(self)
+        scale = dual.scale if self.scale is None else self.scale
+        bias = dual.bias if self.bias is None else self.bias
+        return replace(self, embedding=dual.embed_texts([self.text])[0], scale=scale, bias=bias)
+
+    def label(self, class_names: Sequence[str] | None = None) -> str:
+        """The text."""
+        del class_names
+        return self.text
+
+    def __str__(self) -> str:
+        return f"prompt({self.text})"
+
+
+register_stored(Prompt)
+
+
+def holds_prompts(target: Any) -> bool:
+    """Whether some of the targets are prompts."""
+    if isinstance(target, list | tuple):
+        return any(map(holds_prompts, target))
+    return isinstance(target, Prompt)
+
+
+def embed_prompts(dual: DualEncoder, target: Any) -> Any:
+    """The same targets with the embedding of every prompt; equal texts are embedded once, and are one target."""
+    known: dict[tuple[Any, ...], Prompt] = {}
+
+    def embed(each: Any) -> Any:
+        if isinstance(each, list | tuple):
+            return [embed(one) for one in each]
+        if not isinstance(each, Prompt):
+            return each
+        key = (each.text, id(each.embedding), each.scale, each.bias)
+        if key not in known:
+            known[key] = each.embedded(dual)
+        return known[key]
+
+    targets, prompts = embed(target), list(known.values())
+    for place, prompt in enumerate(prompts):
+        object.__setattr__(prompt, "_call", (prompts, place))  # not a field: it is of this call, not of the target
+    return targets

@@ -1,0 +1,137 @@
+"""Programs in processes of their own that need not import torch again.
+
+A new interpreter takes three to seven seconds of processor time to import what a command needs. Here a server imports
+it once, runs nothing, and forks: what is started has its own memory, streams, working directory, signals and exit code
+like any process. Tests of what an interpreter does from its beginning (what is imported, how quickly, how a broken
+output is met) start a real one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import multiprocessing
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from functools import cache
+from pathlib import Path
+
+import vitreous
+
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "safetensors.torch", "matplotlib.figure", "pyarrow.parquet")
+
+
+def _modules_of_vitreous() -> list[str]:
+    """All but the page's, which imports Gradio."""
+    root = Path(vitreous.__file__).parent
+    files = [file.relative_to(root.parent).with_suffix("") for file in sorted(root.rglob("*.py"))]
+    names = [".".join(part for part in file.parts if part != "__init__") for file in files]
+    return [name for name in names if not name.startswith("vitreous.web") and not name.endswith("__main__")]
+
+
+@cache
+def _server() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PACKAGES, *_modules_of_vitreous()])
+    return context
+
+
+class Forked:
+    """A running program; what of ``subprocess.Popen`` the tests use."""
+
+    def __init__(
+        self, arguments: list[str], output: Path, errors: Path, cwd: Path | None, env: dict[str, str] | None
+    ) -> None:
+        self.args, self._output, self._errors = arguments, output, errors
+        given = (list(map(str, arguments)), output, errors, cwd, dict(os.environ) if env is None else env)
+        # A daemon: it is ended with the tests if a test that fails leaves it.
+        self._process = _server().Process(target=_run, args=given, daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        return self._output.read_text("utf-8"), self._errors.read_text("utf-8")
+
+
+def start(arguments: list[str], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> Forked:
+    """Start ``-m module ...`` or a script without waiting for it; its output is kept in files."""
+    folder = Path(tempfile.mkdtemp(prefix="forked-"))
+    process = Forked(arguments, folder / "output", folder / "errors", cwd, env)
+    weakref.finalize(process, shutil.rmtree, folder, ignore_errors=True)
+    return process
+
+
+def run(
+    arguments: list[str], *, timeout: float = 240, cwd: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``-m module ...`` or a script to its end."""
+    process = start(arguments, cwd=cwd, env=env)
+    output, errors = process.communicate(timeout)
+    return subprocess.CompletedProcess(arguments, process.wait(), output, errors)
+
+
+def _run(arguments: list[str], output: Path, errors: Path, cwd: Path | None, environment: dict[str, str]) -> None:
+    """What the forked process does: what an interpreter does once it has begun."""
+    os.setsid()
+    for number, file in ((1, output), (2, errors)):
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(os.fdopen(number, "wb"), "utf-8", line_buffering=number == 2) for number in (1, 2)
+    )
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    if cwd is not None:
+        os.chdir(cwd)
+    try:
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            sys.path.insert(0, str(Path(arguments[0]).parent))
+            runpy.run_path(arguments[0], run_name="__main__")
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()  # a forked process ends without them
+        sys.stdout.flush()
