@@ -245,6 +245,14 @@ class TestBadInput:
         assert found.verdict == "not measured"
         assert "values (regression)" in found.sentence
 
+    def test_a_target_that_is_no_class_is_said(self):
+        model, images = golden_model()
+        explanation = vitreous.explain(model, images[:1], ["gae"], target=vitreous.targets.Contrast(3, 1))
+        (found,) = vitreous.trust(model, images[:1], explanation)
+        assert found.verdict == "not measured"
+        assert "is no class that the model could keep or lose" in found.sentence
+        assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["probability"] is None
+
     def test_other_images_are_refused(self, explained):
         model, images, explanation = explained
         with pytest.raises(InputError, match="pass the images that were explained"):

@@ -127,9 +127,13 @@ class _Measurement:
 
     def measure(self, *, shift: bool, seed: int) -> Trust:
         """Measure all maps, and conclude."""
+        first = self._explanation.methods[0]
+        if self._target >= self._explanation.logits.shape[1]:
+            return self._not_measured(
+                first, None, f"{self._name(self._target)!r} is no class that the model could keep or lose"
+            )
         patches = self._runner.layout.patches
         maps = {method: self._patch_scores(method) for method in self._explanation.methods}
-        first = next(iter(maps))
         whole = self._probabilities(self._runner.logits(self._image))[0]
         if (reason := self._unmeasurable(maps, patches)) is not None:
             return self._not_measured(first, whole, reason)
@@ -331,10 +335,12 @@ class _Measurement:
         return tuple(notes)
 
     def _name(self, number: int) -> str:
+        if number == self._target:
+            return self._explanation.label(self._index, self._target_index)
         names = self._explanation.class_names
         return str(number) if names is None else names[number]
 
-    def _not_measured(self, first: str, whole: Floats, reason: str) -> Trust:
+    def _not_measured(self, first: str, whole: Floats | None, reason: str) -> Trust:
         return Trust(
             verdict="not measured",
             sentence=f"Trust: not measured, because {reason}.",
@@ -342,8 +348,8 @@ class _Measurement:
             best=first,
             target=self._target,
             target_name=self._name(self._target),
-            probability=float(whole[self._target]),
-            predicted=int(whole.argmax()),
+            probability=math.nan if whole is None else float(whole[self._target]),
+            predicted=-1 if whole is None else int(whole.argmax()),
             maps={},
             account=None,
             agreement=None,

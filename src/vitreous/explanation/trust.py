@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -95,8 +96,8 @@ class Trust:
         best: the map with the largest gap.
         target: the explained class.
         target_name: its name, or its number.
-        probability: of that class.
-        predicted: the class with the highest output.
+        probability: of that class; NaN where the target is no class.
+        predicted: the class with the highest output; -1 where the target is no class.
         maps: the measurements, by method.
         account: what patches carry of the output; None where not all patches can be removed.
         agreement: mean rank correlation of all pairs of maps; None of a single map.
@@ -138,7 +139,8 @@ class Trust:
 
     def as_dict(self) -> dict[str, Any]:
         """Give everything as JSON values."""
-        return {**asdict(self), "notes": list(self.notes)}
+        values = {**asdict(self), "notes": list(self.notes)}
+        return values | {"probability": None if math.isnan(self.probability) else self.probability}
 
 
 def against_chance(gap: float, chance: Floats) -> MapTrust:

@@ -23,7 +23,6 @@ from vitreous.methods.readout import Procedure, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
-from vitreous.tape.output import explained
 
 OracleOrder = Literal["deletion", "insertion", "both"]
 _SHARPNESS = 3  # how far the first patches of an order stand out where two orders are added
@@ -160,7 +159,7 @@ class GreedyOracle(PerturbationMethod):
         kept = left[:, others].flatten(0, 1)
         image = torch.arange(batch, device=left.device).repeat_interleave(count)
         found = [
-            explained(exact(runner.logits_of_kept(runner.inputs[rows], kept[part])), "log_probability", runner.scale)
+            runner.explained(exact(runner.logits_of_kept(runner.inputs[rows], kept[part])), "log_probability")
             .gather(1, target[rows][:, None])
             .squeeze(1)
             for part in torch.split(torch.arange(len(image), device=left.device), runner.batch)
