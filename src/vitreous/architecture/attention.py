@@ -157,13 +157,13 @@ class Arrangement:
             return None
         if sizes[0] in (1, batch):
             return ordered[:, None]
-        apart = ordered.unflatten(0, (-1, batch) if self.heads_first else (batch, -1))
+        apart = ordered.reshape(*((-1, batch) if self.heads_first else (batch, -1)), *ordered.shape[1:])
         return apart.transpose(0, 1) if self.heads_first else apart
 
     def restore(self, arranged: Tensor, batch: int, shape: torch.Size) -> Tensor:
         """A tensor of (batch, head, ., .) as the product itself has it, in its own ``shape``."""
         if self.head_sizes:
-            ordered = arranged.unflatten(1, self.head_sizes)
+            ordered = arranged.reshape(len(arranged), *self.head_sizes, *arranged.shape[2:])
         elif len(self.ahead) == 1:
             flat = arranged.transpose(0, 1) if self.heads_first and arranged.shape[1] > 1 else arranged
             ordered = flat.flatten(0, 1)
