@@ -143,8 +143,8 @@ class TestConclusions:
     @pytest.mark.parametrize(
         ("gap", "bound", "doubtful", "verdict"),
         [
-            *((0.6, 0.01, False, "good"), (0.6, 0.01, True, "fair"), (0.3, 0.01, False, "fair")),
-            *((0.1, 0.01, False, "poor"), (0.6, 0.6, False, "poor"), (-0.2, 1.0, False, "poor")),
+            *((0.6, 0.01, False, "good"), (0.6, 0.01, True, "fair"), (0.1, 0.01, False, "fair")),
+            *((0.1, 0.3, False, "poor"), (0.6, 0.6, False, "poor"), (-0.2, 1.0, False, "poor")),
         ],
     )
     def test_verdicts(self, gap, bound, doubtful, verdict):

@@ -23,7 +23,7 @@ COMPARED = (10, 25)  # percent at which maps are compared with random orders
 RANDOM_ORDERS = 8
 
 # Chosen on one half of the photos by benchmarks/trust_calibration.py, which reports the other half.
-_GOOD, _FAIR = 0.5, 0.2  # of the gap between the highest and the lowest patches, as a part of the probability
+_GOOD, _FAIR = 0.15, 0.0  # of the gap between the highest and the lowest patches, as a part of the probability
 DOUBTFUL_BOUND = 0.25  # as many random orders may do as well
 LIKELY = 0.3  # below this, no class is likely
 NO_EFFECT = 0.01  # of the probability
