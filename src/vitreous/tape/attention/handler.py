@@ -363,8 +363,8 @@ class AttentionHandler:
             if layer in self.outputs:
                 self.outputs[layer][-1] = restored
             return restored
-        scaled = scores.head_factor is None or len(scores.head_factor) == matrix.shape[1]
-        followed = scores.followed and scaled and scores.query is not None and scores.key is not None
+        by_head = scores.head_factor is None or len(scores.head_factor) == matrix.shape[1]
+        followed = scores.followed and by_head and scores.query is not None and scores.key is not None
         if not followed:
             self.unfollowed.add(layer)
         if self._follows and followed:
