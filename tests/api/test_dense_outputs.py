@@ -192,6 +192,12 @@ def test_query_of_yolos():
     assert [likely.label(image) for image in range(2)] == [f"query 3: class {index}" for index in classes]
 
 
+def test_methods_that_read_scores_serve_a_stream_whose_order_is_changed():
+    """Its detection tokens are put in front of the patches, in the scores before the softmax too."""
+    found = vitreous.explain(built("yolos"), given("yolos"), ["agcam", "grad_eclip"], target=Query(2, 1))
+    assert all(bool(scores.any()) and scores.isfinite().all() for scores in found.scores.values())
+
+
 def test_query_of_detr_reads_its_encoder():
     model, images = built("detr"), given("detr")
     found = vitreous.explain(model, images, METHODS, target=Query(1, 2))

@@ -62,11 +62,11 @@ def run_on_images(
         return run_methods(network, images[rows], recipes, choose, replace(settings, outputs=outputs))
 
     parts = batch_parts(network, images)
-    given = target is not None and topk is None and not isinstance(target, TargetObjects)
-    if given and can_run_unrecorded(network, images, recipes):
+    given = None if isinstance(target, TargetObjects) or topk is not None else target
+    if given is not None and can_run_unrecorded(network, images, recipes):
         # What is refused here is refused by a recorded run as well, with the reason.
         with suppress(TargetError, UnsupportedModelError):
-            return run_unrecorded(network, images, recipes, target, parts, settings)
+            return run_unrecorded(network, images, recipes, given, parts, settings)
     results = [run(parts[0], settings.outputs)]
     # All parts are read as the first one's outputs were recognised.
     results += [run(rows, results[0].scale or "logits") for rows in parts[1:]]

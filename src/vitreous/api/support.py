@@ -139,8 +139,9 @@ def find_supported(
     network, wanted = find_wanted(loaded, network, pixels, target, None, output)
     outputs = settled_kind(network, declared_outputs(loaded))
     settings = RunSettings(black_pixel(loaded, pixels), outputs=outputs, reader=OutputReader(output))
-    objects = isinstance(wanted, TargetObjects)
-    reader = target_reader(network, pixels, wanted, settings) if objects else settings.reader
+    reader = settings.reader
+    if isinstance(wanted, TargetObjects):
+        reader = target_reader(network, pixels, wanted, settings)
     try:
         architecture = find_architecture(network, pixels)
         with record(network, architecture, pixels, Plan(architecture.depth, Needs()), reader):

@@ -15,7 +15,8 @@ from torch.nn import functional
 from vitreous._utils.tensors import exact, float64_array
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.api.explain import black_pixel, declared_outputs, explain, find_recipes, network_of, stage_of
-from vitreous.api.run_methods import RunSettings, run_on_images
+from vitreous.api.run_methods import run_on_images
+from vitreous.api.runs import RunSettings
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation

@@ -388,16 +388,16 @@ class _Targets:
     def _mask_of(self, image: Image.Image) -> Tensor:
         """Cut the mask out as the image is; one as large as the model's input is taken as it is."""
         assert self.mask is not None
-        inside = (np.asarray(self.mask.convert("L")) > 0).astype(np.uint8)
+        inside = np.asarray(self.mask.convert("L")) > 0
         if self.mask.size == image.size:
-            inside = self.model.preprocessing.displayed_mask(inside, outside=0)
+            inside = self.model.preprocessing.displayed_mask(inside.astype(np.uint8), outside=0) > 0
         elif inside.shape != self.model.preprocessing.image_size:
             height, width = self.model.preprocessing.image_size
             raise InputError(
                 f"the mask is {self.mask.width} x {self.mask.height} pixels, and has to be {image.width} x "
                 f"{image.height} as the image, or {width} x {height} as the model's input"
             )
-        return torch.from_numpy(inside > 0)
+        return torch.from_numpy(inside)
 
 
 def as_target(targets: Sequence[int | Target], images: int) -> Any:

@@ -38,7 +38,7 @@ from vitreous.pictures.strips import Strip, depth_strip, heads_strip, start_laye
 
 _CLASSES = 3  # default number of classes of the figure that compares them
 
-StripMaker = Callable[[LoadedModel, Image.Image, str, "int | None"], Strip]
+StripMaker = Callable[[LoadedModel, Image.Image, str, "int | Target | None"], Strip]
 
 
 @dataclass(frozen=True)

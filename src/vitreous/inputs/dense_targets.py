@@ -98,7 +98,8 @@ class Token(Target):
         """The entry of the class, or the length of the row."""
         row = self._rows(output)[:, self.token]
         if self.index is None:
-            return torch.linalg.vector_norm(row, dim=1)
+            length: Tensor = torch.linalg.vector_norm(row, dim=1)
+            return length
         check_class(int(self.index), row.shape[1])
         return row[:, int(self.index)]
 
@@ -187,7 +188,8 @@ class Pixels(Target):
         check_class(self.index, maps.shape[1])
         if maps.shape[2:] != self.mask.shape:
             raise TargetError(f"the mask is {tuple(self.mask.shape)}, and the model's output {tuple(maps.shape[2:])}")
-        return (maps[:, self.index] * self.mask.to(maps)).sum(dim=(1, 2))
+        total: Tensor = (maps[:, self.index] * self.mask.to(maps)).sum(dim=(1, 2))
+        return total
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pixels) and self.index == other.index and torch.equal(self.mask, other.mask)

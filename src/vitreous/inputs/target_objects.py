@@ -305,7 +305,7 @@ class Probability(_OfClass):
         """The class's probability."""
         scores = exact(class_scores(output))
         check_class(self._number, scores.shape[1])
-        probability: Tensor = _Likelihood.apply(scores, self._number, self.scale)  # type: ignore[no-untyped-call]
+        probability: Tensor = _Likelihood.apply(scores, self._number, self.scale)
         return probability
 
     def label(self, class_names: ClassNames = None) -> str:
@@ -320,15 +320,13 @@ class _Likelihood(torch.autograd.Function):
     """A probability whose gradient keeps its digits where it is nearly 1, see ``likelihood_slope``."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: FunctionCtx, logits: Tensor, number: int, scale: OutputActivation | None
-    ) -> Tensor:
+    def forward(ctx: FunctionCtx, logits: Tensor, number: int, scale: OutputActivation | None) -> Tensor:
         chosen = torch.full((len(logits),), number, device=logits.device)
         ctx.save_for_backward(likelihood_slope(logits.detach(), chosen, scale))
         return likelihoods(logits, scale)[:, number].clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (slope,) = ctx.saved_tensors
         return gradient[:, None] * slope, None, None
 
@@ -515,7 +513,7 @@ class Output(Target):
         return self.function(output)
 
     def __str__(self) -> str:
-        return self.name or getattr(self.function, "__name__", type(self.function).__name__)
+        return self.name or str(getattr(self.function, "__name__", type(self.function).__name__))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
 from vitreous.models.pixels import Images, find_pixels
 from vitreous.tape import Plan, record
-from vitreous.tape.output import CLASS_SCORES, TargetReader
+from vitreous.tape.output import CLASS_SCORES, OutputReader, TargetReader
 from vitreous.tape.runner import ModelRunner
 
 
@@ -41,19 +41,24 @@ def recorded(
     architecture = find_architecture(network, pixels, stage_of(model))
     needs = recipe.needs(architecture.depth)
     network, wanted = find_wanted(model, network, pixels, target, None, None)
-    settings, reader = RunSettings(outputs=declared_outputs(model)), CLASS_SCORES
+    declared = declared_outputs(model)
+    reader: OutputReader = CLASS_SCORES
+    classes_wanted: AnyTarget = None
     if isinstance(wanted, TargetObjects):
-        reader = target_reader(network, pixels, wanted, settings)
+        reader = target_reader(network, pixels, wanted, RunSettings(outputs=declared))
+    else:
+        classes_wanted = wanted
     with record(network, architecture, pixels, Plan(architecture.depth, needs), reader) as tape:
         if isinstance(reader, TargetReader):
             outputs, targets = reader.found.scale, reader.found.numbers_on(pixels.device)
         else:
-            outputs = find_outputs(network, pixels, tape.logits, declared_outputs(model) or architecture.scale)
-            targets = find_targets(tape.logits, wanted, None).classes
+            outputs = find_outputs(network, pixels, tape.logits, declared or architecture.scale)
+            targets = find_targets(tape.logits, classes_wanted, None).classes
         tape.architecture = tape.architecture.with_outputs(outputs)
         classes = targets[:, 0]
         gradients = {backward: tape.backward(backward, classes, part) for backward, part in needs.gradients.items()}
-        parts = {"_architecture": tape.architecture, "_layout": tape.layout, "_reader": reader}
-        runner = ModelRunner(network, pixels, classes[:, None], **parts)
+        runner = ModelRunner(
+            network, pixels, classes[:, None], _architecture=tape.architecture, _layout=tape.layout, _reader=reader
+        )
         with torch.autocast(pixels.device.type, enabled=False):
             yield View(tape, gradients, classes, runner)

@@ -136,13 +136,14 @@ class AttentionRecord:
     def in_order(self, order: Tensor) -> AttentionRecord:
         """The call with its tokens in another order."""
         order = order.to(self.key.device)
+        known = self.scores is not None or self.query is not None
         return AttentionRecord(
             query=None,
             key=self.key[:, :, order],
             value=self.value[:, :, order],
             scale=self.scale,
             matrix=self.rows(slice(None))[:, :, order][..., order],
-            scores=None if self.scores is None else self.scores[:, :, order][..., order],
+            scores=self.score_rows(slice(None))[:, :, order][..., order] if known else None,
             head_scale=self.head_scale,
         )
 
