@@ -12,7 +12,8 @@ demo: .venv/.demo-installed  ## explain a real photo with the demo model
 # A file of tests stays in one process, for its tests share what is costly; one thread each, for more only wait for each
 # other. OMP_NUM_THREADS says so to torch. Byte code is kept, or each of many processes compiles everything again.
 test: .venv/.dev-installed  ## run the whole test suite
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(TESTERS) --dist loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+		--numprocesses $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 fuzz: .venv/.dev-installed  ## try 10,000 broken inputs; FUZZ_SEED=1 makes it others
 	VITREOUS_FUZZ=10000 VITREOUS_FUZZ_SEED=$(or $(FUZZ_SEED),0) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/api/test_broken_inputs.py

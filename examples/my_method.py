@@ -1,4 +1,4 @@
-"""Three methods of our own, as an example of a plugin: ``vitreous explain demo --plugin examples/my_method.py ...``."""
+"""Example of a plugin with three methods: ``vitreous explain demo --plugin examples/my_method.py ...``."""
 # ruff: noqa: INP001
 
 from torch import Tensor
@@ -13,20 +13,20 @@ LOGIT = Pass("plain", "logit")  # an ordinary backward pass of the explained cla
 
 @method("value_length", values=("attention_rows",), layer=-1)
 def value_length(view: View, layer: int) -> Tensor:
-    """How long a token's value vectors are, averaged over heads."""
+    """Norm of a token's value vectors, averaged over heads."""
     return view.value(layer).norm(dim=-1).mean(dim=1)
 
 
 @method("agreement", values=("tokens",), slopes=("tokens",), signed=True, aggregation="skipplus")
 def agreement(view: View, layer: int) -> Tensor:
-    """Cosine of a token and the gradient at it: whether more of the token means more of the class."""
+    """Cosine similarity of a token and its gradient: positive if scaling the token up increases the logit."""
     return cosine_similarity(view.tokens(layer), view.token_gradient(LOGIT, layer), dim=-1)
 
 
 @method("attention_gain", values=("attention_rows",), slopes=("attention",), layer=-1)
 def attention_gain(view: View, layer: int) -> Tensor:
-    """Attention x its gradient where that is positive: which looks at a token speak for the class."""
-    rows = view.layout.read  # the tokens that the head reads: the class token, or all that are pooled
+    """Positive part of attention x its gradient: attention to a token that increases the logit."""
+    rows = view.layout.read  # the tokens that the head reads: the class token, or all pooled tokens
     attention = view.attention_matrix(layer, rows)  # A, (batch, head, rows, tokens)
-    gradient = view.attention_gradient(LOGIT, layer, rows)  # dy/dA, of the same shape
+    gradient = view.attention_gradient(LOGIT, layer, rows)  # dy/dA, same shape
     return (attention * gradient).clamp(min=0).mean(dim=(1, 2))  # over heads and rows: (batch, tokens)

@@ -3,8 +3,9 @@
     python scripts/sweep_models.py [--only TEXT ...] [--json FILE] [--resume]
 
 The zoo has every model of vit-pytorch, settings of x-transformers, the ViTs of MONAI, kornia and self-attention-cv,
-one model of every transformer-like family of timm, torchvision's, transformers' image classifiers, and one small ViT in
-many spellings. All of it takes some twenty minutes of one processor; ``--resume`` goes on where a run was stopped.
+one model of every transformer-like family of timm, torchvision's, transformers' image classifiers, one small ViT in
+many spellings, and own-written models in many hands. All of it takes some five minutes of one idle processor;
+``--resume`` goes on where a run was stopped.
 
 A model is served fully, partly, or not at all (refused: only errors of vitreous; crashed: any other exception). Models
 are small and have random weights, so that this says what works, not what is good.
@@ -28,7 +29,7 @@ from vitreous.errors import RefusedMethodsError, VitreousError
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "support")]
 
-from zoo import ENTRIES, Entry  # noqa: E402
+from zoo import ENTRIES, OWN_WRITTEN, Entry  # noqa: E402
 
 MAIN = ("tokentm", "gradtoken", "decompx.skipplus", "gae", "ixg", "gradcam", "rise:budget=4")
 METHODS = (
@@ -142,12 +143,13 @@ def main() -> None:
     warnings.simplefilter("ignore")
     rows: dict[str, Row] = {row.name: row for row in (kept_rows(given.json) if given.json and given.resume else ())}
     print(f"         {' '.join(MAIN)}")
-    for entry in ENTRIES:
+    entries = [*ENTRIES, *OWN_WRITTEN]
+    for entry in entries:
         if entry.name not in rows and any(part in entry.name for part in given.only):
             rows[entry.name] = row_of(entry, METHODS)
             show(rows[entry.name])
             if given.json is not None:
-                write(given.json, [rows[each.name] for each in ENTRIES if each.name in rows])
+                write(given.json, [rows[each.name] for each in entries if each.name in rows])
     for group, counts in shares(list(rows.values())).items():
         print(f"{group:28}", ", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
 

@@ -41,6 +41,9 @@ def pages() -> dict[str, str]:
                     "vitreous.api.support.Supported",
                     *(f"vitreous.architecture.{name}" for name in architecture_names),
                 ],
+                "What trust measures": [
+                    f"vitreous.explanation.trust.{name}" for name in ("Trust", "MapTrust", "Account", "Share")
+                ],
                 "Speed": [f"vitreous.speed.{name}" for name in vitreous.speed.__all__],
                 "Errors": [f"vitreous.errors.{name}" for name in _errors()],
             },

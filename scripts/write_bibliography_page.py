@@ -96,12 +96,6 @@ OTHERS = (
         "2407.11910",
     ),
     _arxiv(
-        "mehri2025libragrad",
-        "Mehri et al., LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions",
-        2025,
-        "2411.16760",
-    ),
-    _arxiv(
         "nguyen2020quantitative",
         "Nguyen and Martínez, On quantitative aspects of model interpretability",
         2020,

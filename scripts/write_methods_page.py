@@ -21,8 +21,8 @@ INTRODUCTION = """# Methods
 Written by `scripts/write_methods_page.py` from the registry; do not edit.
 
 A method is spelled `name[.aggregation...][:option=value,...]`. In the formulas x_l is the input of block l, A its
-attention after softmax (to, from), y_c the logit and p_c the probability of the explained class, ^+ keeps what is
-positive, mean_h is over heads. Cost is on a model with twelve blocks.
+attention after the softmax (to, from), y_c the logit and p_c the probability of the explained class, ^+ the positive
+part, and mean_h the mean over heads. The cost is given for a model with twelve blocks.
 """
 
 

@@ -19,9 +19,10 @@ INTRODUCTION = """# Metrics
 
 Written by `scripts/write_metrics_page.py` from the metrics' data and docstrings; do not edit.
 
-A metric is a pure function in `vitreous.metrics`: arrays in, numbers out, in float64, whatever made the map. Arrays may
-be numpy's, torch's or lists. A mask is 0 for background, 1 and above for objects and -1 for pixels that do not count.
-What cannot be measured is a `MetricError` (shapes that do not fit, NaN) or NaN (a mask without an object).
+A metric is a pure function in `vitreous.metrics` from arrays to numbers in float64, independent of the method. Arrays
+may be numpy arrays, torch tensors or lists. A mask is 0 for background, 1 and above for objects and -1 for ignored
+pixels. Invalid inputs (shapes that do not match, NaN) raise a `MetricError`; undefined values (a mask without an
+object) are NaN.
 
 ```python
 import numpy as np
@@ -33,8 +34,8 @@ metrics.two_class_average_precision(maps[0], masks[0])  # of one map
 metrics.aopc(original=[0.9], perturbed=[[0.7, 0.4, 0.2]])  # p0 of one image, pk at three steps
 ```
 
-A number over a data set is a `Metric`: it has a direction and a range, and makes the number of the means of what is
-kept of every image, so that pixel accuracy and IoU count pixels of the whole set.
+A number over a data set is a `Metric`: it has a direction and a range, and combines the means of the values stored for
+every image, so that pixel accuracy and IoU count the pixels of the whole data set.
 
 ```python
 counts = metrics.count_pixels(metrics.above_mean(maps), masks)  # (images, 4)

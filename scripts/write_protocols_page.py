@@ -18,12 +18,12 @@ INTRODUCTION = """# Protocols
 
 Written by `scripts/write_protocols_page.py` from the protocols' data; do not edit.
 
-Published tables do not compare with each other, because they were measured under different protocols. A protocol has a
-name that fixes every choice below; its version is raised when a release changes numbers, and a result carries both.
-Size, mean, standard deviation and interpolation of the model's input are always the model's own. A photo that lacks
-what a protocol has to know (a label, a mask) is listed with the reason and does not count. Where a protocol has several
-tasks, a photo counts for those that it can be measured by. Every number over a data set is a function of means over
-photos, so that bootstrap intervals of all metrics are made in the same way.
+Published tables are not comparable, because they were measured under different protocols. Here the name of a protocol
+fixes every choice below. Its version is raised when a release changes numbers, and every result records both. Input
+size, mean, standard deviation and interpolation are always those of the model. An image without a required annotation
+(a label, a mask) is reported and does not count; in a protocol with several tasks it counts for those that it has the
+annotations for. Every number over a data set is a function of means over images, so that bootstrap intervals of all
+metrics are computed in the same way.
 """
 RESIZE = {
     "squash": "resized to the model's input size, nothing cropped; masks by nearest neighbour in the same way",
@@ -42,7 +42,7 @@ def _about(protocol: Protocol) -> str:
     lines = [
         f"## {protocol.name}\n",
         f"{protocol.title} ({protocol.paper}). Version {protocol.version}.\n",
-        f"- {protocol.reads}: {RESIZE[protocol.resize] if protocol.reads == 'photos' else CUT}",
+        f"- images: {RESIZE[protocol.resize]}" if protocol.reads == "photos" else f"- texts: {CUT}",
         f"- methods: {_rows(protocol)}",
         *(f"- {note}" for note in protocol.notes),
         "",

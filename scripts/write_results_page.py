@@ -21,13 +21,11 @@ from typing import Any
 from generated import ending_of, write_or_check
 
 from vitreous.evaluation.protocols import find_protocol
+from vitreous.evaluation.report.published import published_data, published_results, published_rows
 from vitreous.evaluation.report.tables import (
     ResultTable,
     markdown_grid,
     number_parts,
-    published_data,
-    published_results,
-    published_rows,
     table_heading,
 )
 from vitreous.evaluation.statistics import Estimate

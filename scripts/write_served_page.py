@@ -29,6 +29,7 @@ PACKAGES = {
     "torchvision": "torchvision",
     "transformers": "transformers",
     "spellings": "one small ViT in many spellings",
+    "own": "own-written ViTs",
 }
 
 

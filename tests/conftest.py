@@ -14,6 +14,20 @@ from vitreous.explanation.views import _PROVIDERS, _views
 from vitreous.methods.registry import _methods
 from vitreous.tape.rules import RULES
 
+# Files that take longest, by processor time or because they wait for servers and browsers: they are begun first, so
+# that none is left for one process alone in the end. ``make test`` keeps this order.
+LONG = (
+    *("methods/test_on_photos", "web/test_web_server", "baseline/test_baseline", "evaluation/test_evaluation_ray"),
+    *("architecture/test_zoo", "docs/test_readme", "families/test_timm", "families/test_transformers"),
+    *("evaluation/test_evaluation_killed", "web/test_web_browser", "docs/test_notebooks", "cli/test_cli"),
+    *("cli/test_cli_evaluate", "tape/test_tape", "pictures/test_figures", "families/test_texts"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {Path(__file__).parent / f"{name}.py": rank for rank, name in enumerate(LONG)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
 
 def pytest_collection_finish() -> None:
     """What imports and collection left, some millions of objects, need not be looked through by every collection."""

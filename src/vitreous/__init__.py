@@ -27,6 +27,7 @@ __all__ = [
     "speed",
     "supported",
     "targets",
+    "trust",
     "zero_shot",
 ]
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from vitreous.api.inspection import inspect
     from vitreous.api.similarity import match_patches, similar
     from vitreous.api.support import supported
+    from vitreous.api.trust import trust
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.explanation.explanation import Explanation
     from vitreous.methods import list_methods
@@ -67,6 +69,7 @@ _MODULES = {
     "speed": None,
     "supported": "vitreous.api.support",
     "targets": None,
+    "trust": "vitreous.api.trust",
     "zero_shot": "vitreous.models.dual_encoder",
 }
 

@@ -10,6 +10,7 @@ import torch
 
 import vitreous
 from device_without_float64 import There, device_without_float64
+from few_evaluations import with_few
 from small_data import batch_of
 from small_models import largest_difference, random_images, small_vit
 from vitreous._utils.tensors import float64_array, in_float64
@@ -49,15 +50,22 @@ def test_the_device_refuses_float64_and_computes_everything_else():
         assert np.array_equal(float64_array(there), images().double().numpy())
 
 
+@pytest.fixture(scope="module")
+def here():
+    """A model of this machine, whose architecture is found once."""
+    return vit()
+
+
 @pytest.mark.parametrize("name", [method.name for method in list_methods()])
-def test_maps_of_every_method(name):
-    expected = vitreous.explain(vit(), images(), name, target=1)
+def test_maps_of_every_method(name, here):
+    spelling = with_few(name)
+    expected = vitreous.explain(here, images(), spelling, target=1)
     model, pictures = vit(), images()
     with device_without_float64() as device:
-        found = vitreous.explain(model.to(device), pictures.to(device), name, target=1)
-        scores = found.scores[name]
+        found = vitreous.explain(model.to(device), pictures.to(device), spelling, target=1)
+        scores = found.scores[spelling]
         assert isinstance(scores, There)
-        assert largest_difference(scores.cpu(), expected.scores[name]) < ROUNDING_OF.get(name, ROUNDING)
+        assert largest_difference(scores.cpu(), expected.scores[spelling]) < ROUNDING_OF.get(name, ROUNDING)
 
 
 @pytest.mark.parametrize("pooling", ["avg", "map"])

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import vitreous
-from spelling_reference import HEADS, SCALE, images, reference, weights
-from spelling_variants import build
+from spelling_reference import DEPTH, HEADS, SCALE, TOP, Weights, embedded, images, reference, weights
+from spelling_variants import ALL, build
 from vitreous.speed.timing import one_thread
 
 AGREES = {"rtol": 1e-9, "atol": 1e-12}  # float64: the same sums in another order
+TARGET = torch.tensor([1, 3])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -92,3 +93,54 @@ def test_gae_reads_the_weights_that_multiply_the_values(variant: str, name: str)
         relevance = relevance + (matrix * slope).clamp(min=0).mean(dim=1) @ relevance
     found = vitreous.explain(build(variant, name, given), pictures, "gae", 1).scores["gae"]
     torch.testing.assert_close(found, relevance[:, 0, 1:].detach(), **AGREES)
+
+
+def half(product: Tensor) -> Tensor:
+    """Each factor gets half of the gradient."""
+    return (product + product.detach()) / 2
+
+
+def attnlrp_by_hand(given: Weights, pictures: Tensor, variant: str) -> Tensor:
+    """AttnLRP's rules by what is detached: deviations, f(u) / u, and half of every product."""
+
+    def linear(name: str, tokens: Tensor) -> Tensor:
+        return tokens @ given[f"{name}.weight"].T + given[f"{name}.bias"]
+
+    def norm(name: str, tokens: Tensor) -> Tensor:
+        centred = tokens - tokens.mean(dim=-1, keepdim=True)
+        deviation = (centred.pow(2).mean(dim=-1, keepdim=True) + 1e-5).sqrt().detach()
+        return centred / deviation * given[f"{name}.weight"] + given[f"{name}.bias"]
+
+    def mixed(name: str, matrix: Tensor) -> Tensor:
+        return torch.einsum("gh,bhij->bgij", given[name], matrix) if variant == "talking_heads" else matrix
+
+    start = embedded(given, pictures).requires_grad_()
+    tokens = start
+    for layer in range(DEPTH):
+        q, k, v = (
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for part in linear(f"{layer}.qkv", norm(f"{layer}.norm1", tokens)).chunk(3, dim=-1)
+        )
+        scores = mixed(f"{layer}.before", SCALE * half(q @ k.mT))
+        if variant == "top_k":
+            least = scores.sort(dim=-1, descending=True).values[..., TOP - 1 : TOP]
+            scores = scores.masked_fill(scores < least, float("-inf"))
+        heads = half(mixed(f"{layer}.after", scores.softmax(dim=-1)) @ v)
+        tokens = tokens + linear(f"{layer}.out", heads.transpose(1, 2).flatten(2))
+        hidden = linear(f"{layer}.fc1", norm(f"{layer}.norm2", tokens))
+        gate = (torch.nn.functional.gelu(hidden) / hidden).detach()
+        tokens = tokens + linear(f"{layer}.fc2", hidden * gate)
+    logits = linear("head", norm("norm", tokens[:, 0]))
+    (slope,) = torch.autograd.grad(logits.gather(1, TARGET[:, None]).sum(), start)
+    return (start * slope).sum(dim=-1)[:, 1:].detach()
+
+
+@pytest.mark.parametrize("beside", [[], ["gae", "decompx"]], ids=str)
+@pytest.mark.parametrize("variant", ["plain", "talking_heads", "top_k"])
+def test_attnlrp_follows_every_step_from_the_product_to_the_weights(variant: str, beside: list[str]) -> None:
+    given, pictures = weights(), images()
+    expected = attnlrp_by_hand(given, pictures, variant)
+    for name in [name for each, name in ALL if each == variant][:3]:
+        model = build(variant, name, given)
+        found = vitreous.explain(model, pictures, ["attnlrp", *beside], TARGET).scores["attnlrp"]
+        assert float((found - expected).abs().max() / expected.abs().max()) < 1e-10, name

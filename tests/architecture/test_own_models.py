@@ -103,7 +103,8 @@ def test_the_plain_spelling_has_the_maps_of_autograd(function):
     if function.pooling == "first":
         one = torch.eye(model.stream.shape[1], dtype=torch.float64)
         rollout = gae = one
-        for matrix, gradient in zip(model.matrices, slopes, strict=True):
+        for whole, slope_of_whole in zip(model.matrices, slopes, strict=True):
+            matrix, gradient = (part[..., -len(one) :] for part in (whole, slope_of_whole))  # without learned keys
             rollout = (matrix.mean(dim=1) + one) / 2 @ rollout  # rows that do not sum to 1 are left as they are
             gae = gae + (gradient * matrix).clamp(min=0).mean(dim=1) @ gae
         close(found["rollout"], rollout[:, 0, function.prefix :])

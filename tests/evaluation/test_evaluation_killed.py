@@ -110,7 +110,7 @@ def test_a_worker_whose_starter_is_gone_computes_nothing(photos, tmp_path):
     longer = json.dumps(replace(store.run, limit=4).as_json())
     for starter, stored in ((dead.pid, 1), (os.getpid(), 2)):
         worker = [sys.executable, "-m", "vitreous.evaluation.engines", str(store.folder), str(starter)]
-        subprocess.run(worker, input=longer, text=True, check=True, timeout=240)
+        subprocess.run(worker, input=longer, text=True, check=True, timeout=240)  # it asks who its parent is
         assert shards(tmp_path) == stored
 
 

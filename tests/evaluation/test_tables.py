@@ -14,7 +14,8 @@ from rich.console import Console
 
 from vitreous.evaluation.report import tables
 from vitreous.evaluation.report.page import as_csv
-from vitreous.evaluation.report.tables import PUBLISHED, as_terminal, published_results
+from vitreous.evaluation.report.published import PUBLISHED, published_results
+from vitreous.evaluation.report.tables import as_terminal
 from vitreous.evaluation.statistics import Comparison, Estimate
 from vitreous.metrics import list_metrics
 from vitreous.metrics import perturbation as per

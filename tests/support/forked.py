@@ -47,12 +47,19 @@ class Forked:
     """A running program; what of ``subprocess.Popen`` the tests use."""
 
     def __init__(
-        self, arguments: list[str], output: Path, errors: Path, cwd: Path | None, env: dict[str, str] | None
+        self,
+        arguments: list[str],
+        output: Path,
+        errors: Path,
+        cwd: Path | None,
+        env: dict[str, str] | None,
+        given: Path = Path(os.devnull),
     ) -> None:
         self.args, self._output, self._errors = arguments, output, errors
-        given = (list(map(str, arguments)), output, errors, cwd, dict(os.environ) if env is None else env)
+        streams = (given, output, errors)
+        options = (list(map(str, arguments)), streams, cwd, dict(os.environ) if env is None else env)
         # A daemon: it is ended with the tests if a test that fails leaves it.
-        self._process = _server().Process(target=_run, args=given, daemon=True)
+        self._process = _server().Process(target=_run, args=options, daemon=True)
         self._process.start()
 
     @property
@@ -88,30 +95,39 @@ class Forked:
         return self._output.read_text("utf-8"), self._errors.read_text("utf-8")
 
 
-def start(arguments: list[str], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> Forked:
+def start(
+    arguments: list[str], *, cwd: Path | None = None, env: dict[str, str] | None = None, given: str = ""
+) -> Forked:
     """Start ``-m module ...`` or a script without waiting for it; its output is kept in files."""
     folder = Path(tempfile.mkdtemp(prefix="forked-"))
-    process = Forked(arguments, folder / "output", folder / "errors", cwd, env)
+    (folder / "given").write_text(given, "utf-8")
+    process = Forked(arguments, folder / "output", folder / "errors", cwd, env, folder / "given")
     weakref.finalize(process, shutil.rmtree, folder, ignore_errors=True)
     return process
 
 
 def run(
-    arguments: list[str], *, timeout: float = 240, cwd: Path | None = None, env: dict[str, str] | None = None
+    arguments: list[str],
+    *,
+    timeout: float = 240,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    given: str = "",
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``-m module ...`` or a script to its end."""
-    process = start(arguments, cwd=cwd, env=env)
+    """Run ``-m module ...`` or a script to its end; it reads ``given``."""
+    process = start(arguments, cwd=cwd, env=env, given=given)
     output, errors = process.communicate(timeout)
     return subprocess.CompletedProcess(arguments, process.wait(), output, errors)
 
 
-def _run(arguments: list[str], output: Path, errors: Path, cwd: Path | None, environment: dict[str, str]) -> None:
+def _run(arguments: list[str], streams: tuple[Path, Path, Path], cwd: Path | None, environment: dict[str, str]) -> None:
     """What the forked process does: what an interpreter does once it has begun."""
     os.setsid()
-    for number, file in ((1, output), (2, errors)):
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number, file in enumerate(streams):
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY, 0o600)
         os.dup2(descriptor, number)
         os.close(descriptor)
+    sys.stdin = io.TextIOWrapper(os.fdopen(0, "rb"), "utf-8")
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(os.fdopen(number, "wb"), "utf-8", line_buffering=number == 2) for number in (1, 2)
     )

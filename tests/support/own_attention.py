@@ -391,6 +391,33 @@ class SinkJoined(Attention):
         return scores.softmax(dim=-1)[..., :-1] @ v
 
 
+class MemoryBehind(Attention):
+    """Learned tokens that only keys and values have, joined behind the others."""
+
+    def make(self, given: Weights, layer: int) -> None:
+        self.memory = nn.Parameter(given["memory"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.cat([x, self.memory.expand(len(x), -1, -1)], dim=1)
+        q = F.linear(x, self.qkv.weight[:WIDTH], self.qkv.bias[:WIDTH])
+        k, v = F.linear(joined, self.qkv.weight[WIDTH:], self.qkv.bias[WIDTH:]).chunk(2, dim=-1)
+        return self.merge(self.core(*(rearrange(part, "b n (h d) -> b h n d", h=HEADS) for part in (q, k, v))))
+
+
+class MemoryKeys(Attention):
+    """Learned keys and values for every head, in front of the others."""
+
+    def make(self, given: Weights, layer: int) -> None:
+        for name in "kv":
+            made = F.linear(given["memory"], given[f"{layer}.{name}.weight"], given[f"{layer}.{name}.bias"])
+            setattr(self, f"memory_{name}", nn.Parameter(made.unflatten(-1, (HEADS, HEAD)).transpose(0, 1)))
+
+    def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        learned = (part.expand(len(q), -1, -1, -1) for part in (self.memory_k, self.memory_v))
+        k, v = (torch.cat(pair, dim=-2) for pair in zip(learned, (k, v), strict=True))
+        return F.scaled_dot_product_attention(q, k, v)
+
+
 class LinearAttention(Attention):
     """q (kᵀ v): there is no A."""
 

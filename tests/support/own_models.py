@@ -384,6 +384,7 @@ _ATTENTION = {
     Function(attention="linear"): ("LinearAttention",),
     Function(positions="rotated"): ("Rotary", "ComplexRotary"),
     Function(positions="distance"): ("Distance",),
+    Function(attention="memory"): ("MemoryBehind", "MemoryKeys"),
 }
 _MODELS = {
     _PLAIN: (

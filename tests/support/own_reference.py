@@ -31,7 +31,7 @@ class Function:
         norm: before every part and in front of the head.
         feed: the feed-forward part.
         kv_heads: how many heads keys and values have.
-        attention: what makes weights of q and k.
+        attention: what makes weights of q and k; with ``memory``, keys and values that are learned stand before them.
         positions: added to the tokens, turning q and k, or a bias on scores that grows with distance.
         prefix: how many tokens stand in front of the patches: the class token, then registers.
         pooling: what the head reads: the first token, the mean of all or of the patches, both the class token and that
@@ -43,7 +43,7 @@ class Function:
     norm: Literal["layer", "rms"] = "layer"
     feed: Literal["gelu", "swiglu", "squared"] = "gelu"
     kv_heads: int = HEADS
-    attention: Literal["softmax", "cosine", "sigmoid", "sink", "linear"] = "softmax"
+    attention: Literal["softmax", "cosine", "sigmoid", "sink", "linear", "memory"] = "softmax"
     positions: Literal["added", "rotated", "distance"] = "added"
     prefix: int = 1
     pooling: Literal["first", "mean", "patches", "both", "weighed", "flat"] = "first"
@@ -59,6 +59,7 @@ def weights(seed: int = 0) -> Weights:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     found: Weights = {"cls": 0.5 * noise(1, WIDTH), "registers": 0.5 * noise(REGISTERS, WIDTH)}
+    found["memory"] = noise(REGISTERS, WIDTH)
     found["pos"] = 0.5 * noise(PATCHES, WIDTH)
 
     def linear(name: str, inputs: int, outputs: int) -> None:
@@ -151,6 +152,8 @@ class PlainViT(nn.Module):
             for name, heads in (("q", HEADS), ("k", function.kv_heads), ("v", function.kv_heads))
         )
         k, v = (part.repeat_interleave(HEADS // function.kv_heads, dim=1) for part in (k, v))
+        if function.attention == "memory":
+            k, v = (torch.cat([self._memory(layer, name, len(x)), part], dim=2) for name, part in (("k", k), ("v", v)))
         if function.positions == "rotated":
             angle = rotation(x.shape[1], function.prefix)
             cos, sin = torch.cat([angle.cos()] * 2, dim=-1), torch.cat([angle.sin()] * 2, dim=-1)
@@ -161,6 +164,10 @@ class PlainViT(nn.Module):
         matrix = self._matrix(layer, q, k)
         self.matrices.append(matrix)
         return self._linear(f"{layer}.out", (matrix @ v).transpose(1, 2).flatten(2))
+
+    def _memory(self, layer: int, name: str, batch: int) -> Tensor:
+        learned = self._linear(f"{layer}.{name}", self.given["memory"]).unflatten(-1, (HEADS, HEAD))
+        return learned.transpose(0, 1).expand(batch, -1, -1, -1)
 
     def _matrix(self, layer: int, q: Tensor, k: Tensor) -> Tensor:
         kind = self.function.attention

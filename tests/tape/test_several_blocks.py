@@ -131,10 +131,11 @@ def test_biases_count_wherever_the_head_reads(method: str, how: str, read: str) 
 
 
 @pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("how", ["at once", "kept", "seen inside"])
 @pytest.mark.parametrize("method", ["decompx:bias=token", "fullgrad:rule=libra"])
-def test_what_the_head_reads_of_earlier_blocks_is_no_bias_of_later_ones(method: str, read: str) -> None:
+def test_what_the_head_reads_of_earlier_blocks_is_no_bias_of_later_ones(method: str, how: str, read: str) -> None:
     """A recording for later blocks alone holds it without a gradient, but it depends on the picture."""
-    model, images, later = several_blocks("at once", read), random_images(), f"{method},layer=2"
+    model, images, later = several_blocks(how, read), random_images(), f"{method},layer=2"
     alone, logits = all_token_scores(model, images, later, TARGET)
     together = vitreous.explain(model, images, [later, method], TARGET).scores[later]
     assert largest_difference(alone[:, 1:], together) < EXACT

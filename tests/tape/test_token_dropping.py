@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from timm.models.beit import Beit
 from timm.models.mlp_mixer import MlpMixer
 from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import _get_current_function_mode_stack
 
-from small_models import CLASSES, PATCHES, golden_model, random_images, small_vit
+from small_models import CLASSES, PATCHES, SIZE, golden_model, random_images, randomise, small_vit
 from vitreous.architecture.evaluation_copy import evaluation_copy
 from vitreous.errors import UnsupportedModelError
+from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.runner import ModelRunner
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "skipplus_true_token_masking.npz"
@@ -228,3 +230,53 @@ def test_threads_that_drop_other_patches_of_the_same_model_do_not_see_each_other
         assert len(answers) == 10
         assert all(torch.equal(answer, right) for answer in answers)
     assert_nothing_listens()
+
+
+class TestRecordedRuns:
+    """A run without some patches that is recorded, for gradients of what is left."""
+
+    NEEDS = GradientNeeds(tokens=frozenset({0}), attention=frozenset({0, 3}))
+    PLAIN = Pass("plain", "logit")
+
+    @pytest.mark.parametrize("options", [{}, {"global_pool": "avg", "class_token": False}])
+    @pytest.mark.parametrize("count", [1, 7, 15])
+    def test_logits_and_gradients_are_those_of_the_blocks_run_by_hand(self, count, options):
+        model, images = small_vit(**options), random_images()
+        kept = some_patches(count)
+        target = torch.tensor([0, 2])
+        prefix = model.num_prefix_tokens
+        whole = model.norm_pre(model.pos_drop(model._pos_embed(model.patch_embed(images)))).detach()
+        rows = [[*range(prefix), *(prefix + index for index in sorted(patches.tolist()))] for patches in kept]
+        tokens = torch.stack([row[index] for row, index in zip(whole, rows, strict=True)]).requires_grad_()
+        logits = model.forward_head(model.norm(model.blocks(tokens)))
+        (expected,) = torch.autograd.grad(logits[range(2), target].sum(), tokens)
+        needs = Needs(tokens=frozenset({0}), attention=frozenset({0}), gradients={self.PLAIN: self.NEEDS})
+        with subject_of(model, images).record_kept(images, kept, needs) as tape:
+            found = tape.backward(self.PLAIN, target, self.NEEDS)
+            assert (tape.layout.prefix, tape.layout.patches) == (prefix, count)
+            assert tape.attention(0).rows(slice(None)).shape == (2, 3, prefix + count, prefix + count)
+            torch.testing.assert_close(tape.logits, logits.detach(), **SAME)
+            torch.testing.assert_close(tape.tokens(0), tokens.detach(), **SAME)
+            torch.testing.assert_close(found.tokens[0], expected, **SAME)
+
+    def test_tables_of_positions_are_cut(self):
+        settings = {"img_size": SIZE, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 5}
+        model, images, kept = Beit(**settings, use_rel_pos_bias=True), random_images(), some_patches(5)
+        runner = subject_of(randomise(model).double().eval(), images)
+        with runner.record_kept(images, kept, Needs()) as tape:
+            torch.testing.assert_close(tape.logits, runner.logits_of_kept(images, kept), **SAME)
+
+    def test_a_model_whose_blocks_count_their_tokens_is_refused(self):
+        class Distances(Attention):
+            def forward(self, tokens: Tensor, **_: object) -> Tensor:
+                batch, count, width = tokens.shape
+                query, key, value = self.qkv(tokens).reshape(batch, count, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+                places = torch.arange(count).to(tokens)
+                bias = -0.2 * (places[:, None] - places).abs()
+                output = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+                return self.proj(output.transpose(1, 2).reshape(batch, count, width))
+
+        images = random_images()
+        runner = subject_of(small_vit(attn_layer=Distances), images)
+        with pytest.raises(UnsupportedModelError, match="hidden from attention but not dropped"):
+            runner.record_kept(images, some_patches(3), Needs())

@@ -24,7 +24,7 @@ from vitreous.web.jobs import CancelledError, Job, SessionJobs, Worker
 from vitreous.web.models import ModelCache
 from vitreous.web.rendering import DisplaySettings, base_image, draw_map, filter_scores, mark_patch, patch_at
 from vitreous.web.requests import MAX_CLASSES, MAX_METHODS, ExplainRequest, all_depths, at_depth
-from vitreous.web.results import DISPLAY_SIZE, BoundedCache, load_photo, read_upload
+from vitreous.web.results import DISPLAY_SIZE, BoundedCache, load_image, read_upload
 
 TINY = "timm/test_vit@random"  # six blocks, 160 x 160 pixels, 100 patches
 METHODS = ("tokentm", "gradtoken", "decompx.skipplus")
@@ -237,7 +237,7 @@ def test_rows_are_attention_and_the_length_of_what_it_brings(service, photo_inpu
 
 
 def _pixels(photo_input, models):
-    return load_photo(photo_input.upload, models.get(TINY), 2**30).pixels
+    return load_image(photo_input.upload, models.get(TINY), 2**30).pixels
 
 
 def test_rows_of_other_patches_of_a_block_need_no_run(service, photo_input):
@@ -403,7 +403,7 @@ def test_wrong_types_are_refused_without_telling_where_they_lie(tmp_path, models
     (tmp_path / "x.png").write_text("not a picture")
     upload = read_upload(tmp_path / "x.png", "letter.png", 2**20)
     with pytest.raises(ImageError, match=r"^letter\.png: this is not an image in a supported format") as caught:
-        load_photo(upload, models.get(TINY), 2**20)
+        load_image(upload, models.get(TINY), 2**20)
     assert str(tmp_path) not in str(caught.value)
     with pytest.raises(ImageError, match="no longer on the server") as caught:
         read_upload(tmp_path / "gone.png", "gone.png", 2**20)
@@ -414,12 +414,12 @@ def test_bombs_are_refused(tmp_path, models):
     Image.new("1", (20000, 20000)).save(tmp_path / "bomb.png")  # 400 million pixels in 50 kB
     upload = read_upload(tmp_path / "bomb.png", "bomb.png", 2**20)
     with pytest.raises(ImageError, match="pixels"):
-        load_photo(upload, models.get(TINY), 2**20)
+        load_image(upload, models.get(TINY), 2**20)
 
 
 def test_large_photos_are_kept_small(tmp_path, models):
     Image.new("RGB", (4000, 1000), "red").save(tmp_path / "wide.png")
-    photo = load_photo(read_upload(tmp_path / "wide.png", "wide.png", 2**20), models.get(TINY), 2**20)
+    photo = load_image(read_upload(tmp_path / "wide.png", "wide.png", 2**20), models.get(TINY), 2**20)
     assert photo.picture.size == (DISPLAY_SIZE, DISPLAY_SIZE // 4)
     assert photo.nbytes < 2 * 2**20
 

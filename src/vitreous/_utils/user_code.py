@@ -49,11 +49,11 @@ def source_hash(written: Any) -> str:
         codes = [getattr(function, "__code__", None) for function in functions]
         content = "\n".join(_instructions(code) for code in codes if code is not None).encode()
     module = written if isinstance(written, ModuleType) else sys.modules.get(written.__module__)
-    hashes = [hashlib.sha256(content).hexdigest(), *sorted(_hashes_beside(module))]
+    hashes = [hashlib.sha256(content).hexdigest(), *sorted(_hashes_of_imports(module))]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
-def _hashes_beside(start: ModuleType | None) -> Iterator[str]:
+def _hashes_of_imports(start: ModuleType | None) -> Iterator[str]:
     """Yield the SHA-256 of every file of its own package or folder that a module imports, directly or not."""
     file = _file_of(start)
     if start is None or file is None:
@@ -77,21 +77,21 @@ def _imported_by(module: ModuleType) -> Iterator[ModuleType]:
             yield found
 
 
-def _belongs(module: ModuleType, file: Path, start: ModuleType, beside: Path) -> bool:
+def _belongs(module: ModuleType, file: Path, start: ModuleType, user_file: Path) -> bool:
     package = start.__name__.partition(".")[0]
     if module.__name__.partition(".")[0] == package:
         return True
-    return beside.parent in file.parents and not _is_installed(file, beside)
+    return user_file.parent in file.parents and not _is_installed(file, user_file)
 
 
-def _is_installed(file: Path, beside: Path) -> bool:
+def _is_installed(file: Path, user_file: Path) -> bool:
     """Whether a file below the user's folder belongs to an environment inside it, such as ``.venv``."""
-    folder = beside.parent
+    folder = user_file.parent
     if not _INSTALLED.isdisjoint((folder.name, *file.relative_to(folder).parts)):
         return True
     places = map(Path, (sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), str(Path(__file__).parents[1])))
     # An environment that contains the user's file itself does not count: with conda it may be the home folder.
-    return any(place in file.parents and place not in beside.parents for place in places)
+    return any(place in file.parents and place not in user_file.parents for place in places)
 
 
 def _file_of(module: ModuleType | None) -> Path | None:

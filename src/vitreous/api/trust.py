@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,140 +19,32 @@ from vitreous.api.run_methods import RunSettings, run_on_images
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
+from vitreous.explanation.trust import (
+    COMPARED,
+    KEPT,
+    LIKELY,
+    NO_EFFECT,
+    RANDOM_ORDERS,
+    REMOVED,
+    UNSTABLE,
+    Account,
+    MapTrust,
+    Removal,
+    Share,
+    Trust,
+    against_chance,
+    agreement_of,
+    sentence,
+    verdict_of,
+)
 from vitreous.explanation.views import register_view
 from vitreous.inputs.outputs import likelihoods, percent
 from vitreous.methods.perturbation import PatchMasks, seeded
 from vitreous.methods.readout import patch_means
 from vitreous.metrics.metric import Floats
-from vitreous.metrics.sanity import is_constant, ranks, spearman
+from vitreous.metrics.sanity import is_constant, spearman
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.tape.runner import ModelRunner
-
-Verdict = Literal["good", "fair", "poor", "not measured"]
-
-KEPT = (5, 10, 25, 50)  # percent of the patches that are kept, the highest first
-REMOVED = (10, 25, 50, 75, 90)  # percent of the patches that are removed, the highest first
-COMPARED = (10, 25)  # percent at which maps are compared with random orders
-RANDOM_ORDERS = 8
-
-# Chosen on one half of the photos by benchmarks/trust_calibration.py, which reports the other half.
-_GOOD, _FAIR = 0.5, 0.2  # of the gap between the highest and the lowest patches, as a part of the probability
-_DOUBTFUL_BOUND = 0.25  # as many random orders may do as well
-_LIKELY = 0.3  # below this, no class is likely
-_NO_EFFECT = 0.01  # of the probability
-_UNSTABLE = 0.5  # rank correlation with the map of a photo that is shifted by one pixel
-_THIRDS = (("upper left", "top", "upper right"), ("left", "centre", "right"), ("lower left", "bottom", "lower right"))
-
-
-@dataclass(frozen=True)
-class Share:
-    """A share of the patches and the probability of the explained class that goes with it.
-
-    Attributes:
-        percent: of the patches.
-        probability: with them, or without them.
-    """
-
-    percent: float
-    probability: float
-
-
-@dataclass(frozen=True)
-class MapTrust:
-    """What one map is worth.
-
-    Attributes:
-        gap: mean probability with the highest patches alone minus that with the lowest alone, at 10 and 25%.
-        beats: how many of ``orders`` random orders have a smaller gap.
-        orders: random orders, made of pairs of random sets of patches.
-        bound: the largest share of all random orders that can have such a gap, by Cantelli's inequality with the
-            variance of the random sets; 1 where the map is no better than chance.
-        keeps: the smallest measured share of patches from which on the prediction stays; None where none is enough.
-        destroys: the smallest measured share of patches whose removal changes the prediction; None where none does.
-        stability: rank correlation with the map of the photo shifted by one pixel; None where it was not measured.
-        total: the sum of the map, where its sign means something.
-    """
-
-    gap: float
-    beats: int
-    orders: int
-    bound: float
-    keeps: Share | None = None
-    destroys: Share | None = None
-    stability: float | None = None
-    total: float | None = None
-
-
-@dataclass(frozen=True)
-class Account:
-    """What the explained output is made of, measured by removing all patches.
-
-    Attributes:
-        output: the logit (or what the model gives instead) of the whole photo.
-        without_patches: the same when all patches are removed: class token, registers and biases.
-        patches: the difference, which is all that a map of patches can explain.
-    """
-
-    output: float
-    without_patches: float
-    patches: float
-
-
-@dataclass(frozen=True)
-class Trust:
-    """How far the maps of one photo can be trusted.
-
-    Attributes:
-        verdict: ``good``, ``fair``, ``poor``, or ``not measured`` where there is nothing to measure.
-        sentence: all of it for a reader.
-        method: the map that the verdict is on, the first of the explanation.
-        best: the map with the largest gap.
-        target: the explained class.
-        target_name: its name, or its number.
-        probability: of that class.
-        predicted: the class with the highest output.
-        maps: the measurements, by method.
-        account: what patches carry of the output; None where not all patches can be removed.
-        agreement: mean rank correlation of all pairs of maps; None of a single map.
-        agree_on: the part of the photo that all maps rank highest; None of a single map.
-        disagree_on: the part of the photo where their ranks differ most; None of a single map.
-        removal: whether patches were ``dropped`` or ``painted``.
-        evaluations: how many images the model evaluated, each with a part of its patches; the shifted one besides.
-        notes: what a reader should know besides.
-
-    Examples:
-        >>> import vitreous
-        >>> explanation = vitreous.explain(model, "demo.jpg", ["gae", "ixg.plus"])
-        >>> (trust,) = vitreous.trust(model, "demo.jpg", explanation)
-        >>> trust.verdict in ("good", "fair", "poor")
-        True
-        >>> trust.maps["gae"].orders
-        56
-    """
-
-    verdict: Verdict
-    sentence: str
-    method: str
-    best: str
-    target: int
-    target_name: str
-    probability: float
-    predicted: int
-    maps: Mapping[str, MapTrust]
-    account: Account | None
-    agreement: float | None
-    agree_on: str | None
-    disagree_on: str | None
-    removal: Literal["dropped", "painted"]
-    evaluations: int
-    notes: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.sentence
-
-    def as_dict(self) -> dict[str, Any]:
-        """Give everything as JSON values."""
-        return {**asdict(self), "notes": list(self.notes)}
 
 
 @leaves_torch_as_it_was
@@ -232,13 +123,17 @@ class _Measurement:
         self._index, self._target_index, self._settings = index, target_index, settings
         self._runner = ModelRunner(network, image, black=settings.black, outputs=settings.outputs, stage=settings.stage)
         self._target = explanation.class_index(index, target_index)
-        self._removal: Literal["dropped", "painted"] = "dropped"
+        self._removal: Removal = "dropped"
 
     def measure(self, *, shift: bool, seed: int) -> Trust:
         """Measure all maps, and conclude."""
+        first = self._explanation.methods[0]
+        if self._target >= self._explanation.logits.shape[1]:
+            return self._not_measured(
+                first, None, f"{self._name(self._target)!r} is no class that the model could keep or lose"
+            )
         patches = self._runner.layout.patches
         maps = {method: self._patch_scores(method) for method in self._explanation.methods}
-        first = next(iter(maps))
         whole = self._probabilities(self._runner.logits(self._image))[0]
         if (reason := self._unmeasurable(maps, patches)) is not None:
             return self._not_measured(first, whole, reason)
@@ -256,7 +151,7 @@ class _Measurement:
                 np.mean([outputs[by_name[method, side, share], self._target] for share in COMPARED])
                 for side in ("top", "bottom")
             )
-            measured[method] = _against_chance(float(top - bottom), chance)
+            measured[method] = against_chance(float(top - bottom), chance)
         measured[first] = replace(
             measured[first],
             keeps=self._keeps(outputs, by_name, first, whole),
@@ -267,7 +162,7 @@ class _Measurement:
             if self._explanation.signed[method]:
                 measured[method] = replace(measured[method], total=float(scores.sum()))
         account = self._account()
-        unmoved = float(np.abs(outputs[:, self._target] - whole[self._target]).max()) < _NO_EFFECT * whole[self._target]
+        unmoved = float(np.abs(outputs[:, self._target] - whole[self._target]).max()) < NO_EFFECT * whole[self._target]
         return self._concluded(first, measured, maps, whole, account, unmoved=unmoved)
 
     # What is run ------------------------------------------------------------------------------------------------------
@@ -394,9 +289,9 @@ class _Measurement:
         *,
         unmoved: bool,
     ) -> Trust:
-        agreement, agree_on, disagree_on = _agreement(maps, self._runner.layout.grid)
+        agreement, agree_on, disagree_on = agreement_of(maps, self._runner.layout.grid)
         notes = self._notes(first, measured[first], maps[first], whole, unmoved=unmoved)
-        verdict = _verdict(
+        verdict = verdict_of(
             measured[first], float(whole[self._target]), doubtful=bool(notes) and not self._only_painted(notes)
         )
         found = Trust(
@@ -425,7 +320,7 @@ class _Measurement:
     def _notes(self, method: str, map_: MapTrust, scores: Floats, whole: Floats, *, unmoved: bool) -> tuple[str, ...]:
         notes = []
         top = int(whole.argmax())
-        if float(whole[top]) < _LIKELY:
+        if float(whole[top]) < LIKELY:
             notes.append(f"no class is likely: the highest is {self._name(top)!r} with {percent(float(whole[top]))}")
         elif top != self._target:
             notes.append(f"the model says {self._name(top)!r} ({percent(float(whole[top]))}), not the explained class")
@@ -433,17 +328,19 @@ class _Measurement:
             notes.append("no removed part of the photo changes the prediction, so no map of patches can explain it")
         if bool(is_constant(scores)):
             notes.append(f"the map of {method} is the same everywhere and orders nothing")
-        if map_.stability is not None and not map_.stability >= _UNSTABLE:
+        if map_.stability is not None and not map_.stability >= UNSTABLE:
             notes.append(f"a shift by one pixel changes the map of {method} (rank correlation {map_.stability:.2f})")
         if self._removal == "painted":
             notes.append("patches were painted with the mean colour, because the model cannot do without them")
         return tuple(notes)
 
     def _name(self, number: int) -> str:
+        if number == self._target:
+            return self._explanation.label(self._index, self._target_index)
         names = self._explanation.class_names
         return str(number) if names is None else names[number]
 
-    def _not_measured(self, first: str, whole: Floats, reason: str) -> Trust:
+    def _not_measured(self, first: str, whole: Floats | None, reason: str) -> Trust:
         return Trust(
             verdict="not measured",
             sentence=f"Trust: not measured, because {reason}.",
@@ -451,8 +348,8 @@ class _Measurement:
             best=first,
             target=self._target,
             target_name=self._name(self._target),
-            probability=float(whole[self._target]),
-            predicted=int(whole.argmax()),
+            probability=math.nan if whole is None else float(whole[self._target]),
+            predicted=-1 if whole is None else int(whole.argmax()),
             maps={},
             account=None,
             agreement=None,
@@ -467,66 +364,3 @@ class _Measurement:
 def _count(share: int, patches: int) -> int:
     """How many patches a share of them is, one at least and not all."""
     return min(patches - 1, max(1, round(patches * share / 100)))
-
-
-def _against_chance(gap: float, chance: Floats) -> MapTrust:
-    """Compare a gap with those of random orders, whose highest and lowest patches are two random sets."""
-    random = np.array([one - other for one, other in itertools.permutations(chance.tolist(), 2)])
-    # A random order's gap has mean 0 and twice the variance of a random set's probability.
-    variance = 2 * float(chance.var(ddof=1))
-    bound = variance / (variance + gap**2) if gap > 0 and variance + gap**2 > 0 else 1.0
-    return MapTrust(gap, int((random < gap).sum()), len(random), bound)
-
-
-def _verdict(map_: MapTrust, probability: float, *, doubtful: bool) -> Verdict:
-    relative = map_.gap / probability if probability > 0 else 0.0
-    if relative < _FAIR or map_.bound > _DOUBTFUL_BOUND:
-        return "poor"
-    return "good" if relative >= _GOOD and not doubtful else "fair"
-
-
-def _agreement(maps: Mapping[str, Floats], grid: tuple[int, int]) -> tuple[float | None, str | None, str | None]:
-    """Mean rank correlation of the maps, the part that all rank highest, and the part where ranks differ most."""
-    if len(maps) < 2:
-        return None, None, None
-    pairs = [spearman(one, other) for one, other in itertools.combinations(maps.values(), 2)]
-    places = np.stack([ranks(scores) / scores.size for scores in maps.values()])
-    third = [np.arange(length) * 3 // length for length in grid]
-    part = (third[0][:, None] * 3 + third[1]).ravel()
-    present = sorted(set(part.tolist()))
-    lowest = {number: float(places[:, part == number].mean(axis=1).min()) for number in present}
-    spread = {number: float(places.std(axis=0)[part == number].mean()) for number in present}
-    high, torn = max(lowest, key=lowest.__getitem__), max(spread, key=spread.__getitem__)
-    return float(np.mean(pairs)), _THIRDS[high // 3][high % 3], _THIRDS[torn // 3][torn % 3]
-
-
-def sentence(found: Trust) -> str:
-    """Write a measured trust for a reader."""
-    map_, name = found.maps[found.method], found.target_name
-    parts = [_kept_part(map_, name), _destroyed_part(map_)]
-    parts.append(f"the map beats {map_.beats} of {map_.orders} random orders")
-    if found.agreement is not None:
-        where = f"on the {found.agree_on} part" if found.agree_on != found.disagree_on else "in parts"
-        likeness = f"methods agree {where} and differ most on the {found.disagree_on} part"
-        parts.append(f"{likeness} (rank correlation {found.agreement:.2f})")
-    if found.account is not None:
-        account = found.account
-        parts.append(
-            f"patches carry {account.patches:.1f} of the logit {account.output:.1f}, class token and biases "
-            f"{account.without_patches:.1f}"
-        )
-    notes = "".join(f" Note: {note}." for note in found.notes)
-    body = "; ".join(part for part in parts if part)
-    return f"Trust: {found.verdict}. {body[0].upper()}{body[1:]}.{notes}"
-
-
-def _kept_part(map_: MapTrust, name: str) -> str:
-    if map_.keeps is None:
-        return f"the highest {KEPT[-1]}% of the patches do not keep {name!r}"
-    return f"{map_.keeps.percent:g}% of the patches keep {name!r} at {percent(map_.keeps.probability)}"
-
-
-def _destroyed_part(map_: MapTrust) -> str:
-    if map_.destroys is None:
-        return f"it stays even without the highest {REMOVED[-1]}%"
-    return f"without the highest {map_.destroys.percent:g}% it is lost"

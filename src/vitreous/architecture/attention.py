@@ -54,6 +54,7 @@ class AttentionCall:
         over_tokens: whether tokens look at tokens; cross-covariance and linear attention mix channels.
         scores_alone: whether the weights are made of q kᵀ and constants alone, by whatever steps.
         query_axes: the axis of the tokens that look, in the product of q and k and in that with the values.
+        key_tokens: the places of the keys that are tokens, where others are learned (memory); else empty.
         head_sizes: the sizes of the axes of heads, where there are several: groups that share keys and values.
     """
 
@@ -80,6 +81,7 @@ class AttentionCall:
     scores_alone: bool = True
     query_axes: tuple[str, str] = ("", "")
     head_sizes: tuple[int, ...] = ()
+    key_tokens: tuple[int, ...] = ()
 
     def arrangement(self, part: Literal["query", "key", "scores", "weights", "value", "output"]) -> Arrangement:
         """How a tensor lies in the two products, scores = q kᵀ and output = weights v, of a written call."""
@@ -155,13 +157,13 @@ class Arrangement:
             return None
         if sizes[0] in (1, batch):
             return ordered[:, None]
-        apart = ordered.unflatten(0, (-1, batch) if self.heads_first else (batch, -1))
+        apart = ordered.reshape(*((-1, batch) if self.heads_first else (batch, -1)), *ordered.shape[1:])
         return apart.transpose(0, 1) if self.heads_first else apart
 
     def restore(self, arranged: Tensor, batch: int, shape: torch.Size) -> Tensor:
         """A tensor of (batch, head, ., .) as the product itself has it, in its own ``shape``."""
         if self.head_sizes:
-            ordered = arranged.unflatten(1, self.head_sizes)
+            ordered = arranged.reshape(len(arranged), *self.head_sizes, *arranged.shape[2:])
         elif len(self.ahead) == 1:
             flat = arranged.transpose(0, 1) if self.heads_first and arranged.shape[1] > 1 else arranged
             ordered = flat.flatten(0, 1)

@@ -99,7 +99,7 @@ class Norm:
         step: the step, where it is a single one.
         module: the module that did it, where one did.
         identity: whether there is none: the branch starts at the stream as it is.
-        alone: whether all that the attention reads is its output; a model may normalise once more for every projection.
+        alone: whether all that an attention call reads is its output; a model may normalise anew for every projection.
     """
 
     input: Point
@@ -314,6 +314,8 @@ class Architecture:
             blocks work on (batch, tokens, channels) alone.
         batch: how many images or texts the run had.
         written_norms: the norms that modules write out.
+        read_layers: by step behind the last block that works on tokens of earlier blocks alone, the last block whose
+            input they are: a head may read several.
     """
 
     name: str
@@ -329,6 +331,7 @@ class Architecture:
     placements: Mapping[int, Placement] = field(default_factory=dict)
     batch: int = 1
     written_norms: tuple[WrittenNorm, ...] = ()
+    read_layers: Mapping[int, int] = field(default_factory=dict)
 
     def with_outputs(self, outputs: OutputActivation | None) -> Architecture:
         """The same model with declared outputs, whatever its configuration says; ``None`` changes nothing."""

@@ -118,7 +118,21 @@ def describe(trace: Trace, name: str, stage: int | None = None) -> Architecture:
         placements=readers[chosen].placements(blocks, max([blocks[-1].output.step, *ends])),
         batch=trace.batch,
         written_norms=find_written_norms(trace),
+        read_layers=_read_layers(trace, blocks),
     )
+
+
+def _read_layers(trace: Trace, blocks: tuple[Block, ...]) -> dict[int, int]:
+    """By step behind the last block that does not depend on that block, the last block on whose input it depends."""
+    last = trace.values[_value_at(trace, blocks[-1].output)]
+    inputs = [trace.values[_value_at(trace, block.input) if block.input.step >= 0 else 0] for block in blocks]
+    found = {}
+    for step in trace.steps[last.step + 1 :]:
+        made = trace.values[step.outputs[0]]
+        if not made.comes_from(last):
+            layers = [layer for layer, value in enumerate(inputs) if made.comes_from(value)]
+            found.update({step.number: max(layers)} if layers else {})
+    return found
 
 
 def _sums_of_rows(trace: Trace, calls: list[AttentionCall]) -> bool:

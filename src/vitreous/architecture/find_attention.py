@@ -16,6 +16,7 @@ from vitreous.architecture.operations import (
     SCALE,
     Axes,
     linear_weight,
+    made_of_input,
     moves_numbers,
     product_axes,
     product_operands,
@@ -53,9 +54,10 @@ def _fused(trace: Trace, step: Step) -> AttentionCall:
     mixed = step.argument(2, "value")
     value = next((trace.values[index] for index in step.operands if trace.values[index].tensor is mixed), None)
     over_tokens = value is None or not runs_over_channels(trace, value, -2)
-    return AttentionCall(
+    found = AttentionCall(
         "fused", step.number, step.outputs[0], query.shape[-2], key.shape[-2], rows, over_tokens=over_tokens
     )
+    return found if value is None else replace(found, key_tokens=_key_tokens(trace, value, -2, found.queries))
 
 
 def _multi_head(step: Step) -> AttentionCall:
@@ -260,6 +262,7 @@ class _Scores:
             scores_alone=self._made_of_scores(origin, place),
             query_axes=(looking, query_axis),
             head_sizes=self._head_sizes(score, score_axes, query, looking),
+            key_tokens=_key_tokens(trace, trace.values[value], axes.right.index(contracted), queries),
         )
 
     def _query_axes(self, score: Step, score_axes: Axes, query: Tensor, axes: Axes, weights: Tensor) -> tuple[str, str]:
@@ -371,6 +374,14 @@ class _Scores:
         between = [step for step in trace.between(start, end) if step.number != origin.softmax]
         logarithms = trace.steps[origin.softmax].operation == "log_softmax"
         return all(step.operation in ALIAS or (logarithms and step.operation == "exp") for step in between)
+
+
+def _key_tokens(trace: Trace, values: Value, axis: int, queries: int) -> tuple[int, ...]:
+    """Which of the values along an axis are made of the input, where there are more of them than queries."""
+    if values.shape[axis] <= queries:
+        return ()
+    made = made_of_input(trace, values, nested=False).movedim(axis, 0).flatten(1).any(dim=1)
+    return () if bool(made.all()) else tuple(made.nonzero().flatten().tolist())
 
 
 def _score_kind(trace: Trace, step: Step) -> Literal["scale", "bias", "mask", "same"] | None:

@@ -170,8 +170,11 @@ class BlockNorms:
         other = moved_on and continued is not None and not self._same(continued, attending.result)
         if other and continued is not None and self._normalised_between(attending.result, continued):
             return "post"
-        ends = trace.maker(walk_back(trace, attending.branch, moves_numbers, scales))
-        if ends is not None and ends.operation in NORM and _is_identity(self.first(start, attending)):
+        made = walk_back(trace, attending.branch, moves_numbers, scales)
+        ends = trace.maker(made)
+        # Not where tokens lie in one row with images: a linear layer with batch normalisation.
+        normed = ends is not None and ends.operation in NORM and made.shape == attending.branch.shape
+        if normed and _is_identity(self.first(start, attending)):
             return "branch"
         return "pre"
 
@@ -248,7 +251,8 @@ class BlockNorms:
             if pooled or (linear is not None and any(trace.values[i].comes_from(made) for i in linear.operands)):
                 read = [trace.values[call.output] for call in attending.attention]
                 others = [other for _, other, _, _ in norms if other is not made]
-                alone = not any(value.comes_from(other) for value in read for other in others)
+                both = (value.comes_from(made) and value.comes_from(other) for value in read for other in others)
+                alone = not any(both)  # attention calls side by side may have a norm each
                 return Norm(self._point(source), self._point(made), step, module, alone=alone)
         if linear is not None and any(self._same(trace.values[index], start) for index in linear.operands):
             return Norm(self._point(start), self._point(start), identity=True)

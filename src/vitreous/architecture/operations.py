@@ -250,7 +250,7 @@ def replay(trace: Trace, start: Value, end: Value) -> Tensor | None:
 def replay_from(trace: Trace, starts: Sequence[Value], end: Value, *, loosely: bool = False) -> Tensor | None:
     """The same of several values, as indices into all of them, flat and one behind the other.
 
-    ``loosely`` also where constants were added to the numbers, or they were repeated.
+    ``loosely`` also where constants were added to the numbers or put beside them (-1), or they were repeated.
     """
     found: dict[int, Tensor] = {}
     first = 0
@@ -264,40 +264,52 @@ def replay_from(trace: Trace, starts: Sequence[Value], end: Value, *, loosely: b
         if loosely and step.outputs and adds_constant(trace, step, trace.values[step.outputs[0]]):
             found[step.outputs[0]] = found[step.operands[0]]
         elif step.operation in ALIAS | SLICE | JOIN or (loosely and step.operation in REPEAT):
-            results = _moved(trace, step, found)
+            results = _moved(trace, step, found, loosely=loosely)
             if len(results) == len(step.outputs):
                 found.update(zip(step.outputs, results, strict=True))
     return found.get(end.index)
 
 
-def _moved(trace: Trace, step: Step, found: dict[int, Tensor]) -> list[Tensor]:
+def _moved(trace: Trace, step: Step, found: dict[int, Tensor], *, loosely: bool = False) -> list[Tensor]:
     """What a step that only moves numbers makes of indices; nothing, if it mixes them with other numbers."""
     if step.operation in _CASTS or "dropout" in step.operation:
         return [found[step.operands[0]]]
     new = {id(trace.values[index].tensor): found[index] for index in step.operands}
+    if loosely and step.operation in JOIN:
+        beside = [part for part in tensors_in(step.args) if id(part) not in new]
+        new |= {id(part): torch.full(part.shape, -1) for part in beside}
     args, kwargs = _replaced(step.args, new), _replaced(step.kwargs, new)
     if step.operation in JOIN and any(part.is_floating_point() for part in tensors_in((args, kwargs))):
         return []
     return list(tensors_in(step.func(*args, **kwargs)))
 
 
-def made_of_input(trace: Trace, value: Value) -> Tensor:
-    """Which numbers of a value were made from the model's input, and not put beside it: tokens of the model's own."""
+def made_of_input(trace: Trace, value: Value, *, nested: bool = True) -> Tensor:
+    """Which numbers of a value were made from the model's input, and not put beside it: tokens of the model's own.
+
+    Without ``nested`` only the last join counts: what it joins to constants is taken as made from the input.
+    """
     step = trace.maker(value)
     sources = [] if step is None else [trace.values[index] for index in dict.fromkeys(step.operands)]
     everything = torch.ones(value.shape, dtype=torch.bool)
     if step is None or step.in_place or value.index not in step.outputs or max(s.index for s in sources) >= value.index:
         return everything
-    if len(sources) == 1 and step.operation in {*NORM, "add", "mul", "div", "sub"}:
-        return made_of_input(trace, sources[0]) if sources[0].shape == value.shape else everything
-    if step.operation not in ALIAS | SLICE | JOIN:
+    by_token = len(sources) == 1 and _gives_channels_last(trace, step)
+    in_place = len(sources) == 1 and step.operation in {*NORM, "add", "mul", "div", "sub"}
+    if not by_token and not in_place and step.operation not in ALIAS | SLICE | JOIN:
         return everything
-    if step.operation in _CASTS or "dropout" in step.operation:
-        return made_of_input(trace, sources[0])
-    new = {id(source.tensor): made_of_input(trace, source) for source in sources}
-    new |= {
-        id(part): torch.zeros(part.shape, dtype=torch.bool) for part in tensors_in(step.args) if id(part) not in new
-    }
+    if nested or step.operation not in JOIN:
+        below = [made_of_input(trace, source, nested=nested) for source in sources]
+    else:
+        below = [torch.ones(source.shape, dtype=torch.bool) for source in sources]
+    if by_token:
+        return below[0].any(dim=-1, keepdim=True).expand(value.shape)
+    if in_place or step.operation in _CASTS or "dropout" in step.operation:
+        return below[0] if sources[0].shape == value.shape else everything
+    new = {id(source.tensor): made for source, made in zip(sources, below, strict=True)}
+    if step.operation in JOIN:
+        beside = [part for part in tensors_in(step.args) if id(part) not in new]
+        new |= {id(part): torch.zeros(part.shape, dtype=torch.bool) for part in beside}
     results = list(tensors_in(step.func(*_replaced(step.args, new), **step.kwargs)))
     return results[step.outputs.index(value.index)] if len(results) == len(step.outputs) else everything
 

@@ -273,9 +273,10 @@ class HeadMaps:
         first = 0
         for linear, before in linears:
             last = first + before.shape.numel()
-            if bool(((moved >= first) & (moved < last)).all()):
-                heads = self._arranged_values(call, self._channel_numbers(linear, before).flatten()[moved - first])
-                return None if heads is None else ValueMap(linear.number, heads[0, :, 0].flatten().clone())
+            if bool(((moved < 0) | ((moved >= first) & (moved < last))).all()):
+                numbers = self._channel_numbers(linear, before).flatten()[(moved - first).clamp(min=0)]
+                heads, token = self._arranged_values(call, numbers), call.key_tokens[0] if call.key_tokens else 0
+                return None if heads is None else ValueMap(linear.number, heads[0, :, token].flatten().clone())
             first = last
         return None
 

@@ -95,6 +95,12 @@ def explain(
             metavar="FILE", help="Also write a self-contained HTML report; its perturbation curves take longer."
         ),
     ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="Measure what the maps are worth, by removing patches; costs some twenty forward passes."
+        ),
+    ] = False,
     recursive: Annotated[
         bool, typer.Option("--recursive", "-r", help="Include images in the subfolders of a folder.")
     ] = False,
@@ -151,6 +157,7 @@ def explain(
         report=report_path,
         command=shlex.join(("vitreous", *sys.argv[1:])),
         recursive=recursive,
+        trust=trust,
     )
     result = explain_images.run(images, request, stderr_console())
     if as_json:
@@ -199,6 +206,7 @@ def _image_as_json(explained: ExplainedImage) -> dict[str, Any]:
         "comparison": str(explained.comparison),
         "predictions": [class_as_json(explanation, found.class_index) for found in explanation.top(_TOP)],
         "targets": [class_as_json(explanation, target) for target in targets],
+        **({} if explained.trust is None else {"trust": explained.trust.as_dict()}),
     }
 
 
@@ -227,6 +235,8 @@ def _print_image(explained: ExplainedImage, console: Console) -> None:
     targets = [_explained(explanation, number) for number in range(explanation.classes_per_image)]
     print_line(console, f"explained: {'; '.join(targets)}")
     print_line(console, f"pictures:  {explained.comparison}")
+    if explained.trust is not None:
+        print_line(console, one_line(explained.trust.sentence))
     console.print()
 
 
@@ -246,6 +256,9 @@ def _print_summary(explained: Sequence[ExplainedImage], console: Console) -> Non
             name, _label(one.explanation, first), one.explanation.format_output(first.class_index), _bar(first, 10)
         )
     console.print(table)
+    for one in explained:
+        if one.trust is not None:
+            print_line(console, one_line(f"{one.image.name}: {one.trust.sentence}"))
     comparison = explained[0].comparison
     print_line(console, f"pictures: {comparison.parent.parent / 'IMAGE' / comparison.name}, one folder per image")
 

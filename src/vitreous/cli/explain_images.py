@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from vitreous._utils.defaults import OutputActivation
     from vitreous.errors import VitreousError
     from vitreous.explanation.explanation import Explanation
+    from vitreous.explanation.trust import Trust
     from vitreous.html.report import ReportFile
 
 
@@ -174,15 +175,17 @@ class ExplainRequest:
     command: str = ""
     recursive: bool = False
     prompts: Sequence[str] = ()
+    trust: bool = False
 
 
 @dataclass(frozen=True)
 class ExplainedImage:
-    """An image that is done: its explanation, without the pixels, and the folder of its results."""
+    """An image that is done: its explanation, without the pixels, the folder of its results, and trust on request."""
 
     image: Path
     folder: Path
     explanation: Explanation
+    trust: Trust | None = None
 
     @property
     def comparison(self) -> Path:
@@ -292,26 +295,33 @@ class _ExplainJob:
             self.methods, self.left_out = explanation.methods, explanation.left_out
         for index, (file, image) in enumerate(images.items()):
             one = replace(explanation.select(index), left_out=self.left_out)
-            if self._save(file, one, folders[file]) and self.report is not None:
-                self._add_to(self.report, file, image, one, model)
+            trust = vitreous.trust(model, [image], one)[0] if self.request.trust else None
+            if self._save(file, one, folders[file], trust) and self.report is not None:
+                self._add_to(self.report, file, image, one, model, trust)
 
-    def _save(self, file: Path, explanation: Explanation, folder: Path) -> bool:
+    def _save(self, file: Path, explanation: Explanation, folder: Path, trust: Trust | None) -> bool:
         try:
             explanation.save(folder, overwrite=True, pictures={COMPARISON: comparison(explanation)})
         except StorageError as error:
             self._add_failure(str(file), error)
             return False
-        self.result.explained.append(ExplainedImage(file, folder, explanation.without_images()))
+        self.result.explained.append(ExplainedImage(file, folder, explanation.without_images(), trust))
         if methods := _methods_without_map(explanation):
             message = f"{file}: no map by {', '.join(methods)}: the scores contain NaN or infinity"
             self._add_failure(str(file), ExplanationError(message))
         return True
 
     def _add_to(
-        self, report: ReportFile, file: Path, image: Image.Image, explanation: Explanation, model: LoadedModel
+        self,
+        report: ReportFile,
+        file: Path,
+        image: Image.Image,
+        explanation: Explanation,
+        model: LoadedModel,
+        trust: Trust | None,
     ) -> None:
         try:
-            report.add(file.name, image, explanation, model)
+            report.add(file.name, image, explanation, model, trust)
         except ReportError as error:
             self._add_failure(str(file), error)
 

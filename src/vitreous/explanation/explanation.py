@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
+    from vitreous.explanation.trust import Trust
     from vitreous.explanation.views import Drawing
     from vitreous.inputs.outputs import OutputActivation
     from vitreous.inputs.patch_geometry import PatchGeometry
@@ -246,6 +247,22 @@ class Explanation(Predicted):
         look = Look(smooth=smooth, opacity=opacity)
         drawn: Drawing = draw(shown, index, methods=methods, photo=photo, look=look)
         return drawn
+
+    def trust(self, model: Any, images: Any, **options: Any) -> tuple[Trust, ...]:
+        """Measure what the maps are worth for these predictions: ``vitreous.trust(model, images, explanation)``.
+
+        An explanation holds neither the model nor its input, so both are given again.
+
+        Args:
+            model: The model that was explained, as ``vitreous.explain`` takes it.
+            images: The images that were explained.
+            **options: See ``vitreous.trust``.
+
+        Returns:
+            One ``Trust`` for every image; its ``sentence`` says it all.
+        """
+        measured: tuple[Trust, ...] = find_view(self, "trust")(self, model, images, **options)
+        return measured
 
     def report(
         self,

@@ -12,7 +12,7 @@ from vitreous import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Listed only when imported: a version that took no part in the result says nothing about it.
+# Listed only if imported: other libraries did not contribute to the result.
 _PARTICIPANTS = ("timm", "transformers", "torchvision", "open_clip")
 
 
@@ -28,7 +28,7 @@ def collect_provenance(
     """Describe the running software and the model in plain JSON values.
 
     Args:
-        methods: Method spellings, as asked for.
+        methods: Method spellings.
         model: The name the model was loaded by.
         model_class: The qualified name of the model's class.
         family: The model's class.

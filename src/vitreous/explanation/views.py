@@ -32,6 +32,7 @@ _PROVIDERS = (
     "vitreous.html.notebook",
     "vitreous.html.report",
     "vitreous.html.words",
+    "vitreous.api.trust",
 )
 _views: dict[tuple[type, str], View] = {}
 

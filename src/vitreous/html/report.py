@@ -16,6 +16,7 @@ from PIL import Image
 from vitreous._utils.storage import StorageError, complete_file
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.explanation.explanation import Explanation
+from vitreous.explanation.trust import Trust
 from vitreous.explanation.views import register_view
 from vitreous.html import page
 from vitreous.html.page import Chart, Line, layout_chart, line_attributes, percent_axis
@@ -94,8 +95,15 @@ class ReportFile:
         self.photos = 0
         stream.write(page.opening(TITLE, style=STYLE))
 
-    def add(self, name: str, photo: Image.Image, explanation: Explanation, model: LoadedModel) -> None:
-        """Write the section of one photo; its curves are measured now.
+    def add(
+        self,
+        name: str,
+        photo: Image.Image,
+        explanation: Explanation,
+        model: LoadedModel,
+        trust: Trust | None = None,
+    ) -> None:
+        """Write the section of one photo, with its trust where that was measured; its curves are measured now.
 
         Raises:
             ReportError: It cannot be shown; nothing is written about it, and others can be added.
@@ -106,8 +114,8 @@ class ReportFile:
         try:
             targets = range(explanation.classes_per_image if self._curves else 0)
             measured = [measure(model, photo, explanation, target) for target in targets]
-            section = photo_section(name, photo, explanation, measured)
-        except Exception as error:  # whatever it was, the work on all other photos must not be lost
+            section = photo_section(name, photo, explanation, measured, trust)
+        except Exception as error:  # any failure: the results of the other images must not be lost
             reason = str(error) if isinstance(error, VitreousError) else f"unexpected {type(error).__name__}: {error}"
             raise ReportError(f"{name} is not in the report: {reason}") from error
         self._stream.write(section)
@@ -168,7 +176,13 @@ def has_curves(explanation: Explanation) -> bool:
     return explanation.scale != "value" and not explanation.targets
 
 
-def photo_section(name: str, photo: Image.Image | None, explanation: Explanation, measured: Sequence[Measured]) -> str:
+def photo_section(
+    name: str,
+    photo: Image.Image | None,
+    explanation: Explanation,
+    measured: Sequence[Measured],
+    trust: Trust | None = None,
+) -> str:
     """Render the section of one photo.
 
     Args:
@@ -176,6 +190,7 @@ def photo_section(name: str, photo: Image.Image | None, explanation: Explanation
         photo: The photo before preprocessing; by default the explanation's own image.
         explanation: The explanation of this photo alone.
         measured: The curves for each explained class, in their order; empty if there are none.
+        trust: What the maps are worth, where that was measured.
     """
     base = BaseImage.of(explanation, 0, photo).fitted(_PICTURE, _PICTURE)
     prefix = "" if explanation.class_names else "class "
@@ -198,6 +213,7 @@ def photo_section(name: str, photo: Image.Image | None, explanation: Explanation
         predictions=page.clipped(predictions),
         targets=targets,
         no_curves="" if has_curves(explanation) else _no_curves(_OF_CLASSES if explanation.targets else NO_CURVES),
+        trust="" if trust is None else trust.sentence,
     )
 
 

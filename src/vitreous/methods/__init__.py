@@ -15,6 +15,7 @@ from vitreous.methods import (
     rise,
     surrogate,
     tokentm,
+    twoscale,
     vitcx,
 )
 from vitreous.methods.options import OptionInfo
@@ -59,5 +60,6 @@ __all__ = [
     "rise",
     "surrogate",
     "tokentm",
+    "twoscale",
     "vitcx",
 ]

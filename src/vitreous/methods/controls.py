@@ -23,7 +23,6 @@ from vitreous.methods.readout import Procedure, layout_means
 from vitreous.methods.registry import register
 from vitreous.methods.view import View
 from vitreous.tape import Needs
-from vitreous.tape.output import explained
 
 OracleOrder = Literal["deletion", "insertion", "both"]
 _SHARPNESS = 3  # how far the first patches of an order stand out where two orders are added
@@ -131,7 +130,7 @@ class GreedyOracle(PerturbationMethod):
     def _ranks(self, view: View, target: Tensor) -> Tensor:
         if self._order == "both":
             both = [self._search(view, target, most_first=first) for first in (True, False)]
-            return sum(ranks**_SHARPNESS for ranks in both) / 2
+            return torch.stack(both).pow(_SHARPNESS).mean(dim=0)
         return self._search(view, target, most_first=self._order == "deletion")
 
     def _search(self, view: View, target: Tensor, *, most_first: bool) -> Tensor:
@@ -160,10 +159,10 @@ class GreedyOracle(PerturbationMethod):
         kept = left[:, others].flatten(0, 1)
         image = torch.arange(batch, device=left.device).repeat_interleave(count)
         found = [
-            explained(exact(runner.logits_of_kept(runner.inputs[rows], kept[part])), "log_probability", runner.scale)
+            runner.explained(exact(runner.logits_of_kept(runner.inputs[rows], kept[part])), "log_probability")
             .gather(1, target[rows][:, None])
             .squeeze(1)
-            for part in torch.arange(len(image), device=left.device).split(runner.batch)
+            for part in torch.split(torch.arange(len(image), device=left.device), runner.batch)
             for rows in (image[part],)
         ]
         return torch.cat(found).view(batch, count).to(view.dtype)

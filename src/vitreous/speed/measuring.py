@@ -134,14 +134,14 @@ def measure_speed(
     if batch < 1:
         raise InputError(f"batch must be at least 1, not {batch}")
     recipes = find_recipes(SPEED_METHODS if methods is None else methods)
-    asked = find_peers(peers)
+    chosen_peers = find_peers(peers)
     loaded = find_model(model, images)
     network = frozen_copy(network_of(loaded))
     loaded = replace(loaded, model=network) if isinstance(loaded, LoadedModel) else network
     pixels, _ = find_pixels(loaded, network, _noise(loaded, batch) if images is None else images)
     with one_thread():
         bench = _Bench(loaded, _plain(network, pixels), notice)
-        entries = [entry for recipe in recipes for entry in bench.entries_of(recipe, asked)]
+        entries = [entry for recipe in recipes for entry in bench.entries_of(recipe, chosen_peers)]
         served = [recipe for recipe in recipes if recipe.spelling in {e.row.method for e in entries if e.probe}]
         if together and len(served) > 1:
             entries.append(bench.own_entry(f"{len(served)} methods at once", served))

@@ -50,7 +50,9 @@ def _missing_attention(tape: Tape, needs: Needs) -> str | None:
                 f"in its block {min(tape.multiplied_tokens)} tokens are multiplied with each other in a way that is no "
                 "attention as it is known (q kᵀ, softmax, A v; not a division behind the values), so A is not known"
             )
-        return "its blocks do not attend"
+        without = [layer for layer, block in enumerate(architecture.blocks) if not block.attention]
+        some = len(without) < architecture.depth
+        return f"no attention was found in its block {without[0]}" if some else "its blocks do not attend"
     if needs.biases and unseen and not architecture.has_attention and not architecture.placements:
         return "its blocks do not attend, and biases may act across tokens and belong to none"
     # A rule other than the plain one has to treat the attention, also where nothing is read from it.

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary
 
@@ -34,7 +33,7 @@ from vitreous.inputs.model_input import FAILURES, Inputs
 from vitreous.tape.attention import multihead
 from vitreous.tape.attention.record import attention_arguments, bias_of_heads, heads_of, rows_of
 from vitreous.tape.recording import torch_functions as ops
-from vitreous.tape.recording.interception import HandlerTable, Interception, TorchCall, result_at, with_result
+from vitreous.tape.recording.interception import Handler, HandlerTable, Interception, TorchCall, result_at, with_result
 
 
 class TokenDropping:
@@ -56,12 +55,18 @@ class TokenDropping:
     def interception(self) -> Interception:
         """The context in which the model has to run."""
         table = HandlerTable()
-        table.add((*ops.ADDITION, *ops.ADDITION_IN_PLACE), self._on_pair)
-        table.add((*ops.MULTIPLICATION, *ops.MULTIPLICATION_IN_PLACE), self._on_pair)
-        table.add(ops.MASKED_FILL, self._on_pair)
-        table.add(ops.ATTENTION, self._on_attention)
-        table.add((torch.split, Tensor.split), self._on_split)
+        for function, handler in self.handlers().items():
+            table.add((function,), handler)
         return Interception(self._architecture, self, table)
+
+    def handlers(self) -> dict[Callable[..., Any], Handler]:
+        """What acts on calls of torch functions, so that tables made for all tokens fit the kept ones."""
+        pairs = (*ops.ADDITION, *ops.ADDITION_IN_PLACE, *ops.MULTIPLICATION, *ops.MULTIPLICATION_IN_PLACE)
+        return {
+            **dict.fromkeys((*pairs, *ops.MASKED_FILL), self._on_pair),
+            **dict.fromkeys(ops.ATTENTION, self._on_attention),
+            **dict.fromkeys((torch.split, Tensor.split), self._on_split),
+        }
 
     def before(self, number: int) -> None:
         """Nothing to do."""
@@ -72,22 +77,19 @@ class TokenDropping:
         del number, args, kwargs
         axes = self._point.axes
         made = result_at(output, self._point.output)
-        stream = replace(axes, order=None).tokens(made)
-        self._prefix = stream.shape[1] - self._patches
-        patches = None if axes.order is None else list(axes.order[self._prefix :])
-        if axes.dims != 3 or axes.fold > 1 or (patches is not None and patches != sorted(patches)):
+        if axes.dims != 3 or axes.order is not None:
+            # A head may read its tokens by their places, which those behind dropped patches would lose.
             raise UnsupportedModelError(
-                f"the stream of {self._architecture.name} is a grid, or its patches do not stand row by row, so that "
+                f"the stream of {self._architecture.name} is a grid, or other tokens stand behind its patches, so that "
                 "none can be left out; paint them instead (by=paint)"
             )
+        stream = axes.tokens(made)
+        self._prefix = stream.shape[1] - self._patches
         self._tokens = with_prefix(self._kept, self._prefix)
-        if axes.order is not None:  # other tokens stand behind or among the patches
-            self._tokens = torch.tensor(axes.order, device=made.device)[self._tokens].sort(dim=1).values
         taken = torch.take_along_dim(stream, self._tokens[..., None], dim=1)
         sizes = list(made.shape)
         sizes[axes.token_axes[0]] = taken.shape[1]
-        left = replace(axes, order=None).stream(taken, torch.Size(sizes))
-        return with_result(output, self._point.output, left)
+        return with_result(output, self._point.output, axes.stream(taken, torch.Size(sizes)))
 
     def _on_pair(self, call: TorchCall) -> Any:
         """A table that is added to the kept tokens, multiplied with them, or tells where to fill them."""

@@ -174,6 +174,22 @@ class ModelRunner:
         """The explained quantity of every class and target, given what ``logits`` or a recorded run has returned."""
         return explained(logits, quantity, self.scale, self._reader.targets_in(logits))
 
+    def record_kept(self, images: Inputs, kept: Tensor, needs: Needs) -> AbstractContextManager[Tape]:
+        """Run the model without all patches but ``kept``, (images, k), and keep what ``needs`` names.
+
+        The tape's patches are those of every row of ``kept`` in ascending order, in one row of k.
+
+        Raises:
+            UnsupportedModelError: its patches cannot be dropped.
+        """
+        kept = check_kept(kept.to(images.device), len(images), self.layout.patches)
+        if not self._can_drop(images):
+            raise UnsupportedModelError(
+                f"patches of {self.architecture.name} can be hidden from attention but not dropped (its blocks work out "
+                "positions from how many tokens there are), and only a run without them can be recorded"
+            )
+        return self.record(images, needs, Intervention(kept=kept, patches=self.layout.patches))
+
     def embedded(self, images: Tensor) -> Tensor | None:
         """The first block's tokens of other images, without a run of the blocks; ``None`` where they do not show."""
         stream = first_block_input(self.architecture, self._model, images)
@@ -247,16 +263,21 @@ class ModelRunner:
         return self._reader.read(interception.newest(output), type(self._model).__name__, len(images))
 
     def _run_kept(self, images: Inputs, kept: Tensor) -> Tensor:
-        if self._cannot_drop is None:
-            strategy = removal_strategy(
-                self._model, self.architecture, images, self.layout.patches, self._run_intercepted
-            )
-            self._cannot_drop = strategy == "hide"
-        if not self._cannot_drop:
+        if self._can_drop(images):
             return self._run(images, TokenDropping(self.architecture, kept, self.layout.patches))
         # Patches that are masked in every attention and dropped after the last block give the same numbers, at full
         # cost.
         return self._run_edited(images, kept=kept)
+
+    def _can_drop(self, images: Inputs) -> bool:
+        """Whether patches can be dropped; found once, with a few of them."""
+        if self._cannot_drop is None:
+            with self._evaluating():
+                strategy = removal_strategy(
+                    self._model, self.architecture, images, self.layout.patches, self._run_intercepted
+                )
+            self._cannot_drop = strategy == "hide"
+        return not self._cannot_drop
 
     def _run_edited(self, images: Inputs, *, factor: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
         editing = ScoreEditing(self.architecture, factor=factor, kept=kept, patches=self.layout.patches)

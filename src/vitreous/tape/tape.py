@@ -344,10 +344,9 @@ class Tape:
         """What biases contribute, per token."""
         batch, nothing = len(self.logits), self.logits.new_zeros(len(self.logits), self.layout.tokens)
         lengths = None if self._texts is None else self._texts.lengths
+        behind = {self.depth, *self.architecture.read_layers.values()}
         scores = {
-            layer: bias_scores(
-                contributions or [nothing], self.layout, batch, behind=layer == self.depth, lengths=lengths
-            )
+            layer: bias_scores(contributions or [nothing], self.layout, batch, behind=layer in behind, lengths=lengths)
             for layer, contributions in noted.items()
         }
         return scores if size is None else {layer: sums * size[:, None] for layer, sums in scores.items()}

@@ -91,9 +91,9 @@ def explain_pieces(
     optional: bool = False,
     **provenance: Any,
 ) -> TextExplanation:
-    """Explain texts that are cut into pieces already; methods that are ``optional`` may be left out, with a warning."""
+    """Explain tokenized texts; if ``optional``, unsupported methods are omitted with a warning."""
     recipes, (found, family, scale), left_out = run_allowed(
-        lambda asked: explain_read(loaded, read, asked, target, topk), recipes, optional=optional
+        lambda tried: explain_read(loaded, read, tried, target, topk), recipes, optional=optional
     )
     return TextExplanation(
         texts=tuple(text.text for text in read),

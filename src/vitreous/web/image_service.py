@@ -1,4 +1,4 @@
-"""Explanations of photos, independent of the page: maps, attention rows and curves, each computed once."""
+"""Explanations of images, independent of the page: maps, attention rows and curves, each computed once."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from vitreous.tape.diagnosis import missing_linear_part
 from vitreous.web.jobs import Job, Limits, Throughput, Worker, monitored
 from vitreous.web.models import ModelCache
 from vitreous.web.requests import ExplainRequest, RunMethods, all_depths, compute, compute_first, is_single_pass
-from vitreous.web.results import BlockRows, BoundedCache, ImageResults, Upload, load_photo, read_upload
+from vitreous.web.results import BlockRows, BoundedCache, ImageResults, Upload, load_image, read_upload
 
 CURVE_POINTS = 11  # per curve
 
 
 @dataclass(frozen=True)
-class PhotoInput:
-    """A photo and the model to explain it with."""
+class ImageInput:
+    """An image and the model to explain it with."""
 
     upload: Upload
     model: str
@@ -43,7 +43,7 @@ class PhotoInput:
 
 
 class ImageService:
-    """Explains photos and caches the results.
+    """Explains images and caches the results.
 
     Methods that take a ``Job`` run the model and must be called on ``worker``; the others may be called from any
     thread.
@@ -68,23 +68,23 @@ class ImageService:
         self.images_run = 0
         self._throughputs: dict[str, Throughput] = {}
 
-    def read(self, path: str | Path, name: str, model: str) -> PhotoInput:
+    def read(self, path: str | Path, name: str, model: str) -> ImageInput:
         """Read an uploaded file.
 
         Raises:
             ImageError: it is too large, or gone.
         """
-        return PhotoInput(read_upload(path, name, self.upload_bytes), model)
+        return ImageInput(read_upload(path, name, self.upload_bytes), model)
 
-    def cached(self, photo: PhotoInput, request: ExplainRequest) -> ImageResults | None:
-        """Return the results of a photo if everything requested is there."""
+    def cached(self, photo: ImageInput, request: ExplainRequest) -> ImageResults | None:
+        """Return the results of an image if everything requested is there."""
         results = self.cache.get(photo.key)
         if results is None or results.sample is None:
             return None
         missing = results.missing(request.methods_for(results.depth), request.classes_for(results))
         return None if missing else results
 
-    def explain(self, photo: PhotoInput, request: ExplainRequest, job: Job) -> ImageResults:
+    def explain(self, photo: ImageInput, request: ExplainRequest, job: Job) -> ImageResults:
         """Compute the maps that are requested and missing."""
         model, results = self._open(photo, job)
         with self._storing(photo, results), self._monitored(model, job):
@@ -100,7 +100,7 @@ class ImageService:
             compute(results, missing, run, job, classes=len(classes), subject="the photo")
         return results
 
-    def rows(self, photo: PhotoInput, block: int, job: Job) -> BlockRows:
+    def rows(self, photo: ImageInput, block: int, job: Job) -> BlockRows:
         """Compute the attention rows of a block."""
         model, results = self._open(photo, job)
         if block not in results.rows:
@@ -109,12 +109,12 @@ class ImageService:
                 results.rows[block] = block_rows(model, results.photo.pixels, block)
         return results.rows[block]
 
-    def cached_rows(self, photo: PhotoInput, block: int) -> BlockRows | None:
+    def cached_rows(self, photo: ImageInput, block: int) -> BlockRows | None:
         """Return the attention rows of a block if they are there."""
         results = self.cache.get(photo.key)
         return None if results is None else results.rows.get(block)
 
-    def curves(self, photo: PhotoInput, request: ExplainRequest, job: Job) -> tuple[ImageResults, list[list[Curves]]]:
+    def curves(self, photo: ImageInput, request: ExplainRequest, job: Job) -> tuple[ImageResults, list[list[Curves]]]:
         """Measure deletion and insertion of the maps shown, per class; no curves for regression outputs."""
         results = self.explain(photo, request, job)
         model = self.models.get(photo.model)
@@ -135,14 +135,14 @@ class ImageService:
         """Cancel all jobs and end the worker thread."""
         self.worker.close()
 
-    def _open(self, photo: PhotoInput, job: Job) -> tuple[LoadedModel, ImageResults]:
+    def _open(self, photo: ImageInput, job: Job) -> tuple[LoadedModel, ImageResults]:
         job.start_stage(f"loading {photo.model}")
         model = self.models.get(photo.model)
         job.throughput = self._throughputs.setdefault(photo.model, job.throughput)
         results = self.cache.get(photo.key)
         if results is None:
             job.start_stage("reading the photo")
-            loaded = load_photo(photo.upload, model, self.upload_bytes)
+            loaded = load_image(photo.upload, model, self.upload_bytes)
             results = ImageResults(loaded, depth_of(model))
         job.check()
         return model, results
@@ -156,7 +156,7 @@ class ImageService:
         self.images_run += images
 
     @contextmanager
-    def _storing(self, photo: PhotoInput, results: ImageResults) -> Iterator[None]:
+    def _storing(self, photo: ImageInput, results: ImageResults) -> Iterator[None]:
         """Store what was computed, even if the rest is cancelled or fails."""
         try:
             yield

@@ -78,7 +78,7 @@ class Job:
     """One piece of work on the worker thread.
 
     Attributes:
-        stage: What is being computed, as shown to the visitor.
+        stage: What is being computed, as shown to the user.
         processed: How many images or texts the model has processed in this stage.
         unit: ``"images"`` or ``"texts"``.
         total: How many the stage needs, where that is known.

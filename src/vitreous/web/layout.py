@@ -1,4 +1,4 @@
-"""The components of the page and its style sheet; events are handled in ``photo_tab`` and ``text_tab``."""
+"""The components of the page and its style sheet; events are handled in ``image_tab`` and ``text_tab``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ TEXT_EXAMPLES = (
 _METHODS = ("tokentm", "gradtoken")
 _SPELLED_METHODS = "decompx.skipplus"
 _TEXT_METHODS = ("decompx", "gae")
-_PHOTO_HINT = "<p>Drop a photo on the left, or choose an example.</p>"
+_IMAGE_HINT = "<p>Drop a photo on the left, or choose an example.</p>"
 _TEXT_HINT = "<p>Write or paste a text on the left, and press <b>Explain</b>.</p>"
 
 
 @dataclass(frozen=True)
-class PhotoComponents:
-    """The components of the photo tab.
+class ImageComponents:
+    """The components of the image tab.
 
-    ``photo`` is the session's ``PhotoInput``; ``pending`` holds, for each panel, the task whose result it will show.
+    ``photo`` is the session's ``ImageInput``; ``pending`` holds, for each panel, the task whose result it will show.
     """
 
     photo: Any
@@ -64,18 +64,18 @@ class PhotoComponents:
     download: Any
 
     def controls(self) -> list[Any]:
-        """Input components, in the order ``photo_tab.read_photo_controls`` expects."""
+        """Input components, in the order ``image_tab.read_image_controls`` expects."""
         shown = [self.depth, self.opacity, self.sign, self.threshold, self.smooth]
         return [self.photo, self.classes, self.spelled, *shown, *self.methods]
 
 
-def build_photo_tab(models: Sequence[str], examples: Sequence[Path]) -> PhotoComponents:
-    """Create the components of the photo tab."""
+def build_image_tab(models: Sequence[str], examples: Sequence[Path]) -> ImageComponents:
+    """Create the components of the image tab."""
     panels = ("maps", "rows", "curves", "download")
     parts: dict[str, Any] = {"photo": gr.State(None), "pending": {panel: gr.State(None) for panel in panels}}
     with gr.Row(elem_classes="vitreous-columns"):
         with gr.Column(scale=2, min_width=280, elem_classes="vitreous-column"):
-            parts |= _photo_inputs(models, examples)
+            parts |= _image_inputs(models, examples)
             with gr.Column(elem_id="vitreous-choices", elem_classes="vitreous-choices"):
                 parts |= method_choices(_METHODS, _SPELLED_METHODS)
         with gr.Column(scale=5, min_width=280, elem_classes="vitreous-column"):
@@ -83,10 +83,10 @@ def build_photo_tab(models: Sequence[str], examples: Sequence[Path]) -> PhotoCom
                 parts |= _maps()
             with gr.Column(elem_id="vitreous-more", elem_classes="vitreous-more"):
                 parts |= _patch() | _curves() | _downloads()
-    return PhotoComponents(**{part.name: parts[part.name] for part in fields(PhotoComponents)})
+    return ImageComponents(**{part.name: parts[part.name] for part in fields(ImageComponents)})
 
 
-def _photo_inputs(models: Sequence[str], examples: Sequence[Path]) -> dict[str, Any]:
+def _image_inputs(models: Sequence[str], examples: Sequence[Path]) -> dict[str, Any]:
     return {
         "upload": gr.File(
             label="Photo: drop it here, or click to choose", file_types=["image"], height=130, elem_id="vitreous-upload"
@@ -182,7 +182,7 @@ def _maps() -> dict[str, Any]:
             elem_id="vitreous-sign",
         )
         smooth = gr.Checkbox(value=True, label="Smooth between patches", elem_id="vitreous-smooth")
-    maps = gr.HTML(_PHOTO_HINT, elem_id="vitreous-maps", elem_classes="vitreous-maps")
+    maps = gr.HTML(_IMAGE_HINT, elem_id="vitreous-maps", elem_classes="vitreous-maps")
     return {
         "status": status,
         "stop": stop,
@@ -238,7 +238,7 @@ def _downloads() -> dict[str, Any]:
 class TextComponents:
     """The components of the text tab.
 
-    ``shown_model`` is the model of the explanation that is shown; ``pending`` is as for photos.
+    ``shown_model`` is the model of the explanation that is shown; ``pending`` is as for images.
     """
 
     pending: dict[str, Any]

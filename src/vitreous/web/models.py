@@ -1,4 +1,4 @@
-"""The models that visitors may choose, and a small cache of those that are loaded."""
+"""The models that users may choose, and a small cache of those that are loaded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BaseModelCache(ABC, Generic[Model]):
     """Loads models by name and keeps the most recently used ones. Not thread-safe: call ``get`` from one thread.
 
     Args:
-        default: The model the server was started with. It may have any name, also one that visitors may not choose,
+        default: The model the server was started with. It may have any name, also one that users may not choose,
             such as a Python file.
         folders: Folders from which checkpoints may be loaded.
 
@@ -45,7 +45,7 @@ class BaseModelCache(ABC, Generic[Model]):
         """Return a model, loading it if necessary.
 
         Raises:
-            ModelError: the model may not be chosen by visitors, or cannot be loaded.
+            ModelError: the model may not be chosen by users, or cannot be loaded.
         """
         name = (name or "").strip()  # the page may send None
         if not name:

@@ -29,7 +29,7 @@ from vitreous.pictures.colours import strongest_word_colour
 from vitreous.pictures.curves import Curves
 from vitreous.pictures.tiles import SHARPNESS, Row, Tile, tiled
 from vitreous.text.explanation import By, TextExplanation
-from vitreous.web.image_service import PhotoInput, shown_methods
+from vitreous.web.image_service import ImageInput, shown_methods
 from vitreous.web.requests import ExplainRequest, at_depth
 from vitreous.web.results import BlockRows, ImageResults, ResultCache, TextResults
 
@@ -53,7 +53,7 @@ class DisplaySettings:
     """How maps are drawn; changing it does not run the model.
 
     Attributes:
-        opacity: Of the colours over the grey photo, from 0 to 1.
+        opacity: Of the colours over the grey image, from 0 to 1.
         sign: Which scores are shown of signed maps.
         threshold: The fraction of the largest score below which scores are hidden, from 0 to 1.
         smooth: Interpolate between patches; otherwise patches are rectangles.
@@ -84,7 +84,7 @@ def filter_scores(scores: Tensor, *, signed: bool, settings: DisplaySettings) ->
 
 
 def base_image(results: ImageResults, size: int = MAP_SIZE) -> BaseImage:
-    """Return the photo to draw on."""
+    """Return the image to draw on."""
     assert results.sample is not None
     return BaseImage.of(results.sample, 0, results.photo.picture).fitted(size, size)
 
@@ -106,7 +106,7 @@ def draw_map(
 
 
 def patch_at(base: BaseImage, grid: tuple[int, int], x: float, y: float) -> tuple[int, int]:
-    """Return row and column of the patch at a point of the drawn photo, or the nearest one."""
+    """Return row and column of the patch at a point of the drawn image, or the nearest one."""
     frame, geometry = base.frame, base.geometry
     relative = (y - frame.top) / (frame.bottom - frame.top), (x - frame.left) / (frame.right - frame.left)
     row, column = (
@@ -184,7 +184,7 @@ def rows_html(results: ImageResults, rows: BlockRows, patch: tuple[int, int]) ->
         "attention": f"<b>attention</b>, averaged over heads: {percent(own)} to itself, "
         f"{percent(max(0.0, all_patches - own))} to other patches, "
         f"{percent(max(0.0, 1 - all_patches))} to class and register tokens",
-        "contribution": "<b>contribution</b>: norm of the vector that attention brings from each patch "
+        "contribution": "<b>contribution</b>: norm of the vector that attention carries from each patch "
         "(<code>attin</code>)",
     }
     cards = [
@@ -258,7 +258,7 @@ def method_families(*, texts: bool = False) -> dict[str, list[tuple[str, str]]]:
 
 
 def save_png(
-    results: ImageResults, photo: PhotoInput, request: ExplainRequest, settings: DisplaySettings, folder: Path
+    results: ImageResults, photo: ImageInput, request: ExplainRequest, settings: DisplaySettings, folder: Path
 ) -> Path:
     """Write the maps as they are shown, as one picture."""
     methods = _downloaded_methods(results, request)
@@ -277,7 +277,7 @@ def save_png(
     return picture.save(folder / _file_name(photo, "png"))
 
 
-def save_npz(results: ImageResults, photo: PhotoInput, request: ExplainRequest, folder: Path) -> Path:
+def save_npz(results: ImageResults, photo: ImageInput, request: ExplainRequest, folder: Path) -> Path:
     """Write raw scores, classes and logits, as ``Explanation.save`` does."""
     explanation = results.explanation(_downloaded_methods(results, request), request.classes_for(results))
     file = folder / _file_name(photo, "npz")
@@ -287,12 +287,12 @@ def save_npz(results: ImageResults, photo: PhotoInput, request: ExplainRequest, 
 
 def save_report(
     results: ImageResults,
-    photo: PhotoInput,
+    photo: ImageInput,
     request: ExplainRequest,
     found: Sequence[Sequence[Curves]],
     folder: Path,
 ) -> Path:
-    """Write a self-contained HTML report about the photo."""
+    """Write a self-contained HTML report about the image."""
     methods = _downloaded_methods(results, request)
     explanation = results.explanation(methods, request.classes_for(results))
     measured = [report.Measured(tuple(curves), results.by) for curves in found] if results.has_curves else []
@@ -324,8 +324,8 @@ def _downloaded_methods(results: ImageResults, request: ExplainRequest) -> list[
     return methods
 
 
-def _file_name(photo: PhotoInput, suffix: str) -> str:
-    """Name a file after the visitor's name of the photo, reduced to safe characters."""
+def _file_name(photo: ImageInput, suffix: str) -> str:
+    """Name a file after the user's name of the image, reduced to safe characters."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(photo.upload.name).stem).strip("-")[:60]
     return f"vitreous-{stem or 'photo'}.{suffix}"
 

@@ -1,4 +1,4 @@
-"""What a visitor requests, checked against limits; and how methods are run for it."""
+"""What a user requests, checked against limits; and how methods are run for it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def all_depths(method: str, depth: int) -> list[str]:
 
 
 def _check_options(recipe: Recipe) -> None:
-    """Refuse option values that would make everybody wait, before the model runs.
+    """Refuse option values that would block the server, before the model runs.
 
     Raises:
         MethodError: there is one.

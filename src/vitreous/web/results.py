@@ -1,4 +1,4 @@
-"""What the page keeps: uploaded photos, and what was computed for a photo or text with a model, in bounded size."""
+"""What the page keeps: uploaded images, and what was computed for an image or text with a model, in bounded size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vitreous.models.pixels import find_pixels
 from vitreous.pictures.curves import Curves
 from vitreous.text.explanation import TextExplanation
 
-DISPLAY_SIZE = 1024  # pixels of the longer side of the copy kept for drawing; the model gets the full photo
+DISPLAY_SIZE = 1024  # pixels of the longer side of the copy kept for drawing; the model gets the full image
 _MAX_EXAMPLES = 12
 _THUMBNAIL_SIZE = 160
 
@@ -36,7 +36,7 @@ class Upload:
 
     Attributes:
         path: The file.
-        name: The visitor's name for it.
+        name: The user's name for it.
         digest: SHA-256 of its content.
     """
 
@@ -46,12 +46,12 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Photo:
-    """A decoded photo, preprocessed for one model.
+class DecodedImage:
+    """A decoded image, preprocessed for one model.
 
     Attributes:
-        name: The visitor's name for it.
-        picture: The photo for drawing, no side longer than ``DISPLAY_SIZE``.
+        name: The user's name for it.
+        picture: The image for drawing, no side longer than ``DISPLAY_SIZE``.
         seen: The part that the model sees.
         pixels: The model's input, (1, channels, height, width).
     """
@@ -77,35 +77,35 @@ def read_upload(path: str | Path, name: str, limit: int) -> Upload:
     return Upload(Path(path), name, hashlib.sha256(_read(Path(path), name, limit)).hexdigest())
 
 
-def load_photo(upload: Upload, model: LoadedModel, limit: int) -> Photo:
-    """Decode a photo within the limits of ``read_image`` and preprocess it for a model.
+def load_image(upload: Upload, model: LoadedModel, limit: int) -> DecodedImage:
+    """Decode an image within the limits of ``read_image`` and preprocess it for a model.
 
     Raises:
         ImageError: the file is not an image that can be read safely.
     """
     stream = io.BytesIO(_read(upload.path, upload.name, limit))
-    stream.name = upload.name  # errors name the file as the visitor knows it, not its path on the server
+    stream.name = upload.name  # errors name the file as the user knows it, not its path on the server
     image = read_image(stream)
     pixels, pictures = find_pixels(model, model.model, image)
     assert pictures is not None
     picture = image.copy() if max(image.size) <= DISPLAY_SIZE else image
     picture.thumbnail((DISPLAY_SIZE, DISPLAY_SIZE), Image.Resampling.LANCZOS)
-    return Photo(upload.name, picture, pictures[0], pixels)
+    return DecodedImage(upload.name, picture, pictures[0], pixels)
 
 
-def example_photos(folders: Sequence[Path]) -> list[Path]:
-    """List the shipped photo and photos in the allowed folders."""
+def example_images(folders: Sequence[Path]) -> list[Path]:
+    """List the shipped image and images in the allowed folders."""
     found = [demo.PHOTO]
     for folder in folders:
         try:
             found += find_images([folder])
-        except ImageError:  # a folder of checkpoints without photos
+        except ImageError:  # a folder of checkpoints without images
             continue
     return found[:_MAX_EXAMPLES]
 
 
 def write_thumbnails(photos: Sequence[Path], folder: Path) -> dict[Path, Path]:
-    """Write a small JPEG of each photo, so that the page loads quickly; unreadable photos are skipped."""
+    """Write a small JPEG of each image, so that the page loads quickly; unreadable images are skipped."""
     written = {}
     for number, photo in enumerate(photos):
         try:
@@ -225,11 +225,11 @@ class ResultCache(Generic[Made]):
 
     def missing(self, methods: Iterable[str], classes: Iterable[int]) -> list[str]:
         """Return the methods without scores for some of the classes, except those that failed."""
-        wanted = list(classes)
+        required = list(classes)
         return [
             method
             for method in dict.fromkeys(methods)
-            if method not in self.failed and any((method, one) not in self.scores for one in wanted)
+            if method not in self.failed and any((method, one) not in self.scores for one in required)
         ]
 
 
@@ -259,17 +259,17 @@ class BlockRows:
 
 @dataclass
 class ImageResults(ResultCache[Explanation]):
-    """Maps, attention rows and curves of one photo with one model.
+    """Maps, attention rows and curves of one image with one model.
 
     Attributes:
-        photo: The photo.
+        photo: The image.
         depth: The number of blocks of the model.
         rows: Attention rows by block.
         curves: Deletion and insertion curves by method and class.
         by: Whether curves remove patches or pixels.
     """
 
-    photo: Photo
+    photo: DecodedImage
     depth: int
     rows: dict[int, BlockRows] = field(default_factory=dict)
     curves: dict[tuple[str, int], Curves] = field(default_factory=dict)
@@ -288,7 +288,7 @@ class ImageResults(ResultCache[Explanation]):
         return self.photo.nbytes + maps + logits + sum(rows.nbytes for rows in list(self.rows.values()))
 
     def add(self, explanation: Explanation) -> None:
-        """Store the maps of an explanation of this photo."""
+        """Store the maps of an explanation of this image."""
         if self.sample is None:
             # Clone: a view would keep the memory of the whole run alive.
             self.sample = replace(explanation, logits=explanation.logits.clone().cpu(), images=(self.photo.seen,))

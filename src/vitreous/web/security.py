@@ -240,7 +240,7 @@ async def _read_body(receive: Receive) -> bytes:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Give the app a body that was read already, and then whatever else arrives."""
+    """Return a receive function that replays a body and then continues with the original one."""
     pending = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -20,7 +20,7 @@ from vitreous.web.text_tab import TextService
 
 _HOUR = 3600
 _NO_API_DOCS = ("docs_url", "redoc_url", "openapi_url")
-_TEXT_CACHE_FRACTION = 16  # texts get a sixteenth of the cache: kilobytes each, where photos need megabytes
+_TEXT_CACHE_FRACTION = 16  # texts get a sixteenth of the cache: kilobytes each, where images need megabytes
 _MAX_UPLOADS = 10  # of the largest size; the oldest are deleted first
 _CONCURRENCY = 32  # of events that do not run the model
 _MAX_QUEUE = 128  # waiting events; Gradio refuses more and says so
@@ -34,8 +34,8 @@ class Settings:
         model: The model that is loaded at the start.
         host: The address to listen on.
         port: The port.
-        folders: Folders from which checkpoints and example photos may be read.
-        upload_bytes: The largest photo that is accepted.
+        folders: Folders from which checkpoints and example images may be read.
+        upload_bytes: The largest image that is accepted.
         cache_bytes: Size of the result cache.
         text_model: The text classifier that is loaded at the start, if any.
         limits: Time and memory limits of one request.
@@ -129,20 +129,20 @@ def build(
     streams: OpenStreams,
 ) -> Any:
     """Build the page."""
-    from vitreous.web.layout import TITLE, build_photo_tab, build_text_tab  # noqa: PLC0415  # these import Gradio
-    from vitreous.web.photo_tab import PhotoTab  # noqa: PLC0415
+    from vitreous.web.image_tab import ImageTab  # noqa: PLC0415
+    from vitreous.web.layout import TITLE, build_image_tab, build_text_tab  # noqa: PLC0415  # these import Gradio
     from vitreous.web.rendering import NO_TEXT_MODEL  # noqa: PLC0415
-    from vitreous.web.results import example_photos, write_thumbnails  # noqa: PLC0415
+    from vitreous.web.results import example_images, write_thumbnails  # noqa: PLC0415
     from vitreous.web.text_tab import TextTab  # noqa: PLC0415
 
-    examples = write_thumbnails(example_photos(folders), folder)
+    examples = write_thumbnails(example_images(folders), folder)
     with gradio.Blocks(analytics_enabled=False, title="Vitreous", delete_cache=(_HOUR // 4, 2 * _HOUR)) as page:
         gradio.HTML(TITLE, elem_id="vitreous-title")
         jobs = SessionJobs(images.worker)
         with gradio.Tabs(elem_id="vitreous-tabs"):
             with gradio.Tab("Photos"):
-                parts = build_photo_tab(images.models.names(), list(examples.values()))
-                photos = PhotoTab(images, parts, list(examples), jobs, streams, folder)
+                parts = build_image_tab(images.models.names(), list(examples.values()))
+                photos = ImageTab(images, parts, list(examples), jobs, streams, folder)
                 photos.connect()
             with gradio.Tab("Texts"):
                 if texts is None:
@@ -150,7 +150,7 @@ def build(
                 else:
                     TextTab(texts, build_text_tab(texts.models.names()), jobs, streams, folder).connect()
         page.unload(photos.cancel)
-    # api_open: requests that bypass the queue have no stream of answers, so it would be unknown whether anybody reads.
+    # api_open: requests that bypass the queue have no stream of answers, so a disconnected client would go unnoticed.
     page.queue(default_concurrency_limit=_CONCURRENCY, max_size=_MAX_QUEUE, api_open=False)
     return page
 

@@ -107,7 +107,7 @@ class TabController:
             result = task.cached()
             if result is not None:
                 return await asyncio.to_thread(task.show, result, None)
-        except Exception as error:  # noqa: BLE001  # logged, unless it is a message for the visitor
+        except Exception as error:  # noqa: BLE001  # logged, unless it is a message for the user
             return self._failed(error, on_error)
         finally:
             self._trim_later()
@@ -135,7 +135,7 @@ class TabController:
             if job.cancelled_by is self:  # a newer request on this tab shows its own status
                 return unchanged()
             return self._failed(error, task.on_error)
-        except Exception as error:  # noqa: BLE001  # logged, unless it is a message for the visitor
+        except Exception as error:  # noqa: BLE001  # logged, unless it is a message for the user
             return self._failed(error, task.on_error)
         finally:
             self._jobs.finish(session, job)
@@ -149,7 +149,7 @@ class TabController:
         return updates if updates == unchanged() else {button: None} | updates
 
     def cancel(self, request: gr.Request) -> None:
-        """Cancel the session's job: the visitor pressed Stop or closed the page."""
+        """Cancel the session's job: the user pressed Stop or closed the page."""
         self._jobs.cancel(session_of(request))
 
     def done(self, seconds: float | None) -> Updates:
@@ -162,7 +162,7 @@ class TabController:
         return {self._stop: gr.update(interactive=False)}
 
     def stopped(self) -> Updates:
-        """Report that the visitor stopped the job."""
+        """Report that the user stopped the job."""
         return {self._status: status_html("Stopped.")} | self.idle()
 
     def file_ready(self, download: Any, file: Path) -> Updates:
@@ -193,7 +193,7 @@ class TabController:
         )
 
     async def _finished(self, job: Job, session: str, progress: gr.Progress) -> Any:
-        """Wait for a job, report its progress, and cancel it if nobody reads the answer any more."""
+        """Wait for a job, report its progress, and cancel it if the client has disconnected."""
         future = asyncio.wrap_future(job.future)
         try:
             while not (await asyncio.wait({future}, timeout=_POLL_INTERVAL))[0]:
@@ -207,7 +207,7 @@ class TabController:
                 future.add_done_callback(_ignore_result)
 
     def _failed(self, error: Exception, on_error: Callable[[Exception], Updates | None]) -> Updates:
-        """Show an error in the status line and, wherever the visitor has scrolled to, in a toast."""
+        """Show an error in the status line and, wherever the user has scrolled to, in a toast."""
         if isinstance(error, CancelledError):
             return self.stopped() | (on_error(error) or {})
         if not isinstance(error, VitreousError):
@@ -217,7 +217,7 @@ class TabController:
         return {self._status: status_html(text, error=True)} | self.idle() | (on_error(error) or {})
 
     def _trim_later(self) -> None:
-        """Release memory once nobody holds what this request has used."""
+        """Release memory after the objects of this request are freed."""
         loop = asyncio.get_running_loop()
         loop.call_later(_TRIM_DELAY, loop.run_in_executor, None, self._jobs.worker.trim_memory)
 
@@ -229,7 +229,7 @@ def read_methods(spelled: str | None, groups: Sequence[Any]) -> tuple[str, ...]:
 
 
 def session_of(request: gr.Request) -> str:
-    """Return the id of a visitor's session."""
+    """Return the id of a user's session."""
     return str(request.session_hash)
 
 

@@ -158,7 +158,7 @@ def read_text_controls(values: Sequence[Any]) -> TextControls:
 
 
 class TextTab(TabController):
-    """The events of the text tab; the arguments are those of ``PhotoTab``."""
+    """The events of the text tab; the arguments are those of ``ImageTab``."""
 
     def __init__(
         self, service: TextService, parts: TextComponents, jobs: SessionJobs, streams: OpenStreams, folder: Path

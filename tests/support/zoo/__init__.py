@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from own_models import MODELS
+from own_reference import weights as own_weights
 from spelling_reference import weights
 from spelling_variants import ALL, build
 from zoo.entry import CLASSES, Entry
@@ -11,6 +13,10 @@ from zoo.transformers_zoo import TRANSFORMERS
 from zoo.vit_pytorch_zoo import VIT_PYTORCH
 
 SPELLED = [Entry(f"spellings/{variant}, {name}", partial(build, variant, name, weights())) for variant, name in ALL]
+# ViTs in other people's hands. Not among the entries: tests/architecture/test_own_models.py compares them as a whole.
+OWN_WRITTEN = [
+    Entry(f"own/{name}", partial(make, own_weights())) for name, (_, make) in MODELS.items() if name != "Compiled"
+]
 ENTRIES: list[Entry] = [*SPELLED, *VIT_PYTORCH, *OWN, *TIMM, *TRANSFORMERS]
 
-__all__ = ["CLASSES", "ENTRIES", "Entry"]
+__all__ = ["CLASSES", "ENTRIES", "OWN_WRITTEN", "Entry"]

@@ -16,6 +16,11 @@ from vitreous.metrics.sanity import ranks, spearman
 
 _FEWEST_METHODS = 3  # of fewer, a rank correlation says nothing
 _MISSING = "-"
+EXPLAINED = (
+    "Mean rank of every method over the columns of all protocols, protocols weighing the same; the disagreement is the "
+    "standard deviation of its ranks over protocols. A method is on the front if no other is better both in "
+    "localisation and in faithfulness, by their mean ranks."
+)
 
 
 @dataclass(frozen=True)
@@ -163,8 +168,9 @@ def pareto_front(points: Floats) -> np.typing.NDArray[np.bool_]:
         return np.zeros(len(points), dtype=bool)
     as_good = (points[:, None] >= points[None]).all(axis=2)
     better = (points[:, None] > points[None]).any(axis=2)
-    dominated: np.typing.NDArray[np.bool_] = (as_good & better).any(axis=0)
-    return ~dominated
+    dominated = np.asarray((as_good & better).any(axis=0))
+    front: np.typing.NDArray[np.bool_] = ~dominated
+    return front
 
 
 def agreement_grid(table: ResultTable) -> tuple[list[str], list[list[str]]] | None:

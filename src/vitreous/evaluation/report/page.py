@@ -15,7 +15,8 @@ from markupsafe import Markup
 
 from vitreous import __version__
 from vitreous.evaluation.report.images import Extreme, Extremes, Thumbnails, extremes_of, thumbnails_of
-from vitreous.evaluation.report.overall import Overall, agreement_grid, overall_results
+from vitreous.evaluation.report.overall import EXPLAINED, Overall, agreement_grid, overall_results
+from vitreous.evaluation.report.published import published_rows, published_title
 from vitreous.evaluation.report.results import Results, summarise
 from vitreous.evaluation.report.svg import Curves, curves_chart, curves_of, dots_chart, sweeps_of
 from vitreous.evaluation.report.tables import (
@@ -26,10 +27,9 @@ from vitreous.evaluation.report.tables import (
     as_rows,
     difference_parts,
     is_tied,
+    markdown_grid,
     number_parts,
     published_as_rows,
-    published_rows,
-    published_title,
     row_label,
     table_heading,
 )
@@ -42,6 +42,7 @@ COLOURS, DASHES = 8, 3  # evaluation.css has as many
 _SHOWN_DOTS = 4  # charts of metrics that are not folded away
 _PICTURED_METHODS = 12
 _SHOWN_FAILURES = 200
+_AGREEMENT = "**How alike the columns rank the methods** (Spearman, each turned so that higher is better)"
 _MISSING = "–"  # noqa: RUF001
 
 
@@ -158,6 +159,7 @@ def write_page(found: Sequence[Results], *, pictures: int = 3, published: bool =
         heading="How good are these explanations?",
         style="evaluation.css",
         version=__version__,
+        overall_about=EXPLAINED,
         overall=[_overall(each) for each in overall_results(zip(found, tables, strict=True))],
         runs=[_run(results, table, pictures, styles) for results, table in zip(found, tables, strict=True)],
     )
@@ -171,7 +173,8 @@ def _run(results: Results, table: ResultTable, pictures: int, styles: MethodStyl
     leading = table.methods
     dots = _dots(table, styles)
     agreement = agreement_grid(table)
-    extremes = extremes_of(results, table.metrics, leading[:_PICTURED_METHODS], pictures) if pictures else []
+    pictured = [method for method in leading if not is_control(method)][:_PICTURED_METHODS]
+    extremes = extremes_of(results, table.metrics, pictured, pictures) if pictures else []
     done = len(results.images)
     charts = [
         _charts("Curves", curves_of(results), styles),
@@ -395,8 +398,19 @@ def write_document(
         return json.dumps([_as_json(results, published=published) for results in found], indent=2) + "\n"
     if form == "csv":
         return as_csv((_about(results), summarise(results)) for results in found)
-    write = {"markdown": as_markdown, "latex": as_latex}[form]
-    return "\n".join(write(summarise(results, published=published), p_values=p_values) for results in found)
+    tables = [summarise(results, published=published) for results in found]
+    if form == "latex":
+        return "\n".join(as_latex(table, p_values=p_values) for table in tables)
+    parts = [_overall_as_markdown(each) for each in overall_results(zip(found, tables, strict=True))]
+    for table in tables:
+        parts.append(as_markdown(table, p_values=p_values))
+        if agreement := agreement_grid(table):
+            parts.append(f"{_AGREEMENT}\n\n{markdown_grid(*agreement)}\n")
+    return "\n".join(parts)
+
+
+def _overall_as_markdown(found: Overall) -> str:
+    return f"**{found.title}**\n\n{markdown_grid(*found.grid())}\n\n{EXPLAINED}\n"
 
 
 def _as_json(results: Results, *, published: bool) -> dict[str, Any]:

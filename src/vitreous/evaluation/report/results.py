@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from vitreous._utils.storage import MANIFEST, StorageError
 from vitreous.errors import VitreousError
 from vitreous.evaluation.protocols import Protocol, find_protocol
-from vitreous.evaluation.report.tables import ResultTable, as_rows, published_results
+from vitreous.evaluation.report.published import published_results
+from vitreous.evaluation.report.tables import ResultTable, as_rows
 from vitreous.evaluation.statistics import Comparison, Estimate, estimates, paired, standings
 from vitreous.evaluation.store.run import Run, RunError, Shard
 from vitreous.evaluation.store.store import Notice, Store, read_manifest

@@ -172,7 +172,7 @@ class AttentionHandler:
         bias: Tensor | None,
         scale: float,
     ) -> Tensor:
-        self._check(layer, query.shape[0], query.shape[2], key.shape[2])
+        self._check(layer, spec, query.shape[0], query.shape[2], key.shape[2])
         constant_bias = None if bias is None else bias.detach()
         record = AttentionRecord(query.detach(), key.detach(), value.detach(), scale, constant_bias)
         if bias is not None:
@@ -251,6 +251,8 @@ class AttentionHandler:
             if spec.output_step not in self._later:
                 self.after_blocks.append((record, output, spec))
             return
+        if spec.key_tokens and record.key.shape[2] == spec.keys and layer in self._plan.attention:
+            record = record.of_keys(torch.tensor(spec.key_tokens))
         order = self._order(layer)
         kept = _EMPTY if layer not in self._plan.attention else record if order is None else record.in_order(order)
         if layer in self.records and kept is not _EMPTY:
@@ -263,11 +265,13 @@ class AttentionHandler:
         self.outputs.setdefault(layer, []).append(output)
         self.records[layer] = kept
 
-    def _check(self, layer: int, batch: int, queries: int, keys: int) -> bool:
+    def _check(self, layer: int, spec: AttentionCall, batch: int, queries: int, keys: int) -> bool:
         """Note attention that is not between all tokens of each image; whether it is."""
         tokens = self._progress.tokens
-        whole = (batch, queries, keys) == (self._progress.batch, tokens, tokens)
-        if layer < self._architecture.depth and (batch, queries) == (self._progress.batch, tokens) and keys > tokens:
+        looked_at = len(spec.key_tokens) if spec.key_tokens and keys == spec.keys else keys
+        whole = (batch, queries, looked_at) == (self._progress.batch, tokens, tokens)
+        attends = layer < self._architecture.depth and (batch, queries) == (self._progress.batch, tokens)
+        if attends and keys > tokens and not whole:
             self.other.setdefault(
                 layer,
                 f"attention in its block {layer} has {keys} keys for {tokens} tokens: some belong to no token of the "
@@ -346,10 +350,10 @@ class AttentionHandler:
         matrix = spec.arrangement("weights").arrange(weights, batch)
         values = spec.arrangement("value").arrange(value, batch)
         if matrix is None or values is None or len(matrix) != len(values):
-            self._check(layer, weights.numel() // (spec.queries * spec.keys), spec.queries, spec.keys)
+            self._check(layer, spec, weights.numel() // (spec.queries * spec.keys), spec.queries, spec.keys)
             self.unfollowed.add(layer)
             return self._shared(self._with_ruled_weights(call, weights))
-        whole = self._check(layer, matrix.shape[0], *matrix.shape[-2:])
+        whole = self._check(layer, spec, matrix.shape[0], *matrix.shape[-2:])
         values = in_every_head(values, matrix)
         scores = self.scores.read(spec, matrix)
         record = self._written_record(layer, spec, scores, matrix, values)
@@ -359,7 +363,8 @@ class AttentionHandler:
             if layer in self.outputs:
                 self.outputs[layer][-1] = restored
             return restored
-        followed = scores.followed and scores.query is not None and scores.key is not None
+        scaled = scores.head_factor is None or len(scores.head_factor) == matrix.shape[1]
+        followed = scores.followed and scaled and scores.query is not None and scores.key is not None
         if not followed:
             self.unfollowed.add(layer)
         if self._follows and followed:

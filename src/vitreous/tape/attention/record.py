@@ -160,6 +160,27 @@ class AttentionRecord:
             head_scale=self.head_scale,
         )
 
+    def of_keys(self, places: Tensor) -> AttentionRecord:
+        """The call as some of its keys see it, where the others are learned and belong to no token."""
+        places, matrix, values = places.to(self.key.device), self.rows(slice(None)), self.value
+
+        def product_gradient(output_gradient: Tensor) -> Tensor:
+            if self.product_gradient is not None:
+                return self.product_gradient(output_gradient)[..., places]
+            gradient = output_gradient @ values.transpose(-2, -1).to(output_gradient.dtype)
+            return score_gradient(matrix.to(gradient.dtype), gradient)[..., places] * self.full_scale
+
+        return AttentionRecord(
+            query=None,
+            key=self.key[:, :, places],
+            value=values[:, :, places],
+            scale=self.scale,
+            matrix=matrix[..., places],
+            scores=None if self.scores is None else self.scores[..., places],
+            head_scale=self.head_scale,
+            product_gradient=product_gradient,
+        )
+
     def joined(self, other: AttentionRecord) -> AttentionRecord | None:
         """Two calls of the same tokens as one with the heads of both; ``None`` where they do not fit together."""
         if self.key.shape[2:] != other.key.shape[2:] or self.value.shape[2:] != other.value.shape[2:]:

@@ -392,5 +392,5 @@ def _not_shown(name: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"{name} makes its patches without a convolution, and which of its tokens change with the edges of a picture "
         "does not show rows of patches behind all other tokens, so no map can be laid out; embed patches by a "
-        "convolution whose kernel and stride are their size"
+        "convolution whose kernel and stride are their size (tokens that are sampled or merged on the way have no grid)"
     )

@@ -84,6 +84,9 @@ def find_layout(
     Where ``any_token`` may be read by itself (a pixel's, say), none of them has to be a class token.
     """
     tokens = head_gradient.shape[1]
+    kept = recorder.plan.intervention.kept
+    if kept is not None:  # in no grid any more
+        return _with_readers(recorder, head_gradient, pooling_gradient, inputs, (1, kept.shape[1]))
     grid_of_stage = recorder.architecture.stages[recorder.architecture.stage].places
     if grid_of_stage is not None and not isinstance(inputs, Texts):
         grid = grid_of_stage.grid

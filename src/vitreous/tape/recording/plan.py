@@ -139,7 +139,7 @@ def unite(needs: Iterable[Needs]) -> Needs:
 
 @dataclass(frozen=True)
 class Intervention:
-    """A stream put in the place of another, or attention scaled.
+    """A stream put in the place of another, patches dropped, or attention scaled.
 
     Attributes:
         layer: the block whose input x_l is replaced; L stands for the input of what is after the last block.
@@ -147,11 +147,16 @@ class Intervention:
             one is then enough: blocks, pooling and head work on any batch size.
         attention_scale: by block, factors (batch,) on its attention matrix. Such a matrix is a constant: the gradient
             passes on through the values alone, under every rule.
+        kept: the patches that stay, (batch, k), ascending in every row; the others are dropped at the input of the first
+            block, so the run has k patches. ``None`` keeps all.
+        patches: how many patches the whole picture has, where some are dropped.
     """
 
     layer: int = 0
     stream: Tensor | None = None
     attention_scale: Mapping[int, Tensor] = field(default_factory=dict)
+    kept: Tensor | None = None
+    patches: int = 0
 
     def replacement(self, layer: int) -> Tensor | None:
         """What stands in for x_l, if anything does."""

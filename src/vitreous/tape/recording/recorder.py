@@ -25,6 +25,7 @@ from vitreous.tape.recording.interception import (
 )
 from vitreous.tape.recording.linear_maps import LinearMaps
 from vitreous.tape.recording.plan import PIXELS, Plan
+from vitreous.tape.removal import TokenDropping
 from vitreous.tape.rules import RULES
 from vitreous.tape.rules.autograd import ActiveRule
 from vitreous.tape.rules.handler import RuleHandler
@@ -74,6 +75,8 @@ class Recorder:
         self.attention = AttentionHandler(architecture, plan, self.progress, self.active_rule, on_linear)
         self.linear_maps = LinearMaps(architecture, plan.needs)
         self._points = self._wanted_points()
+        kept = plan.intervention.kept
+        self._dropping = None if kept is None else TokenDropping(architecture, kept, plan.intervention.patches)
         self.own_steps = self.attention.scores.own_steps
         self.steps = (
             frozenset(self._points) | self.attention.scores.steps | self.linear_maps.steps | self.relevance.steps
@@ -118,6 +121,8 @@ class Recorder:
 
     def after(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Keep what a step gave; start the graph where the first block that needs one begins."""
+        if self._dropping is not None and number in self._dropping.steps:
+            output = self._dropping.after(number, args, kwargs, output)
         self.attention.scores.after(number, args, kwargs, output)
         self.linear_maps.after(number, args, kwargs)
         output = self.relevance.on_norm_output(number, output)
@@ -237,6 +242,9 @@ class Recorder:
             act(ops.POOLING, relevance.on_pool)
             act(ops.NEGATION, relevance.on_negate)
             act(ops.INTERPOLATION, relevance.on_interpolate)
+        if self._dropping is not None:
+            for function, handler in self._dropping.handlers().items():
+                table.add((function,), handler, *table.handlers_of(function))
         return table
 
     def _record_convolution(self, call: TorchCall) -> Any:

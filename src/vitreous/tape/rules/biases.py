@@ -32,11 +32,17 @@ class BiasRecorder:
         self._plan, self._progress, self._active_rule = plan, progress, active_rule
         self._tokens_first = not architecture.blocks[0].input.axes.batch_first
         self._placements = architecture.placements
+        self._read_layers = architecture.read_layers
 
     @property
     def active(self) -> bool:
         """Whether the biases of the block that the forward pass is in are wanted."""
-        return self._progress.layer in self._plan.biases
+        return self._layer in self._plan.biases
+
+    @property
+    def _layer(self) -> int | None:
+        """The block that biases count for: where a head reads tokens of earlier blocks too, that of these tokens."""
+        return self._read_layers.get(self._progress.step, self._progress.layer)
 
     def record(self, output: Tensor, bias: Tensor | None, *, tokens_first: bool | None = None) -> None:
         """A bias contributes bias x gradient."""
@@ -118,9 +124,7 @@ class BiasRecorder:
 
     def _layer_of(self, output: Tensor) -> int | None:
         """The block that the forward pass is in, if its biases are wanted and this has a gradient."""
-        if not (self.active and output.requires_grad):
-            return None
-        return self._progress.layer
+        return self._layer if self.active and output.requires_grad else None
 
     def _add(self, layer: int, step: int, found: Tensor, axis: int, tokens_first: bool) -> None:  # noqa: FBT001
         batch, tokens = self._progress.batch, self._progress.tokens

@@ -1,4 +1,4 @@
-"""The events of the photo tab."""
+"""The events of the image tab."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import gradio as gr
 
 from vitreous.errors import InputError, ModelError
 from vitreous.web import rendering
-from vitreous.web.image_service import ImageService, PhotoInput
+from vitreous.web.image_service import ImageInput, ImageService
 from vitreous.web.jobs import CancelledError, Job, SessionJobs
-from vitreous.web.layout import PhotoComponents
+from vitreous.web.layout import ImageComponents
 from vitreous.web.rendering import DisplaySettings, base_image, mark_patch, patch_at, status_html
 from vitreous.web.requests import ExplainRequest
 from vitreous.web.results import BlockRows, ImageResults
@@ -29,40 +29,40 @@ from vitreous.web.tab_controller import (
     unchanged,
 )
 
-_NO_PHOTO = "Choose a photo first."
+_NO_IMAGE = "Choose a photo first."
 
 
 @dataclass(frozen=True)
-class PhotoControls:
-    """The settings of the photo tab."""
+class ImageControls:
+    """The settings of the image tab."""
 
-    photo: PhotoInput | None
+    photo: ImageInput | None
     request: ExplainRequest
     settings: DisplaySettings
 
     @property
-    def chosen_photo(self) -> PhotoInput:
-        """The photo; an error if there is none yet."""
+    def chosen_image(self) -> ImageInput:
+        """The image; an error if there is none yet."""
         if self.photo is None:
-            raise InputError(_NO_PHOTO)
+            raise InputError(_NO_IMAGE)
         return self.photo
 
 
-def read_photo_controls(values: Sequence[Any]) -> PhotoControls:
-    """Parse the values of ``PhotoComponents.controls``."""
+def read_image_controls(values: Sequence[Any]) -> ImageControls:
+    """Parse the values of ``ImageComponents.controls``."""
     photo, classes, spelled, depth, opacity, sign, threshold, smooth, *groups = values
     methods = read_methods(spelled, groups)
     request = ExplainRequest(methods, tuple(int(one) for one in classes or ()), None if depth is None else int(depth))
-    return PhotoControls(photo, request, DisplaySettings(float(opacity), sign, float(threshold), bool(smooth)))
+    return ImageControls(photo, request, DisplaySettings(float(opacity), sign, float(threshold), bool(smooth)))
 
 
-class PhotoTab(TabController):
-    """The events of the photo tab.
+class ImageTab(TabController):
+    """The events of the image tab.
 
     Args:
         service: Computes explanations.
         parts: The components of the tab.
-        examples: The example photos.
+        examples: The example images.
         jobs: The jobs of all sessions.
         streams: The event streams of all sessions.
         folder: Where downloads are written.
@@ -71,7 +71,7 @@ class PhotoTab(TabController):
     def __init__(
         self,
         service: ImageService,
-        parts: PhotoComponents,
+        parts: ImageComponents,
         examples: Sequence[Path],
         jobs: SessionJobs,
         streams: OpenStreams,
@@ -127,7 +127,7 @@ class PhotoTab(TabController):
     async def open_upload(
         self, request: gr.Request, path: str | None, previous: Task | None, model: str, *values: Any
     ) -> Updates:
-        """Explain an uploaded photo."""
+        """Explain an uploaded image."""
         if path is None:
             return unchanged()
         return await self._open(path, Path(path).name, previous, model, values, request)
@@ -135,15 +135,15 @@ class PhotoTab(TabController):
     async def open_example(
         self, request: gr.Request, number: int | None, previous: Task | None, model: str, *values: Any
     ) -> Updates:
-        """Explain an example photo."""
+        """Explain an example image."""
         if number is None or not 0 <= int(number) < len(self.examples):
             return unchanged()
         example = self.examples[int(number)]
         return await self._open(example, example.name, previous, model, values, request)
 
     async def change_model(self, request: gr.Request, previous: Task | None, model: str, *values: Any) -> Updates:
-        """Explain the photo with another model."""
-        photo: PhotoInput | None = values[0]
+        """Explain the image with another model."""
+        photo: ImageInput | None = values[0]
         if model == (self.service.models.default if photo is None else photo.model):
             return unchanged()  # the choice was put back
         if photo is not None:
@@ -159,8 +159,8 @@ class PhotoTab(TabController):
         """Show the requested maps."""
 
         def make() -> Task:
-            controls = read_photo_controls(values)
-            return self._explain_task(controls.chosen_photo, controls, partial(self._show_maps, controls))
+            controls = read_image_controls(values)
+            return self._explain_task(controls.chosen_image, controls, partial(self._show_maps, controls))
 
         return await self.begin("maps", previous, make, request)
 
@@ -169,7 +169,7 @@ class PhotoTab(TabController):
         request: gr.Request,
         event: gr.SelectData,
         previous: Task | None,
-        photo: PhotoInput | None,
+        photo: ImageInput | None,
         block: int,
         _row: int,
         _column: int,
@@ -186,7 +186,7 @@ class PhotoTab(TabController):
         self,
         request: gr.Request,
         previous: Task | None,
-        photo: PhotoInput | None,
+        photo: ImageInput | None,
         block: int,
         row: int,
         column: int,
@@ -195,7 +195,7 @@ class PhotoTab(TabController):
 
         def make() -> Task:
             if photo is None:
-                raise InputError(_NO_PHOTO)
+                raise InputError(_NO_IMAGE)
             return Task(
                 partial(self.service.rows, photo, int(block)),
                 partial(self._show_rows, photo, int(row), int(column)),
@@ -208,8 +208,8 @@ class PhotoTab(TabController):
         """Measure the curves of the maps shown."""
 
         def make() -> Task:
-            controls = read_photo_controls(values)
-            work = partial(self.service.curves, controls.chosen_photo, controls.request)
+            controls = read_image_controls(values)
+            work = partial(self.service.curves, controls.chosen_image, controls.request)
             return Task(work, partial(self._show_curves, controls.request))
 
         return await self.begin("curves", previous, make, request)
@@ -217,7 +217,7 @@ class PhotoTab(TabController):
     async def save_png(self, request: gr.Request, previous: Task | None, *values: Any) -> Updates:
         """Download the maps as a picture."""
 
-        def save(results: ImageResults, photo: PhotoInput, controls: PhotoControls) -> Path:
+        def save(results: ImageResults, photo: ImageInput, controls: ImageControls) -> Path:
             return rendering.save_png(results, photo, controls.request, controls.settings, self.new_folder())
 
         return await self._save(self.service.explain, save, previous, values, request)
@@ -225,7 +225,7 @@ class PhotoTab(TabController):
     async def save_npz(self, request: gr.Request, previous: Task | None, *values: Any) -> Updates:
         """Download the scores."""
 
-        def save(results: ImageResults, photo: PhotoInput, controls: PhotoControls) -> Path:
+        def save(results: ImageResults, photo: ImageInput, controls: ImageControls) -> Path:
             return rendering.save_npz(results, photo, controls.request, self.new_folder())
 
         return await self._save(self.service.explain, save, previous, values, request)
@@ -233,13 +233,13 @@ class PhotoTab(TabController):
     async def save_report(self, request: gr.Request, previous: Task | None, *values: Any) -> Updates:
         """Download a report."""
 
-        def save(measured: Any, photo: PhotoInput, controls: PhotoControls) -> Path:
+        def save(measured: Any, photo: ImageInput, controls: ImageControls) -> Path:
             results, curves = measured
             return rendering.save_report(results, photo, controls.request, curves, self.new_folder())
 
         return await self._save(self.service.curves, save, previous, values, request)
 
-    def stop(self, request: gr.Request, photo: PhotoInput | None) -> Updates:
+    def stop(self, request: gr.Request, photo: ImageInput | None) -> Updates:
         """Stop the session's job; the maps shown are those of the model before it."""
         self.cancel(request)
         return self.stopped() | self._restore_model(photo, CancelledError("Stopped."))
@@ -254,25 +254,25 @@ class PhotoTab(TabController):
         request: gr.Request,
     ) -> Updates:
         def make() -> Task:
-            # Classes belong to another photo or model, and the depth to another model.
-            controls = read_photo_controls([values[0], [], values[2], None, *values[4:]])
+            # Classes belong to another image or model, and the depth to another model.
+            controls = read_image_controls([values[0], [], values[2], None, *values[4:]])
             self.service.models.check(str(model or ""))
             photo = self.service.read(path, name, model)
-            return self._explain_task(photo, controls, partial(self._show_photo, photo, controls))
+            return self._explain_task(photo, controls, partial(self._show_image, photo, controls))
 
         return await self.begin("maps", previous, make, request, partial(self._restore_model, values[0]))
 
     async def _save(
         self,
-        work: Callable[[PhotoInput, ExplainRequest, Job], Any],
-        save: Callable[[Any, PhotoInput, PhotoControls], Path],
+        work: Callable[[ImageInput, ExplainRequest, Job], Any],
+        save: Callable[[Any, ImageInput, ImageControls], Path],
         previous: Task | None,
         values: Sequence[Any],
         request: gr.Request,
     ) -> Updates:
         def make() -> Task:
-            controls = read_photo_controls(values)
-            photo = controls.chosen_photo
+            controls = read_image_controls(values)
+            photo = controls.chosen_image
 
             def show(result: Any, _seconds: float | None) -> Updates:
                 return self.file_ready(self.parts.download, save(result, photo, controls))
@@ -282,23 +282,23 @@ class PhotoTab(TabController):
         return await self.begin_download(self.parts.download, previous, make, request)
 
     def _explain_task(
-        self, photo: PhotoInput, controls: PhotoControls, show: Callable[[ImageResults, float | None], Updates]
+        self, photo: ImageInput, controls: ImageControls, show: Callable[[ImageResults, float | None], Updates]
     ) -> Task:
         arguments = (photo, controls.request)
         return Task(partial(self.service.explain, *arguments), show, partial(self.service.cached, *arguments))
 
-    def _restore_model(self, photo: PhotoInput | None, error: Exception) -> Updates:
+    def _restore_model(self, photo: ImageInput | None, error: Exception) -> Updates:
         """Set the model back to the one whose maps are shown."""
         if photo is None and not isinstance(error, ModelError):
             return {}
         return {self.parts.model: self.service.models.default if photo is None else photo.model}
 
-    def _show_maps(self, controls: PhotoControls, results: ImageResults, seconds: float | None) -> Updates:
+    def _show_maps(self, controls: ImageControls, results: ImageResults, seconds: float | None) -> Updates:
         maps = rendering.maps_html(results, controls.request, controls.settings)
         return {self.parts.maps: maps} | self.done(seconds)
 
-    def _show_photo(
-        self, photo: PhotoInput, controls: PhotoControls, results: ImageResults, seconds: float | None
+    def _show_image(
+        self, photo: ImageInput, controls: ImageControls, results: ImageResults, seconds: float | None
     ) -> Updates:
         parts, sample = self.parts, results.sample
         assert sample is not None
@@ -319,7 +319,7 @@ class PhotoTab(TabController):
             parts.column: gr.update(maximum=sample.grid[1] - 1, value=sample.grid[1] // 2),
         } | self.done(seconds)
 
-    def _show_rows(self, photo: PhotoInput, row: int, column: int, rows: BlockRows, seconds: float | None) -> Updates:
+    def _show_rows(self, photo: ImageInput, row: int, column: int, rows: BlockRows, seconds: float | None) -> Updates:
         results = self.service.cache.get(photo.key)
         if results is None or results.sample is None:
             raise InputError("The photo is no longer in the cache; please choose it again.")

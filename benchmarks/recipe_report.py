@@ -1,0 +1,161 @@
+"""The chosen maps on the half of the photos that nothing was chosen on: values per photo, tables and tests.
+
+    python benchmarks/recipe_report.py measure --model tiny --photos 64 --out FILE [--parts segmentation tokens pixels saco grid]
+    python benchmarks/recipe_report.py tables FILE... > tables.md
+
+``measure`` goes on where it stopped: every batch of photos is written as soon as it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from recipe import (
+    COLUMNS,
+    MODELS,
+    TOGETHER,
+    base_maps,
+    grid_game,
+    measured,
+    mosaics_of,
+    open_model,
+    samples_of,
+    sign_flip,
+)
+
+import vitreous
+
+METHODS = (
+    "tokentm",
+    "gradtoken",
+    "gae",
+    "decompx.skipplus",
+    "decompx.skipplus.propagate",
+    "fullgrad_plus:rule=libra",
+    "attcat:rule=libra",
+    "twoscale",
+    "refined",
+)
+BAR = ("tokentm", "gradtoken", "gae", "decompx.skipplus")
+PARTS = ("segmentation", "grid", "tokens", "pixels", "saco")
+Values = dict[str, dict[str, list[float]]]
+
+
+def measure(model: str, photos: int, parts: list[str], methods: list[str], percent: list[int], out: Path) -> None:
+    """Measure part after part, batch after batch."""
+    known = json.loads(out.read_text()) if out.exists() else {"values": {}, "done": {}}
+    known |= {"model": model, "name": MODELS[model].name, "data": MODELS[model].data, "percent": percent}
+    known |= {
+        "methods": methods,
+        "versions": versions(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+    _, adapter = open_model(model)
+    samples = samples_of(model, "report", photos)
+    mosaics = list(mosaics_of(samples))
+    for start in range(0, photos, TOGETHER):
+        some = samples[start : start + TOGETHER]
+        base: Any = None
+        for part in parts:
+            if known["done"].get(part, 0) > start or (part == "segmentation" and not MODELS[model].masks):
+                continue
+            if part == "grid":
+                cells = mosaics[start : start + TOGETHER]
+                found = base_maps(adapter, cells, explained="label", bases=methods)
+                table = grid_game(found, cells, found["maps"])
+            else:
+                base = base or base_maps(adapter, some, explained="predicted", bases=methods)
+                table = measured(model, some, base, base["maps"], [part], percent)
+            for column, of in table.items():
+                for method, values in of.items():
+                    known["values"].setdefault(column, {}).setdefault(method, []).extend(values.tolist())
+            known["done"][part] = start + len(some)
+            out.write_text(json.dumps(known))
+
+
+def versions() -> dict[str, str]:
+    """What was used."""
+    return {
+        "vitreous": vitreous.__version__,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def table(known: dict[str, Any]) -> str:
+    """A table of means; bold the best of a column and what is not clearly worse (p >= 0.01)."""
+    columns = [column for column in COLUMNS if column.name in known["values"]]
+    counts = [len(next(iter(known["values"][column.name].values()))) for column in columns]
+    arrows = {1: "↑", -1: "↓"}
+    lines = [
+        "| map | " + " | ".join(f"{column.name} {arrows[column.better]}" for column in columns) + " |",
+        "| --- |" + " ---: |" * len(columns),
+        "| *photos* | " + " | ".join(f"*{count}*" for count in counts) + " |",
+    ]
+    for method in known["methods"]:
+        cells = []
+        for column in columns:
+            of = {name: np.array(values) * column.better for name, values in known["values"][column.name].items()}
+            best = max(of, key=lambda name: of[name].mean())
+            near = method == best or sign_flip(of[best] - of[method]) >= 0.01
+            text = f"{abs(of[method].mean()):.2f}"
+            cells.append(f"**{text}**" if near else text)
+        lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def tests(known: dict[str, Any], method: str, against: tuple[str, ...]) -> str:
+    """Gains over some maps with their p, positive where the method is better."""
+    columns = [column for column in COLUMNS if column.name in known["values"]]
+    lines = [
+        f"| `{method}` against | " + " | ".join(column.name for column in columns) + " |",
+        "| --- |" + " ---: |" * len(columns),
+    ]
+    for other in against:
+        cells = []
+        for column in columns:
+            of = known["values"][column.name]
+            gain = (np.array(of[method]) - np.array(of[other])) * column.better
+            cells.append(f"{gain.mean():+.2f} (p {sign_flip(gain):.2g})")
+        lines.append(f"| `{other}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, or print tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="what", required=True)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("--model", choices=list(MODELS), default="tiny")
+    measuring.add_argument("--photos", type=int, default=64)
+    measuring.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    measuring.add_argument("--methods", nargs="+", default=list(METHODS))
+    measuring.add_argument("--percent", type=int, nargs="+", default=[10, 30, 50, 70, 90])
+    measuring.add_argument("--out", type=Path, required=True)
+    printing = commands.add_parser("tables")
+    printing.add_argument("files", type=Path, nargs="+")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.what == "measure":
+        measure(options.model, options.photos, options.parts, options.methods, options.percent, options.out)
+        return
+    for file in options.files:
+        known = json.loads(file.read_text())
+        print(f"### {known['model']}\n\n{table(known)}\n")
+        for method in ("twoscale", "refined"):
+            if method in known["methods"]:
+                others = BAR if method == "twoscale" else tuple(each for each in known["methods"] if each != method)
+                print(f"{tests(known, method, others)}\n")
+
+
+if __name__ == "__main__":
+    main()

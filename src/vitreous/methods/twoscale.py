@@ -1,0 +1,214 @@
+"""Maps of two scales: what single patches contribute, and which regions contribute.
+
+No single read-out ranks patches well for every purpose. What a patch contributes itself finds the parts that decide,
+and leaves out the rest of the object; attention and the likeness of tokens tell which patches belong together, and blur
+what decides. ``twoscale`` adds the two, each standardised over the patches of a picture:
+
+- z(F): FullGrad+ under the libra rule, F. Its sum is complete at every block, so it says how much each patch contributes.
+- z(√G): GAE, G, follows the same evidence another way, along attention. The errors of the two differ, so their sum is more
+  faithful than either. The square root takes the long tail off a product of blocks.
+- z(Ā F') and z(S Ā F'): F' is F of the upper half of the blocks, spread over patches that the model treats as one thing: by
+  Ā, the mean attention of all blocks but the last (GradToken's propagation), and by S, the likeness of tokens halfway up.
+  They tell object from ground, where F alone marks single patches.
+
+A gradient explains the picture as it is. Once the best patches are gone, others decide that counted little before. So
+``refined`` asks again while patches are dropped, the best first (what has to go to destroy the prediction) and the worst
+first (what has to stay to keep it), and adds both orders.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import MethodError
+from vitreous.methods.aggregation import Plus, Propagate, Rollout, SkipPlus
+from vitreous.methods.attention import GradientAttention
+from vitreous.methods.gradient import FullGradient
+from vitreous.methods.options import AtMost
+from vitreous.methods.readout import Procedure
+from vitreous.methods.registry import register
+from vitreous.methods.view import View
+from vitreous.tape import Needs
+
+_TEMPERATURE = 0.2  # of the likeness of tokens
+_ALIKE = 0.5  # how much likeness of tokens counts beside attention
+_SALIENT = 1.0  # how many standard deviations above the mean a patch has to lie to score above 0
+
+
+def standardised(scores: Tensor) -> Tensor:
+    """Scores (batch, patches) with mean 0 and standard deviation 1; a map of one value is 0 everywhere."""
+    centred = scores - scores.mean(dim=1, keepdim=True)
+    deviation = centred.pow(2).mean(dim=1, keepdim=True).sqrt()
+    # What is left of equal scores is rounding, and no score.
+    flat = deviation <= 8 * torch.finfo(scores.dtype).eps * scores.abs().amax(dim=1, keepdim=True)
+    return (centred / deviation.masked_fill(flat, 1)).masked_fill(flat, 0)
+
+
+class TwoScale(Procedure):
+    """z(z(√G) + z(F) + w (z(Ā F') + z(S Ā F') / 2)) - 1: scores above 0 stand out by a standard deviation.
+
+    F is FullGrad+ under the libra rule, F' that of the upper half of the blocks, G GAE, Ā the mean attention of all
+    blocks but the last, S the softmax of the cosines, over 0.2, of the centred tokens halfway up; z gives a map mean 0 and
+    standard deviation 1 over the patches of a picture.
+
+    Args:
+        region: w.
+    """
+
+    runs_again = False
+
+    def __init__(self, region: float) -> None:
+        if not 0 <= region < float("inf"):
+            raise MethodError("region must be a number from 0 on")
+        self._region = region
+        self._every, self._upper, self._spread, self._rollout = Plus(), SkipPlus(), Propagate(), Rollout()
+        self._full = FullGradient().under("libra")
+        self._attention = GradientAttention()
+
+    def needs(self, layer: int, depth: int) -> Needs:
+        """FullGrad+ of all blocks, GAE, the attention below the last block, and the tokens halfway up."""
+        del layer
+        return (
+            self.own_needs(depth)
+            | self._rollout.needs(self._attention, depth)
+            | self._spread.needs(depth)
+            | Needs(tokens=frozenset({depth // 2}))
+        )
+
+    def own_needs(self, depth: int) -> Needs:
+        """What F needs."""
+        return self._every.needs(self._full, depth)
+
+    def map(self, view: View) -> Tensor:
+        """Both scales together."""
+        return salient(self.fine(view) + self.regions(view))
+
+    def fine(self, view: View) -> Tensor:
+        """z(√G) + z(F), (batch, patches)."""
+        gae = self._rollout.combine(self._attention, view)[:, view.layout.prefix :]
+        return standardised(gae.clamp(min=0).sqrt()) + standardised(self.own(view))
+
+    def own(self, view: View) -> Tensor:
+        """F: what every patch contributes, (batch, patches)."""
+        return self._every.combine(self._full, view)[:, view.layout.prefix :]
+
+    def regions(self, view: View) -> Tensor:
+        """W (z(Ā F') + z(S Ā F') / 2), (batch, patches)."""
+        upper = self._upper.combine(self._full, view)[:, view.layout.prefix :]
+        spread = self._spread.apply(view, upper)
+        tokens = view.tokens(view.depth // 2)[:, view.layout.prefix :]
+        tokens = torch.nn.functional.normalize(tokens - tokens.mean(dim=1, keepdim=True), dim=-1)
+        alike = (tokens @ tokens.mT / _TEMPERATURE).softmax(dim=-1)
+        regions = (alike @ spread[..., None].to(alike.dtype))[..., 0]
+        return self._region * (standardised(spread) + _ALIKE * standardised(regions))
+
+
+def salient(scores: Tensor) -> Tensor:
+    """Standardised scores, of which those of patches that stand out are above 0."""
+    return standardised(scores) - _SALIENT
+
+
+class Refined(TwoScale):
+    """z(z(√G) + z(F) + z(D³ + I³) + w (z(Ā F') + z(S Ā F') / 2)) - 1, D and I the orders in which patches go.
+
+    Args:
+        region: w.
+        budget: how many passes it may cost in all; D and I drop as many equal parts of the patches.
+    """
+
+    runs_again = True
+
+    def __init__(self, region: float, budget: int) -> None:
+        super().__init__(region)
+        if budget < 2:
+            raise MethodError("budget must be at least 2: one pass of the picture, and one without some patches")
+        self._budget = budget
+        self.evaluations = 2 * (budget - 1)
+
+    def map(self, view: View) -> Tensor:
+        """Both scales together, the fine one with the orders."""
+        own = self.own(view)
+        removed, left = (self.ranks(view, own, best_first=best_first) for best_first in (True, False))
+        orders = standardised(removed.pow(3) + left.pow(3))
+        return salient(self.fine(view) + orders + self.regions(view))
+
+    def ranks(self, view: View, own: Tensor, *, best_first: bool) -> Tensor:
+        """When each patch goes while equal parts of the patches are dropped, (batch, patches), from 0 to 1.
+
+        After every part F is worked out anew, from a run of what is left. 1 is the patch that goes first where the best
+        go first, and the one that stays to the end where the worst do: it is important in both.
+
+        Args:
+            view: the run of the whole pictures.
+            own: F of the whole pictures.
+            best_first: whether the best or the worst patches are dropped first.
+        """
+        batch, patches = own.shape
+        steps = min(self._budget, patches)
+        kept, scores, gone = torch.arange(patches, device=own.device).expand(batch, -1), own, []
+        for step in range(steps):
+            if step:
+                scores = self.own_of_kept(view, kept)
+            ranked = kept.gather(1, scores.argsort(dim=1, descending=best_first, stable=True))
+            count = (step + 1) * patches // steps - step * patches // steps
+            gone.append(ranked[:, :count])
+            kept = ranked[:, count:].sort(dim=1).values
+        places = torch.arange(patches, dtype=own.dtype, device=own.device).expand(batch, -1) / max(patches - 1, 1)
+        ranks = torch.empty_like(own).scatter_(1, torch.cat(gone, dim=1), places)
+        return 1 - ranks if best_first else ranks
+
+    def own_of_kept(self, view: View, kept: Tensor) -> Tensor:
+        """F of a run without all patches but ``kept``, (batch, k), ascending in every row."""
+        needs = self.own_needs(view.depth)
+        with view.runner.record_kept(view.runner.images, kept, needs) as tape:
+            found = {backward: tape.backward(backward, view.target, part) for backward, part in needs.gradients.items()}
+            return self.own(View(tape, found, view.target, view.runner))
+
+
+RegionWeight = Annotated[float, "how much it counts whether a patch lies in a region that contributes; localisation"]
+_PAPER = "Mehri et al., LibraGrad: Balancing Gradient Flow for Universally Better Vision Transformer Attributions"
+_NOTE = "its FullGrad+, added to GAE and regions by this project"
+
+
+@register(
+    "twoscale",
+    family="gradient",
+    paper=_PAPER,
+    note=_NOTE,
+    year=2025,
+    arxiv="2411.16760",
+    propagates=True,
+    class_specific=True,
+    signed=False,
+)
+def twoscale(*, region: RegionWeight = 1.0) -> TwoScale:
+    """What patches contribute, by gradients and by attention, and whether they lie in a region that contributes."""
+    return TwoScale(region)
+
+
+@register(
+    "refined",
+    family="perturbation",
+    paper=_PAPER,
+    note=_NOTE,
+    year=2025,
+    arxiv="2411.16760",
+    propagates=True,
+    class_specific=True,
+    signed=False,
+)
+def refined(
+    *,
+    budget: Annotated[
+        int,
+        "how many passes of the whole picture it may cost; patches are dropped in as many parts, the best and the worst "
+        "first",
+        AtMost(1000),
+    ] = 8,
+    region: RegionWeight = 1.0,
+) -> Refined:
+    """The same, with the patches ranked again and again while the best, or the worst, are dropped."""
+    return Refined(region, budget)

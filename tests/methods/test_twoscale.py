@@ -1,0 +1,147 @@
+"""Maps of two scales: the formula from public base maps, the orders from runs by hand, refusals and degenerate maps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitreous
+from small_models import PATCHES, golden_model, random_images, small_vit
+from vitreous.errors import MethodError
+from vitreous.methods.gradient import FullGradient
+from vitreous.methods.spelling import cost_of
+from vitreous.methods.twoscale import standardised
+from vitreous.methods.view import View
+from vitreous.tape import GradientNeeds, Needs, Pass
+from vitreous.tape.runner import ModelRunner
+
+# Float64: sums of some hundred terms in another order.
+SAME = {"rtol": 1e-9, "atol": 1e-9}
+TARGET = torch.tensor([1, 3])
+FULL, UPPER = "fullgrad_plus:rule=libra", "fullgrad_plus.skipplus.propagate:rule=libra"
+
+
+def z(map_: Tensor) -> Tensor:
+    """One map, written without the code under test."""
+    return (map_ - map_.mean()) / map_.std(unbiased=False)
+
+
+def tokens_halfway(model: nn.Module, images: Tensor) -> Tensor:
+    """What enters the middle block, seen by a hook, without the class token."""
+    seen: list[Tensor] = []
+    block = model.blocks[len(model.blocks) // 2]
+    handle = block.register_forward_pre_hook(lambda _module, given: seen.append(given[0].detach()))
+    with torch.no_grad():
+        model(images)
+    handle.remove()
+    return seen[0][:, model.num_prefix_tokens :]
+
+
+def regions_by_hand(model: nn.Module, images: Tensor, spread: Tensor) -> list[Tensor]:
+    """S Ā F' of every picture."""
+    found = []
+    for tokens, scores in zip(tokens_halfway(model, images), spread, strict=True):
+        centred = tokens - tokens.mean(0)
+        cosines = torch.stack(
+            [nn.functional.cosine_similarity(centred[i : i + 1], centred, dim=-1) for i in range(len(centred))]
+        )
+        weights = (cosines / 0.2).exp()
+        found.append((weights / weights.sum(1, keepdim=True)) @ scores)
+    return found
+
+
+def expected_parts(model: nn.Module, images: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The fine part and the regions of every picture."""
+    base = vitreous.explain(model, images, ["gae", FULL, UPPER], TARGET).scores
+    fine = [z(gae.sqrt()) + z(full) for gae, full in zip(base["gae"], base[FULL], strict=True)]
+    alike = regions_by_hand(model, images, base[UPPER])
+    return fine, [z(spread) + z(region) / 2 for spread, region in zip(base[UPPER], alike, strict=True)]
+
+
+@pytest.mark.parametrize("region", [0, 1, 2.5])
+def test_it_is_the_sum_of_the_standardised_base_maps(region):
+    model, images = small_vit(), random_images()
+    found = vitreous.explain(model, images, f"twoscale:region={region}", TARGET).scores[f"twoscale:region={region}"]
+    for map_, fine, regions in zip(found, *expected_parts(model, images), strict=True):
+        torch.testing.assert_close(map_, z(fine + region * regions) - 1, **SAME)
+
+
+def test_patches_that_stand_out_score_above_zero():
+    model, images = small_vit(), random_images()
+    scores = vitreous.explain(model, images, "twoscale").scores["twoscale"]
+    torch.testing.assert_close(scores.mean(1), torch.full((2,), -1.0, dtype=scores.dtype), **SAME)
+    torch.testing.assert_close(scores.std(1, unbiased=False), torch.ones(2, dtype=scores.dtype), **SAME)
+
+
+def orders_by_hand(model: nn.Module, image: Tensor, target: int, parts: int, *, best_first: bool) -> list[int]:
+    """The patches in the order in which they go, by dropping rows of the first block's input one picture at a time."""
+    left = list(range(PATCHES))
+    gone: list[int] = []
+    for part in range(parts):
+        scores = contributions_of_rest(model, image, left, target)
+        ranked = sorted(left, key=lambda patch: scores[patch], reverse=best_first)
+        count = (part + 1) * PATCHES // parts - part * PATCHES // parts
+        gone += ranked[:count]
+        left = sorted(ranked[count:])
+    return gone
+
+
+def contributions_of_rest(model: nn.Module, image: Tensor, left: list[int], target: int) -> dict[int, float]:
+    """FullGrad+ of a run without patches; that such runs are right is tested with the tape."""
+    depth, libra = len(model.blocks), Pass("libra", "logit")
+    slopes = GradientNeeds(tokens=frozenset(range(depth)), biases=frozenset(range(depth + 1)))
+    needs = Needs(tokens=frozenset(range(depth)), gradients={libra: slopes})
+    runner = ModelRunner(model, image)
+    kept = torch.tensor([left])
+    with runner.record_kept(image, kept, needs) as tape:
+        classes = torch.tensor([target])
+        view = View(tape, {libra: tape.backward(libra, classes, slopes)}, classes, runner)
+        scores = FullGradient().under("libra").read_sum(view, range(depth))[0, 1:]
+    return dict(zip(left, scores.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("budget", [2, 5, 16])
+def test_the_orders_are_those_of_runs_without_the_patches_that_have_gone(budget):
+    model, images = small_vit(), random_images()
+    spelling = f"refined:budget={budget},region=1"
+    found = vitreous.explain(model, images, spelling, TARGET).scores[spelling]
+    fine, regions = expected_parts(model, images)
+    for number, map_ in enumerate(found):
+        ranks = torch.zeros(2, PATCHES, dtype=torch.float64)
+        for row, best_first in enumerate((True, False)):
+            order = orders_by_hand(
+                model, images[number : number + 1], int(TARGET[number]), budget, best_first=best_first
+            )
+            places = torch.arange(PATCHES, dtype=torch.float64) / (PATCHES - 1)
+            ranks[row, order] = 1 - places if best_first else places
+        expected = z(fine[number] + z(ranks.pow(3).sum(0)) + regions[number]) - 1
+        torch.testing.assert_close(map_, expected, **SAME)
+
+
+def test_costs_are_those_of_its_parts():
+    assert cost_of("twoscale").label == "several backward"
+    assert cost_of("twoscale").one_run
+    assert cost_of("refined").label == "many runs"
+
+
+def test_a_map_of_one_value_is_zero_and_not_noise():
+    for value in (0.0, 0.1, 1e30):
+        assert not standardised(torch.full((1, 50), value)).any()
+        assert not standardised(torch.full((1, 50), value).mul(1 / 3).mul(3)).any()
+
+
+@pytest.mark.parametrize(
+    ("spelling", "message"),
+    [
+        ("twoscale:region=-1", "region must be"),
+        ("twoscale:region=inf", "region"),
+        ("refined:budget=1", "budget must be at least 2"),
+        ("twoscale.skipplus", "it has no layers"),
+        ("refined.propagate", "it has no layers|it propagates already"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(spelling, message):
+    model, images = golden_model()
+    with pytest.raises(MethodError, match=message):
+        vitreous.explain(model, images, spelling)
