@@ -105,7 +105,8 @@ class CallableReader:
             raise InputError(f"{name} is empty")
         numbers = self._numbers(text)
         own = numbers[1 : self._length(numbers) - 1].tolist()
-        words, pieces = split_words(text), []
+        words = split_words(text)
+        pieces: list[Piece] = []
         for place, word in enumerate(words):
             upto = self._length(self._numbers(text[: word.end])) - 2
             pieces += [Piece(word.text, word.start, word.end, place) for _ in range(upto - len(pieces))]

@@ -76,6 +76,9 @@ class SimilarityHead(nn.Module):
         class_names: what the fixed embeddings are of: prompts, classes or images.
     """
 
+    weight: Tensor
+    bias: Tensor | None
+
     def __init__(
         self, tower: nn.Module, embeddings: Tensor, scale: float = 1.0, bias: float | Tensor | None = None,
         class_names: Sequence[str] | None = None,
@@ -83,12 +86,8 @@ class SimilarityHead(nn.Module):
         super().__init__()
         self.tower = tower
         self.register_buffer("weight", embeddings.detach() * scale)
-        biases = (
-            None
-            if bias is None
-            else torch.as_tensor(bias, dtype=torch.float64).to(embeddings).expand(len(embeddings)).clone()
-        )
-        self.register_buffer("bias", biases)
+        biases = embeddings.new_zeros(len(embeddings), dtype=torch.float64) + (0.0 if bias is None else bias)
+        self.register_buffer("bias", None if bias is None else biases.to(embeddings.dtype))
         self.class_names = None if class_names is None else tuple(class_names)
 
     def forward(self, *given: Tensor, **parts: Tensor) -> Tensor:

@@ -149,8 +149,8 @@ class _TextTowerModel(LoadedTextModel):
     """A text tower as what ``explain_text`` explains, with a reader of prompts."""
 
     @property
-    def reader(self) -> Any:  # type: ignore[override]  # of prompts, which a tower's tokenizer is read by
-        return self.tokenizer
+    def reader(self) -> Any:
+        return self.tokenizer  # a reader of prompts is in its place
 
 
 def _loaded(dual: DualEncoder, scorer: nn.Module) -> LoadedTextModel:

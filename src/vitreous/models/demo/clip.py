@@ -7,6 +7,7 @@ of a few thousand photos. docs/demo-clip.md is its model card.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +105,7 @@ def load_demo_clip(image_size: tuple[int, int] | None = None) -> LoadedModel:
 def build_text_encoder() -> tuple[nn.Module, Any]:
     """Return MiniLM, in eval mode, and its tokenizer, from verified files and without running their package's code."""
     try:
-        import transformers  # noqa: PLC0415  (takes a second, and is optional)
+        transformers: Any = importlib.import_module("transformers")  # takes a second, and is optional
     except ImportError as error:
         raise MissingDependencyError(f"{NAME} needs the transformers library: {_EXTRA}") from error
     folder = find_text_encoder()
