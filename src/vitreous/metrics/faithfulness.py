@@ -16,6 +16,11 @@ def salience_groups(map_: ArrayLike, groups: int) -> list[NDArray[np.int64]]:
     """Divide the features of a map into groups of falling salience, of equal size but for one feature.
 
     Of equal features the earlier ranks higher.
+
+    Examples:
+        >>> from vitreous import metrics
+        >>> [group.tolist() for group in metrics.salience_groups([0.1, 0.9, 0.5, 0.2], groups=2)]
+        [[1, 2], [3, 0]]
     """
     values = finite(map_).ravel()
     if not 2 <= groups <= values.size:
