@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitreous.errors import InputError, MissingDependencyError
 from vitreous.web import gradio_env
@@ -16,7 +16,9 @@ from vitreous.web.image_service import ImageService
 from vitreous.web.jobs import Limits, SessionJobs
 from vitreous.web.models import ModelCache, TextModelCache, find_checkpoints
 from vitreous.web.security import OpenStreams, SecurityMiddleware, UploadFolder
-from vitreous.web.text_tab import TextService
+
+if TYPE_CHECKING:
+    from vitreous.web.text_tab import TextService
 
 _HOUR = 3600
 _NO_API_DOCS = ("docs_url", "redoc_url", "openapi_url")
@@ -114,6 +116,8 @@ def _text_service(settings: Settings, images: ImageService, cache_bytes: int) ->
     default = settings.text_model or next(iter(find_checkpoints(settings.folders, text=True)), None)
     if default is None:
         return None
+    from vitreous.web.text_tab import TextService  # noqa: PLC0415  # it imports Gradio
+
     models = TextModelCache(default, settings.folders)
     if settings.text_model is not None:
         models.get(settings.text_model)
