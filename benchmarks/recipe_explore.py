@@ -181,6 +181,10 @@ def refined(base: Base, orders: Base, known: dict[str, Tensor]) -> dict[str, Ten
         found[f"fine+{weight}O+regions"] = fine + weight * z(cubes) + regions
         found[f"{weight}O+regions"] = weight * z(cubes) + regions
         found[f"FG+{weight}O+regions"] = z(fullgrad(base)) + weight * z(cubes) + regions
+    for weight in (2.0, 3.0, 4.0):
+        found[f"fine+4O+{weight}regions"] = fine + 4 * z(cubes) + weight * regions
+        found[f"fine+2O+{weight}regions"] = fine + 2 * z(cubes) + weight * regions
+        found[f"4O+{weight}regions"] = 4 * z(cubes) + weight * regions
     found["fine+2Or+regions"] = fine + 2 * z(ranks) + regions
     return found | {f"{name}-1": z(maps) - 1 for name, maps in found.items()}
 
@@ -212,7 +216,7 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=40)
     parser.add_argument("--first", type=int, help="only so many of them, for columns that run the model")
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--parts", nargs="+", default=["free"], choices=["free", "tokens", "pixels", "saco"])
+    parser.add_argument("--parts", nargs="+", default=["free"], choices=["free", "segmentation", "tokens", "pixels", "saco"])
     parser.add_argument("--percent", type=int, nargs="+", default=[10, 30, 50, 70, 90])
     parser.add_argument("--orders", action="store_true", help="also candidates that drop patches, eight passes each")
     parser.add_argument("--only", nargs="+", help="candidates")
@@ -233,6 +237,7 @@ def main() -> None:
     if "free" in options.parts:
         if MODELS[options.model].masks:
             table |= measured(options.model, samples, base["photos"], photos, ["segmentation"], options.percent)
+    if "free" in options.parts and not options.orders:
         table |= grid_game(base["mosaics"], list(mosaics_of(samples)), mosaics)
     parts = [part for part in options.parts if part != "free"]
     if parts:
@@ -241,7 +246,7 @@ def main() -> None:
         cut |= {"grid": base["photos"]["grid"]}
         some = {name: maps[:few] for name, maps in photos.items()}
         table |= measured(options.model, samples[:few], cut, some, parts, options.percent)
-    file = options.cache / f"explore-{options.model}.json"
+    file = options.cache / f"explore-{options.model}{'-orders' if options.orders else ''}.json"
     known = json.loads(file.read_text()) if file.exists() else {}
     for column, of in table.items():
         known.setdefault(column, {}).update({name: values.tolist() for name, values in of.items()})

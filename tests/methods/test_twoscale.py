@@ -115,7 +115,7 @@ def test_the_orders_are_those_of_runs_without_the_patches_that_have_gone(budget)
             )
             places = torch.arange(PATCHES, dtype=torch.float64) / (PATCHES - 1)
             ranks[row, order] = 1 - places if best_first else places
-        expected = z(fine[number] + z(ranks.pow(3).sum(0)) + regions[number]) - 1
+        expected = z(fine[number] + 2 * z(ranks.pow(3).sum(0)) + 2 * regions[number]) - 1
         torch.testing.assert_close(map_, expected, **SAME)
 
 

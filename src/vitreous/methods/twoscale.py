@@ -35,6 +35,7 @@ from vitreous.tape import Needs
 
 _TEMPERATURE = 0.2  # of the likeness of tokens
 _ALIKE = 0.5  # how much likeness of tokens counts beside attention
+_ORDERS = 2.0  # how much the orders in which patches go, and then also the regions, count beside gradients
 _SALIENT = 1.0  # how many standard deviations above the mean a patch has to lie to score above 0
 
 
@@ -112,7 +113,7 @@ def salient(scores: Tensor) -> Tensor:
 
 
 class Refined(TwoScale):
-    """z(z(√G) + z(F) + z(D³ + I³) + w (z(Ā F') + z(S Ā F') / 2)) - 1, D and I the orders in which patches go.
+    """z(z(√G) + z(F) + 2 z(D³ + I³) + 2 w (z(Ā F') + z(S Ā F') / 2)) - 1, D and I the orders in which patches go.
 
     Args:
         region: w.
@@ -128,12 +129,16 @@ class Refined(TwoScale):
         self._budget = budget
         self.evaluations = 2 * (budget - 1)
 
+    def needs(self, layer: int, depth: int) -> Needs:
+        """Also gradients of runs of the picture without some patches."""
+        return super().needs(layer, depth) | Needs(gradients_again=True, picture=True)
+
     def map(self, view: View) -> Tensor:
         """Both scales together, the fine one with the orders."""
         own = self.own(view)
         removed, left = (self.ranks(view, own, best_first=best_first) for best_first in (True, False))
         orders = standardised(removed.pow(3) + left.pow(3))
-        return salient(self.fine(view) + orders + self.regions(view))
+        return salient(self.fine(view) + _ORDERS * (orders + self.regions(view)))
 
     def ranks(self, view: View, own: Tensor, *, best_first: bool) -> Tensor:
         """When each patch goes while equal parts of the patches are dropped, (batch, patches), from 0 to 1.
