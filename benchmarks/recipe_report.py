@@ -1,6 +1,6 @@
 """The chosen maps on the half of the photos that nothing was chosen on: values per photo, tables and tests.
 
-    python benchmarks/recipe_report.py measure --model tiny --photos 64 --out FILE [--parts segmentation tokens pixels saco grid]
+    python benchmarks/recipe_report.py measure --model tiny --photos 64 --out FILE [--parts segmentation tokens ...]
     python benchmarks/recipe_report.py tables FILE... > tables.md
 
 ``measure`` goes on where it stopped: every batch of photos is written as soon as it is measured.
@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import platform
 import sys
@@ -19,7 +19,18 @@ from typing import Any
 import numpy as np
 import timm
 import torch
-from recipe import COLUMNS, MODELS, TOGETHER, base_maps, grid_game, measured, mosaics_of, open_model, samples_of, sign_flip
+from recipe import (
+    COLUMNS,
+    MODELS,
+    TOGETHER,
+    base_maps,
+    grid_game,
+    measured,
+    mosaics_of,
+    open_model,
+    samples_of,
+    sign_flip,
+)
 
 import vitreous
 
@@ -43,7 +54,11 @@ def measure(model: str, photos: int, parts: list[str], methods: list[str], perce
     """Measure part after part, batch after batch."""
     known = json.loads(out.read_text()) if out.exists() else {"values": {}, "done": {}}
     known |= {"model": model, "name": MODELS[model].name, "data": MODELS[model].data, "percent": percent}
-    known |= {"methods": methods, "versions": versions(), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    known |= {
+        "methods": methods,
+        "versions": versions(),
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+    }
     _, adapter = open_model(model)
     samples = samples_of(model, "report", photos)
     mosaics = list(mosaics_of(samples))

@@ -4,16 +4,17 @@ No single read-out ranks patches well for every purpose. What a patch contribute
 and leaves out the rest of the object; attention and the likeness of tokens tell which patches belong together, and blur
 what decides. ``twoscale`` adds the two, each standardised over the patches of a picture:
 
-- z(F): FullGrad+ under the libra rule, F. Its sum is complete at every block, so it says how much each patch contributes.
-- z(√G): GAE, G, follows the same evidence another way, along attention. The errors of the two differ, so their sum is more
-  faithful than either. The square root takes the long tail off a product of blocks.
-- z(Ā F') and z(S Ā F'): F' is F of the upper half of the blocks, spread over patches that the model treats as one thing: by
-  Ā, the mean attention of all blocks but the last (GradToken's propagation), and by S, the likeness of tokens halfway up.
-  They tell object from ground, where F alone marks single patches.
+- z(F): FullGrad+ under the libra rule, F. Its sum is complete at every block, so it says how much each patch
+  contributes.
+- z(√G): GAE, G, follows the same evidence another way, along attention. The errors of the two differ, so their sum is
+  more faithful than either. The square root takes the long tail off a product of blocks.
+- z(Ā F') and z(S Ā F'): F' is F of the upper half of the blocks, spread over patches that the model treats as one
+  thing: by Ā, the mean attention of all blocks but the last (GradToken's propagation), and by S, the likeness of tokens
+  halfway up. They tell object from ground, where F alone marks single patches.
 
 A gradient explains the picture as it is. Once the best patches are gone, others decide that counted little before. So
-``refined`` asks again while patches are dropped, the best first (what has to go to destroy the prediction) and the worst
-first (what has to stay to keep it), and adds both orders.
+``refined`` asks again while patches are dropped, the best first (what has to go to destroy the prediction) and the
+worst first (what has to stay to keep it), and adds both orders.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class TwoScale(Procedure):
     """z(z(√G) + z(F) + w (z(Ā F') + z(S Ā F') / 2)) - 1: scores above 0 stand out by a standard deviation.
 
     F is FullGrad+ under the libra rule, F' that of the upper half of the blocks, G GAE, Ā the mean attention of all
-    blocks but the last, S the softmax of the cosines, over 0.2, of the centred tokens halfway up; z gives a map mean 0 and
-    standard deviation 1 over the patches of a picture.
+    blocks but the last, S the softmax of the cosines, over 0.2, of the centred tokens halfway up; z gives a map mean 0
+    and standard deviation 1 over the patches of a picture.
 
     Args:
         region: w.
@@ -97,7 +98,7 @@ class TwoScale(Procedure):
         return self._every.combine(self._full, view)[:, view.layout.prefix :]
 
     def regions(self, view: View) -> Tensor:
-        """w (z(Ā F') + z(S Ā F') / 2), (batch, patches)."""
+        """The regions' part, w (z(Ā F') + z(S Ā F') / 2), (batch, patches)."""
         upper = self._upper.combine(self._full, view)[:, view.layout.prefix :]
         spread = self._spread.apply(view, upper)
         tokens = view.tokens(view.depth // 2)[:, view.layout.prefix :]
@@ -209,8 +210,8 @@ def refined(
     *,
     budget: Annotated[
         int,
-        "how many passes of the whole picture it may cost; patches are dropped in as many parts, the best and the worst "
-        "first",
+        "how many passes of the whole picture it may cost; patches are dropped in as many parts, the best and the "
+        "worst first",
         AtMost(1000),
     ] = 8,
     region: RegionWeight = 1.0,
