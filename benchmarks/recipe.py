@@ -4,8 +4,9 @@
     python benchmarks/recipe_explore.py --model tiny --photos 40 --cache FOLDER
     python benchmarks/recipe_report.py --cache FOLDER
 
-Photos are divided into two halves by a hash of their names: on one half candidates are compared and chosen, on the other
-the chosen ones are measured once. A map of the mosaic of four photos of different classes explains the class of one.
+Photos are divided into two halves by a hash of their names: on one half candidates are compared and chosen, on the
+other the chosen ones are measured once. A map of the mosaic of four photos of different classes explains the class of
+one.
 """
 
 from __future__ import annotations
@@ -302,7 +303,7 @@ def saco(batch: ImageBatch, cases: Sequence[Case], groups: int = 10) -> list[flo
     return found
 
 
-def measured(
+def measured(  # noqa: C901 - one part after the other
     name: str,
     samples: Sequence[Sample],
     base: Mapping[str, Any],

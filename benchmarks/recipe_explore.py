@@ -2,8 +2,8 @@
 
     python benchmarks/recipe_explore.py --model tiny --photos 40 --cache FOLDER [--parts free tokens pixels saco]
 
-Everything is made of base maps that ``recipe.py`` keeps. ``free`` columns (segmentation and the grid game) need no run of
-the model; they are measured for all candidates, the others for those that ``--only`` names.
+Everything is made of base maps that ``recipe.py`` keeps. ``free`` columns (segmentation and the grid game) need no run
+of the model; they are measured for all candidates, the others for those that ``--only`` names.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def fullgrad(base: Base, start: int = 0) -> Tensor:
     return base["ixg"][:, start:].sum(1) + base["bias"][:, start:].sum(1)
 
 
-def candidates(base: Base) -> dict[str, Tensor]:
+def candidates(base: Base) -> dict[str, Tensor]:  # noqa: C901, PLR0915 - a list
     """All of them by name."""
     depth = base["ixg"].shape[1]
     half = -(-depth // 2)
@@ -149,8 +149,8 @@ def candidates(base: Base) -> dict[str, Tensor]:
     found["2g+FG+U+2tC"] = fine + fine_upper + 2 * soft
     found["2g+FG+U+4tC"] = fine + fine_upper + 4 * soft
     found["g+FG+U+t+2tC"] = fine + z(upper) + z(base["maps"]["tokentm"].clamp(min=0).sqrt()) + 2 * soft
-    # The order of the best patches by what they contribute, the border of the object by regions: cubes of ranks are steep
-    # at the top and flat in the middle.
+    # The order of the best patches by what they contribute, the border of the object by regions: cubes of ranks are
+    # steep at the top and flat in the middle.
     found["g+FG"], found["g+U"], found["g+FG+a"] = fine, fine_upper, fine + z(base["maps"]["attcat:rule=libra"])
     steps = {"C": torch.sigmoid(4 * z(region)), "P": torch.sigmoid(4 * z(spread_upper))}
     for weight in (1.0, 2.0, 4.0, 8.0):
@@ -192,6 +192,10 @@ def refined(base: Base, orders: Base, known: dict[str, Tensor]) -> dict[str, Ten
         found[f"fine+{weight}O+regions"] = fine + weight * z(cubes) + regions
         found[f"{weight}O+regions"] = weight * z(cubes) + regions
         found[f"FG+{weight}O+regions"] = z(fullgrad(base)) + weight * z(cubes) + regions
+    for weight in (2.0, 3.0, 4.0):
+        found[f"fine+4O+{weight}regions"] = fine + 4 * z(cubes) + weight * regions
+        found[f"fine+2O+{weight}regions"] = fine + 2 * z(cubes) + weight * regions
+        found[f"4O+{weight}regions"] = 4 * z(cubes) + weight * regions
     found["fine+2Or+regions"] = fine + 2 * z(ranks) + regions
     return found | {f"{name}-1": z(maps) - 1 for name, maps in found.items()}
 
@@ -223,7 +227,9 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=40)
     parser.add_argument("--first", type=int, help="only so many of them, for columns that run the model")
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--parts", nargs="+", default=["free"], choices=["free", "tokens", "pixels", "saco"])
+    parser.add_argument(
+        "--parts", nargs="+", default=["free"], choices=["free", "segmentation", "tokens", "pixels", "saco"]
+    )
     parser.add_argument("--percent", type=int, nargs="+", default=[10, 30, 50, 70, 90])
     parser.add_argument("--orders", action="store_true", help="also candidates that drop patches, eight passes each")
     parser.add_argument("--only", nargs="+", help="candidates")
@@ -241,9 +247,9 @@ def main() -> None:
     photos, mosaics = ({name: maps[name] for name in chosen} for maps in (photos, mosaics))
     table: dict[str, dict[str, np.ndarray]] = {}
     samples = samples_of(options.model, "choose", options.photos)
-    if "free" in options.parts:
-        if MODELS[options.model].masks:
-            table |= measured(options.model, samples, base["photos"], photos, ["segmentation"], options.percent)
+    if "free" in options.parts and MODELS[options.model].masks:
+        table |= measured(options.model, samples, base["photos"], photos, ["segmentation"], options.percent)
+    if "free" in options.parts and not options.orders:
         table |= grid_game(base["mosaics"], list(mosaics_of(samples)), mosaics)
     parts = [part for part in options.parts if part != "free"]
     if parts:
@@ -252,7 +258,7 @@ def main() -> None:
         cut |= {"grid": base["photos"]["grid"]}
         some = {name: maps[:few] for name, maps in photos.items()}
         table |= measured(options.model, samples[:few], cut, some, parts, options.percent)
-    file = options.cache / f"explore-{options.model}.json"
+    file = options.cache / f"explore-{options.model}{'-orders' if options.orders else ''}.json"
     known = json.loads(file.read_text()) if file.exists() else {}
     for column, of in table.items():
         known.setdefault(column, {}).update({name: values.tolist() for name, values in of.items()})

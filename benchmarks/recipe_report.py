@@ -1,6 +1,6 @@
 """The chosen maps on the half of the photos that nothing was chosen on: values per photo, tables and tests.
 
-    python benchmarks/recipe_report.py measure --model tiny --photos 64 --out FILE [--parts segmentation tokens pixels saco grid]
+    python benchmarks/recipe_report.py measure --model tiny --photos 64 --out FILE [--parts segmentation tokens ...]
     python benchmarks/recipe_report.py tables FILE... > tables.md
 
 ``measure`` goes on where it stopped: every batch of photos is written as soon as it is measured.
@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,11 @@ def measure(model: str, photos: int, parts: list[str], methods: list[str], perce
     known |= {
         "methods": methods,
         "versions": versions(),
+<<<<<<< HEAD
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+=======
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+>>>>>>> h-recipe
     }
     _, adapter = open_model(model)
     samples = samples_of(model, "report", photos)
@@ -105,6 +110,9 @@ def table(known: dict[str, Any]) -> str:
         cells = []
         for column in columns:
             of = {name: np.array(values) * column.better for name, values in known["values"][column.name].items()}
+            if method not in of:
+                cells.append("-")
+                continue
             best = max(of, key=lambda name: of[name].mean())
             near = method == best or sign_flip(of[best] - of[method]) >= 0.01
             text = f"{abs(of[method].mean()):.2f}"
@@ -124,10 +132,52 @@ def tests(known: dict[str, Any], method: str, against: tuple[str, ...]) -> str:
         cells = []
         for column in columns:
             of = known["values"][column.name]
+            if method not in of or other not in of:
+                cells.append("-")
+                continue
             gain = (np.array(of[method]) - np.array(of[other])) * column.better
             cells.append(f"{gain.mean():+.2f} (p {sign_flip(gain):.2g})")
         lines.append(f"| `{other}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def exploration(values: Values) -> str:
+    """Means of all candidates, best average precision first; a dash where one was not measured."""
+    columns = [column for column in COLUMNS if column.name in values]
+    names = list(dict.fromkeys(name for column in columns for name in values[column.name]))
+    # A zero of their own concerns the grid game alone.
+    moved = {name: name.removesuffix("-1") for name in names}
+    rows: dict[str, dict[str, float]] = {}
+    for column in columns:
+        for name, of in values[column.name].items():
+            if name == moved[name] or column.name == "grid":
+                shown = "grid, 0 at +1 sd" if name != moved[name] else column.name
+                rows.setdefault(moved[name], {})[shown] = float(np.mean(of))
+            else:
+                rows.setdefault(moved[name], {}).setdefault(column.name, float(np.mean(of)))
+    shown = [*(column.name for column in columns), "grid, 0 at +1 sd"]
+    lines = ["| map | " + " | ".join(shown) + " |", "| --- |" + " ---: |" * len(shown)]
+    for name, row in sorted(rows.items(), key=lambda item: -item[1].get("AP", 0)):
+        lines.append(f"| {name} | " + " | ".join(f"{row[each]:.2f}" if each in row else "-" for each in shown) + " |")
+    return "\n".join(lines)
+
+
+def merged(files: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One table per model, of files that measured other methods on the same photos: those that all have."""
+    found: dict[str, dict[str, Any]] = {}
+    for known in files:
+        first = found.setdefault(known["model"], {**known, "methods": [], "values": {}})
+        assert first["percent"] == known["percent"]
+        first["methods"] += [method for method in known["methods"] if method not in first["methods"]]
+        for column, of in known["values"].items():
+            first["values"].setdefault(column, {}).update(of)
+    for known in found.values():
+        for column, of in known["values"].items():
+            if len(of) < len(known["methods"]):
+                print(f"{known['model']}, {column}: not measured for all maps", file=sys.stderr)
+            count = min(map(len, of.values()))
+            known["values"][column] = {method: values[:count] for method, values in of.items()}
+    return list(found.values())
 
 
 def main() -> None:
@@ -143,13 +193,18 @@ def main() -> None:
     measuring.add_argument("--out", type=Path, required=True)
     printing = commands.add_parser("tables")
     printing.add_argument("files", type=Path, nargs="+")
+    exploring = commands.add_parser("exploration", help="the means of all candidates that were compared")
+    exploring.add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.what == "exploration":
+        for file in options.files:
+            print(f"#### {file.stem.removeprefix('explore-')}\n\n{exploration(json.loads(file.read_text()))}\n")
+        return
     if options.what == "measure":
         measure(options.model, options.photos, options.parts, options.methods, options.percent, options.out)
         return
-    for file in options.files:
-        known = json.loads(file.read_text())
+    for known in merged([json.loads(file.read_text()) for file in options.files]):
         print(f"### {known['model']}\n\n{table(known)}\n")
         for method in ("twoscale", "refined"):
             if method in known["methods"]:

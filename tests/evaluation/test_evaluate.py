@@ -273,7 +273,9 @@ def test_plugins_may_be_given_as_text(data, tmp_path):
 
 def test_the_usual_methods_are_those_of_the_command_line(data, tmp_path):
     results = evaluate(MODEL, data, tmp_path, methods=None, limit=1)
-    store, _ = prepare_run(MODEL, data, PROTOCOL, ["white-box"], tmp_path, {"controls": False, "threads": 1}, SilentProgress().notice)
+    store, _ = prepare_run(
+        MODEL, data, PROTOCOL, ["white-box"], tmp_path, {"controls": False, "threads": 1}, SilentProgress().notice
+    )
     assert results.run.methods == store.run.methods
 
 

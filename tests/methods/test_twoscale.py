@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 
 import vitreous
 from small_models import PATCHES, golden_model, random_images, small_vit
+<<<<<<< HEAD
 from vitreous.errors import MethodError
+=======
+from vitreous.errors import MethodError, UnsupportedModelError
+>>>>>>> h-recipe
 from vitreous.methods.gradient import FullGradient
 from vitreous.methods.spelling import cost_of
 from vitreous.methods.twoscale import standardised
@@ -16,6 +24,7 @@ from vitreous.methods.view import View
 from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.runner import ModelRunner
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "twoscale.npz"
 # Float64: sums of some hundred terms in another order.
 SAME = {"rtol": 1e-9, "atol": 1e-9}
 TARGET = torch.tensor([1, 3])
@@ -115,7 +124,7 @@ def test_the_orders_are_those_of_runs_without_the_patches_that_have_gone(budget)
             )
             places = torch.arange(PATCHES, dtype=torch.float64) / (PATCHES - 1)
             ranks[row, order] = 1 - places if best_first else places
-        expected = z(fine[number] + z(ranks.pow(3).sum(0)) + regions[number]) - 1
+        expected = z(fine[number] + 2 * z(ranks.pow(3).sum(0)) + 2 * regions[number]) - 1
         torch.testing.assert_close(map_, expected, **SAME)
 
 
@@ -145,3 +154,28 @@ def test_options_that_make_no_sense_are_refused(spelling, message):
     model, images = golden_model()
     with pytest.raises(MethodError, match=message):
         vitreous.explain(model, images, spelling)
+
+
+@pytest.mark.parametrize("spelling", ["twoscale", "refined", "refined:budget=4,region=0.5"])
+def test_golden_numbers(spelling):
+    """Numbers of the golden model in float64, so that no change of the formula goes unnoticed."""
+    model, images = golden_model()
+    with np.load(GOLDEN) as stored:
+        found = vitreous.explain(model, images, spelling, topk=2).scores[spelling]
+        np.testing.assert_allclose(found, stored[spelling], rtol=0, atol=1e-9)  # scores of order 1
+
+
+def test_a_model_that_can_only_hide_patches_is_refused_by_name():
+    class Distances(Attention):
+        def forward(self, tokens: Tensor, **_: object) -> Tensor:
+            batch, count, width = tokens.shape
+            query, key, value = self.qkv(tokens).reshape(batch, count, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+            places = torch.arange(count).to(tokens)
+            bias = -0.2 * (places[:, None] - places).abs()
+            output = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+            return self.proj(output.transpose(1, 2).reshape(batch, count, width))
+
+    model, images = small_vit(attn_layer=Distances), random_images()
+    assert vitreous.explain(model, images, "twoscale").scores["twoscale"].isfinite().all()
+    with pytest.raises(UnsupportedModelError, match="hidden from attention but not dropped"):
+        vitreous.explain(model, images, "refined")

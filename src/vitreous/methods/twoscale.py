@@ -4,16 +4,17 @@ No single read-out ranks patches well for every purpose. What a patch contribute
 and leaves out the rest of the object; attention and the likeness of tokens tell which patches belong together, and blur
 what decides. ``twoscale`` adds the two, each standardised over the patches of a picture:
 
-- z(F): FullGrad+ under the libra rule, F. Its sum is complete at every block, so it says how much each patch contributes.
-- z(√G): GAE, G, follows the same evidence another way, along attention. The errors of the two differ, so their sum is more
-  faithful than either. The square root takes the long tail off a product of blocks.
-- z(Ā F') and z(S Ā F'): F' is F of the upper half of the blocks, spread over patches that the model treats as one thing: by
-  Ā, the mean attention of all blocks but the last (GradToken's propagation), and by S, the likeness of tokens halfway up.
-  They tell object from ground, where F alone marks single patches.
+- z(F): FullGrad+ under the libra rule, F. Its sum is complete at every block, so it says how much each patch
+  contributes.
+- z(√G): GAE, G, follows the same evidence another way, along attention. The errors of the two differ, so their sum is
+  more faithful than either. The square root takes the long tail off a product of blocks.
+- z(Ā F') and z(S Ā F'): F' is F of the upper half of the blocks, spread over patches that the model treats as one
+  thing: by Ā, the mean attention of all blocks but the last (GradToken's propagation), and by S, the likeness of tokens
+  halfway up. They tell object from ground, where F alone marks single patches.
 
 A gradient explains the picture as it is. Once the best patches are gone, others decide that counted little before. So
-``refined`` asks again while patches are dropped, the best first (what has to go to destroy the prediction) and the worst
-first (what has to stay to keep it), and adds both orders.
+``refined`` asks again while patches are dropped, the best first (what has to go to destroy the prediction) and the
+worst first (what has to stay to keep it), and adds both orders.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from vitreous.tape import Needs
 
 _TEMPERATURE = 0.2  # of the likeness of tokens
 _ALIKE = 0.5  # how much likeness of tokens counts beside attention
+_ORDERS = 2.0  # how much the orders in which patches go, and then also the regions, count beside gradients
 _SALIENT = 1.0  # how many standard deviations above the mean a patch has to lie to score above 0
 
 
@@ -51,8 +53,8 @@ class TwoScale(Procedure):
     """z(z(√G) + z(F) + w (z(Ā F') + z(S Ā F') / 2)) - 1: scores above 0 stand out by a standard deviation.
 
     F is FullGrad+ under the libra rule, F' that of the upper half of the blocks, G GAE, Ā the mean attention of all
-    blocks but the last, S the softmax of the cosines, over 0.2, of the centred tokens halfway up; z gives a map mean 0 and
-    standard deviation 1 over the patches of a picture.
+    blocks but the last, S the softmax of the cosines, over 0.2, of the centred tokens halfway up; z gives a map mean 0
+    and standard deviation 1 over the patches of a picture.
 
     Args:
         region: w.
@@ -96,7 +98,11 @@ class TwoScale(Procedure):
         return self._every.combine(self._full, view)[:, view.layout.prefix :]
 
     def regions(self, view: View) -> Tensor:
+<<<<<<< HEAD
         """W (z(Ā F') + z(S Ā F') / 2), (batch, patches)."""
+=======
+        """The regions' part, w (z(Ā F') + z(S Ā F') / 2), (batch, patches)."""
+>>>>>>> h-recipe
         upper = self._upper.combine(self._full, view)[:, view.layout.prefix :]
         spread = self._spread.apply(view, upper)
         tokens = view.tokens(view.depth // 2)[:, view.layout.prefix :]
@@ -112,7 +118,7 @@ def salient(scores: Tensor) -> Tensor:
 
 
 class Refined(TwoScale):
-    """z(z(√G) + z(F) + z(D³ + I³) + w (z(Ā F') + z(S Ā F') / 2)) - 1, D and I the orders in which patches go.
+    """z(z(√G) + z(F) + 2 z(D³ + I³) + 2 w (z(Ā F') + z(S Ā F') / 2)) - 1, D and I the orders in which patches go.
 
     Args:
         region: w.
@@ -128,12 +134,16 @@ class Refined(TwoScale):
         self._budget = budget
         self.evaluations = 2 * (budget - 1)
 
+    def needs(self, layer: int, depth: int) -> Needs:
+        """Also gradients of runs of the picture without some patches."""
+        return super().needs(layer, depth) | Needs(gradients_again=True, picture=True)
+
     def map(self, view: View) -> Tensor:
         """Both scales together, the fine one with the orders."""
         own = self.own(view)
         removed, left = (self.ranks(view, own, best_first=best_first) for best_first in (True, False))
         orders = standardised(removed.pow(3) + left.pow(3))
-        return salient(self.fine(view) + orders + self.regions(view))
+        return salient(self.fine(view) + _ORDERS * (orders + self.regions(view)))
 
     def ranks(self, view: View, own: Tensor, *, best_first: bool) -> Tensor:
         """When each patch goes while equal parts of the patches are dropped, (batch, patches), from 0 to 1.
@@ -204,8 +214,8 @@ def refined(
     *,
     budget: Annotated[
         int,
-        "how many passes of the whole picture it may cost; patches are dropped in as many parts, the best and the worst "
-        "first",
+        "how many passes of the whole picture it may cost; patches are dropped in as many parts, the best and the "
+        "worst first",
         AtMost(1000),
     ] = 8,
     region: RegionWeight = 1.0,

@@ -185,8 +185,8 @@ class ModelRunner:
         kept = check_kept(kept.to(images.device), len(images), self.layout.patches)
         if not self._can_drop(images):
             raise UnsupportedModelError(
-                f"patches of {self.architecture.name} can be hidden from attention but not dropped (its blocks work out "
-                "positions from how many tokens there are), and only a run without them can be recorded"
+                f"patches of {self.architecture.name} can be hidden from attention but not dropped (its blocks work "
+                "out positions from how many tokens there are), and only a run without them can be recorded"
             )
         return self.record(images, needs, Intervention(kept=kept, patches=self.layout.patches))
 

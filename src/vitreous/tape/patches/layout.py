@@ -86,7 +86,7 @@ def find_layout(
     tokens = head_gradient.shape[1]
     kept = recorder.plan.intervention.kept
     if kept is not None:  # in no grid any more
-        return _with_readers(recorder, head_gradient, pooling_gradient, inputs, (1, kept.shape[1]))
+        return _with_readers(recorder, head_gradient, pooling_gradient, inputs, (1, kept.shape[1]), any_token=any_token)
     grid_of_stage = recorder.architecture.stages[recorder.architecture.stage].places
     if grid_of_stage is not None and not isinstance(inputs, Texts):
         grid = grid_of_stage.grid

@@ -147,8 +147,8 @@ class Intervention:
             one is then enough: blocks, pooling and head work on any batch size.
         attention_scale: by block, factors (batch,) on its attention matrix. Such a matrix is a constant: the gradient
             passes on through the values alone, under every rule.
-        kept: the patches that stay, (batch, k), ascending in every row; the others are dropped at the input of the first
-            block, so the run has k patches. ``None`` keeps all.
+        kept: the patches that stay, (batch, k), ascending in every row; the others are dropped at the input of the
+            first block, so the run has k patches. ``None`` keeps all.
         patches: how many patches the whole picture has, where some are dropped.
     """
 

@@ -106,7 +106,11 @@ class Recorder:
 
     def interception(self) -> Interception:
         """The context in which the model has to run."""
-        return Interception(self.architecture, self, self._handler_table())
+        table = self._handler_table()
+        if self._dropping is not None:  # outermost, so that all others see operands that fit
+            for function, handler in self._dropping.handlers().items():
+                table.add((function,), handler, *table.handlers_of(function))
+        return Interception(self.architecture, self, table)
 
     def start(self, pixels: Tensor) -> None:
         """The model is about to be given a picture; the graph may begin there."""
@@ -242,9 +246,6 @@ class Recorder:
             act(ops.POOLING, relevance.on_pool)
             act(ops.NEGATION, relevance.on_negate)
             act(ops.INTERPOLATION, relevance.on_interpolate)
-        if self._dropping is not None:
-            for function, handler in self._dropping.handlers().items():
-                table.add((function,), handler, *table.handlers_of(function))
         return table
 
     def _record_convolution(self, call: TorchCall) -> Any:
