@@ -57,11 +57,7 @@ def measure(model: str, photos: int, parts: list[str], methods: list[str], perce
     known |= {
         "methods": methods,
         "versions": versions(),
-<<<<<<< HEAD
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-=======
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
->>>>>>> h-recipe
     }
     _, adapter = open_model(model)
     samples = samples_of(model, "report", photos)

@@ -12,11 +12,7 @@ from torch import Tensor, nn
 
 import vitreous
 from small_models import PATCHES, golden_model, random_images, small_vit
-<<<<<<< HEAD
-from vitreous.errors import MethodError
-=======
 from vitreous.errors import MethodError, UnsupportedModelError
->>>>>>> h-recipe
 from vitreous.methods.gradient import FullGradient
 from vitreous.methods.spelling import cost_of
 from vitreous.methods.twoscale import standardised

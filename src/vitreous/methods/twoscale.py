@@ -98,11 +98,7 @@ class TwoScale(Procedure):
         return self._every.combine(self._full, view)[:, view.layout.prefix :]
 
     def regions(self, view: View) -> Tensor:
-<<<<<<< HEAD
-        """W (z(Ā F') + z(S Ā F') / 2), (batch, patches)."""
-=======
         """The regions' part, w (z(Ā F') + z(S Ā F') / 2), (batch, patches)."""
->>>>>>> h-recipe
         upper = self._upper.combine(self._full, view)[:, view.layout.prefix :]
         spread = self._spread.apply(view, upper)
         tokens = view.tokens(view.depth // 2)[:, view.layout.prefix :]
