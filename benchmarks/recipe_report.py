@@ -159,7 +159,7 @@ def exploration(values: Values) -> str:
 
 
 def merged(files: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One table per model, of files that measured other methods on the same photos: those that all have."""
+    """One table per model, of files that measured other methods on the same photos; only what was measured on all."""
     found: dict[str, dict[str, Any]] = {}
     for known in files:
         first = found.setdefault(known["model"], {**known, "methods": [], "values": {}})
@@ -169,10 +169,11 @@ def merged(files: list[dict[str, Any]]) -> list[dict[str, Any]]:
             first["values"].setdefault(column, {}).update(of)
     for known in found.values():
         for column, of in known["values"].items():
-            if len(of) < len(known["methods"]):
-                print(f"{known['model']}, {column}: not measured for all maps", file=sys.stderr)
-            count = min(map(len, of.values()))
-            known["values"][column] = {method: values[:count] for method, values in of.items()}
+            count = max(map(len, of.values()))
+            left_out = [method for method in known["methods"] if len(of.get(method, ())) < count]
+            if left_out:
+                print(f"{known['model']}, {column}: not measured on all photos: {', '.join(left_out)}", file=sys.stderr)
+            known["values"][column] = {method: values for method, values in of.items() if method not in left_out}
     return list(found.values())
 
 
