@@ -37,7 +37,6 @@ from vitreous.tape import Needs
 _TEMPERATURE = 0.2  # of the likeness of tokens
 _ALIKE = 0.5  # how much likeness of tokens counts beside attention
 _ORDERS = 2.0  # how much the orders in which patches go, and then also the regions, count beside gradients
-_SALIENT = 1.0  # how many standard deviations above the mean a patch has to lie to score above 0
 
 
 def standardised(scores: Tensor) -> Tensor:
@@ -50,7 +49,7 @@ def standardised(scores: Tensor) -> Tensor:
 
 
 class TwoScale(Procedure):
-    """z(z(√G) + z(F) + w (z(Ā F') + z(S Ā F') / 2)) - 1: scores above 0 stand out by a standard deviation.
+    """z(z(√G) + z(F) + w (z(Ā F') + z(S Ā F') / 2)), counted from the lowest patch.
 
     F is FullGrad+ under the libra rule, F' that of the upper half of the blocks, G GAE, Ā the mean attention of all
     blocks but the last, S the softmax of the cosines, over 0.2, of the centred tokens halfway up; z gives a map mean 0
@@ -86,7 +85,7 @@ class TwoScale(Procedure):
 
     def map(self, view: View) -> Tensor:
         """Both scales together."""
-        return salient(self.fine(view) + self.regions(view))
+        return from_lowest(self.fine(view) + self.regions(view))
 
     def fine(self, view: View) -> Tensor:
         """z(√G) + z(F), (batch, patches)."""
@@ -108,13 +107,14 @@ class TwoScale(Procedure):
         return self._region * (standardised(spread) + _ALIKE * standardised(regions))
 
 
-def salient(scores: Tensor) -> Tensor:
-    """Standardised scores, of which those of patches that stand out are above 0."""
-    return standardised(scores) - _SALIENT
+def from_lowest(scores: Tensor) -> Tensor:
+    """Standardised scores, 0 at the lowest patch: sums of standardised maps have no zero of their own."""
+    found = standardised(scores)
+    return found - found.amin(dim=1, keepdim=True)
 
 
 class Refined(TwoScale):
-    """z(z(√G) + z(F) + 2 z(D³ + I³) + 2 w (z(Ā F') + z(S Ā F') / 2)) - 1, D and I the orders in which patches go.
+    """z(z(√G) + z(F) + 2 z(D³ + I³) + 2 w (z(Ā F') + z(S Ā F') / 2)), D and I the orders in which patches go.
 
     Args:
         region: w.
@@ -139,7 +139,7 @@ class Refined(TwoScale):
         own = self.own(view)
         removed, left = (self.ranks(view, own, best_first=best_first) for best_first in (True, False))
         orders = standardised(removed.pow(3) + left.pow(3))
-        return salient(self.fine(view) + _ORDERS * (orders + self.regions(view)))
+        return from_lowest(self.fine(view) + _ORDERS * (orders + self.regions(view)))
 
     def ranks(self, view: View, own: Tensor, *, best_first: bool) -> Tensor:
         """When each patch goes while equal parts of the patches are dropped, (batch, patches), from 0 to 1.
