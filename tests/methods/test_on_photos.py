@@ -29,7 +29,7 @@ NAMES = [info.name for info in METHODS]
 PHOTOS, AT_ONCE = 32, 16
 ASKED_AGAIN = 8  # photos that methods are asked of which run the model again: the map of each is made in the same way
 # These take two thirds of the time of all that read one run: at 224 pixels they are asked of a few photos.
-RELEVANCE, FEW_PHOTOS = ("abslrp", "transattr", "lrp", "lrp_rollout", "plrp"), 4
+RELEVANCE, FEW_PHOTOS = ("abslrp", "transattr", "lrp", "lrp_rollout"), 4
 # What clamps its map at 0 has nothing left where no patch speaks for the class. That is so in these two methods alone,
 # each of which can be asked for the map before the clamp.
 UNCLAMPED = {"attcam": "attcam:convention=skipplus", "gradtoken": "gradtoken:heads=average"}
