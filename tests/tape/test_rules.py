@@ -132,7 +132,7 @@ def test_every_gradient_method_takes_rules_and_rules_do_not_mix(method):
 def test_a_rule_that_cuts_attention_is_refused_where_only_the_stream_is_read(method):
     with pytest.raises(MethodError, match=r"rule=residual is not one of .*under residual no gradient would reach"):
         vitreous.explain(small_vit(), random_images(), spelled(method, rule="residual"))
-    with pytest.raises(MethodError, match="rule=residual nothing passes attention"):
+    with pytest.raises(MethodError, match="rule=residual no gradient passes through attention"):
         method_info(method).make().under("residual")
 
 
