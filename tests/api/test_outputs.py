@@ -209,7 +209,7 @@ class TestEvaluation:
             found = self.evaluate(loaded(with_softmax(small_vit(depth=2))), data, tmp_path)
         manifest = json.loads((found.stores[0].folder / "manifest.json").read_text())
         assert manifest["run"]["model"]["outputs"] == "probabilities"
-        assert found.measured_methods == ("tokentm",)
+        assert found.measured_methods == ("tokentm", "random", "centre", "edges")  # controls beside it
 
     def test_other_outputs_are_another_run(self, data, tmp_path):
         model = loaded(small_vit(depth=2))
