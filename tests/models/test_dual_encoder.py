@@ -277,3 +277,11 @@ def test_a_preprocessing_may_be_given():
     half = (0.5, 0.5, 0.5)
     preprocessing = Preprocessing((IMAGE, IMAGE), half, half)
     assert find_dual_encoder((open_clip_model(), preprocessing, tokenize)).preprocessing is preprocessing
+
+
+def test_a_model_of_images_and_texts_without_a_text_says_what_to_give(pixels):
+    model, _ = FAMILIES["clip"]()
+    with pytest.raises(
+        UnsupportedModelError, match=r"cannot be called with images alone .* target=vitreous.targets.Prompt"
+    ):
+        vitreous.explain(model, pixels, "gae")

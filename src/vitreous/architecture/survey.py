@@ -21,7 +21,16 @@ from vitreous.architecture.find_attention import find_attention
 from vitreous.architecture.flex_attention import uncompiled
 from vitreous.architecture.trace import Trace, Tracer
 from vitreous.errors import UnsupportedModelError, VitreousError
-from vitreous.inputs.model_input import FAILURES, Inputs, Texts, ask, failed_inside, failed_on, outside_inference
+from vitreous.inputs.model_input import (
+    FAILURES,
+    Inputs,
+    Texts,
+    ask,
+    failed_inside,
+    failed_on,
+    has_two_towers,
+    outside_inference,
+)
 from vitreous.inputs.outputs import scale_of
 
 # What was seen of a model, by the shape of its input. A run that takes other steps is seen again.
@@ -122,10 +131,12 @@ def _traced(model: nn.Module, inputs: Inputs) -> Trace:
         except FAILURES as error:
             with _analysis(model):
                 attends = bool(find_attention(tracer.trace))
-            if attends:
+            if attends and not has_two_towers(model):
                 raise failed_inside(type(model).__name__, error) from error
             raise failed_on(model, inputs, error) from error
         except Exception as error:  # of a configuration that was believed when the model was built
+            if has_two_towers(model):
+                raise failed_on(model, inputs, error) from error
             raise failed_inside(type(model).__name__, error) from error
     if not tracer.trace.steps:
         raise UnsupportedModelError(f"{type(model).__name__} does nothing with its input that can be seen")

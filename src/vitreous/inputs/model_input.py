@@ -110,6 +110,12 @@ def ask(model: Callable[..., Any], inputs: Inputs) -> Any:
     return model(inputs) if name is None else model(**{name: inputs})
 
 
+def has_two_towers(model: nn.Module) -> bool:
+    """Whether a model encodes images and texts, by the methods that CLIP-like models have for the two."""
+    pairs = (("get_image_features", "get_text_features"), ("encode_image", "encode_text"))
+    return any(all(hasattr(model, name) for name in pair) for pair in pairs)
+
+
 def takes_cut_patches(model: nn.Module) -> bool:
     """Whether some part of a model is given patches that were cut out before, and their shapes (NaFlex SigLIP 2)."""
     return any("spatial_shapes" in _parameters(part) for part in model.modules())
@@ -161,6 +167,11 @@ def failed_on(model: nn.Module, inputs: Inputs, error: Exception) -> Exception:
     name = type(model).__name__
     if _is_about_flex_attention(error):
         return failed_inside(name, error)
+    if not isinstance(inputs, Texts) and has_two_towers(model):
+        return UnsupportedModelError(
+            f"{name} reads images and texts, and cannot be called with images alone ({described_error(error)}): give "
+            "target=vitreous.targets.Prompt(TEXT), or call= with a function that gives it both"
+        )
     if not isinstance(inputs, Texts) and takes_cut_patches(model):
         return InputError(
             f"{name} takes patches that were cut out of a picture before, with spatial_shapes, not the picture itself; "
