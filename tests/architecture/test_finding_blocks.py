@@ -143,3 +143,24 @@ def test_no_tensor_of_the_traced_run_is_kept():
     assert tables
     assert all(table.untyped_storage().nbytes() == table.nbytes for table in tables)
     del explained
+
+
+class Collecting(nn.Module):
+    """A ViT that keeps its hidden states in the list which its tokens were joined from."""
+
+    def __init__(self, vit: nn.Module) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, images: Tensor) -> Tensor:
+        vit = self.vit
+        states = [vit.cls_token.expand(len(images), -1, -1), vit.patch_embed(images)]
+        tokens = torch.cat(states, dim=1) + vit.pos_embed
+        for block in vit.blocks:
+            tokens = block(tokens)
+            states.append(tokens)
+        return vit.head(vit.norm(tokens)[:, 0])
+
+
+def test_a_list_that_is_filled_later_is_traced_as_it_was() -> None:
+    assert_same_maps(Collecting(small_vit()), small_vit())

@@ -312,7 +312,10 @@ class Tracer(TorchFunctionMode):
         if in_place:
             for index in outputs:
                 self._written[memory_of(self.trace.values[index].tensor)] = index
-        self.trace.steps.append(Step(number, func, args, kwargs, operands, outputs, in_place, output))
+        # A list that the model goes on filling is kept as it was.
+        kept = tuple(list(value) if type(value) is list else value for value in args)
+        named = {name: list(value) if type(value) is list else value for name, value in kwargs.items()}
+        self.trace.steps.append(Step(number, func, kept, named, operands, outputs, in_place, output))
         return output
 
     @contextmanager
