@@ -50,7 +50,7 @@ def test_a_protocol_is_evaluated(here, capsys):
     write_photos(here / "photos", 2)
     names = run_page("protocol")
     assert names["results"].finished
-    assert names["results"].methods == ("gae", "rollout", "random", "centre", "edges")
+    assert names["results"].methods == ("gae", "rollout")
     assert capsys.readouterr().out.count("max-sensitivity") == 5  # two methods and three controls
     assert len(list((here / "runs").iterdir())) == 1
 

@@ -27,7 +27,8 @@ from vitreous.explanation.provenance import collect_provenance
 from vitreous.inputs.class_names import class_indices
 from vitreous.inputs.model_input import ask
 from vitreous.inputs.outputs import OutputActivation, OutputPart, check_outputs, find_part
-from vitreous.inputs.target_objects import TargetContext, parse_targets
+from vitreous.inputs.target import TargetContext
+from vitreous.inputs.target_objects import parse_targets
 from vitreous.inputs.targets import AnyTarget, TargetObjects, find_objects
 from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe, parse

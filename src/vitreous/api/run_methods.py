@@ -17,7 +17,7 @@ from vitreous.architecture import find_architecture
 from vitreous.errors import RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, Rows, Texts
 from vitreous.inputs.outputs import OutputActivation, scale_of
-from vitreous.inputs.target_objects import Target
+from vitreous.inputs.target import Target
 from vitreous.inputs.targets import AnyTarget, TargetObjects, Targets, find_targets
 from vitreous.methods import View, list_methods
 from vitreous.methods.spelling import Recipe, parse

@@ -13,7 +13,7 @@ from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.explanation.prediction import ExplanationError
 from vitreous.inputs.outputs import OutputActivation
-from vitreous.inputs.target_objects import Target
+from vitreous.inputs.target import Target
 from vitreous.inputs.targets import Targets
 from vitreous.tape import Layout
 from vitreous.tape.output import CLASS_SCORES, OutputReader

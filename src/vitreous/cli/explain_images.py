@@ -24,7 +24,8 @@ from vitreous.explanation.explanation import ExplanationError
 from vitreous.html.report import ReportError, report_file
 from vitreous.inputs.dense_targets import Pixels
 from vitreous.inputs.images import SUFFIXES, find_images, read_image
-from vitreous.inputs.target_objects import Similarity, Target, parse_target
+from vitreous.inputs.target import Target
+from vitreous.inputs.target_objects import Similarity, parse_target
 from vitreous.methods.spelling import parse
 from vitreous.models import demo, load_model
 from vitreous.models.dual_encoder import load_dual_encoder

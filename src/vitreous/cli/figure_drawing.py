@@ -17,7 +17,8 @@ from vitreous.errors import InputError, MethodError, TargetError
 from vitreous.explanation.explanation import Explanation
 from vitreous.inputs.images import read_image
 from vitreous.inputs.outputs import OutputActivation
-from vitreous.inputs.target_objects import Target, parse_target
+from vitreous.inputs.target import Target
+from vitreous.inputs.target_objects import parse_target
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.loaded import given_outputs

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vitreous.explanation.views import Drawing
     from vitreous.inputs.outputs import OutputActivation
     from vitreous.inputs.patch_geometry import PatchGeometry
-    from vitreous.inputs.target_objects import Target
+    from vitreous.inputs.target import Target
     from vitreous.models.input_pictures import Channels, Drawable, Photo
     from vitreous.models.preprocessing import Preprocessing
 

@@ -22,7 +22,7 @@ from vitreous._utils.storage import MANIFEST, StorageError, complete_folder, rea
 from vitreous.errors import ModelError, VitreousError
 from vitreous.explanation.views import find_view
 from vitreous.inputs.patch_geometry import PatchGeometry
-from vitreous.inputs.target_objects import restore_target, store_target
+from vitreous.inputs.target import restore_target, store_target
 from vitreous.models.preprocessing import CropRounding, Preprocessing, Resize
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vitreous.explanation.explanation import Explanation
-    from vitreous.inputs.target_objects import Target
+    from vitreous.inputs.target import Target
 
 
 _LONGEST_EDGE = 2**31

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from vitreous.inputs.target_objects import Target
+    from vitreous.inputs.target import Target
 
 
 class ExplanationError(VitreousError, ValueError):

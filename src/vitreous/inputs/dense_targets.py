@@ -13,7 +13,7 @@ from vitreous._utils.messages import shown
 from vitreous._utils.tensors import special_kind
 from vitreous.errors import TargetError
 from vitreous.inputs.outputs import described_output, named_part
-from vitreous.inputs.target_objects import (
+from vitreous.inputs.target import (
     ClassNames,
     OriginalRun,
     Target,

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from vitreous._utils.messages import shown
 from vitreous._utils.tensors import special_kind
 from vitreous.errors import TargetError
-from vitreous.inputs.target_objects import Class, Target, TargetContext
+from vitreous.inputs.target import Target, TargetContext
+from vitreous.inputs.target_objects import Class
 
 One = int | str | Target  # a class by number, or by name where the model's class names are known, or a target
 AnyTarget = None | One | Sequence[One] | Sequence[Sequence[One]] | Tensor

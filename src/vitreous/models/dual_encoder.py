@@ -23,7 +23,7 @@ from vitreous._utils.messages import errors_as, shown
 from vitreous.errors import InputError, MissingDependencyError, ModelError, TargetError, UnsupportedModelError
 from vitreous.inputs.outputs import OutputActivation
 from vitreous.inputs.prompts import CallableReader, PromptReader, prompt_reader
-from vitreous.inputs.target_objects import Target, register_stored
+from vitreous.inputs.target import Target, register_stored
 from vitreous.models.hf_models import architecture_of, load_network, load_preprocessing, place_of, transformers_library
 from vitreous.models.loaded import LoadedModel, put_on
 from vitreous.models.loading import load_model

@@ -17,7 +17,8 @@ from vitreous._utils.tensors import exact
 from vitreous.errors import InputError, TargetError
 from vitreous.inputs import outputs
 from vitreous.inputs.outputs import OutputActivation, OutputPart, find_part, likelihood_slope, likelihoods
-from vitreous.inputs.target_objects import Class, OriginalRun, Target, score_of
+from vitreous.inputs.target import OriginalRun, Target, score_of
+from vitreous.inputs.target_objects import Class
 
 Quantity = Literal["probability", "logit", "log_probability"]
 
