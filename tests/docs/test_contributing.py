@@ -51,7 +51,7 @@ def test_a_protocol_is_evaluated(here, capsys):
     names = run_page("protocol")
     assert names["results"].finished
     assert names["results"].methods == ("gae", "rollout")
-    assert capsys.readouterr().out.count("max-sensitivity") == 5  # two methods and three controls
+    assert capsys.readouterr().out.count("max-sensitivity") == 2
     assert len(list((here / "runs").iterdir())) == 1
 
 
