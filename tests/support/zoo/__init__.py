@@ -13,7 +13,7 @@ from zoo.transformers_zoo import TRANSFORMERS
 from zoo.vit_pytorch_zoo import VIT_PYTORCH
 
 SPELLED = [Entry(f"spellings/{variant}, {name}", partial(build, variant, name, weights())) for variant, name in ALL]
-# ViTs in other people's hands. Not among the entries: tests/architecture/test_own_written_models.py compares them as a whole.
+# ViTs in other people's hands. Not among the entries: test_own_written_models.py compares them as a whole.
 OWN_WRITTEN = [
     Entry(f"own/{name}", partial(make, own_weights())) for name, (_, make) in MODELS.items() if name != "Compiled"
 ]
