@@ -16,6 +16,8 @@ from vitreous.evaluation.runner.prepare_run import prepare_run
 from vitreous.evaluation.store.run import RunError
 from vitreous.evaluation.store.store import Store
 
+pytestmark = pytest.mark.usefixtures("registry")  # the driver loads plugins into this process
+
 ray = pytest.importorskip("ray", reason='needs Ray: pip install "vitreous[ray]"')
 
 
