@@ -18,7 +18,6 @@ from literal.forward import gradients
 from literal.forward import run as literal_run
 from small_models import CLASSES, PATCHES, largest_difference, random_images, small_vit
 from vitreous.errors import TargetError
-from vitreous.speed.timing import one_thread
 from vitreous.targets import Class, Contrast, Logit, Output, Probability, Similarity, Target
 
 SAME = 1e-9
@@ -26,12 +25,6 @@ LINEAR = ["ixg", "cat", "attixg", "attcat", "fullgrad", "fullgrad_plus", "decomp
 LINEAR += ["attnlrp", "conservative_lrp", "lrp", "ixg:rule=libra", "integrated_gradients"]
 ALL = [info.name for info in vitreous.list_methods()]
 REFERENCE = torch.linspace(-1, 1, CLASSES, dtype=torch.float64)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    with one_thread():
-        yield
 
 
 @pytest.fixture(scope="module")

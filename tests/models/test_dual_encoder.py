@@ -15,6 +15,7 @@ from small_dual_encoders import (
     image_blocks,
     input_times_gradient,
     open_clip_model,
+    own_tokens,
     prompt_tokenizer,
     save_clip,
     tokenize,
@@ -38,14 +39,6 @@ def case(request):
 @pytest.fixture
 def pixels():
     return torch.randn(2, 3, IMAGE, IMAGE, dtype=torch.float64)
-
-
-def own_tokens(family, tokenizer, text):
-    """What a user of the family would give its text tower."""
-    if family in {"open_clip", "openai"}:
-        return tokenizer([text])
-    padding = {"padding": "max_length", "max_length": CONTEXT} if family == "siglip" else {}
-    return tokenizer([text], return_tensors="pt", **padding)["input_ids"]
 
 
 def own_scores(family, model, tokenizer, pixels, text):

@@ -11,6 +11,8 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 
+from small_text_models import randomised as with_random_weights
+
 PAD, UNKNOWN, START, END = 0, 1, 58, 59
 VOCABULARY = 60
 CONTEXT = 12
@@ -37,22 +39,12 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def randomised(model: nn.Module) -> nn.Module:
-    """Weights in float64 that let every path matter: no bias is 0 and no norm's weight is 1."""
-    model = model.double().eval()
-    generator = torch.Generator().manual_seed(3)
+    """The same for models with a logit scale, and a bias where there is one."""
+    model = with_random_weights(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
             if name.startswith("logit_"):
-                parameter.copy_(torch.full_like(parameter, 1.3 if name.endswith("scale") else -0.7))
-            elif "embedding" in name and parameter.dim() == 2:
-                parameter.copy_(noise)
-            elif parameter.dim() >= 2:
-                parameter.copy_(1.5 * noise / parameter[0].numel() ** 0.5)
-            elif name.endswith("bias"):
-                parameter.copy_(0.3 * noise)
-            else:
-                parameter.copy_(0.8 + 0.3 * noise)
+                parameter.fill_(1.3 if name.endswith("scale") else -0.7)
     return model
 
 
@@ -184,3 +176,11 @@ def input_times_gradient(model: nn.Module, block: nn.Module, score: Callable[[],
         handle.remove()
     (gradient,) = torch.autograd.grad(value, kept[0])
     return (kept[0] * gradient).sum(dim=-1).detach()
+
+
+def own_tokens(family: str, tokenizer: Any, text: str) -> Any:
+    """What a user of the family would give its text tower."""
+    if family in {"open_clip", "openai"}:
+        return tokenizer([text])
+    padding = {"padding": "max_length", "max_length": CONTEXT} if family == "siglip" else {}
+    return tokenizer([text], return_tensors="pt", **padding)["input_ids"]

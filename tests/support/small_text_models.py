@@ -54,7 +54,7 @@ def randomised(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
-            if "embeddings" in name and parameter.dim() == 2:
+            if "embedding" in name and parameter.dim() == 2:
                 parameter.copy_(noise)
             elif parameter.dim() >= 2:
                 parameter.copy_(1.5 * noise / parameter[0].numel() ** 0.5)

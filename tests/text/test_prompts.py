@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 import vitreous
-from small_dual_encoders import CONTEXT, FAMILIES, IMAGE, embeddings, input_times_gradient, text_blocks
+from small_dual_encoders import FAMILIES, IMAGE, embeddings, input_times_gradient, own_tokens, text_blocks
 from vitreous.errors import InputError, MethodError
 from vitreous.models.dual_encoder import find_dual_encoder
 from vitreous.text.prompts import explain_words, match_words
@@ -24,13 +24,6 @@ def case(request):
 @pytest.fixture
 def pixels():
     return torch.randn(2, 3, IMAGE, IMAGE, dtype=torch.float64)
-
-
-def own_tokens(family, tokenizer, text):
-    if family in {"open_clip", "openai"}:
-        return tokenizer([text])
-    padding = {"padding": "max_length", "max_length": CONTEXT} if family == "siglip" else {}
-    return tokenizer([text], return_tensors="pt", **padding)["input_ids"]
 
 
 def test_word_maps_are_the_gradients_of_the_score(case, pixels):

@@ -23,10 +23,10 @@ from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
 from vitreous.inputs.images import find_images
-from vitreous.inputs.model_input import ask
+from vitreous.inputs.model_input import ask, encoding_methods
 from vitreous.inputs.outputs import embeddings
 from vitreous.models import LoadedModel
-from vitreous.models.dual_encoder import DualEncoder, ImageTower, SimilarityHead, encoding_methods, find_dual_encoder
+from vitreous.models.dual_encoder import DualEncoder, ImageTower, SimilarityHead, find_dual_encoder
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
 
 # Relative to the largest score; float32 sums of a few hundred products are off by less.

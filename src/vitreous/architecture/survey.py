@@ -26,9 +26,9 @@ from vitreous.inputs.model_input import (
     Inputs,
     Texts,
     ask,
+    encoding_methods,
     failed_inside,
     failed_on,
-    has_two_towers,
     outside_inference,
 )
 from vitreous.inputs.outputs import scale_of
@@ -116,6 +116,12 @@ def trace_model(model: nn.Module, inputs: Inputs) -> Trace:
     return _traced(model, inputs)
 
 
+def _attends(model: nn.Module, tracer: Tracer) -> bool:
+    """Whether a run got as far as its first attention call."""
+    with _analysis(model):
+        return bool(find_attention(tracer.trace))
+
+
 def _traced(model: nn.Module, inputs: Inputs) -> Trace:
     tracer = Tracer(model, len(inputs))
     given = outside_inference(inputs)
@@ -128,16 +134,11 @@ def _traced(model: nn.Module, inputs: Inputs) -> Trace:
                 tracer.trace.output = ask(model, given)
         except (VitreousError, MemoryError):
             raise
-        except FAILURES as error:
-            with _analysis(model):
-                attends = bool(find_attention(tracer.trace))
-            if attends and not has_two_towers(model):
+        except Exception as error:  # also of a configuration that was believed when the model was built
+            inside = not isinstance(error, FAILURES) or _attends(model, tracer)
+            if inside and encoding_methods(model) is None:
                 raise failed_inside(type(model).__name__, error) from error
             raise failed_on(model, inputs, error) from error
-        except Exception as error:  # of a configuration that was believed when the model was built
-            if has_two_towers(model):
-                raise failed_on(model, inputs, error) from error
-            raise failed_inside(type(model).__name__, error) from error
     if not tracer.trace.steps:
         raise UnsupportedModelError(f"{type(model).__name__} does nothing with its input that can be seen")
     return tracer.trace

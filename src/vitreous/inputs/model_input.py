@@ -17,6 +17,9 @@ from vitreous.errors import InputError, UnsupportedModelError
 
 Rows = slice | Tensor
 _MOST_CHANNELS = 4  # of a usual picture: red, green, blue, alpha
+# Methods of CLIP-like models that embed images and texts.
+TRANSFORMERS_ENCODERS = ("get_image_features", "get_text_features")
+OPEN_CLIP_ENCODERS = ("encode_image", "encode_text")
 # What models raise that cannot do with what they are given: another size of pictures, or fewer tokens.
 FAILURES = (AssertionError, ValueError, RuntimeError, IndexError)
 _BY_POSITION = {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL}
@@ -110,10 +113,10 @@ def ask(model: Callable[..., Any], inputs: Inputs) -> Any:
     return model(inputs) if name is None else model(**{name: inputs})
 
 
-def has_two_towers(model: nn.Module) -> bool:
-    """Whether a model encodes images and texts, by the methods that CLIP-like models have for the two."""
-    pairs = (("get_image_features", "get_text_features"), ("encode_image", "encode_text"))
-    return any(all(hasattr(model, name) for name in pair) for pair in pairs)
+def encoding_methods(model: nn.Module) -> tuple[str, str] | None:
+    """The names of a network's methods that embed images and texts, or ``None`` where it does not have both."""
+    pairs = (TRANSFORMERS_ENCODERS, OPEN_CLIP_ENCODERS)
+    return next((pair for pair in pairs if all(hasattr(model, each) for each in pair)), None)
 
 
 def takes_cut_patches(model: nn.Module) -> bool:
@@ -167,7 +170,7 @@ def failed_on(model: nn.Module, inputs: Inputs, error: Exception) -> Exception:
     name = type(model).__name__
     if _is_about_flex_attention(error):
         return failed_inside(name, error)
-    if not isinstance(inputs, Texts) and has_two_towers(model):
+    if not isinstance(inputs, Texts) and encoding_methods(model) is not None:
         return UnsupportedModelError(
             f"{name} reads images and texts, and cannot be called with images alone ({described_error(error)}): give "
             "target=vitreous.targets.Prompt(TEXT), or call= with a function that gives it both"

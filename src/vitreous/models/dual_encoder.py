@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from vitreous._utils.messages import errors_as, shown
 from vitreous.errors import InputError, MissingDependencyError, ModelError, TargetError, UnsupportedModelError
+from vitreous.inputs.model_input import TRANSFORMERS_ENCODERS, encoding_methods
 from vitreous.inputs.outputs import OutputActivation
 from vitreous.inputs.prompts import CallableReader, PromptReader, prompt_reader
 from vitreous.inputs.target import Target, register_stored
@@ -33,8 +34,6 @@ from vitreous.models.wrap_model import infer_preprocessing, preprocessing_of
 
 TEMPLATES = ("a photo of a {}.",)
 
-_TRANSFORMERS = ("get_image_features", "get_text_features")
-_OPEN_CLIP = ("encode_image", "encode_text")
 _PROMPT_SCORES = "prompt_scores"
 _RESIZE_MODES: dict[str, Resize] = {"shortest": "shorter", "squash": "squash"}
 
@@ -318,11 +317,6 @@ def without_text_tower(name: str) -> UnsupportedModelError:
     )
 
 
-def encoding_methods(model: nn.Module) -> tuple[str, str] | None:
-    """The names of a network's methods that embed images and texts, or ``None`` where it does not have both."""
-    return next((pair for pair in (_TRANSFORMERS, _OPEN_CLIP) if all(hasattr(model, each) for each in pair)), None)
-
-
 def tokenizer_in(given: Any) -> Any:
     """The tokenizer that something is or holds, or ``None``."""
     if hasattr(given, "convert_ids_to_tokens"):
@@ -376,7 +370,7 @@ def _load_transformers(name: str, identifier: str) -> DualEncoder:
     def class_for(config: Any) -> Any:
         architecture = architecture_of(config)
         found = getattr(transformers, architecture, None) or transformers.AutoModel
-        if found is not transformers.AutoModel and not all(hasattr(found, method) for method in _TRANSFORMERS):
+        if found is not transformers.AutoModel and not all(hasattr(found, method) for method in TRANSFORMERS_ENCODERS):
             raise UnsupportedModelError(f"{name} has no text tower ({architecture}), so that it takes no prompts")
         return found
 
