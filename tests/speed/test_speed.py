@@ -20,9 +20,20 @@ from vitreous.evaluation.runner.prepare_run import spelled_out
 from vitreous.methods.spelling import cost_of, parse
 from vitreous.speed import SpeedRow, measure_speed
 from vitreous.speed.measuring import SPEED_METHODS
-from vitreous.speed.plain_passes import CountedLimit, Limit, PlainModel, limit_of
 from vitreous.speed.rows import ratio_of
-from vitreous.speed.timing import Passes, counted_passes, one_thread, peak_memory, seconds_of, time_in_turn, whole_pass
+from vitreous.speed.timing import (
+    CountedLimit,
+    Limit,
+    Passes,
+    PlainModel,
+    counted_passes,
+    limit_of,
+    one_thread,
+    peak_memory,
+    seconds_of,
+    time_in_turn,
+    whole_pass,
+)
 from vitreous.tape import PIXELS, unite
 
 CPU = torch.device("cpu")

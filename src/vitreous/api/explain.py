@@ -17,17 +17,15 @@ from torch import Tensor, nn
 from vitreous._utils.defaults import DEFAULT_METHODS
 from vitreous._utils.messages import shown, warn_caller
 from vitreous._utils.torch_state import leaves_torch_as_it_was
-from vitreous.api.method_trials import try_methods
 from vitreous.api.run_methods import run_on_images
-from vitreous.api.runs import RawResult, RunSettings
+from vitreous.api.runs import RawResult, RunSettings, try_methods
 from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation, with_deferred_logits
 from vitreous.explanation.provenance import collect_provenance
-from vitreous.inputs.class_names import class_indices
 from vitreous.inputs.model_input import ask
 from vitreous.inputs.outputs import OutputActivation, OutputPart, check_outputs, find_part
-from vitreous.inputs.target import TargetContext
+from vitreous.inputs.target import TargetContext, class_indices
 from vitreous.inputs.target_objects import parse_targets
 from vitreous.inputs.targets import AnyTarget, TargetObjects, find_objects
 from vitreous.methods import list_methods

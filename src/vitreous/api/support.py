@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from vitreous._utils.torch_state import leaves_torch_as_it_was
 from vitreous.api.explain import black_pixel, declared_outputs, find_recipes, find_wanted, network_of
-from vitreous.api.method_trials import try_methods
 from vitreous.api.run_methods import run_on_images, target_reader
-from vitreous.api.runs import RunSettings
+from vitreous.api.runs import RunSettings, try_methods
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import UnsupportedModelError

@@ -12,9 +12,8 @@ from vitreous._utils.defaults import DEFAULT_OPACITY
 from vitreous._utils.messages import reason_of, warn_caller
 from vitreous.errors import InputError
 from vitreous.explanation import folder as explanation_folder
-from vitreous.explanation.heatmaps import display_maps
 from vitreous.explanation.prediction import ExplanationError, Predicted, Prediction, check_predictions
-from vitreous.explanation.views import Look, find_figure, find_view
+from vitreous.explanation.views import Look, display_maps, find_figure, find_view
 from vitreous.models.input_pictures import ADVICE, given_pictures
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from torch.autograd.function import FunctionCtx
 from vitreous._utils.messages import shown
 from vitreous._utils.tensors import exact, special_kind
 from vitreous.errors import TargetError
-from vitreous.inputs.class_names import find_class
 from vitreous.inputs.outputs import OutputActivation, class_scores, embeddings, likelihood_slope, likelihoods
 from vitreous.inputs.target import (
     PREDICTED,
@@ -29,6 +28,7 @@ from vitreous.inputs.target import (
     TargetContext,
     check_class,
     class_label,
+    find_class,
     register_stored,
     whole_number,
 )

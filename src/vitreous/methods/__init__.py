@@ -9,7 +9,6 @@ from vitreous.methods import (
     gradtoken,
     integrated,
     integrated_attention,
-    masking_cam,
     occlusion,
     relevance,
     rise,

@@ -14,9 +14,9 @@ from torch import Tensor
 from vitreous.errors import MethodError
 from vitreous.inputs.model_input import Texts
 from vitreous.methods.options import AtMost
+from vitreous.methods.perturbation import Unrecorded, few_at_once, rerun
 from vitreous.methods.readout import Procedure, Readout, Resolution, ResolutionOption, input_scores, total
 from vitreous.methods.registry import register
-from vitreous.methods.rerun import Unrecorded, few_at_once, rerun
 from vitreous.methods.view import View
 from vitreous.tape import PIXELS, GradientNeeds, Intervention, Needs, Pass
 

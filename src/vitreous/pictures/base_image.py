@@ -9,8 +9,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.errors import InputError
-from vitreous.explanation.heatmaps import framed_maps
-from vitreous.explanation.views import Look
+from vitreous.explanation.views import Look, framed_maps
 from vitreous.inputs.images import read_image
 from vitreous.inputs.patch_geometry import Frame
 from vitreous.pictures.colours import overlay

@@ -26,7 +26,7 @@ from vitreous.methods.spelling import parse, plus_from_every_layer
 from vitreous.methods.tokentm import TokenTransformation
 from vitreous.models import LoadedModel
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
-from vitreous.pictures.recording import recorded
+from vitreous.pictures.curves import recorded
 
 
 @dataclass(frozen=True)

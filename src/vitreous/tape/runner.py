@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitreous._utils.tensors import exact
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
-from vitreous.architecture.flex_attention import uncompiled
+from vitreous.architecture.trace import uncompiled
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import Inputs, Rows, Texts, ask, failed_inside, outside_inference
 from vitreous.inputs.outputs import OutputActivation, scale_of

@@ -15,8 +15,8 @@ from vitreous._utils.messages import reason_of
 from vitreous._utils.tensors import HALF
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
-from vitreous.architecture.flex_attention import uncompiled
 from vitreous.architecture.norms import LinearNorm
+from vitreous.architecture.trace import uncompiled
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import (
     FAILURES,

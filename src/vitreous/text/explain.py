@@ -18,8 +18,8 @@ from vitreous.api.runs import RawResult, RunSettings
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError
 from vitreous.explanation.provenance import collect_provenance
-from vitreous.inputs.class_names import class_indices
 from vitreous.inputs.outputs import OutputActivation, check_outputs
+from vitreous.inputs.target import class_indices
 from vitreous.inputs.targets import AnyTarget, Targets, find_targets, part_of
 from vitreous.inputs.texts import Reader, ReadText
 from vitreous.methods.spelling import Recipe

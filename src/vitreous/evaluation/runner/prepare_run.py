@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from vitreous._utils.storage import expanded
 from vitreous.api.explain import explain
-from vitreous.api.method_trials import try_methods
-from vitreous.api.output_detection import find_outputs
+from vitreous.api.runs import find_outputs, try_methods
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import evaluation_copy
 from vitreous.datasets import DataSet, open_dataset
