@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitreous._utils.messages import warn_caller
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, UnsupportedModelError, VitreousError
 from vitreous.explanation.prediction import ExplanationError
@@ -35,7 +35,7 @@ class DeferredLogits:
         self._network, self._runner = network, runner
         self._seen = list(_state(network, runner.images))
 
-    @leaves_torch_as_it_was
+    @preserves_torch_state
     def compute(self) -> Tensor:
         """Run the model, in evaluation mode, also where it has been switched to training since.
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.messages import errors_as, shown
+from vitreous._utils.messages import errors_as, short_repr
 from vitreous._utils.tensors import special_kind
 from vitreous.errors import TargetError
 from vitreous.inputs.outputs import OutputActivation
@@ -241,7 +241,7 @@ def whole_number(given: Any, what: str) -> int:
     if isinstance(given, bool | np.bool_) or not isinstance(given, int | np.integer):
         if isinstance(given, Tensor) and given.dim() == 0 and not (given.is_floating_point() or given.is_complex()):
             return int(given)
-        raise TargetError(f"{what} must be a whole number or a name, not {shown(given)}")
+        raise TargetError(f"{what} must be a whole number or a name, not {short_repr(given)}")
     return int(given)
 
 

@@ -50,7 +50,6 @@ __all__ = [
     "is_control",
     "list_controls",
     "list_methods",
-    "masking_cam",
     "method_info",
     "occlusion",
     "own_code",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.inputs.patch_geometry import PatchGeometry, enlarge
 from vitreous.methods.options import MOST_EVALUATIONS, StreamRuleOption
@@ -45,7 +45,7 @@ class ActivationMap(TokenReadout):
         here = frozenset({layer})
         return Needs(norms=here) if self.of_norms else Needs(tokens=here)
 
-    def activations(self, view: View, layer: int) -> Tensor:
+    def layer_activations(self, view: View, layer: int) -> Tensor:
         """A, (batch, tokens that count, channels)."""
         return self.counted(view, view.norm(layer) if self.of_norms else view.tokens(layer))
 
@@ -70,7 +70,7 @@ class ClassActivationMap(ActivationMap):
 
     def read(self, view: View, layer: int) -> Tensor:
         """The map."""
-        activations = self.activations(view, layer)
+        activations = self.layer_activations(view, layer)
         gradients = (view.norm_gradient if self.of_norms else view.token_gradient)(self.backward, layer)
         weighed = self.weigh(activations, self.counted(view, gradients).to(activations.dtype))
         return self.finish(view, weighed.sum(dim=-1))
@@ -158,7 +158,7 @@ class PrincipalActivation(ActivationMap):
 
     def read(self, view: View, layer: int) -> Tensor:
         """The projection, from the tokens' Gram matrix: its first eigenvector times the root of its eigenvalue."""
-        activations = self.activations(view, layer)
+        activations = self.layer_activations(view, layer)
         centred = activations - activations.mean(dim=1, keepdim=True)
         values, vectors = torch.linalg.eigh(centred @ centred.transpose(1, 2))
         scores = vectors[..., -1] * values[:, -1:].clamp(min=0).sqrt()
@@ -406,7 +406,7 @@ class ReciprocalMasks(Procedure):
         for masks in few_at_once(view, self.masks(view).to(tokens), room=view.depth):
             masked = masks[:, None, :, None] * tokens
             with rerun(view, runner.inputs[:1], Needs(), Intervention(layer, masked.flatten(0, 1))) as run:
-                logits = exact(run.tape.logits)
+                logits = at_least_float32(run.tape.logits)
             values = runner.explained(logits, self.score)
             scores.append(_of_target(values, view.target))
         return torch.cat(scores).T

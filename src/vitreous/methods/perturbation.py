@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.inputs.model_input import Inputs
 from vitreous.inputs.patch_geometry import PatchGeometry, patch_of_line
@@ -219,18 +219,18 @@ def run_pairs(view: View, groups: Iterable[Tensor], run: RunMasked, quantity: Qu
     runner, targets = view.runner, all_targets(view)
     batch = len(runner.inputs)
     groups = list(groups)
-    found = exact(view.tape.logits).new_empty(batch, sum(map(len, groups)), targets.shape[1])
+    found = at_least_float32(view.tape.logits).new_empty(batch, sum(map(len, groups)), targets.shape[1])
     for group in groups:
         image, mask = torch.arange(batch).repeat_interleave(len(group)), group.repeat(batch)
         for images, masks in zip(*(torch.split(numbers, runner.batch) for numbers in (image, mask)), strict=True):
-            outputs = runner.explained(exact(run(images, masks)), quantity)
+            outputs = runner.explained(at_least_float32(run(images, masks)), quantity)
             found[images, masks] = outputs.gather(1, targets[images])
     return found
 
 
 def original_output(view: View, quantity: Quantity) -> Tensor:
     """The model's output of every target for the original image, (batch, targets), from the tape."""
-    return view.runner.explained(exact(view.tape.logits), quantity).gather(1, all_targets(view))
+    return view.runner.explained(at_least_float32(view.tape.logits), quantity).gather(1, all_targets(view))
 
 
 def all_targets(view: View) -> Tensor:
@@ -279,7 +279,7 @@ class Unrecorded:
         """Record what is the same in every run: patch grid, number of classes, precision."""
         check_classes(self.target, tape.logits.shape[1])
         self.runner.note_layout(tape.layout)
-        self.output = exact(tape.logits[:1])
+        self.output = at_least_float32(tape.logits[:1])
 
 
 @contextmanager

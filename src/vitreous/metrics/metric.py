@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitreous._utils.messages import reason_of
+from vitreous._utils.messages import error_message
 from vitreous.errors import VitreousError
 
 Floats = NDArray[np.float64]
@@ -171,7 +171,7 @@ def finite(values: ArrayLike, what: str = "a map") -> Floats:
     try:
         array = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, RuntimeError) as error:  # the last from a tensor that has a gradient
-        raise MetricError(f"{what} cannot be read as numbers: {reason_of(error)}") from error
+        raise MetricError(f"{what} cannot be read as numbers: {error_message(error)}") from error
     if array.size == 0:
         raise MetricError(f"{what} is empty")
     if not np.isfinite(array).all():

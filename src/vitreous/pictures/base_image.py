@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from vitreous.explanation.explanation import Explanation
     from vitreous.inputs.patch_geometry import PatchGeometry
-    from vitreous.models.input_pictures import Photo
+    from vitreous.models.display_images import Photo
 
 # Pixels that the model did not see are grey and faded towards white: no colour there does not mean "no evidence".
 _FADE = 0.45

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitreous._utils.tensors import in_float64
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import black_pixel, declared_outputs, find_wanted, network_of, stage_of
 from vitreous.api.run_methods import target_reader
 from vitreous.api.runs import RunSettings, find_outputs
@@ -115,7 +115,7 @@ class Curves:
         return area(self.fractions, self.insertion)
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def perturbation_curves(
     model: Model,
     image: Images,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.tensors import in_float64
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import explain, find_recipes, network_of
 from vitreous.api.runs import refusal_reason
 from vitreous.architecture.evaluation_copy import frozen_copy
@@ -99,7 +99,7 @@ SPEED_METHODS = (
 Notice = Callable[[str], object]
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def measure_speed(
     model: Model,
     images: Images | None = None,
