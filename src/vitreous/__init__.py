@@ -10,6 +10,7 @@ __all__ = [
     "Explanation",
     "TextExplanation",
     "__version__",
+    "audit",
     "errors",
     "evaluate",
     "explain",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from vitreous.api.similarity import match_patches, similar
     from vitreous.api.support import supported
     from vitreous.api.trust import trust
+    from vitreous.auditing.audit import audit
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.explanation.explanation import Explanation
     from vitreous.methods import list_methods
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Explanation": "vitreous.explanation.explanation",
     "TextExplanation": "vitreous.text.explanation",
+    "audit": "vitreous.auditing.audit",
     "errors": None,
     "evaluate": "vitreous.evaluation.evaluate",
     "explain": "vitreous.api.explain",

@@ -92,7 +92,7 @@ def _dilated(inside: Bools, grid: tuple[int, int]) -> Bools:
     padded = np.pad(inside.reshape(-1, *grid), ((0, 0), (1, 1), (1, 1)))
     rows, columns = grid
     parts = [padded[:, down : down + rows, across : across + columns] for down in range(3) for across in range(3)]
-    wider: Bools = np.any(parts, axis=0).reshape(len(inside), -1)
+    wider: Bools = np.any(parts, axis=0).reshape(inside.shape)
     return wider
 
 

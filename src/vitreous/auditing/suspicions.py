@@ -173,7 +173,7 @@ def _clusters(
         details = {"evidence on the object": float(on_object)}
         excess = float(collected.shares[photos][:, region].sum(axis=1).mean())
         place = name_of_place(region, collected.grid)
-        reason = f"{len(photos)} photos with like maps have {excess:.0%} of their evidence in the same {region.sum()} patches"
+        reason = f"{len(photos)} photos with like maps have {excess:.0%} of their evidence in the same patches"
         regions = np.tile(region, (len(photos), 1))
         yield Suspicion("cluster", number, place, photos, regions, reason, excess, details=details)
 

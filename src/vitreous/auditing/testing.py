@@ -160,15 +160,19 @@ def judge(
     judged = []
     for each in tested:
         effects = {name: _with(effect, q=next(adjusted)) for name, effect in each.effects.items()}
-        shown = tuple(name for name, effect in effects.items() if _counts(each, effect, decision))
+        shown = tuple(name for name, effect in effects.items() if _counts(each, name, effect, decision))
         judged.append(_with(each, **effects, finding=bool(shown), shown_by=shown))
     judged.sort(key=lambda one: (not one.finding, not one.is_shortcut, -one.decided))
     return _covered(judged)
 
 
-def _counts(tested: Tested, effect: Effect, decision: Decision) -> bool:
-    """Whether an effect makes a finding: significant, and large where predictions are counted."""
-    if effect.q > decision.alpha:
+def _counts(tested: Tested, name: str, effect: Effect, decision: Decision) -> bool:
+    """Whether an effect makes a finding: significant, and large where predictions are counted.
+
+    Without a mask the background is an estimate, which may miss a part of the object: that removing it changes
+    predictions says nothing then, but that pasting it does still says something.
+    """
+    if effect.q > decision.alpha or (name == "removal" and tested.suspicion.details.get("masked") == 0.0):
         return False
     return tested.suspicion.kind == "shared evidence" or effect.excess >= decision.effect
 
