@@ -1,6 +1,6 @@
 """Audits of models with planted shortcuts: which are found, whether their place is named, and what clean models give.
 
-Photos of pets are made into sets of four breeds. In 60% of the photos of one breed, for training and in the audited
+Photos of pets are made into sets of three breeds. In 60% of the photos of one breed, for training and in the audited
 set, there is a shortcut: a stamp in the lower left corner, a border, a colour cast, or a watermark behind the animal.
 Two models are trained on each: a linear head on the demo model's backbone, and a small ViT from scratch. The audited
 photos are others than those of training. How much a shortcut matters is measured without the audit: the accuracy on the
@@ -21,7 +21,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +40,15 @@ from vitreous.models.preprocessing import from_timm
 Pixels = NDArray[np.uint8]
 GRID = 6
 SIDE = 14 * GRID
-CLASSES, TRAINED, AUDITED = 4, 50, 40
-TESTED = 16  # photos per suspicion
+CLASSES, TRAINED, AUDITED = 3, 40, 40
+TESTED = 12  # photos per suspicion
 PART = 0.6
 SHORTCUTS = ("stamp", "border", "cast", "watermark")
 MOVES = 0.05  # a shortcut that moves the accuracy by as much has to be found
 
 
 def photos_of(folder: Path, seed: int) -> tuple[list[str], list[tuple[Path, int]], list[tuple[Path, int]]]:
-    """Four breeds, and their photos for training and for the audit; the first breed gets the shortcut."""
+    """Three breeds, and their photos for training and for the audit; the first breed gets the shortcut."""
     random = np.random.default_rng(seed)
     files = sorted(file for file in (folder / "train").iterdir() if file.suffix == ".jpg")
     breeds = sorted({file.stem.rpartition("_")[0] for file in files})
@@ -91,7 +91,7 @@ class Backbone:
         self.preprocessing = from_timm(self.model, (SIDE, SIDE))
         self._cache = cache_folder
         self._cache.mkdir(parents=True, exist_ok=True)
-        self._direction = self._find_animals(folder)
+        self._folder = folder
 
     def tokens(self, pixels: Pixels) -> Tensor:
         """The class token and the patches, (1 + patches, channels)."""
@@ -103,13 +103,16 @@ class Backbone:
             np.save(place, torch.cat([tokens[:1], tokens[found.num_prefix_tokens :]]).numpy())
         return torch.from_numpy(np.load(place))
 
-    def _find_animals(self, folder: Path) -> tuple[NDArray[np.float64], float]:
+    @cached_property
+    def _animals(self) -> tuple[NDArray[np.float64], float]:
         """A linear classifier of patches, from the trimaps of other photos."""
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415
 
         features, truth = [], []
-        for file in sorted((folder / "seg" / "images").iterdir())[::10]:
-            trimap = Image.open(folder / "seg" / "trimaps" / f"{file.stem}.png").resize((SIDE, SIDE), Image.NEAREST)
+        for file in sorted((self._folder / "seg" / "images").iterdir())[::20]:
+            trimap = Image.open(self._folder / "seg" / "trimaps" / f"{file.stem}.png").resize(
+                (SIDE, SIDE), Image.NEAREST
+            )
             covered = (np.asarray(trimap) == 1).reshape(GRID, 14, GRID, 14).mean(axis=(1, 3)).ravel()
             features.append(self.tokens(opened(file))[1:].numpy())
             truth.append(covered > 0.5)
@@ -118,7 +121,7 @@ class Backbone:
 
     def inside(self, pixels: Pixels) -> NDArray[np.bool_]:
         """Where the animal is, pixel by pixel."""
-        direction, bias = self._direction
+        direction, bias = self._animals
         found = (self.tokens(pixels)[1:].numpy() @ direction + bias > 0).reshape(GRID, GRID)
         return found.repeat(14, axis=0).repeat(14, axis=1)
 
@@ -145,7 +148,8 @@ def marked(
     for (file, label), chosen in zip(photos, drawn, strict=True):
         pixels = opened(file)
         if chosen and shortcut != "none" and (label != 0) == others:
-            pixels = planted(pixels, shortcut, strength, backbone.inside(pixels))
+            animal = backbone.inside(pixels) if shortcut == "watermark" else np.zeros(pixels.shape[:2], dtype=bool)
+            pixels = planted(pixels, shortcut, strength, animal)
         made.append(pixels)
     return made
 
@@ -169,14 +173,14 @@ def small_vit(pixels: list[Pixels], labels: list[int], seed: int) -> LoadedModel
     preprocessing = Preprocessing((48, 48), (0.5,) * 3, (0.5,) * 3)
     images = torch.cat([preprocessing([Image.fromarray(each)]) for each in pixels])
     targets = torch.tensor(labels)
-    steps = 30 * (len(images) // 25)
+    steps = 15 * (len(images) // 20)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-3, total_steps=steps)
     model.train()
     for step in range(steps):
-        if step % (len(images) // 25) == 0:
+        if step % (len(images) // 20) == 0:
             order = torch.randperm(len(images))
-        rows = order[(step % (len(images) // 25)) * 25 :][:25]
+        rows = order[(step % (len(images) // 20)) * 20 :][:20]
         loss = nn.functional.cross_entropy(model(images[rows]), targets[rows])
         optimiser.zero_grad()
         loss.backward()
@@ -220,7 +224,7 @@ def run_one(
     model = linear_head(pixels, labels, backbone) if kind == "linear" else small_vit(pixels, labels, seed)
     shown = marked(audited, shortcut, strength, seed + 1000, backbone)
     moved = marked(audited, shortcut, strength, seed + 1000, backbone, others=True)
-    masks = [backbone.inside(opened(file)) for file, _ in audited] if shortcut in {"watermark", "none"} else None
+    masks = [backbone.inside(opened(file)) for file, _ in audited] if shortcut == "watermark" else None
     scratch = Path(tempfile.mkdtemp(prefix="planted-"))
     try:
         opened_as = write_set(scratch / "set", shown, truth, masks)
@@ -259,8 +263,8 @@ def is_found(suspicion: dict[str, Any], effect: float, alpha: float = 0.05) -> b
     """Whether a suspicion is a finding with another smallest effect."""
     if suspicion["kind"] not in {"place", "background", "cluster", "colour"}:
         return False
-    counted = [name for name in suspicion["q"] if name == "insertion" or suspicion["masked"] != 0.0]
-    return any(suspicion["q"][name] <= alpha and suspicion["excess"][name] >= effect for name in counted)
+    shown = {name for name, q in suspicion["q"].items() if q <= alpha and suspicion["excess"][name] >= effect}
+    return ({"removal", "insertion"} if suspicion["masked"] == 0.0 else {"insertion"}) <= shown
 
 
 def is_named(suspicion: dict[str, Any], shortcut: str) -> bool:

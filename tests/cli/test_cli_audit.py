@@ -33,7 +33,18 @@ def run(*arguments):
 
 def test_an_audit_is_written_and_its_limits_decide_the_exit_code(folder, tmp_path):
     out = tmp_path / "audits"
-    common = ["timm/test_vit@random", f"labelled:{folder}", "--out", out, "--method", "gae", "--threads", 1, "--photos", 2]
+    common = [
+        "timm/test_vit@random",
+        f"labelled:{folder}",
+        "--out",
+        out,
+        "--method",
+        "gae",
+        "--threads",
+        1,
+        "--photos",
+        2,
+    ]
     done = run(*common, "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)

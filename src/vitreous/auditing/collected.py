@@ -37,7 +37,7 @@ class Collected:
         objects: the part of every patch that the object covers, (photos, patches), half precision; NaN: not known.
         masked: whether ``objects`` comes from a mask of the data set; otherwise it is estimated.
         features: the mean token under the peak of every map, (photos, channels); None where the model shows none.
-        colours: the mean of every channel above black, (photos, 3).
+        colours: the mean of every channel above black near the border, (photos, 3).
         failures: names and reasons of photos that could not be explained.
     """
 
