@@ -44,15 +44,23 @@ CLASSES, TRAINED, AUDITED = 3, 40, 40
 TESTED = 12  # photos per suspicion
 PART = 0.6
 SHORTCUTS = ("stamp", "border", "cast", "watermark")
+LOOKS = (
+    ("Bombay", "newfoundland", "scottish_terrier"),
+    ("samoyed", "great_pyrenees"),
+    ("Abyssinian", "pomeranian", "shiba_inu"),
+)
 MOVES = 0.05  # a shortcut that moves the accuracy by as much has to be found
 
 
-def photos_of(folder: Path, seed: int) -> tuple[list[str], list[tuple[Path, int]], list[tuple[Path, int]]]:
+def photos_of(folder: Path, seed: int, kind: str) -> tuple[list[str], list[tuple[Path, int]], list[tuple[Path, int]]]:
     """Three breeds, and their photos for training and for the audit; the first breed gets the shortcut."""
     random = np.random.default_rng(seed)
     files = sorted(file for file in (folder / "train").iterdir() if file.suffix == ".jpg")
     breeds = sorted({file.stem.rpartition("_")[0] for file in files})
-    chosen = [breeds[number] for number in random.choice(len(breeds), CLASSES, replace=False)]
+    if kind == "small":  # what a few photos teach a model without a backbone: breeds of unlike fur
+        chosen = [str(random.choice(LOOKS[number])) for number in random.permutation(CLASSES)]
+    else:
+        chosen = [breeds[number] for number in random.choice(len(breeds), CLASSES, replace=False)]
     trained, audited = [], []
     for label, breed in enumerate(chosen):
         own = [file for file in files if file.stem.rpartition("_")[0] == breed]
@@ -173,7 +181,7 @@ def small_vit(pixels: list[Pixels], labels: list[int], seed: int) -> LoadedModel
     preprocessing = Preprocessing((48, 48), (0.5,) * 3, (0.5,) * 3)
     images = torch.cat([preprocessing([Image.fromarray(each)]) for each in pixels])
     targets = torch.tensor(labels)
-    steps = 15 * (len(images) // 20)
+    steps = 40 * (len(images) // 20)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-3, total_steps=steps)
     model.train()
@@ -218,7 +226,7 @@ def run_one(
     kind: str, shortcut: str, strength: float, seed: int, data: Path, backbone: Backbone, method: str
 ) -> dict[str, Any]:
     """Train a model on photos with a shortcut, audit it on others, and keep every suspicion with its tests."""
-    breeds, trained, audited = photos_of(data, seed)
+    breeds, trained, audited = photos_of(data, seed, kind)
     labels, truth = [label for _, label in trained], [label for _, label in audited]
     pixels = marked(trained, shortcut, strength, seed, backbone)
     model = linear_head(pixels, labels, backbone) if kind == "linear" else small_vit(pixels, labels, seed)
