@@ -95,11 +95,19 @@ class Backbone:
     """The demo model's backbone at 84 pixels, with its features kept on disk, and an estimate of where animals are."""
 
     def __init__(self, folder: Path, cache_folder: Path) -> None:
-        self.model = build_backbone((SIDE, SIDE))
-        self.preprocessing = from_timm(self.model, (SIDE, SIDE))
         self._cache = cache_folder
         self._cache.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The backbone, loaded when it is needed."""
+        return build_backbone((SIDE, SIDE))
+
+    @cached_property
+    def preprocessing(self) -> Preprocessing:
+        """How photos become its input."""
+        return from_timm(self.model, (SIDE, SIDE))
 
     def tokens(self, pixels: Pixels) -> Tensor:
         """The class token and the patches, (1 + patches, channels)."""
@@ -177,18 +185,18 @@ def linear_head(pixels: list[Pixels], labels: list[int], backbone: Backbone) -> 
 def small_vit(pixels: list[Pixels], labels: list[int], seed: int) -> LoadedModel:
     """A ViT of 6 x 6 patches trained from scratch."""
     torch.manual_seed(seed)
-    model = VisionTransformer(img_size=48, patch_size=8, embed_dim=96, depth=3, num_heads=3, num_classes=CLASSES)
+    model = VisionTransformer(img_size=48, patch_size=8, embed_dim=64, depth=2, num_heads=2, num_classes=CLASSES)
     preprocessing = Preprocessing((48, 48), (0.5,) * 3, (0.5,) * 3)
     images = torch.cat([preprocessing([Image.fromarray(each)]) for each in pixels])
     targets = torch.tensor(labels)
-    steps = 40 * (len(images) // 20)
+    steps = 25 * (len(images) // 30)
     optimiser = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-3, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=steps)
     model.train()
     for step in range(steps):
-        if step % (len(images) // 20) == 0:
+        if step % (len(images) // 30) == 0:
             order = torch.randperm(len(images))
-        rows = order[(step % (len(images) // 20)) * 20 :][:20]
+        rows = order[(step % (len(images) // 30)) * 30 :][:30]
         loss = nn.functional.cross_entropy(model(images[rows]), targets[rows])
         optimiser.zero_grad()
         loss.backward()
