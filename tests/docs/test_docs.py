@@ -224,8 +224,13 @@ class TestResultsPage:
         (folder / f"{name}.json").write_text(json.dumps({"manifest": {"run": run}, "rows": rows}))
 
     def test_it_is_up_to_date(self, script):
-        page = RESULTS.with_suffix(".md").read_text(encoding="utf-8")
-        assert page == script.page(page, RESULTS), "run scripts/write_results_page.py"
+        pages = sorted(RESULTS.glob("*.md"))
+        assert pages
+        for file in pages:
+            page = file.read_text(encoding="utf-8")
+            assert page == script.page(page, RESULTS), "run scripts/write_results_page.py"
+            for name, chart in script.charts(page, RESULTS).items():
+                assert (RESULTS / name).read_text(encoding="utf-8") == chart, "run scripts/write_results_page.py"
 
     def test_runs_on_the_same_photos_share_a_table(self, script, tmp_path):
         self.keep(tmp_path, "first", {"gae": 0.5, "rollout": 0.4})
