@@ -95,7 +95,7 @@ class SkipZeroRows(TorchDispatchMode):
 
 
 def _sparse_product(first: Tensor, second: Tensor) -> Tensor:
-    """first @ second; equal up to rounding, also where the second holds infinite numbers behind zeros only."""
+    """The product of two matrices without rows, or without columns, of zeros of the first; equal up to rounding."""
     used = first != 0
     rows = used.any(dim=1).nonzero()[:, 0]
     if 2 * len(rows) <= len(first):

@@ -95,8 +95,10 @@ def _match(request: SimilarRequest, first: Path, second: Path) -> dict[str, Any]
         "images": [str(first), str(second)],
         "similarity": found.similarity,
         "pairs": [{"first": list(a), "second": list(b), "score": score} for a, b, score in pairs],
-        "maps": [scores.view(grid).tolist() for scores, grid in zip((found.first, found.second), found.grids, strict=True)],
-    }  # fmt: skip
+        "maps": [
+            scores.view(grid).tolist() for scores, grid in zip((found.first, found.second), found.grids, strict=True)
+        ],
+    }
     picture = draw_match(found, [model.preprocessing.displayed(image) for image in images], request.pairs)
     with complete_folder(request.out, overwrite=True) as folder:
         picture.save(folder / "match.png")
