@@ -13,11 +13,11 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 import vitreous
-from vitreous._utils.storage import complete_file, complete_folder, write_text
+from vitreous._utils.storage import atomic_file, atomic_folder, write_text
 from vitreous.api.similarity import PatchMatch, SimilarImages
 from vitreous.cli.explain_images import find_image_files
 from vitreous.errors import ImageError, InputError, MethodError
-from vitreous.explanation.heatmaps import display_maps
+from vitreous.explanation.views import display_maps
 from vitreous.inputs.images import read_image
 from vitreous.methods.spelling import parse
 from vitreous.models.dual_encoder import load_dual_encoder
@@ -100,7 +100,7 @@ def _match(request: SimilarRequest, first: Path, second: Path) -> dict[str, Any]
         ],
     }
     picture = draw_match(found, [model.preprocessing.displayed(image) for image in images], request.pairs)
-    with complete_folder(request.out, overwrite=True) as folder:
+    with atomic_folder(request.out, overwrite=True) as folder:
         picture.save(folder / "match.png")
         np.save(folder / "scores.npy", found.scores.cpu().numpy())
         write_text(folder / "match.json", json.dumps(told, indent=1))
@@ -160,7 +160,7 @@ def _neighbours(request: SimilarRequest, query: Path, files: Sequence[Path]) -> 
     found.neighbours.save(request.out / "neighbours", overwrite=True)
     picture = request.out / "neighbours.png"
     draw_neighbours(found, query.name).save(picture)
-    with complete_file(request.out / "neighbours.json") as draft:
+    with atomic_file(request.out / "neighbours.json") as draft:
         draft.write_text(json.dumps(told, indent=1))
     return {**told, "folder": str(request.out), "picture": str(picture)}
 
