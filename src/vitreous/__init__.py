@@ -34,9 +34,8 @@ __all__ = [
 if TYPE_CHECKING:
     from vitreous import errors, rules, speed, targets
     from vitreous.api.explain import explain
-    from vitreous.api.inspection import inspect
+    from vitreous.api.inspection import inspect, supported
     from vitreous.api.similarity import match_patches, similar
-    from vitreous.api.support import supported
     from vitreous.api.trust import trust
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.explanation.explanation import Explanation
@@ -67,7 +66,7 @@ _MODULES = {
     "rules": None,
     "similar": "vitreous.api.similarity",
     "speed": None,
-    "supported": "vitreous.api.support",
+    "supported": "vitreous.api.inspection",
     "targets": None,
     "trust": "vitreous.api.trust",
     "zero_shot": "vitreous.models.dual_encoder",

@@ -22,7 +22,7 @@ from vitreous.api.runs import RawResult, RunSettings, try_methods
 from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation, with_deferred_logits
-from vitreous.explanation.provenance import collect_provenance
+from vitreous.explanation.folder import collect_provenance
 from vitreous.inputs.model_input import ask
 from vitreous.inputs.outputs import OutputActivation, OutputPart, check_outputs, find_part
 from vitreous.inputs.target import TargetContext, class_indices

@@ -42,7 +42,7 @@ from vitreous.evaluation.runner.measure import (
 )
 from vitreous.evaluation.store.run import ModelChoice, Run, RunError
 from vitreous.evaluation.store.store import Notice, Store, earlier_runs
-from vitreous.explanation.provenance import software_versions
+from vitreous.explanation.folder import software_versions
 from vitreous.inputs.model_input import Inputs
 from vitreous.inputs.outputs import OutputActivation, scale_of
 from vitreous.methods import list_controls, list_methods
