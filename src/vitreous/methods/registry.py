@@ -270,7 +270,7 @@ def list_controls() -> list[MethodInfo]:
     Examples:
         >>> from vitreous.methods import list_controls
         >>> [(info.name, info.family) for info in list_controls()]
-        [('random', 'control'), ('centre', 'control'), ('edges', 'control'), ('oracle', 'ceiling')]
+        [('random', 'control'), ('centre', 'control'), ('edges', 'control'), ('mda', 'ceiling'), ('lima', 'ceiling'), ('oracle', 'ceiling')]
     """
     apart = [info for info in _methods.values() if info.family in CONTROL_FAMILIES]
     return sorted(apart, key=lambda info: CONTROL_FAMILIES.index(info.family))

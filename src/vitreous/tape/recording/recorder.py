@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitreous.architecture import Architecture, Point
@@ -154,6 +155,11 @@ class Recorder:
         if replacement is not None:
             self.progress.batch = len(replacement)
             stream = point.axes.stream(replacement.detach(), stream.shape)
+        if layer in self.plan.intervention.inserted:
+            places, values = self.plan.intervention.inserted[layer]
+            tokens = point.axes.tokens(stream).clone()
+            tokens[torch.arange(len(places), device=places.device), places] = values.to(tokens)
+            stream = point.axes.stream(tokens, stream.shape)
         count = point.axes.tokens(stream).shape[1]
         if layer > 0 and count != self.progress.tokens:
             raise UnsupportedModelError(
