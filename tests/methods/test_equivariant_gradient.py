@@ -105,4 +105,3 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(MethodError, match="at least 1"):
         parse("dave:samples=0")
     assert parse("dave").signed
-

@@ -19,7 +19,7 @@ SAME = {"rtol": 1e-10, "atol": 1e-12}
 def probability_of(model: nn.Module, image: Tensor, kept: list[int], target: int) -> Tensor:
     """Of a class with some patches, by running the parts of timm's model one after the other."""
     prefix = model.num_prefix_tokens
-    stream = model.norm_pre(model._pos_embed(model.patch_embed(image[None])))  # noqa: SLF001
+    stream = model.norm_pre(model._pos_embed(model.patch_embed(image[None])))
     stream = torch.cat((stream[:, :prefix], stream[:, [place + prefix for place in kept]]), dim=1)
     for block in model.blocks:
         stream = block(stream)
@@ -56,7 +56,9 @@ def test_the_formula(options):
 
 def test_a_budget_bounds_the_evaluations_and_a_seed_fixes_the_map():
     model, images = small_vit(depth=2), random_images(1)
-    maps = {name: vitreous.explain(model, images, name, 1).scores[name] for name in ("tis:budget=9", "tis:budget=9,seed=1")}
+    maps = {
+        name: vitreous.explain(model, images, name, 1).scores[name] for name in ("tis:budget=9", "tis:budget=9,seed=1")
+    }
     again = vitreous.explain(model, images, "tis:budget=9", 1).scores["tis:budget=9"]
     assert torch.equal(maps["tis:budget=9"], again)
     assert not torch.equal(maps["tis:budget=9"], maps["tis:budget=9,seed=1"])
@@ -69,7 +71,7 @@ def test_scores_are_probabilities_and_painting_is_another_map():
     drop, paint = "tis:budget=12", "tis:budget=12,by=paint"
     scores = vitreous.explain(model, images, [drop, paint], 2).scores
     for map_ in scores.values():
-        assert bool((map_ >= 0).all()) and bool((map_ <= 1).all())
+        assert bool(((map_ >= 0) & (map_ <= 1)).all())
     assert not torch.allclose(scores[drop], scores[paint])
 
 

@@ -1,4 +1,4 @@
-"""AttnLRP with the gamma rule: its two kinds of layers by plain loops, the whole model by lxt and zennit, conservation."""
+"""AttnLRP with the gamma rule: both kinds of layers by plain loops, the whole model by lxt and zennit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAME = {"rtol": 1e-11, "atol": 1e-12}
 
 
 def relevance_by_loops(inputs: Tensor, weight: Tensor, bias: Tensor, relevance: Tensor, gamma: float) -> Tensor:
-    """The generalised gamma rule for one row, term by term: R_i = sum_j share_ji R_j / (sum_i share_ji + bias share)."""
+    """The generalised gamma rule for one row, term by term: R_i = sum_j share_ji R_j / sum of all shares."""
     found = torch.zeros_like(inputs)
     for j in range(len(weight)):
         sign = 1 if float(weight[j] @ inputs + bias[j]) > 0 else -1

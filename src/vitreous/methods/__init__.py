@@ -1,7 +1,6 @@
 """Explanation methods, one file per family; importing this package fills the registry."""
 
 from vitreous.methods import (
-    activation_patching,
     attention,
     cam,
     ceilings,
@@ -13,6 +12,7 @@ from vitreous.methods import (
     integrated,
     integrated_attention,
     occlusion,
+    patching,
     relevance,
     rise,
     sampling,
@@ -43,7 +43,6 @@ __all__ = [
     "Row",
     "TokenReadout",
     "View",
-    "activation_patching",
     "attention",
     "cam",
     "ceilings",
@@ -60,6 +59,7 @@ __all__ = [
     "method_info",
     "occlusion",
     "own_code",
+    "patching",
     "register",
     "relevance",
     "rise",

@@ -13,7 +13,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.methods.options import AtMost
 from vitreous.methods.perturbation import PerturbationMethod, all_targets, windows
@@ -90,7 +90,7 @@ class Asked:
         found = []
         for part in torch.split(kept.to(runner.inputs.device), runner.batch):
             inputs = runner.inputs[torch.full((len(part),), self._image, device=part.device)]
-            found.append(runner.explained(exact(runner.logits_of_kept(inputs, part)), "probability").cpu())
+            found.append(runner.explained(at_least_float32(runner.logits_of_kept(inputs, part)), "probability").cpu())
         return torch.cat(found).double()
 
     @property

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from vitreous.errors import MethodError
 from vitreous.methods.options import AtMost
-from vitreous.methods.perturbation import seeded, uniform
+from vitreous.methods.perturbation import few_at_once, rerun, seeded, uniform
 from vitreous.methods.readout import Procedure, Readout, Resolution, ResolutionOption, input_scores, total
 from vitreous.methods.registry import register
-from vitreous.methods.rerun import few_at_once, rerun
 from vitreous.methods.view import View
 from vitreous.tape import PIXELS, GradientNeeds, Needs, Pass
 
@@ -63,11 +62,13 @@ class EquivariantGradient(Procedure):
             return total(warp(slope, torch.linalg.inv(move)) for move, slope in zip(moves, slopes, strict=True))
 
         mean = total(of_moves(moves) for moves in few_at_once(view, self.moves(grid))) / self._samples
-        smooth = low_pass(mean, [self._blur * length / cells for length, cells in zip(images.shape[2:], grid, strict=True)])
+        smooth = low_pass(
+            mean, [self._blur * length / cells for length, cells in zip(images.shape[2:], grid, strict=True)]
+        )
         return input_scores(images * smooth, view.layout, self.resolution)
 
     def moves(self, grid: tuple[int, int]) -> Tensor:
-        """Draw matrices (samples, 3, 3) that take places of the moved picture, from -1 to 1, to those of the picture."""
+        """Draw matrices (samples, 3, 3) that take places of the moved picture, from -1 to 1, to the picture's."""
         drawn = 2 * uniform(self._samples, 3, generator=seeded(self._seed)).double() - 1
         drawn[0] = 0
         angle = drawn[:, 0] * math.radians(self._angle)
@@ -87,9 +88,7 @@ def warp(images: Tensor, move: Tensor) -> Tensor:
     places = torch.nn.functional.affine_grid(
         move[None, :2].to(images).expand(len(images), -1, -1), list(images.shape), align_corners=False
     )
-    return torch.nn.functional.grid_sample(
-        images, places, mode="bilinear", padding_mode="border", align_corners=False
-    )
+    return torch.nn.functional.grid_sample(images, places, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def low_pass(images: Tensor, deviations: list[float]) -> Tensor:
@@ -128,6 +127,4 @@ def dave(
     seed: Annotated[int, "seed of the moves"] = 0,
 ) -> Readout:
     """Input x the model's effective linear map, averaged over small moves of the picture and smoothed."""
-    return EquivariantGradient(
-        resolution=resolution, samples=samples, angle=angle, shift=shift, blur=blur, seed=seed
-    )
+    return EquivariantGradient(resolution=resolution, samples=samples, angle=angle, shift=shift, blur=blur, seed=seed)

@@ -1,8 +1,9 @@
-"""Test-time registers (Jiang et al. 2025): high activations of a few neurons, moved from patches into an added token.
+"""Test-time registers [jiang2025vision][]: high activations of a few neurons, moved from patches to an added token.
 
 Some trained Vision Transformers write large values into a few patches that hold little of the photo, and maps of
 attention show these patches. The authors find the neurons that do it, add a token, and let these neurons act on it
-alone. What comes out is a model, which any method explains as it explains others.
+alone. What comes out is a model, which methods explain as they explain others; only the relevance rules of LRP have
+none for the maximum that is taken.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def add_test_time_registers(
         neurons: how many neurons are moved.
         outlier: how many times the median length makes a patch an outlier.
         layer: the block behind which outliers are looked for, from the end where below 0.
-        highest_block: neurons of later blocks are left alone; by default all up to ``layer`` count.
+        highest_block: neurons of later blocks are left alone; by default the block behind which outliers first show,
+            since what follows only reacts to them.
         prefix: tokens in front of the patches; by default those that a run of the model shows.
 
     Returns:
@@ -115,45 +117,58 @@ def add_test_time_registers(
         raise InputError("neurons must be at least 1 and outlier larger than 1")
     blocks, activations = find_feed_forward(model)
     last = range(len(blocks))[layer]
-    top = last if highest_block is None else min(highest_block, last)
     prefix = ModelRunner(model, images[:1]).layout.prefix if prefix is None else prefix
-    seen: dict[int, Tensor] = {}
-    streams: list[Tensor] = []
-
-    def keep_stream(_block: nn.Module, _given: Any, output: Any) -> None:
-        streams.append((output[0] if isinstance(output, tuple) else output).detach())
-
-    def keeping(number: int) -> Callable[[nn.Module, Any, Tensor], None]:
-        def keep(_activation: nn.Module, _given: Any, values: Tensor) -> None:
-            seen[number] = values.detach()
-
-        return keep
-
-    total: Tensor | None = None
-    count = 0
+    hidden: dict[int, Tensor] = {}
+    lengths: dict[int, Tensor] = {}
     was_training = model.training
+    total: Tensor | None = None
+    count, first = 0, 0
     with ExitStack() as hooks, torch.no_grad():
         model.eval()
         hooks.callback(model.train, was_training)
-        hooks.enter_context(_hooked(blocks[last].register_forward_hook(keep_stream)))
-        for number in range(top + 1):
-            hooks.enter_context(_hooked(activations[number].register_forward_hook(keeping(number))))
+        for number in range(last + 1):
+            hooks.enter_context(
+                _hooked(blocks[number].register_forward_hook(_keeping_lengths(lengths, number, prefix)))
+            )
+            hooks.enter_context(_hooked(activations[number].register_forward_hook(_keeping(hidden, number, prefix))))
         for image in images.split(1):
             model(image)
-            lengths = streams.pop()[:, prefix:].norm(dim=-1)
-            outliers = lengths[0] > outlier * lengths.median()
+            outliers = lengths[last] > outlier * lengths[last].median()
             if bool(outliers.any()):
-                scores = torch.stack([seen[number][0, prefix:][outliers].abs().mean(dim=0) for number in range(top + 1)])
-                total = scores if total is None else total + scores
+                high = [hidden[number][outliers].abs().mean(dim=0) for number in range(last + 1)]
+                total = torch.stack(high) if total is None else total + torch.stack(high)
                 count += 1
+                first = max(first, _first_block(lengths, outliers, outlier))
     if total is None:
         raise UnsupportedModelError(
             f"no patch of {type(model).__name__} is {outlier:g} times as long as the median one on these "
             f"{len(images)} images, so there is nothing that a test-time register could take over"
         )
+    total = total[: (first if highest_block is None else min(highest_block, last)) + 1]
     order = (total / count).flatten().argsort(descending=True, stable=True)[:neurons]
     found = [divmod(int(place), total.shape[1]) for place in order]
     return TestTimeRegisters(model, found, prefix=prefix).train(was_training)
+
+
+def _keeping(found: dict[int, Tensor], number: int, prefix: int) -> Callable[[nn.Module, Any, Tensor], None]:
+    def keep(_activation: nn.Module, _given: Any, values: Tensor) -> None:
+        found[number] = values[0, prefix:].detach()
+
+    return keep
+
+
+def _keeping_lengths(found: dict[int, Tensor], number: int, prefix: int) -> Callable[[nn.Module, Any, Any], None]:
+    def keep(_block: nn.Module, _given: Any, output: Any) -> None:
+        found[number] = (output[0] if isinstance(output, tuple) else output)[0, prefix:].norm(dim=-1).detach()
+
+    return keep
+
+
+def _first_block(lengths: dict[int, Tensor], outliers: Tensor, outlier: float) -> int:
+    """The first block behind which some of the outliers are outliers already."""
+    return next(
+        number for number, each in sorted(lengths.items()) if bool((each[outliers] > outlier * each.median()).any())
+    )
 
 
 def find_feed_forward(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:

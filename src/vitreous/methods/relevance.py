@@ -223,7 +223,8 @@ def attnlrp_gamma(
     linear: Annotated[float, "gamma of linear layers; 0 is the ordinary gradient"] = 0.05,
     convolution: Annotated[float, "gamma of the patch embedding"] = 0.25,
     softmax: Annotated[
-        Literal["attnlrp", "constant"], "as AttnLRP, or the attention matrix held constant as their program does for images"
+        Literal["attnlrp", "constant"],
+        "as AttnLRP, or the attention matrix held constant as their program does for images",
     ] = "attnlrp",
     resolution: ResolutionOption = "patch",
 ) -> Readout:

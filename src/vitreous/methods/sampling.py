@@ -11,7 +11,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.methods.options import AtMost
 from vitreous.methods.perturbation import By, PatchMasks, PerturbationMethod, all_targets, seeded
@@ -72,7 +72,7 @@ class TransformerInputSampling(PerturbationMethod):
             else:
                 assert isinstance(inputs, Tensor)
                 logits = runner.logits(inputs * pixels.pixels(numbers).to(inputs))
-            found.append(runner.explained(exact(logits), "probability")[:, targets])
+            found.append(runner.explained(at_least_float32(logits), "probability")[:, targets])
         return torch.cat(found)
 
     def masks(self, maps: Tensor) -> Tensor:

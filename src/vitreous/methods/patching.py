@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.methods.integrated import blank_images
 from vitreous.methods.occlusion import Of
-from vitreous.methods.perturbation import PerturbationMethod, all_targets
+from vitreous.methods.perturbation import PerturbationMethod, all_targets, few_at_once, rerun
 from vitreous.methods.registry import register
-from vitreous.methods.rerun import few_at_once, rerun
 from vitreous.methods.view import View
 from vitreous.tape import Intervention, Needs
 
@@ -79,7 +78,9 @@ class ActivationPatching(PerturbationMethod):
     def _outputs(self, view: View, logits: Tensor) -> Tensor:
         """The output of every target of the image that a row belongs to, (rows, targets)."""
         targets = all_targets(view)
-        return view.runner.explained(exact(logits), self._of).gather(1, targets.repeat(len(logits) // len(targets), 1))
+        return view.runner.explained(at_least_float32(logits), self._of).gather(
+            1, targets.repeat(len(logits) // len(targets), 1)
+        )
 
 
 @register(
@@ -96,8 +97,12 @@ def caap(
     *,
     of: Annotated[Of, "the output that is read"] = "probability",
     context: Annotated[Context, "the blank picture: 0 after normalisation, the photo's mean colour, or black"] = "zero",
-    start: Annotated[int | None, "the first block at which tokens are put in; a quarter of the depth by default"] = None,
-    end: Annotated[int | None, "the last block at which tokens are put in; three quarters of the depth by default"] = None,
+    start: Annotated[
+        int | None, "the first block at which tokens are put in; a quarter of the depth by default"
+    ] = None,
+    end: Annotated[
+        int | None, "the last block at which tokens are put in; three quarters of the depth by default"
+    ] = None,
 ) -> ActivationPatching:
     """Output of a blank picture with the activations of one patch of the photo put into its middle blocks."""
     return ActivationPatching(of=of, context=context, start=start, end=end)
