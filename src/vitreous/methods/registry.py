@@ -263,14 +263,16 @@ def is_control(spelling: str) -> bool:
 
 
 def list_controls() -> list[MethodInfo]:
-    """List the controls (``random``, ``centre``, ``edges``) and the ceilings (``oracle``), which explain nothing.
+    """List the controls (``random``, ``centre``, ``edges``) and the ceilings (``oracle``, ``mda``, ``lima``).
 
     They are spelled like methods and stand in every evaluation, but ``list_methods`` leaves them out.
 
     Examples:
         >>> from vitreous.methods import list_controls
-        >>> [(info.name, info.family) for info in list_controls()]
-        [('random', 'control'), ('centre', 'control'), ('edges', 'control'), ('oracle', 'ceiling')]
+        >>> [info.name for info in list_controls() if info.family == "control"]
+        ['random', 'centre', 'edges']
+        >>> [info.name for info in list_controls() if info.family == "ceiling"]
+        ['mda', 'lima', 'oracle']
     """
     apart = [info for info in _methods.values() if info.family in CONTROL_FAMILIES]
     return sorted(apart, key=lambda info: CONTROL_FAMILIES.index(info.family))
