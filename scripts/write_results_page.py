@@ -13,7 +13,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,95 @@ def charts(text: str, results: Path) -> dict[str, str]:
             chart = dots_chart(table, first, styles).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
             opening, rest = chart.split(">", 1)
             found[_chart_name(protocol, data)] = f"{opening}><style>{STYLE}</style>{rest}\n"
+    return found
+
+
+# The summary: who localises and who is faithful, of the methods that both protocols have measured.
+LOCALISATION = ("skipplus-segmentation", "pets/seg", "AP")
+FAITHFULNESS = ("skipplus-faithfulness", "data/imagenet", ("insertion accuracy", "deletion accuracy (100 - x)"))
+NAMED = ("tokentm", "gradtoken", "decompx.skipplus", "gae", "rollout", "raw_attention", "attnlrp", "gradcam")
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 430, 52, 14, 185, 40
+
+
+def summary(results: Path) -> str:
+    """Localisation against faithfulness as SVG: a dot for every method, with a name where it is on the Pareto front."""
+    tables = _tables(results)
+    localised = _means(tables[LOCALISATION[:2]][0], (LOCALISATION[2],))
+    faithful = _means(tables[FAITHFULNESS[:2]][0], FAITHFULNESS[2])
+    points = {name: (localised[name], faithful[name]) for name in localised if name in faithful}
+    methods = {name: at for name, at in points.items() if not is_control(name)}
+    front = {name for name, at in methods.items() if not any(_dominates(other, at) for other in methods.values())}
+    (left, right), (low, high) = (_round_bounds(values) for values in zip(*points.values(), strict=True))
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = LEFT + (WIDTH - LEFT - RIGHT) * (x - left) / (right - left)
+        return across, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - low) / (high - low)
+
+    parts = [f"<style>{STYLE}{SUMMARY_STYLE}</style>", *_axes((left, right), (low, high), place)]
+    along = sorted(place(*methods[name]) for name in front)
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in along)
+    parts.append(f'<polyline class="front" points="{line}"/>')
+    taken: list[tuple[float, float]] = []
+    for name in sorted(points, key=lambda one: points[one][1]):
+        x, y = place(*points[name])
+        kind = "control" if is_control(name) else "best" if name in front else ""
+        title = f"{name}: AP {points[name][0]:.1f}, faithfulness {points[name][1]:.1f}"
+        text = ""
+        if kind or name in NAMED:  # the front is named on the right, where there is room, the others on the left
+            side, anchor = (x + 8, "start") if name in front else (x - 8, "end")
+            height = y + 4
+            while any(abs(side - other) < LABEL and abs(height - above) < 12 for other, above in taken):
+                height -= 2
+            taken.append((side, height))
+            text = f'<text x="{side:.1f}" y="{height:.1f}" text-anchor="{anchor}">{name}</text>'
+        parts.append(f'<g class="dot {kind}"><title>{title}</title><circle cx="{x:.1f}" cy="{y:.1f}" r="4"/>{text}</g>')
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(parts)}</svg>\n'
+
+
+SUMMARY_STYLE = (
+    ".front{fill:none;stroke:#d9622b;stroke-width:1;stroke-dasharray:3 3}"
+    ".dot text{font-size:10.5px}.dot.best text{font-weight:600}"
+)
+LABEL = 130  # pixels of the longest name
+
+
+def _axes(
+    across: tuple[float, float], up: tuple[float, float], place: Callable[[float, float], tuple[float, float]]
+) -> Iterator[str]:
+    for tick in range(int(across[0]), int(across[1]) + 1, 10):
+        x = place(tick, up[0])[0]
+        yield f'<line class="gridline" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+        yield f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{tick}</text>'
+    for tick in range(int(up[0]), int(up[1]) + 1, 5):
+        y = place(across[0], tick)[1]
+        yield f'<line class="gridline" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick}</text>'
+    middle = (HEIGHT - BOTTOM + TOP) / 2
+    centre = (LEFT + WIDTH - RIGHT) / 2
+    yield f'<text x="{centre:.0f}" y="{HEIGHT - 6}" text-anchor="middle">localisation (AP, %)</text>'
+    turned = f'transform="rotate(-90 14 {middle:.0f})" text-anchor="middle"'
+    yield f'<text x="14" y="{middle:.0f}" {turned}>faithfulness (insertion and deletion, %)</text>'
+
+
+def _dominates(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one != other and one[0] >= other[0] and one[1] >= other[1]
+
+
+def _round_bounds(values: Sequence[float]) -> tuple[float, float]:
+    return 5 * math.floor(min(values) / 5), 5 * math.ceil(max(values) / 5)
+
+
+def _means(runs: Sequence[Kept], metrics: Sequence[str]) -> dict[str, float]:
+    """The mean of several metrics of every method, in percent, for all that were measured by all of them."""
+    table = _table(runs)
+    unit = {metric.name: 100.0 if metric.range[1] <= 1 else 1.0 for metric in table.metrics}
+    found = {}
+    for method in table.methods:
+        estimates = [table.estimate(method, metric) for metric in metrics]
+        if all(estimate is not None and math.isfinite(estimate.mean) for estimate in estimates):
+            found[method] = sum(estimate.mean * unit[estimate.metric] for estimate in estimates if estimate) / len(
+                metrics
+            )
     return found
 
 
@@ -252,6 +341,7 @@ def main() -> None:
         write_or_check(file, page(text, results), "write_results_page")
         for name, chart in charts(text, results).items():
             write_or_check(results / name, chart, "write_results_page")
+    write_or_check(results / "summary.svg", summary(results), "write_results_page")
 
 
 if __name__ == "__main__":
