@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -86,7 +87,8 @@ class MethodInfo:
     def citation_key(self) -> str:
         """Key of the paper in the bibliography: first author, year and first word of the title."""
         authors, _, title = self.paper.partition(", ")
-        author = re.split(r"\W", authors.lower())[0]
+        plain = unicodedata.normalize("NFKD", authors.lower()).encode("ascii", "ignore").decode()
+        author = re.split(r"\W", plain)[0]
         words = [word for word in re.findall(r"[a-z0-9]+", title.lower()) if word not in _SHORT_WORDS]
         return f"{author}{self.year}{words[0] if words else ''}"
 
