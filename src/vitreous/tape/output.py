@@ -189,8 +189,8 @@ class TargetReader(OutputReader):
     def at_class_scores(self, columns: Tensor, gradient: Tensor) -> Tensor:
         """The same gradient, of which nothing is left at probabilities.
 
-        That of a probability near 1 is smaller than float16 can hold. At the class scores it is known in float32, before
-        it enters the graph of a model in half precision, and can be scaled.
+        That of a probability near 1 is smaller than float16 can hold. At the class scores it is known in float32,
+        before it enters the graph of a model in half precision, and can be scaled.
         """
         classes, moved = self.found.classes, gradient.clone()
         logits = at_least_float32(columns[:, :classes].detach())
