@@ -10,6 +10,7 @@ __all__ = [
     "Explanation",
     "TextExplanation",
     "__version__",
+    "add_test_time_registers",
     "errors",
     "evaluate",
     "explain",
@@ -34,13 +35,13 @@ __all__ = [
 if TYPE_CHECKING:
     from vitreous import errors, rules, speed, targets
     from vitreous.api.explain import explain
-    from vitreous.api.inspection import inspect
+    from vitreous.api.inspection import inspect, supported
     from vitreous.api.similarity import match_patches, similar
-    from vitreous.api.support import supported
     from vitreous.api.trust import trust
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.explanation.explanation import Explanation
     from vitreous.methods import list_methods
+    from vitreous.methods.registers import add_test_time_registers
     from vitreous.models import load_model
     from vitreous.models.dual_encoder import load_dual_encoder, zero_shot
     from vitreous.models.text_models import load_text_model
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Explanation": "vitreous.explanation.explanation",
     "TextExplanation": "vitreous.text.explanation",
+    "add_test_time_registers": "vitreous.methods.registers",
     "errors": None,
     "evaluate": "vitreous.evaluation.evaluate",
     "explain": "vitreous.api.explain",
@@ -67,7 +69,7 @@ _MODULES = {
     "rules": None,
     "similar": "vitreous.api.similarity",
     "speed": None,
-    "supported": "vitreous.api.support",
+    "supported": "vitreous.api.inspection",
     "targets": None,
     "trust": "vitreous.api.trust",
     "zero_shot": "vitreous.models.dual_encoder",

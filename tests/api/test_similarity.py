@@ -8,7 +8,7 @@ from torch.nn import functional
 import vitreous
 from small_dual_encoders import FAMILIES, IMAGE, image_blocks
 from small_models import random_images, small_vit
-from vitreous.api.similarity import embedding_tower, match_patches, similar
+from vitreous.api.similarity import PatchMatch, SkipZeroRows, embedding_tower, match_patches, similar
 from vitreous.errors import InputError, MethodError
 from vitreous.models import LoadedModel, Preprocessing
 
@@ -101,6 +101,29 @@ def test_a_picture_matches_itself():
     rows, columns = found.grids[0]
     assert found.best(1, 2) == divmod(int(found.scores[columns + 2].argmax()), columns)
     assert rows * columns == len(found.first)
+
+
+def test_the_best_pairs_take_every_patch_once_and_none_below_zero():
+    scores = torch.tensor([[5.0, 4.0, 1.0], [4.5, 3.0, -2.0]])
+    found = PatchMatch(scores, scores.sum(1), scores.sum(0), ((1, 2), (3, 1)), 0.5, "ixg")
+    assert found.pairs() == [((0, 0), (0, 0), 5.0), ((0, 1), (1, 0), 3.0)]
+    assert found.pairs(1) == [((0, 0), (0, 0), 5.0)]
+    assert PatchMatch(-scores, scores.sum(1), scores.sum(0), ((1, 2), (3, 1)), 0.5, "ixg").pairs() == [
+        ((0, 1), (2, 0), 2.0)
+    ]
+
+
+@pytest.mark.parametrize("zero", ["rows", "columns", "nothing", "everything"])
+def test_products_without_rows_and_columns_of_zeros_are_the_same(zero):
+    first, second = torch.randn(64, 40, dtype=torch.float64), torch.randn(40, 24, dtype=torch.float64)
+    if zero in {"rows", "everything"}:
+        first[5:] = 0
+    if zero in {"columns", "everything"}:
+        first[:, 3:] = 0
+    whole = first @ second
+    with SkipZeroRows():
+        found = first @ second
+    assert (found - whole).abs().max() < EXACT * whole.abs().max()
 
 
 def test_methods_that_are_not_linear_are_refused():

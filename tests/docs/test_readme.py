@@ -34,7 +34,8 @@ REPLACED = {
 }
 # What would take many minutes, and is the same with less of it.
 SHORTER = {
-    "vitreous speed": ["--repeats", "1"],
+    "vitreous speed": ["--repeats", "1", "--image-size", "112"],
+    "vitreous figure curves": ["--steps", "3"],
     "vitreous speed --peers": ["--repeats", "1", "--batch-size", "1", "--model", SMALL],
 }
 ELSEWHERE = {"mkdocs build"}  # test_docs.py builds the site

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ HEAVY = ("vitreous.pictures", "vitreous.html", "matplotlib", "jinja2")
 @pytest.fixture
 def views(monkeypatch):
     """What a test registers is forgotten again."""
+    for provider in explanation_views._PROVIDERS:  # what is first imported in a test would be forgotten with it
+        import_module(provider)
     monkeypatch.setattr(explanation_views, "_views", dict(explanation_views._views))
 
 

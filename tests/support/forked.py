@@ -21,6 +21,7 @@ import tempfile
 import threading
 import weakref
 from functools import cache
+from multiprocessing import forkserver
 from pathlib import Path
 
 import vitreous
@@ -41,6 +42,13 @@ def _server() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PACKAGES, *_modules_of_vitreous()])
     return context
+
+
+def parent_of_all() -> int:
+    """The process that what is started has for its parent."""
+    _server()
+    forkserver.ensure_running()
+    return forkserver._forkserver._forkserver_pid
 
 
 class Forked:

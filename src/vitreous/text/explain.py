@@ -17,7 +17,7 @@ from vitreous.api.run_methods import run_in_portions, run_methods
 from vitreous.api.runs import RawResult, RunSettings
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError
-from vitreous.explanation.provenance import collect_provenance
+from vitreous.explanation.folder import collect_provenance
 from vitreous.inputs.outputs import OutputActivation, check_outputs
 from vitreous.inputs.target import class_indices
 from vitreous.inputs.targets import AnyTarget, Targets, find_targets, part_of

@@ -42,7 +42,7 @@ class TextExplanation(Predicted):
         logits: The model's output (batch, classes); the mean over windows for texts explained in windows.
         signed: For each method spelling, whether the sign of its scores carries meaning.
         class_names: One name per class, if known.
-        provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.provenance``.
+        provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.folder``.
         scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None``: logits. ``outputs`` is the same by name.
         left_out: Default methods that the model does not support, and why.
 
