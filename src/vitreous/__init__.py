@@ -12,6 +12,7 @@ __all__ = [
     "__version__",
     "errors",
     "evaluate",
+    "evaluate_maps",
     "explain",
     "explain_text",
     "explain_words",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from vitreous.api.trust import trust
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.explanation.explanation import Explanation
+    from vitreous.integrations.maps import evaluate_maps
     from vitreous.methods import list_methods
     from vitreous.models import load_model
     from vitreous.models.dual_encoder import load_dual_encoder, zero_shot
@@ -53,6 +55,7 @@ _MODULES = {
     "TextExplanation": "vitreous.text.explanation",
     "errors": None,
     "evaluate": "vitreous.evaluation.evaluate",
+    "evaluate_maps": "vitreous.integrations.maps",
     "explain": "vitreous.api.explain",
     "explain_text": "vitreous.text.explain",
     "explain_words": "vitreous.text.prompts",
