@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitreous.explanation.views import Look, register_figure
     from vitreous.pictures.canvas import Canvas
+    from vitreous.pictures.charts import (
+        MetricValues,
+        curves_figure,
+        dataset_curves_figure,
+        dots_figure,
+        layer_curve_figure,
+        radar_figure,
+    )
     from vitreous.pictures.curves import Curves, perturbation_curves
+    from vitreous.pictures.dataset_curves import LayerCurve, MeanCurves, dataset_curves, layer_curves
     from vitreous.pictures.figures import (
         Shown,
         classes_figure,
         comparison_figure,
-        curves_figure,
+        filmstrip_figure,
         overlay_figure,
+        similar_figure,
         strips_figure,
         transformation_figure,
     )
+    from vitreous.pictures.filmstrip import Filmstrip, filmstrip
     from vitreous.pictures.strips import (
         Strip,
         Transformation,
@@ -30,18 +41,31 @@ if TYPE_CHECKING:
 __all__ = [
     "Canvas",
     "Curves",
+    "Filmstrip",
+    "LayerCurve",
     "Look",
+    "MeanCurves",
+    "MetricValues",
     "Shown",
     "Strip",
     "Transformation",
     "classes_figure",
     "comparison_figure",
     "curves_figure",
+    "dataset_curves",
+    "dataset_curves_figure",
     "depth_strip",
+    "dots_figure",
+    "filmstrip",
+    "filmstrip_figure",
     "heads_strip",
+    "layer_curve_figure",
+    "layer_curves",
     "overlay_figure",
     "perturbation_curves",
+    "radar_figure",
     "register_figure",
+    "similar_figure",
     "start_layer_strip",
     "strips_figure",
     "token_transformation",
@@ -51,12 +75,17 @@ __all__ = [
 _HOMES = {
     "vitreous.explanation.views": ("Look", "register_figure"),
     "vitreous.pictures.canvas": ("Canvas",),
-    "vitreous.pictures.curves": ("Curves", "perturbation_curves"),
-    "vitreous.pictures.figures": (
-        "Shown",
-        *("classes_figure", "comparison_figure", "curves_figure"),
-        *("overlay_figure", "strips_figure", "transformation_figure"),
+    "vitreous.pictures.charts": (
+        *("MetricValues", "curves_figure", "dataset_curves_figure"),
+        *("dots_figure", "layer_curve_figure", "radar_figure"),
     ),
+    "vitreous.pictures.curves": ("Curves", "perturbation_curves"),
+    "vitreous.pictures.dataset_curves": ("LayerCurve", "MeanCurves", "dataset_curves", "layer_curves"),
+    "vitreous.pictures.figures": (
+        *("Shown", "classes_figure", "comparison_figure", "filmstrip_figure"),
+        *("overlay_figure", "similar_figure", "strips_figure", "transformation_figure"),
+    ),
+    "vitreous.pictures.filmstrip": ("Filmstrip", "filmstrip"),
     "vitreous.pictures.strips": (
         *("Strip", "depth_strip", "heads_strip", "start_layer_strip"),
         *("Transformation", "token_transformation"),
