@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         radar_figure,
     )
     from vitreous.pictures.curves import Curves, perturbation_curves
-    from vitreous.pictures.dataset_curves import LayerCurve, MeanCurves, dataset_curves, layer_curves
     from vitreous.pictures.figures import (
         Shown,
         classes_figure,
@@ -28,7 +27,14 @@ if TYPE_CHECKING:
         strips_figure,
         transformation_figure,
     )
-    from vitreous.pictures.filmstrip import Filmstrip, filmstrip
+    from vitreous.pictures.perturbations import (
+        Filmstrip,
+        LayerCurve,
+        MeanCurves,
+        dataset_curves,
+        filmstrip,
+        layer_curves,
+    )
     from vitreous.pictures.strips import (
         Strip,
         Transformation,
@@ -80,12 +86,14 @@ _HOMES = {
         *("dots_figure", "layer_curve_figure", "radar_figure"),
     ),
     "vitreous.pictures.curves": ("Curves", "perturbation_curves"),
-    "vitreous.pictures.dataset_curves": ("LayerCurve", "MeanCurves", "dataset_curves", "layer_curves"),
     "vitreous.pictures.figures": (
         *("Shown", "classes_figure", "comparison_figure", "filmstrip_figure"),
         *("overlay_figure", "similar_figure", "strips_figure", "transformation_figure"),
     ),
-    "vitreous.pictures.filmstrip": ("Filmstrip", "filmstrip"),
+    "vitreous.pictures.perturbations": (
+        *("Filmstrip", "LayerCurve", "MeanCurves"),
+        *("dataset_curves", "filmstrip", "layer_curves"),
+    ),
     "vitreous.pictures.strips": (
         *("Strip", "depth_strip", "heads_strip", "start_layer_strip"),
         *("Transformation", "token_transformation"),

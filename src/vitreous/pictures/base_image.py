@@ -9,8 +9,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageFilter
 
 from vitreous.errors import InputError
-from vitreous.explanation.heatmaps import framed_maps
-from vitreous.explanation.views import Look
+from vitreous.explanation.views import Look, framed_maps
 from vitreous.inputs.images import read_image
 from vitreous.inputs.patch_geometry import Frame
 from vitreous.pictures.colours import overlay
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from vitreous.explanation.explanation import Explanation
     from vitreous.inputs.patch_geometry import PatchGeometry
-    from vitreous.models.input_pictures import Photo
+    from vitreous.models.display_images import Photo
 
 # Pixels that the model did not see are dimmed: no colour there does not mean "no evidence".
 _DIM = 0.4
@@ -187,6 +186,6 @@ class BaseImage:
 def _region_numbers(mask: Any) -> NDArray[np.generic]:
     """Read a mask as an array (height, width)."""
     found = np.asarray(mask.convert("L") if isinstance(mask, Image.Image) else mask)
-    if found.ndim != 2 or 0 in found.shape or found.dtype.kind not in "buif":  # noqa: PLR2004
+    if found.ndim != 2 or 0 in found.shape or found.dtype.kind not in "buif":
         raise InputError(f"a mask is an image or an array (height, width), not {found.dtype} {found.shape}")
     return found

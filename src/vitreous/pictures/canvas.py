@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from vitreous._utils.storage import complete_file
+from vitreous._utils.storage import atomic_file
 from vitreous.errors import InputError
 from vitreous.pictures.captions import FAINT, INK, line_height, wrap
 from vitreous.pictures.colours import ramp
@@ -126,9 +126,9 @@ class Canvas:
         self.picture(left, top, width, style.bar, ramp(512, 4, signed=bar.signed, cmap=bar.cmap))
         letters = style.font(style.note)
         marks = list(bar.marks)
-        aligned = ["left", "right"] if len(marks) == 2 else ["left", "center", "right"]  # noqa: PLR2004
+        aligned = ["left", "right"] if len(marks) == 2 else ["left", "center", "right"]
         wide = max((letters.getlength(mark) for mark in marks), default=0.0)
-        if len(marks) == 3 and 2 * wide + letters.getlength(marks[1]) + style.note > width:  # noqa: PLR2004
+        if len(marks) == 3 and 2 * wide + letters.getlength(marks[1]) + style.note > width:
             del marks[1], aligned[1]  # no room for the zero in the middle
         for mark, align in zip(marks, aligned, strict=True):
             self.write(left, top + style.bar + 1, mark, width=width, size=style.note, ink=FAINT, align=align)
@@ -150,7 +150,7 @@ class Canvas:
         """
         path = Path(file)
         kind = check_format(path)
-        with complete_file(path) as draft, draft.open("wb") as stream:
+        with atomic_file(path) as draft, draft.open("wb") as stream:
             self._print(stream, kind, self.scale)
         return path
 

@@ -450,7 +450,7 @@ def dots_figure(
     style = page_style(look)
     methods = _ordered(metrics)
     names = dict(zip(methods, look.labelled(methods), strict=True))
-    columns = min(look.columns or (2 if style.inner and style.inner < 450 else 4), len(metrics))  # noqa: PLR2004
+    columns = min(look.columns or (2 if style.inner and style.inner < 450 else 4), len(metrics))
     letters = style.font(style.caption)
     inner = style.inner or 240 + columns * 200
     labels = min(0.4 * inner, max(letters.getlength(name) for name in names.values()) + 0.6 * style.caption)
@@ -581,7 +581,7 @@ def _ends(metric: MetricValues, methods: Sequence[str]) -> tuple[float, float]:
     merits = [metric.merit(method) for method in methods]
     random = metric.merit("random")
     worst, best = min(merits), max(merits)
-    return (random if random < worst else worst), best
+    return (min(worst, random)), best
 
 
 def _draw_radar(axes: Axes, metrics: Sequence[MetricValues], methods: Sequence[str], style: PageStyle) -> None:
@@ -614,7 +614,7 @@ def _name_spokes(
     for number, metric in enumerate(metrics):
         angle = math.pi / 2 - 2 * math.pi * number / len(metrics)
         across, up = math.cos(angle), math.sin(angle)
-        align = "center" if abs(across) < 0.35 else "left" if across > 0 else "right"  # noqa: PLR2004
+        align = "center" if abs(across) < 0.35 else "left" if across > 0 else "right"
         x, y = middle[0] + (radius + 0.5 * style.note) * across, middle[1] - (radius + 0.5 * style.note) * up
         room = {
             "center": canvas.width - 2 * style.margin,
@@ -624,7 +624,7 @@ def _name_spokes(
         left = {"center": style.margin, "left": x, "right": x - room}[align]
         ends = [-value if metric.direction == "lower" else value for value in _ends(metric, methods)]
         lines = [*wrap(metric.heading, letters, int(room), lines=2), f"{ends[0]:.3g} to {ends[1]:.3g}"]
-        top = y - len(lines) * step * (1 if up > 0.35 else 0 if up < -0.35 else 0.5)  # noqa: PLR2004
+        top = y - len(lines) * step * (1 if up > 0.35 else 0 if up < -0.35 else 0.5)
         for place, line in enumerate(lines):
             ink = FAINT if place == len(lines) - 1 else INK
             canvas.write(left, top + place * step, line, width=room, size=style.note, ink=ink, align=align)

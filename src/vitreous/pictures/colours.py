@@ -80,7 +80,7 @@ def colour_map(*, signed: bool, cmap: str | None = None) -> Colormap:
             raise InputError(
                 f"there is no colour map {name!r}{close_match(name, colormaps) or '; matplotlib lists them'}"
             )
-    if len(names) > 2:  # noqa: PLR2004
+    if len(names) > 2:
         raise InputError(f"one colour map for unsigned and one for signed maps are enough, not {len(names)}")
     if len(names) == 1:
         names = ["", names[0]] if names[0].removesuffix("_r") in _DIVERGING_NAMES else [names[0], ""]

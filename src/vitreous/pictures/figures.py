@@ -12,13 +12,12 @@ from torch import Tensor
 
 from vitreous.errors import InputError
 from vitreous.explanation.explanation import Explanation
-from vitreous.explanation.heatmaps import framed_maps
-from vitreous.explanation.views import FigureOptions, Look, look_with, register_figure
+from vitreous.explanation.views import FigureOptions, Look, framed_maps, look_with, register_figure
 from vitreous.inputs.outputs import percent
-from vitreous.models.input_pictures import Photo
+from vitreous.models.display_images import Photo
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.canvas import Canvas
-from vitreous.pictures.captions import class_caption, short_names, target_caption
+from vitreous.pictures.captions import class_caption, short_names
 from vitreous.pictures.style import PageStyle, page_style
 from vitreous.pictures.tiles import MapPainter, Row, Tile, own_pixels, prepare, tiled
 
@@ -450,7 +449,7 @@ def _kept_picture(kept: Tensor, grid: tuple[int, int], base: BaseImage) -> Image
     ).numpy()
     whole = np.asarray(base.photo.convert("RGB")).copy()
     part = whole[base.frame.rows, base.frame.columns]
-    part[seen < 0.5] = _REMOVED  # noqa: PLR2004
+    part[seen < 0.5] = _REMOVED
     return Image.fromarray(whole)
 
 

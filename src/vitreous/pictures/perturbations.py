@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitreous._utils.tensors import in_float64
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import explain
 from vitreous.errors import InputError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
@@ -22,8 +22,7 @@ from vitreous.inputs.targets import AnyTarget
 from vitreous.methods.aggregation import Rollout
 from vitreous.methods.spelling import parse
 from vitreous.models.pixels import Images, Model, find_model
-from vitreous.pictures.curves import NO_CURVES, By, area, patch_order, perturbation_curves
-from vitreous.pictures.recording import open_runner
+from vitreous.pictures.curves import NO_CURVES, By, area, open_runner, patch_order, perturbation_curves
 from vitreous.pictures.strips import depth_of, start_layer_spellings
 
 Floats = NDArray[np.float64]
@@ -80,7 +79,7 @@ class LayerCurve:
     skipplus: int | None = None
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def dataset_curves(
     model: Model,
     images: Sequence[Images],
@@ -124,7 +123,7 @@ def dataset_curves(
     )
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def layer_curves(
     model: Model,
     images: Sequence[Images],
@@ -223,7 +222,7 @@ class Filmstrip:
     predicted_probabilities: NDArray[np.float64]
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def filmstrip(
     model: Model,
     image: Images,

@@ -356,8 +356,8 @@ def short_number(value: float) -> str:
     """Write a number with two digits, without zeros that only take room."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}".removeprefix("-") if value == 0 else str(value)
-    if 0.001 <= abs(value) < 10_000:  # noqa: PLR2004
-        return f"{value:.2g}" if abs(value) < 100 else f"{value:.0f}"  # noqa: PLR2004
+    if 0.001 <= abs(value) < 10_000:
+        return f"{value:.2g}" if abs(value) < 100 else f"{value:.0f}"
     digits, _, exponent = f"{value:.1e}".partition("e")
     return f"{digits.removesuffix('.0')}e{int(exponent)}"
 
