@@ -133,9 +133,8 @@ def look_with(look: Look | None, options: FigureOptions) -> Look:
     known = [one.name for one in fields(Look)]
     for name in options:
         if name not in known:
-            raise InputError(
-                f"figures have no option {name!r}{close_match(name, known) or f'; they have {", ".join(known)}'}"
-            )
+            hint = close_match(name, known) or f"; they have {', '.join(known)}"
+            raise InputError(f"figures have no option {name!r}{hint}")
     return replace(look or Look(), **options)
 
 

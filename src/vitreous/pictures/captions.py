@@ -39,7 +39,8 @@ def wrap(text: str, style: Font, width: float, *, lines: int) -> list[str]:
         wrapped = _broken(f"{before}…{mark}{number}" if before else number, style, width)
     if len(wrapped) > lines:
         wrapped[lines - 1 :] = ["".join(wrapped[lines - 1 :])]
-    return [_shorten(line.rstrip(), style, width) for line in wrapped]
+    ends = [line.rstrip().removesuffix(SEPARATOR.rstrip()) for line in wrapped[:-1]]
+    return [_shorten(line.removeprefix(SEPARATOR.lstrip()).strip(), style, width) for line in (*ends, wrapped[-1])]
 
 
 def _broken(text: str, style: Font, width: float) -> list[str]:
@@ -110,6 +111,8 @@ def _pieces(text: str, style: Font, width: float) -> list[str]:
 def _shorten(line: str, style: Font, width: float) -> str:
     if style.getlength(line) <= width:
         return line
+    if re.fullmatch(r"\d+\.\d+%", line):  # rather less precise than cut
+        return f"{float(line[:-1]):.0f}%"
     while line and style.getlength(line + "…") > width:
         line = line[:-1]
     return line + "…"

@@ -6,36 +6,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-import numpy as np
 from PIL import Image
 from torch import Tensor
 
 from vitreous.errors import InputError
 from vitreous.explanation.explanation import Explanation
-from vitreous.explanation.views import FigureOptions, Look, framed_maps, look_with, register_figure
-from vitreous.inputs.outputs import percent
+from vitreous.explanation.views import FigureOptions, Look, look_with, register_figure
 from vitreous.models.display_images import Photo
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.canvas import Canvas
-from vitreous.pictures.captions import class_caption, short_names
+from vitreous.pictures.captions import class_caption
 from vitreous.pictures.style import PageStyle, page_style
 from vitreous.pictures.tiles import MapPainter, Row, Tile, own_pixels, prepare, tiled
 
 if TYPE_CHECKING:
     from vitreous.api.similarity import SimilarImages
-    from vitreous.pictures.perturbations import Filmstrip
     from vitreous.pictures.strips import Strip, Transformation
 
 _OVERLAY_ALONE = 560
 _OVERLAY_AMONG_OTHERS = 380
 _COMPARISON_TILE = 210
 _CLASSES_TILE = 230
-_STRIP_TILE = 170
+STRIP_TILE = 170
 _STRIP_COLUMNS = 7
-_NARROW_STRIP_COLUMNS = 4  # in a column of print
-_NARROW = 450  # units
+NARROW_STRIP_COLUMNS = 4  # in a column of print
+NARROW = 450  # units
 _TRANSFORMATION_TILE = 220
-_REMOVED = (140, 140, 140)
 
 
 @register_figure(Explanation, "overlay")
@@ -166,8 +162,8 @@ def comparison_figure(
 
     Examples:
         >>> from vitreous.pictures import Shown, comparison_figure
-        >>> comparison_figure([Shown(explanation)], methods=["gae", "rollout"], width="6.9in").save("comparison.svg").name
-        'comparison.svg'
+        >>> comparison_figure([Shown(explanation)], methods=["gae", "rollout"], width="6.9in").save("maps.svg").name
+        'maps.svg'
     """
     if not shown:
         raise InputError("there is nothing to compare: no photo was given")
@@ -331,7 +327,7 @@ def strips_figure(
     *,
     photo: Photo | None = None,
     look: Look | None = None,
-    tile: float = _STRIP_TILE,
+    tile: float = STRIP_TILE,
     columns: int | None = None,
     **options: Unpack[FigureOptions],
 ) -> Canvas:
@@ -357,100 +353,29 @@ def strips_figure(
         raise InputError("there is no strip to draw")
     look = look_with(look, options)
     style = page_style(look)
-    narrow = style.inner is not None and style.inner < _NARROW
-    columns = look.columns or columns or (_NARROW_STRIP_COLUMNS if narrow else _STRIP_COLUMNS)
+    narrow = style.inner is not None and style.inner < NARROW
+    columns = look.columns or columns or (NARROW_STRIP_COLUMNS if narrow else _STRIP_COLUMNS)
     columns = min(columns, 1 + max(len(strip.maps) for strip in strips))
     tile = style.tile(tile, columns)
     base = prepare(BaseImage.of(strips[0].explanation, 0, photo), look, style, tile)
-    rows, signs, notes = [], set(), []
+    rows, legend, notes = [], [], []
+    together = len(strips) == 1 or look.shared_scale is True
     for strip, label in zip(strips, look.labelled([strip.method for strip in strips]), strict=True):
         maps = strip.maps if look.shared_scale is not True else [one for each in strips for one in each.maps]
-        painter = MapPainter(look, style, tile, ((one, strip.signed) for one in maps), shared=strip.shared)
+        painter = MapPainter(
+            look, style, tile, ((one, strip.signed) for one in maps), shared=strip.shared, bars=not together
+        )
         grid = strip.explanation.grid
         drawn = [
             painter.map_tile(scores, grid, base, signed=strip.signed, caption=caption)
             for scores, caption in zip(strip.maps, strip.captions, strict=True)
         ]
-        if painter.shared and painter.signs:
-            # Each strip has a scale of its own: its bar goes below its last map.
-            drawn[-1] = replace(drawn[-1], bar=replace(painter.legend()[0], marks=painter.marks(strip.signed)))
-        signs |= painter.signs
+        legend = painter.legend() or legend
         notes.append(painter.note())
         rows.append(Row([Tile(_plain(base), class_caption(strip.explanation)), *drawn], label=label))
     shared = any(strip.shared for strip in strips) and look.shared_scale is not False
-    note = "All maps of a row share the scale below its last map." if shared or look.shared_scale else ""
-    return tiled(
-        rows, tile=tile, columns=columns, note=_joined(note if style.notes else "", *notes, base.note), style=style
-    )
-
-
-def filmstrip_figure(
-    films: Sequence[Filmstrip],
-    *,
-    photo: Photo | None = None,
-    look: Look | None = None,
-    tile: float = _STRIP_TILE,
-    **options: Unpack[FigureOptions],
-) -> Canvas:
-    """Draw what the model still sees at each step of deletion or insertion, and what it predicts then.
-
-    Args:
-        films: The filmstrips of one image, see ``filmstrip``.
-        photo: The photo before preprocessing; by default the image as the model saw it.
-        look: How it is drawn.
-        tile: Width of a picture where the page has no given width, in units of 1/100 inch.
-        **options: Fields of ``Look`` to change.
-
-    Examples:
-        >>> from vitreous.pictures import filmstrip, filmstrip_figure
-        >>> films = [filmstrip(model, "demo.jpg", explanation, method, steps=2) for method in explanation.methods]
-        >>> canvas = filmstrip_figure(films, photo="demo.jpg", width="6.9in")
-    """
-    if not films:
-        raise InputError("there is no filmstrip to draw")
-    look = look_with(look, options)
-    style = page_style(look)
-    across = max(len(film.fractions) for film in films)
-    narrow = style.inner is not None and style.inner < _NARROW
-    columns = min(look.columns or (_NARROW_STRIP_COLUMNS if narrow else across), across)
-    tile = style.tile(tile, columns)
-    base = prepare(BaseImage.of(films[0].explanation, 0, photo), look, style, tile)
-    names = look.labelled([film.method for film in films])
-    rows = [
-        Row(_frames(film, base), label=f"{name}: {film.direction}" if name else film.direction)
-        for film, name in zip(films, names, strict=True)
-    ]
-    return tiled(rows, tile=tile, columns=columns, note=base.note, style=style)
-
-
-def _frames(film: Filmstrip, base: BaseImage) -> list[Tile]:
-    names = film.explanation.class_names
-    named = None if names is None else short_names(names)
-    target = film.explanation.class_index()
-    done = "deleted" if film.direction == "deletion" else "inserted"
-    frames = []
-    for step, fraction in enumerate(film.fractions):
-        caption = f"{fraction:.0%} {done}"
-        number = film.predicted[step]
-        if number >= 0:
-            name = f"class {number}" if named is None else named[number].replace("_", " ")
-            caption += f": {name} · {percent(film.predicted_probabilities[step])}"
-            if number != target:
-                caption += f" (explained class {percent(film.probabilities[step])})"
-        frames.append(Tile(_kept_picture(film.kept[step], film.explanation.grid, base), caption))
-    return frames
-
-
-def _kept_picture(kept: Tensor, grid: tuple[int, int], base: BaseImage) -> Image.Image:
-    """The photo with the patches painted over that the model does not see."""
-    span = (0.0, 1.0)
-    seen = framed_maps(
-        kept.float(), grid, base.frame, signed=False, smooth=False, span=span, geometry=base.geometry
-    ).numpy()
-    whole = np.asarray(base.photo.convert("RGB")).copy()
-    part = whole[base.frame.rows, base.frame.columns]
-    part[seen < 0.5] = _REMOVED
-    return Image.fromarray(whole)
+    note = "All maps of a row share one scale." if (shared or look.shared_scale) and style.notes else ""
+    return tiled(rows, tile=tile, columns=columns, legend=legend, note=_joined(note, *notes, base.note), style=style)
 
 
 def transformation_figure(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from vitreous._utils.tensors import in_float64
@@ -17,17 +18,26 @@ from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import explain
 from vitreous.errors import InputError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation
-from vitreous.inputs.outputs import likelihoods
+from vitreous.explanation.views import FigureOptions, Look, framed_maps, look_with
+from vitreous.inputs.outputs import likelihoods, percent
 from vitreous.inputs.targets import AnyTarget
 from vitreous.methods.aggregation import Rollout
 from vitreous.methods.spelling import parse
+from vitreous.models.display_images import Photo
 from vitreous.models.pixels import Images, Model, find_model
+from vitreous.pictures.base_image import BaseImage
+from vitreous.pictures.canvas import Canvas
+from vitreous.pictures.captions import short_names, target_caption
 from vitreous.pictures.curves import NO_CURVES, By, area, open_runner, patch_order, perturbation_curves
+from vitreous.pictures.figures import NARROW, NARROW_STRIP_COLUMNS, STRIP_TILE
 from vitreous.pictures.strips import depth_of, start_layer_spellings
+from vitreous.pictures.style import page_style
+from vitreous.pictures.tiles import Row, Tile, prepare, tiled
 
 Floats = NDArray[np.float64]
 Direction = Literal["deletion", "insertion"]
 
+_REMOVED = (140, 140, 140)  # patches that the model does not see
 _NORMAL_95 = 1.959964  # quantile of the normal distribution
 
 
@@ -255,14 +265,8 @@ def filmstrip(
         raise InputError(f"a filmstrip shows deletion or insertion, not {direction!r}")
     if steps < 1:
         raise InputError(f"a filmstrip needs at least one step, not {steps}")
-    if explanation.scale == "value":
-        raise InputError(NO_CURVES)
-    if not explanation.is_class(0, target_index):
-        name = explanation.target_name(0, target_index)
-        raise TargetError(f"a filmstrip follows the probability of a class, and {name!r} is none")
     spelling = method or explanation.methods[0]
-    if not explanation.shows(spelling, 0, target_index):
-        raise InputError(f"the map of {spelling} contains NaN or infinity, so that patches have no order")
+    _check_followed(explanation, spelling, target_index)
     runner = open_runner(find_model(model, image), image)
     if len(runner.images) != 1:
         raise InputError(f"a filmstrip shows one image, not {len(runner.images)}")
@@ -295,3 +299,84 @@ def filmstrip(
         tuple(predicted),
         np.array(probabilities),
     )
+
+
+def _check_followed(explanation: Explanation, method: str, target_index: int) -> None:
+    """Raise unless there is a probability to follow, and a map that orders the patches."""
+    if explanation.scale == "value":
+        raise InputError(NO_CURVES)
+    if not explanation.is_class(0, target_index):
+        name = explanation.target_name(0, target_index)
+        raise TargetError(f"a filmstrip follows the probability of a class, and {name!r} is none")
+    if not explanation.shows(method, 0, target_index):
+        raise InputError(f"the map of {method} contains NaN or infinity, so that patches have no order")
+
+
+def filmstrip_figure(
+    films: Sequence[Filmstrip],
+    *,
+    photo: Photo | None = None,
+    look: Look | None = None,
+    tile: float = STRIP_TILE,
+    **options: Unpack[FigureOptions],
+) -> Canvas:
+    """Draw what the model still sees at each step of deletion or insertion, and what it predicts then.
+
+    Args:
+        films: The filmstrips of one image, see ``filmstrip``.
+        photo: The photo before preprocessing; by default the image as the model saw it.
+        look: How it is drawn.
+        tile: Width of a picture where the page has no given width, in units of 1/100 inch.
+        **options: Fields of ``Look`` to change.
+
+    Examples:
+        >>> from vitreous.pictures import filmstrip, filmstrip_figure
+        >>> films = [filmstrip(model, "demo.jpg", explanation, method, steps=2) for method in explanation.methods]
+        >>> canvas = filmstrip_figure(films, photo="demo.jpg", width="6.9in")
+    """
+    if not films:
+        raise InputError("there is no filmstrip to draw")
+    look = look_with(look, options)
+    style = page_style(look)
+    across = max(len(film.fractions) for film in films)
+    narrow = style.inner is not None and style.inner < NARROW
+    columns = min(look.columns or (NARROW_STRIP_COLUMNS if narrow else across), across)
+    tile = style.tile(tile, columns)
+    base = prepare(BaseImage.of(films[0].explanation, 0, photo), look, style, tile)
+    names = look.labelled([film.method for film in films])
+    rows = [
+        Row(_frames(film, base), label=f"{name}: {film.direction}" if name else film.direction)
+        for film, name in zip(films, names, strict=True)
+    ]
+    return tiled(rows, tile=tile, columns=columns, note=base.note, style=style)
+
+
+def _frames(film: Filmstrip, base: BaseImage) -> list[Tile]:
+    names = film.explanation.class_names
+    named = None if names is None else short_names(names)
+    target = film.explanation.class_index()
+    done = "deleted" if film.direction == "deletion" else "inserted"
+    frames = []
+    for step, fraction in enumerate(film.fractions):
+        caption = f"{fraction:.0%} {done}"
+        explained = target_caption(film.explanation)
+        number = film.predicted[step]
+        if number >= 0:
+            name = f"class {number}" if named is None else named[number].replace("_", " ")
+            caption += f"\n{name} · {percent(film.predicted_probabilities[step])}"
+            if number != target:
+                caption += f"\n{explained} · {percent(film.probabilities[step])}"
+        frames.append(Tile(_kept_picture(film.kept[step], film.explanation.grid, base), caption))
+    return frames
+
+
+def _kept_picture(kept: Tensor, grid: tuple[int, int], base: BaseImage) -> Image.Image:
+    """The photo with the patches painted over that the model does not see."""
+    span = (0.0, 1.0)
+    seen = framed_maps(
+        kept.float(), grid, base.frame, signed=False, smooth=False, span=span, geometry=base.geometry
+    ).numpy()
+    whole = np.asarray(base.photo.convert("RGB")).copy()
+    part = whole[base.frame.rows, base.frame.columns]
+    part[seen < 0.5] = _REMOVED
+    return Image.fromarray(whole)

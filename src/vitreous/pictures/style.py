@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import ImageFont
 
-from vitreous._utils.messages import close_match, shown
+from vitreous._utils.messages import close_match, short_repr
 from vitreous.errors import InputError
 
 if TYPE_CHECKING:
@@ -123,10 +123,12 @@ def inches(width: str | float) -> float:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(in|cm|mm|pt|px)?\s*", str(width).lower())
     if match is None or isinstance(width, bool):
-        raise InputError(f"a width is a length such as 3.25in, 8.5cm or 240pt, not {shown(width)}")
+        raise InputError(f"a width is a length such as 3.25in, 8.5cm or 240pt, not {short_repr(width)}")
     length = float(match[1]) * _INCHES[match[2] or "in"]
     if not _NARROWEST <= length <= _WIDEST:
-        raise InputError(f"a figure is {_NARROWEST:g} to {_WIDEST:g} inches wide, not {length:.3g} ({shown(width)})")
+        raise InputError(
+            f"a figure is {_NARROWEST:g} to {_WIDEST:g} inches wide, not {length:.3g} ({short_repr(width)})"
+        )
     return length
 
 
@@ -139,13 +141,13 @@ def check_dpi(dpi: int | None) -> int:
     if dpi is None:
         return DEFAULT_DPI
     if isinstance(dpi, bool) or not isinstance(dpi, int) or not _LEAST_DPI <= dpi <= _MOST_DPI:
-        raise InputError(f"dpi must be a whole number from {_LEAST_DPI} to {_MOST_DPI}, not {shown(dpi)}")
+        raise InputError(f"dpi must be a whole number from {_LEAST_DPI} to {_MOST_DPI}, not {short_repr(dpi)}")
     return dpi
 
 
 @cache
 def font(size: float, *, bold: bool = False, family: str | None = None) -> Font:
-    """Load a font by its family or file; DejaVu Sans by default, which comes with matplotlib and is on every machine."""
+    """Load a font by its family or file; DejaVu Sans by default, which comes with matplotlib."""
     return ImageFont.truetype(font_file(family, bold=bold), size)
 
 
@@ -164,7 +166,7 @@ def font_file(family: str | None = None, *, bold: bool = False) -> Path:
     from matplotlib.font_manager import FontProperties, findfont, fontManager  # noqa: PLC0415
 
     if not isinstance(family, str) or not family.strip():
-        raise InputError(f"a font is the name of a family or a .ttf file, not {shown(family)}")
+        raise InputError(f"a font is the name of a family or a .ttf file, not {short_repr(family)}")
     path = Path(family).expanduser()
     if path.suffix.lower() not in {".ttf", ".otf", ".ttc"}:
         try:

@@ -29,7 +29,7 @@ _MOST_PIXELS = 4096  # across one tile
 
 @dataclass(frozen=True)
 class Tile:
-    """An image with a caption and a colour bar below."""
+    """An image with a caption and a colour bar below; a new line in the caption starts a new line."""
 
     image: Image.Image
     caption: str = ""
@@ -159,21 +159,18 @@ class _Layout:
             if one.bar is not None:
                 canvas.bar(edge, below, width, one.bar)
                 below += bar_height(style)
-            if one.caption:
-                canvas.write(
-                    left,
-                    below,
-                    one.caption,
-                    width=tile,
-                    size=style.caption,
-                    lines=_CAPTION_LINES,
-                    align="center",
+            for part in filter(None, one.caption.split("\n")):
+                below += canvas.write(
+                    left, below, part, width=tile, size=style.caption, lines=_CAPTION_LINES, align="center"
                 )
 
     def _height(self, line: _Line) -> float:
         below = max(
             (bar_height(self.style) if one.bar else 0)
-            + (self._text_height(one.caption, self.style.caption, _CAPTION_LINES) if one.caption else 0)
+            + sum(
+                self._text_height(part, self.style.caption, _CAPTION_LINES)
+                for part in filter(None, one.caption.split("\n"))
+            )
             for one in line.tiles
         )
         below += 0.25 * self.style.caption if below else 0
@@ -245,7 +242,7 @@ def fit(image: Image.Image, tile: float) -> tuple[float, float]:
 
 
 def prepare(base: BaseImage, look: Look, style: PageStyle, tile: float) -> BaseImage:
-    """Give the base image of a tile: the model's crop unless there is context, in the photo's resolution or a finer one.
+    """Give the base image of a tile: the model's crop unless there is context, at least in the photo's resolution.
 
     A tile has at least as many pixels per inch as the page, so photos that are smaller are enlarged.
     """
@@ -268,6 +265,7 @@ class MapPainter:
         tile: Width of a tile, in units.
         maps: All maps of the figure with whether they are signed, for a scale that they share.
         shared: Whether they share a scale when ``look`` does not say.
+        bars: Whether every map has a colour bar even if they share a scale.
     """
 
     def __init__(
@@ -278,8 +276,9 @@ class MapPainter:
         maps: Iterable[tuple[Tensor, bool]] = (),
         *,
         shared: bool = False,
+        bars: bool = False,
     ) -> None:
-        self.look, self.style, self.tile = look, style, tile
+        self.look, self.style, self.tile, self.bars = look, style, tile, bars
         self.shared = shared if look.shared_scale is None else look.shared_scale
         self.signs: set[bool] = set()
         self._spans: dict[bool, tuple[float, float]] = {}
@@ -312,21 +311,17 @@ class MapPainter:
         own = find_span(scores, signed=signed, from_zero=self.look.from_zero)
         span = self._spans.get(signed, own)
         picture = base.lay(scores, grid, signed=signed, look=self.look, span=span)
-        bar = None if self.shared else Bar(signed, bar_marks(span, signed=signed), self.look.cmap)
+        bar = None if self.shared and not self.bars else Bar(signed, bar_marks(span, signed=signed), self.look.cmap)
         return Tile(picture, caption, bar)
 
     def legend(self) -> list[Bar]:
         """Give the colour bars that the maps drawn so far share; none where each has its own."""
-        if not self.shared:
+        if not self.shared or self.bars:
             return []
         return [
             Bar(signed, bar_marks(self._spans[signed], signed=signed, words=True), self.look.cmap)
             for signed in sorted(self.signs)
         ]
-
-    def marks(self, signed: bool) -> tuple[str, ...]:  # noqa: FBT001
-        """Give the numbers at the ends of the scale that maps share."""
-        return bar_marks(self._spans[signed], signed=signed)
 
     def note(self) -> str:
         """Say what the colours mean where that is not clear from the bars; nothing in print."""
