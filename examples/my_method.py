@@ -11,19 +11,19 @@ from vitreous.tape import Pass
 LOGIT = Pass("plain", "logit")  # an ordinary backward pass of the explained class's logit
 
 
-@method("value_length", values=("attention_rows",), layer=-1)
+@method("value_length", activations=("attention_rows",), layer=-1)
 def value_length(view: View, layer: int) -> Tensor:
     """Norm of a token's value vectors, averaged over heads."""
     return view.value(layer).norm(dim=-1).mean(dim=1)
 
 
-@method("agreement", values=("tokens",), slopes=("tokens",), signed=True, aggregation="skipplus")
+@method("agreement", activations=("tokens",), gradients=("tokens",), signed=True, aggregation="skipplus")
 def agreement(view: View, layer: int) -> Tensor:
     """Cosine similarity of a token and its gradient: positive if scaling the token up increases the logit."""
     return cosine_similarity(view.tokens(layer), view.token_gradient(LOGIT, layer), dim=-1)
 
 
-@method("attention_gain", values=("attention_rows",), slopes=("attention",), layer=-1)
+@method("attention_gain", activations=("attention_rows",), gradients=("attention",), layer=-1)
 def attention_gain(view: View, layer: int) -> Tensor:
     """Positive part of attention x its gradient: attention to a token that increases the logit."""
     rows = view.layout.read  # the tokens that the head reads: the class token, or all pooled tokens

@@ -2,7 +2,7 @@
 
     from vitreous.plugin import method
 
-    @method("value_length", values=("attention_rows",), summary="How long a token's value vectors are.")
+    @method("value_length", activations=("attention_rows",), summary="How long a token's value vectors are.")
     def value_length(view, layer):
         return view.value(layer).norm(dim=-1).mean(dim=1)
 
@@ -27,22 +27,23 @@ from vitreous._utils.user_code import run_user_file
 from vitreous.errors import MethodError
 from vitreous.methods import TokenReadout, View, register
 from vitreous.methods.checked_view import line_in
+from vitreous.methods.readout import FORMER_NAMES
 from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.recording.plan import Objective
 from vitreous.tape.rules import RULES
 
 Read = Callable[[View, int], Tensor]
 
-_VALUES = tuple(part.name for part in fields(Needs) if isinstance(part.default, frozenset))  # declared per layer
-_FORMER_VALUES = {"halves": "residual"}
-_SLOPES = tuple(part.name for part in fields(GradientNeeds))
+_ACTIVATIONS = tuple(part.name for part in fields(Needs) if isinstance(part.default, frozenset))  # declared per layer
+_FORMER_ACTIVATIONS = {"halves": "residual"}
+_GRADIENTS = tuple(part.name for part in fields(GradientNeeds))
 
 
 def method(
     name: str,
     *,
-    values: tuple[str, ...] = (),
-    slopes: tuple[str, ...] = (),
+    activations: tuple[str, ...] = (),
+    gradients: tuple[str, ...] = (),
     rule: str = "plain",
     objective: Objective = "logit",
     signed: bool = False,
@@ -51,6 +52,7 @@ def method(
     summary: str = "",
     paper: str = "unpublished",
     year: int = 0,
+    **former: tuple[str, ...],
 ) -> Callable[[Read], Read]:
     """Register a function ``(view, layer) -> (batch, tokens)`` as a method: the scores of all tokens at one block.
 
@@ -58,9 +60,9 @@ def method(
 
     Args:
         name: name of the method.
-        values: activations that the function reads at the layer, fields of ``vitreous.tape.Needs``: tokens, norms,
+        activations: activations that the function reads at the layer, fields of ``vitreous.tape.Needs``: tokens, norms,
             residual, attention, attention_rows.
-        slopes: activations whose gradient it reads, fields of ``vitreous.tape.GradientNeeds``: tokens, norms,
+        gradients: activations whose gradient it reads, fields of ``vitreous.tape.GradientNeeds``: tokens, norms,
             attention, biases. With any of them, the method is class-specific.
         rule: the rule of the backward pass.
         objective: ``logit`` or ``probability``; for others see ``vitreous.tape.Pass``.
@@ -70,30 +72,36 @@ def method(
         summary: one sentence on what the map shows; the first line of the docstring by default.
         paper: where it is published.
         year: the year of publication.
+        former: ``values`` and ``slopes``, the former names of ``activations`` and ``gradients``.
 
     Raises:
         MethodError: an argument has an unknown value.
 
     Examples:
         >>> from vitreous.plugin import method
-        >>> @method("token_length", values=("tokens",), summary="Length of every token.")
+        >>> @method("token_length", activations=("tokens",), summary="Length of every token.")
         ... def token_length(view, layer):
         ...     return view.tokens(layer).norm(dim=-1)
         >>> vitreous.explain(model, "demo.jpg", "token_length.plus").methods
         ('token_length.plus',)
     """
-    for former in set(_FORMER_VALUES).intersection(values):
-        warn_caller(f"the method {name!r}: values {former!r} is now called {_FORMER_VALUES[former]!r}")
-    _check(name, "values", values, (*_VALUES, *_FORMER_VALUES))
-    values = tuple(_FORMER_VALUES.get(value, value) for value in values)
-    _check(name, "slopes", slopes, _SLOPES)
+    for argument in former:
+        if argument not in FORMER_NAMES:
+            raise TypeError(f"method() got an unexpected keyword argument {argument!r}")
+        warn_caller(f"the method {name!r}: {argument}= is now called {FORMER_NAMES[argument]}=", DeprecationWarning)
+    activations, gradients = former.get("values", activations), former.get("slopes", gradients)
+    for word in set(_FORMER_ACTIVATIONS).intersection(activations):
+        warn_caller(f"the method {name!r}: activations {word!r} is now called {_FORMER_ACTIVATIONS[word]!r}")
+    _check(name, "activations", activations, (*_ACTIVATIONS, *_FORMER_ACTIVATIONS))
+    activations = tuple(_FORMER_ACTIVATIONS.get(word, word) for word in activations)
+    _check(name, "gradients", gradients, _GRADIENTS)
     _check(name, "rule", (rule,), RULES)
     _check(name, "objective", (objective,), get_args(Objective))
-    if slopes == ("biases",):  # they are recorded during a backward pass, which needs a destination
-        slopes = ("tokens", "biases")
+    if gradients == ("biases",):  # they are recorded during a backward pass, which needs a destination
+        gradients = ("tokens", "biases")
 
     def enter(read: Read) -> Read:
-        readout = _FunctionReadout(read, values, slopes, Pass(rule, objective))
+        readout = _FunctionReadout(read, activations, gradients, Pass(rule, objective))
 
         def make() -> TokenReadout:
             return readout
@@ -105,7 +113,7 @@ def method(
             family="plugin",
             paper=paper,
             year=year,
-            class_specific=bool(slopes),
+            class_specific=bool(gradients),
             signed=signed,
             aggregation=aggregation,
             layer=layer,
@@ -129,8 +137,9 @@ def _check(name: str, argument: str, given: Collection[str], known: Collection[s
 class _FunctionReadout(TokenReadout):
     """A read-out that calls a user's function."""
 
-    def __init__(self, read: Read, values: tuple[str, ...], slopes: tuple[str, ...], backward: Pass) -> None:
-        self._read, self.values, self.slopes, self.backward = read, values, slopes, backward  # type: ignore[misc]
+    def __init__(self, read: Read, activations: tuple[str, ...], gradients: tuple[str, ...], backward: Pass) -> None:
+        self._read, self.backward = read, backward
+        self.activations, self.gradients = activations, gradients  # type: ignore[misc]
 
     def read(self, view: View, layer: int) -> Tensor:
         scores = self._read(view, layer)

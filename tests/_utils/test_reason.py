@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitreous._utils.messages import reason_of
+from vitreous._utils.messages import error_message
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from vitreous._utils.messages import reason_of
     ],
 )
 def test_a_reason_is_one_short_line(error, reason):
-    assert reason_of(error) == reason
+    assert error_message(error) == reason

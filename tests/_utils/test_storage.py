@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from vitreous._utils.storage import StorageError, complete_file, write_text
+from vitreous._utils.storage import StorageError, atomic_file, write_text
 from vitreous.pictures.canvas import Canvas
 
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="links and pipes of POSIX")
 
 
 def fail_half_way(file):
-    with complete_file(file) as draft:
+    with atomic_file(file) as draft:
         draft.write_text("half")
         raise ZeroDivisionError
 

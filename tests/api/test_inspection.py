@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import vitreous
 from small_models import CLASSES, random_images, small_vit
-from vitreous.api.method_trials import try_methods
+from vitreous.api.runs import try_methods
 from vitreous.cli import app
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation

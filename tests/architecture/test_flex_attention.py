@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import vitreous
 from small_models import largest_difference, random_images, small_vit
-from vitreous.architecture.flex_attention import uncompiled
+from vitreous.architecture.trace import uncompiled
 from vitreous.errors import UnsupportedModelError
 
 METHODS = ["tokentm", "gradtoken", "gae", "decompx.skipplus", "ixg", "attnlrp", "rise:by=drop,budget=4"]

@@ -25,7 +25,7 @@ from vitreous.cli.explain_images import drop_duplicates
 from vitreous.errors import MethodError, TargetError
 from vitreous.explanation import folder as explanation_folder
 from vitreous.explanation.explanation import Explanation
-from vitreous.inputs.class_names import find_class
+from vitreous.inputs.target import find_class
 
 SMALL = ("--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64x48")
 

@@ -148,7 +148,9 @@ def test_the_message_that_the_page_shows_is_the_one_that_comes(registry, tmp_pat
     (shown,) = re.findall(r"^```\n(method attention_gain .*?)^```$", page, re.DOTALL | re.MULTILINE)
     file = tmp_path / "my_method.py"
     text = (ROOT / "examples" / "my_method.py").read_text(encoding="utf-8")
-    file.write_text(text.replace('values=("attention_rows",), slopes=("attention",)', 'values=("attention_rows",)'))
+    file.write_text(
+        text.replace('activations=("attention_rows",), gradients=("attention",)', 'activations=("attention_rows",)')
+    )
     load_plugin(file)
     with pytest.raises(MethodError) as raised:
         vitreous.explain("timm/vit_tiny_patch16_224@random", PHOTO, "attention_gain")

@@ -90,7 +90,7 @@ def test_a_shard_that_appears_between_two_looks_is_counted(tmp_path):
     ) as worker:
         progress = CountingProgress(worker)
         _watch(LateStore(create(tmp_path).folder, RUN), [worker], progress)
-    assert progress.images == RUN.wanted == 10
+    assert progress.images == RUN.image_count == 10
 
 
 class TestFiles:
@@ -116,7 +116,7 @@ class TestFiles:
         assert store.missing(nothing) == RUN.shards()
         fill(store)
         assert store.missing(nothing) == []
-        assert len(store.read(RUN.shards(), ["x"])) == RUN.wanted * len(RUN.methods)
+        assert len(store.read(RUN.shards(), ["x"])) == RUN.image_count * len(RUN.methods)
 
     @pytest.mark.parametrize("damage", ["cut", "bytes", "empty", "text", "file gone"])
     def test_a_damaged_shard_is_noticed_and_computed_again(self, tmp_path, damage):

@@ -20,7 +20,7 @@ from vitreous.errors import DataError
 from vitreous.evaluation.protocols import find_protocol, list_protocols
 from vitreous.evaluation.runner.measure import columns_of, measure
 from vitreous.evaluation.tasks import faithfulness as tasks
-from vitreous.evaluation.tasks.fillings import blurred, linear_imputation
+from vitreous.evaluation.tasks.pixel_masking import blurred, linear_imputation
 from vitreous.evaluation.tasks.segmentation import GridPointing
 from vitreous.evaluation.tasks.task import enlarged
 from vitreous.metrics.faithfulness import salience_coefficient

@@ -18,8 +18,8 @@ import torch
 import vitreous
 from small_models import CLASSES, PATCHES, largest_difference, random_images, small_vit
 from vitreous.errors import TargetError
-from vitreous.inputs.class_names import find_class
 from vitreous.inputs.outputs import scale_of
+from vitreous.inputs.target import find_class
 from vitreous.methods.spelling import cost_of
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.speed.timing import one_thread

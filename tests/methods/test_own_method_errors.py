@@ -31,25 +31,25 @@ def mine(view, layer):
 LINE = 10  # of what it returns
 
 READS = {
-    "view.tokens(layer).sum(-1)": ("the tokens", "values", "tokens"),
-    "view.norm(layer).sum(-1)": ("the first norm's output", "values", "norms"),
-    "view.attended(layer).sum(-1)": ("the stream inside", "values", "residual"),
-    "view.middle(layer).sum(-1)": ("the stream inside", "values", "residual"),
-    "view.end(layer).sum(-1)": ("the stream inside", "values", "residual"),
-    "view.attention(layer).rows(rows).mean((1, 2))": ("the attention", "values", "attention"),
-    "view.attention(layer)[:, :, 0].mean(1)": ("the attention", "values", "attention"),
-    "view.attention_matrix(layer).mean((1, 2))": ("the attention", "values", "attention"),
-    "view.attention(layer).score_rows(rows).mean((1, 2))": ("the attention", "values", "attention"),
-    "view.value(layer).norm(dim=-1).mean(1)": ("the values", "values", "attention_rows"),
-    "view.token_gradient(LOGIT, layer).sum(-1)": ("the gradient of the tokens", "slopes", "tokens"),
-    "view.norm_gradient(LOGIT, layer).sum(-1)": ("the gradient of the first norm's output", "slopes", "norms"),
-    "view.attention_gradient(LOGIT, layer).mean((1, 2))": ("the gradient of the attention", "slopes", "attention"),
+    "view.tokens(layer).sum(-1)": ("the tokens", "activations", "tokens"),
+    "view.norm(layer).sum(-1)": ("the first norm's output", "activations", "norms"),
+    "view.residual_mid(layer).sum(-1)": ("the stream inside", "activations", "residual"),
+    "view.after_attention(layer).sum(-1)": ("the stream inside", "activations", "residual"),
+    "view.residual_post(layer).sum(-1)": ("the stream inside", "activations", "residual"),
+    "view.attention(layer).rows(rows).mean((1, 2))": ("the attention", "activations", "attention"),
+    "view.attention(layer)[:, :, 0].mean(1)": ("the attention", "activations", "attention"),
+    "view.attention_matrix(layer).mean((1, 2))": ("the attention", "activations", "attention"),
+    "view.attention(layer).score_rows(rows).mean((1, 2))": ("the attention", "activations", "attention"),
+    "view.value(layer).norm(dim=-1).mean(1)": ("the values", "activations", "attention_rows"),
+    "view.token_gradient(LOGIT, layer).sum(-1)": ("the gradient of the tokens", "gradients", "tokens"),
+    "view.norm_gradient(LOGIT, layer).sum(-1)": ("the gradient of the first norm's output", "gradients", "norms"),
+    "view.attention_gradient(LOGIT, layer).mean((1, 2))": ("the gradient of the attention", "gradients", "attention"),
     "view.attention_gradient(LOGIT, layer, rows).mean((1, 2))": (
         "the gradient of the attention",
-        "slopes",
+        "gradients",
         "attention",
     ),
-    "view.biases(LOGIT, layer)": ("bias x gradient", "slopes", "biases"),
+    "view.biases(LOGIT, layer)": ("bias x gradient", "gradients", "biases"),
 }
 
 
@@ -95,26 +95,26 @@ def test_another_method_that_has_it_recorded_changes_nothing(write):
 
 
 def test_what_was_declared_is_kept_in_what_to_write(write):
-    write("view.output_projection(layer).sum((0, 2))", ", values=('tokens',)")
-    with pytest.raises(MethodError, match=r"W_O of block 1, .*: add values=\('tokens', 'projections'\)$"):
+    write("view.output_projection(layer).sum((0, 2))", ", activations=('tokens',)")
+    with pytest.raises(MethodError, match=r"W_O of block 1, .*: add activations=\('tokens', 'projections'\)$"):
         explain()
 
 
 def test_a_gradient_of_another_pass_than_the_declared_one_is_named(write):
-    write("view.token_gradient(LOGIT, layer).sum(-1)", ", slopes=('tokens',), rule='frozen'")
+    write("view.token_gradient(LOGIT, layer).sum(-1)", ", gradients=('tokens',), rule='frozen'")
     with pytest.raises(MethodError, match=r"line 10\): .*rule='plain'.* but declares .*rule='frozen'.* the same$"):
         explain()
 
 
 @pytest.mark.parametrize("block", ["layer + 1", "-1", "99"])
 def test_another_block_than_the_one_given_is_refused(write, block):
-    write(f"view.attention({block}).rows(rows).mean((1, 2))", ", values=('attention',)")
+    write(f"view.attention({block}).rows(rows).mean((1, 2))", ", activations=('attention',)")
     with pytest.raises(MethodError, match=r"line 10\): it reads the attention of block .* recorded of block 1 alone"):
         explain()
 
 
 def test_blocks_of_the_spelling_may_be_read_together(write):
-    write("view.tokens(0).sum(-1) + view.tokens(layer).sum(-1)", ", values=('tokens',)")
+    write("view.tokens(0).sum(-1) + view.tokens(layer).sum(-1)", ", activations=('tokens',)")
     assert explain("mine.plus").scores["mine.plus"].isfinite().all()
 
 
@@ -131,7 +131,7 @@ def test_blocks_of_the_spelling_may_be_read_together(write):
     ],
 )
 def test_any_error_names_the_method_and_its_line(write, read, said):
-    write(read, ", values=('tokens',)")
+    write(read, ", activations=('tokens',)")
     line = 8 if "must return" in said else LINE  # what it returns is looked at behind its end
     with pytest.raises(MethodError) as raised:
         explain()
@@ -160,7 +160,7 @@ def test_memory_that_is_short_is_not_the_methods_fault(write):
 
 def test_a_class_of_ones_own_is_named_too():
     class Reading(TokenReadout):
-        values = ("attention",)
+        activations = ("attention",)
 
         def read(self, view, layer):
             return view.tokens(layer).sum(-1)
@@ -191,8 +191,8 @@ def test_a_method_typed_into_a_session_is_named_by_its_line():
         ("x = 1\nundefined\n", "line 2: the plugin does not run: NameError: name 'undefined' is not defined"),
         ("x = 1\nif x\n", "line 2: the plugin does not run: SyntaxError: "),
         (
-            "from vitreous.plugin import method\n\n@method('wrong', values=('tokns',))\ndef wrong(view, layer): ...\n",
-            "line 3: the method 'wrong': values 'tokns' is not one of ",
+            "from vitreous.plugin import method\n\n@method('wrong', activations=('tokns',))\ndef wrong(v, l): ...\n",
+            "line 3: the method 'wrong': activations 'tokns' is not one of ",
         ),
     ],
 )
@@ -222,7 +222,7 @@ class TestView:
         """The view that a method of one's own gets."""
         seen = []
 
-        @method("looking", values=("tokens", "attention"), slopes=("attention",), layer=1)
+        @method("looking", activations=("tokens", "attention"), gradients=("attention",), layer=1)
         def looking(view, layer):
             seen.append(view)
             return view.tokens(layer).sum(-1)
@@ -257,7 +257,7 @@ class TestView:
     def test_the_output_projection_is_read_under_both_names(self):
         found = {}
 
-        @method("projecting", values=("attention_rows", "projections"), layer=1)
+        @method("projecting", activations=("attention_rows", "projections"), layer=1)
         def projecting(view, layer):
             found["new"] = view.output_projection(layer)
             with pytest.warns(DeprecationWarning, match=r"^view.heads_to_stream is now called view.output_projection$"):
@@ -277,7 +277,7 @@ class TestView:
     def test_attention_is_a_tensor_in_every_way_to_ask_for_it(self):
         found = {}
 
-        @method("compared", values=("attention",), slopes=("attention",), layer=1)
+        @method("compared", activations=("attention",), gradients=("attention",), layer=1)
         def compared(view, layer):
             found["rows"] = view.attention(layer).rows(slice(None))
             found["matrix"] = view.attention_matrix(layer)

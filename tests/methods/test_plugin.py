@@ -13,14 +13,14 @@ from small_models import golden_model
 from vitreous.cli import app
 from vitreous.errors import MethodError
 from vitreous.explanation.explanation import Explanation
-from vitreous.methods import list_methods
+from vitreous.methods import TokenReadout, list_methods
 from vitreous.methods.registry import _methods
 from vitreous.plugin import load_plugin
 
 PLUGIN = '''
 from vitreous.plugin import method
 
-@method("{name}", values=("tokens",), slopes=("tokens",), signed=True)
+@method("{name}", activations=("tokens",), gradients=("tokens",), signed=True)
 def mine(view, layer):
     """Token x gradient, written again."""
     return (view.tokens(layer) * view.token_gradient(mine_pass, layer)).sum(-1)
@@ -61,11 +61,11 @@ def test_a_plugin_is_a_method_like_any_other(plugin):
             "objective 'prob' is not one of logit, probability, others, inter.*; did you mean prob",
         ),
         ("rule='frozn'", "rule 'frozn' is not one of plain, frozen, .*; did you mean frozen"),
-        ("values=('tokns',)", "values 'tokns' is not one of tokens, .*; did you mean tokens"),
-        ("values=('picture',)", "values 'picture' is not one of"),
-        ("values=('gradients_again',)", "values 'gradients_again' is not one of"),
-        ("values='tokens'", r"values are several, so write values=\('tokens',\)"),
-        ("slopes=('token',)", "slopes 'token' is not one of tokens, .*; did you mean tokens"),
+        ("activations=('tokns',)", "activations 'tokns' is not one of tokens, .*; did you mean tokens"),
+        ("activations=('picture',)", "activations 'picture' is not one of"),
+        ("activations=('gradients_again',)", "activations 'gradients_again' is not one of"),
+        ("activations='tokens'", r"activations are several, so write activations=\('tokens',\)"),
+        ("gradients=('token',)", "gradients 'token' is not one of tokens, .*; did you mean tokens"),
         ("aggregation='skip'", "aggregation 'skip' is not one of plus, skipplus; did you mean skipplus"),
         ("aggregation='rollout'", "aggregation 'rollout' is not one of plus, skipplus$"),
     ],
@@ -145,12 +145,35 @@ def test_the_page_of_all_methods_is_up_to_date():
 
 
 def test_the_former_name_of_the_stream_inside_a_block_is_accepted_with_a_warning(plugin):
-    read = 'def {0}(view, layer):\n    """x"""\n    return view.middle(layer).sum(-1)\n'
+    read = 'def {0}(view, layer):\n    """x"""\n    return view.after_attention(layer).sum(-1)\n'
     methods = {"inside": "residual", "inside_before": "halves"}
-    parts = [f'@method("{name}", values=("{value}",))\n{read.format(name)}' for name, value in methods.items()]
+    parts = [f'@method("{name}", activations=("{value}",))\n{read.format(name)}' for name, value in methods.items()]
     plugin.write_text("\n".join(["from vitreous.plugin import method", *parts]))
-    with pytest.warns(UserWarning, match="values 'halves' is now called 'residual'"):
+    with pytest.warns(UserWarning, match="activations 'halves' is now called 'residual'"):
         load_plugin(plugin)
     model, images = golden_model()
     scores = vitreous.explain(model, images, ["inside", "inside_before"]).scores
     assert torch.equal(scores["inside"], scores["inside_before"])
+
+
+def test_the_former_arguments_of_a_method_are_accepted_with_a_warning(plugin, registry):
+    body = "def {0}(view, layer):\n    return view.token_gradient(LOGIT, layer).sum(-1) * view.tokens(layer).sum(-1)\n"
+    head = "from vitreous.plugin import method\nfrom vitreous.tape import Pass\nLOGIT = Pass('plain', 'logit')\n"
+    plugin.write_text(
+        f"{head}@method('now', activations=('tokens',), gradients=('tokens',))\n{body.format('now')}"
+        f"@method('former', values=('tokens',), slopes=('tokens',))\n{body.format('former')}"
+    )
+    with pytest.warns(DeprecationWarning, match="(values= is now called activations|slopes= is now called gradients)="):
+        load_plugin(plugin)
+    model, images = golden_model()
+    scores = vitreous.explain(model, images, ["now", "former"]).scores
+    assert torch.equal(scores["now"], scores["former"])
+
+
+def test_a_read_out_with_the_former_attributes_is_accepted_with_a_warning():
+    def read(self, view, layer):
+        return view.tokens(layer).sum(-1)
+
+    with pytest.warns(DeprecationWarning, match="values is now called activations"):
+        kind = type("Former", (TokenReadout,), {"values": ("tokens",), "read": read})
+    assert kind().needs(1, 3).tokens == {1}

@@ -215,7 +215,7 @@ class TestRandomisation:
         skimage = pytest.importorskip("skimage.metrics", reason="scikit-image comes with quantus")
         first, second = np.random.default_rng(0).random((2, 20, 25))
         second = second + first
-        from vitreous.metrics.arrays import min_max
+        from vitreous.metrics.metric import min_max
 
         expected = skimage.structural_similarity(min_max(first), min_max(second), data_range=1.0)
         assert sanity.structural_similarity(first, second) == pytest.approx(expected, abs=1e-10)

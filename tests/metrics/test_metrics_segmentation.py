@@ -306,6 +306,6 @@ class TestThresholds:
 def test_data_sets_mark_pixels_that_do_not_count_as_metrics_read_them():
     """Neither package imports the other, so each has the number."""
     from vitreous.datasets.dataset import IGNORED as STORED
-    from vitreous.metrics.arrays import IGNORED as READ
+    from vitreous.metrics.metric import IGNORED as READ
 
     assert STORED == READ == -1

@@ -14,7 +14,7 @@ from small_models import golden_model
 from vitreous.errors import InputError, VitreousError
 from vitreous.explanation.explanation import Explanation
 from vitreous.models import LoadedModel, Preprocessing
-from vitreous.models.input_pictures import STRETCHED, UNDONE, given_pictures, input_pictures
+from vitreous.models.display_images import STRETCHED, UNDONE, display_images, given_pictures
 from vitreous.pictures import comparison_figure, depth_strip, strips_figure, token_transformation, transformation_figure
 from vitreous.pictures.comparison import comparison
 from vitreous.pictures.figures import Shown
@@ -122,19 +122,19 @@ class TestWithoutAPicture:
     def test_pixels_may_have_been_rescaled_otherwise(self, rescale):
         preprocessing = Preprocessing((6, 6), MEAN, STD, rescale=rescale)
         seen = photos(1, 6)
-        drawn = input_pictures(preprocessing(seen), preprocessing)
+        drawn = display_images(preprocessing(seen), preprocessing)
         assert np.array_equal(array(drawn.images[0]), array(seen[0]))
 
     @pytest.mark.parametrize("channels", [1, 2, 3, 4, 6])
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
     def test_any_number_of_channels_is_drawn(self, channels, dtype):
         pixels = torch.randn(2, channels, 5, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
-        drawn = input_pictures(pixels, Preprocessing((5, 7), MEAN, STD) if channels != 3 else None)
+        drawn = display_images(pixels, Preprocessing((5, 7), MEAN, STD) if channels != 3 else None)
         assert [(image.mode, image.size) for image in drawn.images] == [("RGB", (7, 5))] * 2
         assert ("averaged" in drawn.note) == (channels not in (1, 3))
 
     def test_a_constant_tensor_is_drawn(self):
-        assert array(input_pictures(torch.full((1, 3, 2, 2), -3.0), None).images[0]).max() == 0
+        assert array(display_images(torch.full((1, 3, 2, 2), -3.0), None).images[0]).max() == 0
 
     def test_without_its_pictures_there_is_one_error_that_helps(self, explained):
         bare = explained[0].without_images()

@@ -16,13 +16,24 @@ from small_models import largest_difference, random_images, small_vit
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import frozen_copy
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
-from vitreous.evaluation.runner.prepare_run import spelled_out
+from vitreous.evaluation.runner.prepare_run import expand_methods
 from vitreous.methods.spelling import cost_of, parse
 from vitreous.speed import SpeedRow, measure_speed
 from vitreous.speed.measuring import SPEED_METHODS
-from vitreous.speed.plain_passes import CountedLimit, Limit, PlainModel, limit_of
 from vitreous.speed.rows import ratio_of
-from vitreous.speed.timing import Passes, counted_passes, one_thread, peak_memory, seconds_of, time_in_turn, whole_pass
+from vitreous.speed.timing import (
+    CountedLimit,
+    Limit,
+    Passes,
+    PlainModel,
+    counted_passes,
+    limit_of,
+    one_thread,
+    peak_memory,
+    seconds_of,
+    time_in_turn,
+    whole_pass,
+)
 from vitreous.tape import PIXELS, unite
 
 CPU = torch.device("cpu")
@@ -373,7 +384,7 @@ def test_the_usual_methods_are_measured_where_none_are_named():
 
 
 def test_one_run_are_the_white_box_methods_that_need_no_other_run():
-    chosen = spelled_out(["one-run", "ixg.plus", "ixg"])
+    chosen = expand_methods(["one-run", "ixg.plus", "ixg"])
     assert len(chosen) == len(set(chosen))
     assert chosen[-1] == "ixg.plus"
     assert {"ixg", "gae", "transattr"} < set(chosen)

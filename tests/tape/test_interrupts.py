@@ -15,7 +15,7 @@ import interrupting
 import vitreous
 from interrupting import CASES, SURROUNDINGS, Counter, Interrupt, differences, run_traced, state_of
 from small_models import CLASSES, random_images, small_vit
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
 from vitreous.errors import UnsupportedModelError
@@ -64,7 +64,7 @@ class Ears:
         pass
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def leave_everything_behind(architecture):
     torch.autocast("cpu", dtype=torch.float16).__enter__()
     torch.set_grad_enabled(not torch.is_grad_enabled())

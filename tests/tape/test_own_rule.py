@@ -129,12 +129,12 @@ def test_a_relevance_rule_of_ones_own_is_for_own_methods() -> None:
     class Mine(LrpRule):
         name = "mine"
 
-    @method("own_relevance", slopes=("tokens",), rule="mine")
+    @method("own_relevance", gradients=("tokens",), rule="mine")
     def own_relevance(view, layer):
         """Relevance under the own rule."""
         return view.token_gradient(Pass("mine", "logit"), layer).sum(dim=-1)
 
-    @method("their_relevance", slopes=("tokens",), rule="lrp_ours")
+    @method("their_relevance", gradients=("tokens",), rule="lrp_ours")
     def their_relevance(view, layer):
         """Relevance under the rule that it inherits from."""
         return view.token_gradient(Pass("lrp_ours", "logit"), layer).sum(dim=-1)

@@ -15,12 +15,12 @@ from vitreous.errors import VitreousError
 _LONGEST = 200
 
 
-def reason_of(error: BaseException) -> str:
+def error_message(error: BaseException) -> str:
     """Return the message of an error on one line, truncated; its type if the message is empty."""
     return " ".join(str(error).split())[:_LONGEST] or type(error).__name__
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return the repr of a value on one line, truncated."""
     try:
         text = " ".join(repr(value).split())
@@ -43,12 +43,12 @@ def printable(text: str) -> str:
 _INSIDE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
-def warn_caller(message: str) -> None:
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn with the stack level of the first caller outside of this package."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 @contextmanager
@@ -71,5 +71,5 @@ def errors_as(kind: type[VitreousError], problem: str) -> Iterator[None]:
 
 def described_error(error: BaseException) -> str:
     """Return type and message of an exception on one line."""
-    reason, name = reason_of(error), type(error).__name__
+    reason, name = error_message(error), type(error).__name__
     return name if reason == name else f"{name}: {reason}"

@@ -25,7 +25,7 @@ class StorageError(VitreousError, OSError):
 
 
 @contextmanager
-def complete_folder(directory: Path, *, overwrite: bool) -> Iterator[Path]:
+def atomic_folder(directory: Path, *, overwrite: bool) -> Iterator[Path]:
     """Yield a temporary folder that becomes ``directory`` only if the block ends without an exception.
 
     On any exception, including an interrupt, the temporary folder is removed and an earlier folder is unchanged.
@@ -53,7 +53,7 @@ def complete_folder(directory: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def complete_file(file: Path) -> Iterator[Path]:
+def atomic_file(file: Path) -> Iterator[Path]:
     """Yield a temporary file that becomes ``file`` only if the block ends without an exception.
 
     Missing parents are created. A symbolic link is kept and its target replaced. Pipes and devices are written to.
@@ -86,7 +86,7 @@ def _end_of_links(file: Path) -> Path:
 
 def write_text(file: Path, text: str) -> None:
     """Write a text file atomically; missing parents are created."""
-    with complete_file(file) as draft:
+    with atomic_file(file) as draft:
         draft.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 

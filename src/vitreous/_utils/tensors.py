@@ -28,7 +28,7 @@ def float64_array(values: Tensor) -> NDArray[np.float64]:
     return found
 
 
-def exact(values: Tensor) -> Tensor:
+def at_least_float32(values: Tensor) -> Tensor:
     """Convert half precision to float32; other dtypes are unchanged."""
     return values.float() if values.dtype in HALF else values
 
@@ -44,9 +44,9 @@ def special_kind(tensor: Tensor) -> str | None:
         return "a sparse"
     if tensor.is_quantized:
         return "a quantised"
-    return "a meta" if holds_no_numbers(tensor) else None
+    return "a meta" if is_meta(tensor) else None
 
 
-def holds_no_numbers(tensor: Tensor) -> bool:
+def is_meta(tensor: Tensor) -> bool:
     """Whether a tensor is on the meta device; a subclass that reports it may store its values elsewhere."""
     return tensor.is_meta and type(tensor) in _PLAIN_TYPES

@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
-def leaves_torch_as_it_was(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+def preserves_torch_state(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Decorate a function to restore torch's state on exit; it runs outside of inference mode, to build graphs."""
 
     @wraps(function)

@@ -15,27 +15,25 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.defaults import DEFAULT_METHODS
-from vitreous._utils.messages import shown, warn_caller
-from vitreous._utils.torch_state import leaves_torch_as_it_was
-from vitreous.api.method_trials import try_methods
+from vitreous._utils.messages import short_repr, warn_caller
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.run_methods import run_on_images
-from vitreous.api.runs import RawResult, RunSettings
+from vitreous.api.runs import RawResult, RunSettings, try_methods
 from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation, with_deferred_logits
 from vitreous.explanation.provenance import collect_provenance
-from vitreous.inputs.class_names import class_indices
 from vitreous.inputs.model_input import ask
 from vitreous.inputs.outputs import OutputActivation, OutputPart, check_outputs, find_part
-from vitreous.inputs.target import TargetContext
+from vitreous.inputs.target import TargetContext, class_indices
 from vitreous.inputs.target_objects import parse_targets
 from vitreous.inputs.targets import AnyTarget, TargetObjects, find_objects
 from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe, parse
 from vitreous.models import LoadedModel, Preprocessing
+from vitreous.models.display_images import DisplayImages, display_images
 from vitreous.models.dual_encoder import embed_prompts, find_dual_encoder, holds_prompts
-from vitreous.models.input_pictures import InputPictures, input_pictures
-from vitreous.models.loaded import settled_outputs
+from vitreous.models.loaded import with_resolved_outputs
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.models.wrap_model import called_by, known_class_names
 from vitreous.tape.output import OutputReader
@@ -60,7 +58,7 @@ def running_in(precision: str, device: torch.device, recipes: Sequence[Recipe]) 
         RefusedMethodsError: Maps of methods in bfloat16 are not within the tolerance, or were not measured.
     """
     if not isinstance(precision, str) or precision not in PRECISIONS:
-        given = precision if isinstance(precision, str) else shown(precision)
+        given = precision if isinstance(precision, str) else short_repr(precision)
         raise InputError(f"precision={given} is not one of {', '.join(PRECISIONS)}")
     if precision == "model":
         return nullcontext()
@@ -98,7 +96,7 @@ def compiled(model: nn.Module) -> Callable[..., Any]:
 Found = TypeVar("Found")
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def explain(
     model: Model,
     images: Images,
@@ -181,15 +179,15 @@ def explain(
     if stage is not None:
         provenance["stage"] = stage
     if output is not None:
-        provenance["output"] = output if isinstance(output, str | int) else shown(output)
+        provenance["output"] = output if isinstance(output, str | int) else short_repr(output)
     if isinstance(wanted, TargetObjects):
         provenance["targets"] = list(dict.fromkeys(str(each) for row in wanted.rows for each in row))
-    drawn = input_pictures(pixels, _preprocessing(loaded)) if pictures is None else InputPictures(pictures)
+    drawn = display_images(pixels, _preprocessing(loaded)) if pictures is None else DisplayImages(pictures)
     known = {"images": drawn.images, "images_note": drawn.note, "provenance": provenance, "left_out": left_out}
     return _explanation(loaded, pixels, recipes, result, **known)
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], target: AnyTarget) -> Explanation:
     """Explain preprocessed images as ``explain`` does, without provenance.
 
@@ -200,7 +198,7 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
     recipes, network = find_recipes(methods), network_of(model)
     pixels, _ = find_pixels(model, network, images)
 
-    settings = RunSettings(black_pixel(model, pixels), outputs=settled_outputs(model).outputs, stage=model.stage)
+    settings = RunSettings(black_pixel(model, pixels), outputs=with_resolved_outputs(model).outputs, stage=model.stage)
     result = run_in_evaluation(network, lambda one: run_on_images(one, pixels, recipes, target, None, settings))
     return _explanation(model, pixels, recipes, result)
 
@@ -307,7 +305,7 @@ def find_recipes(methods: str | Sequence[str]) -> list[Recipe]:
     given = [methods] if isinstance(methods, str) else methods
     spellings = list(given) if isinstance(given, Iterable) else None
     if spellings is None or not all(isinstance(spelling, str) for spelling in spellings):
-        raise MethodError(f"methods must be a spelling or a list of spellings, not {shown(methods)}")
+        raise MethodError(f"methods must be a spelling or a list of spellings, not {short_repr(methods)}")
     if not spellings:
         raise MethodError("no method was asked for")
     # By spelling, for blanks around it are not part of it.

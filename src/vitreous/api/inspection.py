@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.support import Supported, examine_model, find_supported
 from vitreous.architecture import Architecture, find_architecture
 from vitreous.architecture.attention import AttentionCall
@@ -147,7 +147,7 @@ class Inspection:
         return "\n".join([*lines, "", str(self.supported)])
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def inspect(model: Model, images: Images, methods: str | Sequence[str] | None = None) -> Inspection:
     """Show what is seen of a model in a run: its residual stream, blocks, attention calls and patches.
 

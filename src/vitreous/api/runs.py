@@ -1,18 +1,26 @@
-"""How a model is run for an explanation, and what that gives: shared by recorded and unrecorded runs."""
+"""How a model is run for an explanation, and what that gives: shared by recorded and unrecorded runs.
+
+``find_outputs`` recognises models that return probabilities, so that no second softmax is applied.
+``try_methods`` runs several methods on a model that may not serve all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.messages import warn_caller
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.architecture.evaluation_copy import run_in_evaluation
+from vitreous.errors import InputError, MethodError, RefusedMethodsError, UnsupportedModelError, VitreousError
 from vitreous.explanation.prediction import ExplanationError
-from vitreous.inputs.outputs import OutputActivation
+from vitreous.inputs.model_input import FAILURES, Inputs, Texts
+from vitreous.inputs.outputs import OutputActivation, are_probabilities, in_unit_interval
 from vitreous.inputs.target import Target
 from vitreous.inputs.targets import Targets
 from vitreous.tape import Layout
@@ -27,7 +35,7 @@ class DeferredLogits:
         self._network, self._runner = network, runner
         self._seen = list(_state(network, runner.images))
 
-    @leaves_torch_as_it_was
+    @preserves_torch_state
     def compute(self) -> Tensor:
         """Run the model, in evaluation mode, also where it has been switched to training since.
 
@@ -103,3 +111,171 @@ class RunSettings:
     outputs: OutputActivation | None = None
     stage: int | None = None
     reader: OutputReader = CLASS_SCORES
+
+
+_INPUTS = 3  # outputs of at least so many different inputs have to look like probabilities
+_SIGMOIDS = frozenset({torch.sigmoid, torch.sigmoid_, Tensor.sigmoid, Tensor.sigmoid_, torch.special.expit})
+
+
+def find_outputs(
+    network: nn.Module,
+    inputs: Inputs,
+    logits: Tensor,
+    said: OutputActivation | None,
+    reader: OutputReader = CLASS_SCORES,
+) -> OutputActivation | None:
+    """What a model's outputs are: what was said of them, or else what they look like.
+
+    Args:
+        network: the model.
+        inputs: what it was given.
+        logits: its outputs for these, (batch, classes).
+        said: what the caller or the model's configuration says.
+        reader: how they were read.
+
+    Returns:
+        ``None`` where nothing is said and the outputs do not look like probabilities: they are logits then.
+
+    Raises:
+        InputError: it is said that they are probabilities, and they are not between 0 and 1.
+    """
+    if said == "probabilities" and not in_unit_interval(logits):
+        raise InputError(
+            f"outputs=probabilities was given, but the outputs of {type(network).__name__} go from "
+            f"{float(logits.min()):.3g} to {float(logits.max()):.3g}: give outputs=logits, sigmoid or value"
+        )
+    if said is not None:
+        return said
+    reason = _reason(network, inputs, logits, reader)
+    if reason is None:
+        return None
+    warn_caller(
+        f"the outputs of {type(network).__name__} {reason}, so they are taken as probabilities: no softmax is applied, "
+        "and gradients are those of the probabilities (without its last activation, the model's logits would be "
+        'explained). outputs="probabilities" confirms this, outputs="logits", "sigmoid" or "value" says otherwise'
+    )
+    return "probabilities"
+
+
+def _reason(network: nn.Module, inputs: Inputs, logits: Tensor, reader: OutputReader) -> str | None:
+    """Why outputs are taken as probabilities, or ``None``.
+
+    Values between 0 and 1 that do not add up to 1 may be logits or similarities as well; there, the last operation has
+    to be a sigmoid.
+    """
+    if not in_unit_interval(logits):
+        return None
+    changed = _changed(inputs, max(1, _INPUTS - len(logits)))
+    if changed is None:
+        return "lie between 0 and 1 and add up to 1" if are_probabilities(logits) else None
+    runner = ModelRunner(network, changed, _reader=reader)
+    with _Sigmoids() as sigmoids:
+        try:
+            others = runner.logits(changed)
+        except (*FAILURES, InputError):  # the model cannot do with these inputs, which nobody asked for
+            others = logits[:0]
+    if are_probabilities(torch.cat([logits, others])):
+        return "lie between 0 and 1 and add up to 1"
+    return "are those of a sigmoid" if in_unit_interval(others) and sigmoids.gave(others) else None
+
+
+def _changed(inputs: Inputs, count: int) -> Inputs | None:
+    """One to three other inputs of the same kind: a picture mirrored or negated, a text backwards."""
+    if isinstance(inputs, Texts):
+        numbers = inputs.parts.get("input_ids")
+        return None if numbers is None else replace(inputs, parts={**inputs.parts, "input_ids": numbers.flip(-1)})
+    first = inputs[:1]
+    return torch.cat([first.flip(-1), first.flip(-2), -first][:count])
+
+
+class _Sigmoids(TorchFunctionMode):
+    """Keeps what sigmoids return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._results: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        if func in _SIGMOIDS:
+            self._results.append(result.detach())
+        return result
+
+    def gave(self, outputs: Tensor) -> bool:
+        """Whether these are the outputs of a sigmoid."""
+        alike = (result for result in self._results if result.numel() == outputs.numel())
+        return bool(len(outputs)) and any(
+            torch.equal(result.reshape_as(outputs).to(outputs), outputs) for result in alike
+        )
+
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Trials(Generic[Result]):
+    """What came of running methods.
+
+    Attributes:
+        served: the methods that work, in order.
+        results: what the runs gave: one result for all methods, or one for each where they had to run one by one.
+        errors: by method, why it does not work.
+    """
+
+    served: list[str] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    errors: dict[str, VitreousError] = field(default_factory=dict)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """By method, why it does not work, in words."""
+        return {method: refusal_reason(error, method) for method, error in self.errors.items()}
+
+
+def is_refusal(error: VitreousError) -> bool:
+    """Whether an error is about the model's parts or a method, so that other methods may still work."""
+    return isinstance(error, UnsupportedModelError | MethodError)
+
+
+def try_methods(
+    run: Callable[[list[str]], Result],
+    methods: Sequence[str],
+    refuses: Callable[[VitreousError], bool] = is_refusal,
+) -> Trials[Result]:
+    """Run methods together; without those that are refused, again; one by one where no error says which.
+
+    Args:
+        run: runs some of the methods together.
+        methods: spellings.
+        refuses: whether an error is one of the methods'; others are raised.
+    """
+    left, errors = list(methods), dict[str, VitreousError]()
+    while left:
+        try:
+            return Trials(left, [run(left)], errors)
+        except VitreousError as error:
+            if not refuses(error):
+                raise
+            named = error.reasons.keys() & left if isinstance(error, RefusedMethodsError) else set()
+            if not named and len(left) > 1:
+                alone = [try_methods(run, [method], refuses) for method in left]
+                return Trials(
+                    [method for trial in alone for method in trial.served],
+                    [result for trial in alone for result in trial.results],
+                    errors | {method: each for trial in alone for method, each in trial.errors.items()},
+                )
+            errors |= dict.fromkeys((method for method in left if not named or method in named), error)
+            left = [method for method in left if named and method not in named]
+    return Trials(errors=errors)
+
+
+def refusal_reason(error: VitreousError, method: str | None = None) -> str:
+    """Why a method, or any of several, does not work; the message of a refusal also lists methods that do."""
+    if not isinstance(error, RefusedMethodsError):
+        return str(error)
+    if method is not None and method in error.reasons:
+        return error.reasons[method]
+    return "; ".join(dict.fromkeys(error.reasons.values()))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import explain, find_recipes, network_of
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError, MethodError, UnsupportedModelError
@@ -112,7 +112,7 @@ class PatchMatch:
         return divmod(int(self.scores[row * self.grids[0][1] + column].argmax()), self.grids[1][1])
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def match_patches(
     model: Model | DualEncoder, first: Images, second: Images, method: str = "decompx:layer=-1"
 ) -> PatchMatch:
@@ -173,7 +173,7 @@ class SimilarImages:
     neighbours: Explanation
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def similar(
     model: Model | DualEncoder,
     query: str | Path,

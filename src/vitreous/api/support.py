@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import black_pixel, declared_outputs, find_recipes, find_wanted, network_of
-from vitreous.api.method_trials import try_methods
 from vitreous.api.run_methods import run_on_images, target_reader
-from vitreous.api.runs import RunSettings
+from vitreous.api.runs import RunSettings, try_methods
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import UnsupportedModelError
@@ -23,7 +22,7 @@ from vitreous.inputs.targets import One, TargetObjects
 from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
-from vitreous.models.loaded import settled_kind
+from vitreous.models.loaded import resolved_outputs
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.models.wrap_model import called_by
 from vitreous.tape import Needs, Plan, record
@@ -72,7 +71,7 @@ class Supported:
         return {"methods": list(self.methods), "refused": dict(self.refused)}
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def supported(
     model: Model,
     images: Images,
@@ -137,7 +136,7 @@ def find_supported(
     """Find which methods work on a network in evaluation mode, given the input for one image."""
     by_spelling = {recipe.spelling: recipe for recipe in recipes}
     network, wanted = find_wanted(loaded, network, pixels, target, None, output)
-    outputs = settled_kind(network, declared_outputs(loaded))
+    outputs = resolved_outputs(network, declared_outputs(loaded))
     settings = RunSettings(black_pixel(loaded, pixels), outputs=outputs, reader=OutputReader(output))
     reader = settings.reader
     if isinstance(wanted, TargetObjects):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vitreous._utils.tensors import exact, float64_array
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.tensors import at_least_float32, float64_array
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import black_pixel, declared_outputs, explain, find_recipes, network_of, stage_of
 from vitreous.api.run_methods import run_on_images
 from vitreous.api.runs import RunSettings
@@ -48,7 +48,7 @@ from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.tape.runner import ModelRunner
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def trust(
     model: Model,
     images: Images,
@@ -172,7 +172,9 @@ class _Measurement:
         scores = self._explanation.scores_of(method, self._index, self._target_index)
         layout = self._runner.layout
         if scores.numel() != layout.patches:
-            scores = patch_means(exact(scores)[None], self._explanation.image_size, layout.grid, layout.geometry)[0]
+            scores = patch_means(
+                at_least_float32(scores)[None], self._explanation.image_size, layout.grid, layout.geometry
+            )[0]
         return float64_array(scores)
 
     def _unmeasurable(self, maps: Mapping[str, Floats], patches: int) -> str | None:
@@ -226,7 +228,7 @@ class _Measurement:
         return self._runner.logits(images * pixels)
 
     def _probabilities(self, logits: Tensor) -> Floats:
-        return float64_array(likelihoods(exact(logits), self._runner.scale))
+        return float64_array(likelihoods(at_least_float32(logits), self._runner.scale))
 
     def _stability(self, method: str, scores: Floats) -> float:
         """Rank correlation with the map of the photo moved down and right by one pixel."""
@@ -249,7 +251,7 @@ class _Measurement:
         except UnsupportedModelError:
             return None
         output = float(self._explanation.logits[self._index, self._target])
-        left = float(exact(without)[0, self._target])
+        left = float(at_least_float32(without)[0, self._target])
         return Account(output, left, output - left)
 
     # What follows -----------------------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from vitreous.architecture.description import Architecture
 from vitreous.architecture.evaluation_copy import original_of
 from vitreous.architecture.find import describe
 from vitreous.architecture.find_attention import find_attention
-from vitreous.architecture.flex_attention import uncompiled
-from vitreous.architecture.trace import Trace, Tracer
+from vitreous.architecture.trace import Trace, Tracer, uncompiled
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import (
     FAILURES,

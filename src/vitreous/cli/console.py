@@ -248,7 +248,7 @@ class EvaluationProgress:
         self._preparing.close()
         if kind is not None and issubclass(kind, KeyboardInterrupt) and self._store is not None:
             run = self._store.run
-            done = f"{self._done} of {run.wanted} {run.things}"
+            done = f"{self._done} of {run.image_count} {run.noun}"
             print_line(self._console, f"stopped after {done}; run the same command to resume")
 
     def begin(self, store: Store, done: int) -> None:
@@ -256,17 +256,17 @@ class EvaluationProgress:
         self._preparing.close()
         if self._store is None:
             run = store.run
-            print_line(self._console, f"run: {store.folder} ({len(run.methods)} methods, {run.wanted} {run.things})")
+            print_line(self._console, f"run: {store.folder} ({len(run.methods)} methods, {run.image_count} {run.noun})")
             if done:
                 # All shards but the last one are full, so the number of images gives the number of shards.
                 stored = math.ceil(done / run.shard_size)
                 print_line(
-                    self._console, f"resumed: {stored} of {len(run.shards())} shards are there, {done} {run.things}"
+                    self._console, f"resumed: {stored} of {len(run.shards())} shards are there, {done} {run.noun}"
                 )
             self._started = self._printed = time.monotonic()
             self._before = done
         self._store, self._done = store, done
-        self._bar.update(self._task, total=store.run.wanted, completed=done)
+        self._bar.update(self._task, total=store.run.image_count, completed=done)
 
     def advance(self, images: int) -> None:
         """Add images to the count."""
@@ -277,7 +277,7 @@ class EvaluationProgress:
         self._bar.update(self._task, completed=self._done, rate=self._rate())
         if self._bar.disable and time.monotonic() - self._printed >= _SECONDS_BETWEEN_COUNTS:
             self._printed = time.monotonic()
-            print_line(self._console, f"{self._done} of {run.wanted} {run.things}, {self._rate()}")
+            print_line(self._console, f"{self._done} of {run.image_count} {run.noun}, {self._rate()}")
 
     def notice(self, text: str) -> None:
         """Print a warning."""
@@ -288,5 +288,5 @@ class EvaluationProgress:
         run = self._store.run
         seconds = max(time.monotonic() - self._started, 1e-9)
         rate = (self._done - self._before) / seconds
-        left = timedelta(seconds=round((run.wanted - self._done) / rate)) if rate else "unknown"
-        return f"{rate:.2f} {run.things}/s, {left} left"
+        left = timedelta(seconds=round((run.image_count - self._done) / rate)) if rate else "unknown"
+        return f"{rate:.2f} {run.noun}/s, {left} left"

@@ -157,7 +157,7 @@ def _print_table(results: Results, console: Console, *, published: bool) -> None
 def _print_failures(results: Results, console: Console) -> None:
     """Print methods that failed on every image, then the first images that failed for other methods."""
     failed_methods = set(results.methods) - set(results.measured_methods) if results.measured_methods else set()
-    uncounted, noun = results.uncounted, results.run.things
+    uncounted, noun = results.uncounted, results.run.noun
     if not failed_methods and not uncounted:
         return
     failures = results.failures()

@@ -29,7 +29,7 @@ from vitreous.inputs.target_objects import Similarity, parse_target
 from vitreous.methods.spelling import parse
 from vitreous.models import demo, load_model
 from vitreous.models.dual_encoder import load_dual_encoder
-from vitreous.models.loaded import LoadedModel, given_outputs
+from vitreous.models.loaded import LoadedModel, with_outputs
 from vitreous.pictures.comparison import comparison
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class _ExplainJob:
         request = self.request
         with steps(self.console, f"loading {request.model}"):
             model = _load_model(request)
-        model = replace(given_outputs(model, request.outputs), stage=request.stage)
+        model = replace(with_outputs(model, request.outputs), stage=request.stage)
         targets = _Targets.of(request, model)
         folders = _output_folders(files, request.out)
         with progress_bar(self.console, len(files)) as advance:

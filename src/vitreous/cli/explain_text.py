@@ -68,7 +68,7 @@ def explain_text(
     methods = split_spellings(method) if method else None
     contents = [_read_text(text) for text in texts]
 
-    from vitreous.inputs.class_names import find_class  # noqa: PLC0415  # these import torch
+    from vitreous.inputs.target import find_class  # noqa: PLC0415  # these import torch
     from vitreous.models.text_models import load_text_model  # noqa: PLC0415
     from vitreous.plugin import load_plugins  # noqa: PLC0415
 

@@ -21,7 +21,7 @@ from vitreous.inputs.target import Target
 from vitreous.inputs.target_objects import parse_target
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, load_model
-from vitreous.models.loaded import given_outputs
+from vitreous.models.loaded import with_outputs
 from vitreous.pictures import Look
 from vitreous.pictures.canvas import Canvas, check_format
 from vitreous.pictures.captions import class_caption
@@ -83,7 +83,7 @@ def run(arguments: Sequence[str], request: FigureRequest) -> Path:
     model = load_model(
         request.model, mean=request.mean, std=request.std, image_size=request.image_size, device=request.device
     )
-    model = given_outputs(model, request.outputs)
+    model = with_outputs(model, request.outputs)
     targets = [parse_target(text, model.class_names) for text in request.targets]
     return _DRAWINGS[request.name](_FigureJob(request, model, images, targets)).save(request.out)
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 from PIL import Image
 
-from vitreous._utils.messages import errors_as, reason_of
+from vitreous._utils.messages import error_message, errors_as
 from vitreous.datasets.dataset import IGNORED, DataSet, Mask, Sample
 from vitreous.datasets.files import FileDataSet, Item, by_stem, check_mask, image_names, read_values, renumbered
 from vitreous.datasets.imagenet import imagenet_indices, imagenet_names, wordnet_folders
@@ -76,7 +76,7 @@ class ImageNetSegmentation(DataSet):
         except DataError:
             raise
         except Exception as error:  # damaged bytes can raise any exception
-            raise DataError(f"{where}: it cannot be read ({reason_of(error)})") from error
+            raise DataError(f"{where}: it cannot be read ({error_message(error)})") from error
         check_mask(mask, image, Path(where))
         return Sample(name, image, label, mask, (label,))
 
@@ -117,7 +117,7 @@ class ImageNetSegmentation(DataSet):
         try:
             return [_text(self._file[cell]) for cell in cells]
         except Exception as error:  # damaged references and codes can raise any exception
-            raise self._error(f"the names in /value/id cannot be read ({reason_of(error)})") from error
+            raise self._error(f"the names in /value/id cannot be read ({error_message(error)})") from error
 
     def _label(self, index: int) -> int | None:
         return imagenet_indices().get((self._ids[index] or "").partition("_")[0])

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from vitreous._utils.messages import reason_of
+from vitreous._utils.messages import error_message
 from vitreous.errors import MissingDependencyError, VitreousError
 from vitreous.evaluation.runner.measure import EvaluationContext, compute_shard, open_context
 from vitreous.evaluation.store.run import Run, RunError, Shard
@@ -98,7 +98,7 @@ def missing_shards(store: Store, progress: ProgressCallback) -> list[Shard]:
     """Clean up, report how much is stored, and return the missing shards."""
     store.clean()
     waiting = store.missing(progress.notice)
-    progress.begin(store, store.run.wanted - sum(map(len, waiting)))
+    progress.begin(store, store.run.image_count - sum(map(len, waiting)))
     return waiting
 
 
@@ -152,7 +152,7 @@ def _workers(store: Store, count: int) -> Iterator[list[subprocess.Popen[bytes]]
                 _tell(processes[-1], store.run)
         except OSError as error:  # a broken pipe here must not be taken for one of the program's own output
             raise RunError(
-                f"the workers cannot be started ({reason_of(error)}): give fewer of them, or one to compute here"
+                f"the workers cannot be started ({error_message(error)}): give fewer of them, or one to compute here"
             ) from error
         yield processes
     finally:
@@ -286,7 +286,7 @@ class _InFlight:
         except self._ray.exceptions.RayError as error:
             raise RunError(
                 f"{shard.name} was not computed, though a worker that dies is replaced {RETRIES} times: "
-                f"{reason_of(error)}"
+                f"{error_message(error)}"
             ) from error
 
 

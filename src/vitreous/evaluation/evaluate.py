@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Unpack
 
 from vitreous._utils.storage import expanded
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.datasets import DataSet
 from vitreous.evaluation.engines import ProgressCallback, SilentProgress, run_locally, run_on_ray
 from vitreous.evaluation.options import EvaluateOptions, resolve_options
@@ -19,7 +19,7 @@ from vitreous.evaluation.runner.prepare_run import WHITE_BOX, Model, prepare_run
 from vitreous.evaluation.store.store import Store
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def evaluate(
     model: Model,
     data: str | DataSet,

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from vitreous._utils.defaults import DEFAULT_OPACITY
-from vitreous._utils.messages import reason_of, warn_caller
+from vitreous._utils.messages import error_message, warn_caller
 from vitreous.errors import InputError
 from vitreous.explanation import folder as explanation_folder
-from vitreous.explanation.heatmaps import display_maps
 from vitreous.explanation.prediction import ExplanationError, Predicted, Prediction, check_predictions
-from vitreous.explanation.views import Look, find_figure, find_view
-from vitreous.models.input_pictures import ADVICE, given_pictures
+from vitreous.explanation.views import Look, display_maps, find_figure, find_view
+from vitreous.models.display_images import ADVICE, given_pictures
 
 if TYPE_CHECKING:
     import os
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from vitreous.inputs.outputs import OutputActivation
     from vitreous.inputs.patch_geometry import PatchGeometry
     from vitreous.inputs.target import Target
-    from vitreous.models.input_pictures import Channels, Drawable, Photo
+    from vitreous.models.display_images import Channels, Drawable, Photo
     from vitreous.models.preprocessing import Preprocessing
 
 _DEFERRED = "_compute_logits"
@@ -73,7 +72,7 @@ class Explanation(Predicted):
         ('gae', 'rollout')
     """
 
-    things: ClassVar[str] = "images"
+    noun: ClassVar[str] = "images"
 
     scores: Mapping[str, Tensor]
     grid: tuple[int, int]
@@ -422,7 +421,7 @@ def _plain_fields(explanation: Explanation) -> dict[str, Any]:
             "provenance": json.loads(json.dumps(dict(explanation.provenance), allow_nan=False)),
         }
     except Exception as error:  # forged values can raise any exception
-        raise ExplanationError(f"a part of the explanation is not valid: {reason_of(error)}") from error
+        raise ExplanationError(f"a part of the explanation is not valid: {error_message(error)}") from error
 
 
 def _size(size: tuple[int, int]) -> tuple[int, int]:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous._utils.messages import errors_as, reason_of
-from vitreous._utils.storage import MANIFEST, StorageError, complete_folder, read_manifest, write_manifest
+from vitreous._utils.messages import error_message, errors_as
+from vitreous._utils.storage import MANIFEST, StorageError, atomic_folder, read_manifest, write_manifest
 from vitreous.errors import ModelError, VitreousError
 from vitreous.explanation.views import find_view
 from vitreous.inputs.patch_geometry import PatchGeometry
@@ -110,7 +110,7 @@ def write(explanation: Explanation, directory: Path, *, overwrite: bool, picture
     """Write an explanation and further images into a folder that appears complete or not at all."""
     names = file_names(explanation.methods)
     _check_picture_names(pictures)
-    with complete_folder(directory, overwrite=overwrite) as folder:
+    with atomic_folder(directory, overwrite=overwrite) as folder:
         np.savez(folder / ARRAYS, **arrays_of(explanation))
         contents = {
             "provenance": explanation.provenance,
@@ -162,7 +162,7 @@ def read(directory: Path) -> dict[str, Any]:
     except VitreousError:
         raise
     except Exception as error:  # forged values can raise any exception
-        raise StorageError(f"{directory / MANIFEST} is damaged: {reason_of(error)} does not fit") from error
+        raise StorageError(f"{directory / MANIFEST} is damaged: {error_message(error)} does not fit") from error
 
 
 def file_names(spellings: tuple[str, ...]) -> dict[str, str]:
@@ -294,4 +294,4 @@ def _read_image(file: Path) -> Image.Image:
             image.load()
             return image.copy()
     except Exception as error:  # decoders can raise any exception on damaged bytes
-        raise StorageError(f"{file} is damaged: {reason_of(error)}") from error
+        raise StorageError(f"{file} is damaged: {error_message(error)}") from error

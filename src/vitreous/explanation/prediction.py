@@ -37,7 +37,7 @@ class Predicted:
     A number in ``target`` from the number of classes on is that of a target which is not a class: ``targets`` in order.
     """
 
-    things: ClassVar[str]
+    noun: ClassVar[str]
     scores: Mapping[str, Any]
     target: Tensor
     logits: Tensor
@@ -157,7 +157,7 @@ class Predicted:
         Raises:
             ExplanationError: There is no such image or class.
         """
-        counts = ((index, len(self), self.things), (target_index, self.classes_per_image, "classes"))
+        counts = ((index, len(self), self.noun), (target_index, self.classes_per_image, "classes"))
         for position, count, what in counts:
             if not 0 <= position < count:
                 raise ExplanationError(f"index {position} is out of range: this explanation has {count} {what}")
@@ -185,7 +185,7 @@ def check_predictions(explanation: Predicted) -> None:
         raise ExplanationError(f"logits must be floating (batch, classes), not {logits.dtype} {tuple(logits.shape)}")
     if target.dtype != torch.int64 or target.ndim not in {1, 2} or target.shape[0] != len(logits) or 0 in target.shape:
         raise ExplanationError(
-            f"target must be int64 (batch,) or (batch, k) for {len(logits)} {explanation.things}, "
+            f"target must be int64 (batch,) or (batch, k) for {len(logits)} {explanation.noun}, "
             f"not {target.dtype} {tuple(target.shape)}"
         )
     if target.min() < 0 or target.max() >= logits.shape[1] + len(explanation.targets):

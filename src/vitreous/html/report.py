@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from PIL import Image
 
-from vitreous._utils.storage import StorageError, complete_file
+from vitreous._utils.storage import StorageError, atomic_file
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.trust import Trust
@@ -132,7 +132,7 @@ class ReportFile:
 def report_file(path: Path, command: str, methods: Sequence[str]) -> Iterator[ReportFile]:
     """Open a report; it appears at ``path`` if the block ends without an exception and added a photo."""
     _check_no_folder(path)
-    with suppress(_NoPhoto), complete_file(path) as draft, draft.open("w", encoding="utf-8") as stream:
+    with suppress(_NoPhoto), atomic_file(path) as draft, draft.open("w", encoding="utf-8") as stream:
         report = ReportFile(stream, command, methods)
         yield report
         if not report.photos:
@@ -153,7 +153,7 @@ def write_report(explanation: Explanation, path: Path) -> Path:
     )
     body += methods_section(explanation.methods, curves=False)
     body += provenance_section(explanation.provenance, "vitreous.explain, in Python")
-    with complete_file(path) as draft:
+    with atomic_file(path) as draft:
         draft.write_text(page.document(TITLE, body, style=STYLE), encoding="utf-8")
     return path
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous._utils.messages import shown
+from vitreous._utils.messages import short_repr
 from vitreous._utils.tensors import special_kind
 from vitreous.errors import TargetError
 from vitreous.inputs.outputs import described_output, named_part
@@ -137,7 +137,7 @@ class Pixels(Target):
         _check_index(self.index)
         mask = torch.from_numpy(self.mask) if isinstance(self.mask, np.ndarray) else self.mask
         if not isinstance(mask, Tensor) or mask.dim() != 2 or special_kind(mask) is not None or mask.is_complex():
-            given = tuple(mask.shape) if isinstance(mask, Tensor) else shown(self.mask)
+            given = tuple(mask.shape) if isinstance(mask, Tensor) else short_repr(self.mask)
             raise TargetError(f"a mask is a tensor or array (height, width), not {given}")
         if mask.is_floating_point() and not bool(mask.isfinite().all()):
             raise TargetError("the mask holds NaN or infinite numbers")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from vitreous._utils.messages import reason_of
+from vitreous._utils.messages import error_message
 from vitreous.errors import ImageError, InputError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def read_oriented(source: Source) -> Upright:
     except MemoryError as error:
         raise _too_large(name, upright.image) from error
     except Exception as error:  # decoders can raise any exception on damaged bytes
-        raise ImageError(f"{name}: the image is damaged or cut off ({reason_of(error)})") from error
+        raise ImageError(f"{name}: the image is damaged or cut off ({error_message(error)})") from error
 
 
 def read_upright(source: Source) -> Upright:
@@ -98,7 +98,7 @@ def read_upright(source: Source) -> Upright:
     except MemoryError as error:
         raise _too_large(name, image) from error
     except Exception as error:  # decoders can raise any exception on damaged bytes
-        raise ImageError(f"{name}: the image is damaged or cut off ({reason_of(error)})") from error
+        raise ImageError(f"{name}: the image is damaged or cut off ({error_message(error)})") from error
     if orientation in (None, 1):  # avoids a copy
         return Upright(image, orientation)
     try:
@@ -196,7 +196,7 @@ def _content(source: str | Path | IO[bytes], name: str) -> bytes:
     except ImageError:
         raise
     except (OSError, ValueError) as error:
-        raise ImageError(f"{name}: the file cannot be read ({reason_of(error)})") from error
+        raise ImageError(f"{name}: the file cannot be read ({error_message(error)})") from error
     if not isinstance(content, bytes):
         raise ImageError(f"{name}: the file must be opened in binary mode")
     if not content:
@@ -226,7 +226,7 @@ def _open(content: bytes, name: str) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise ImageError(f"{name}: more than {MAX_PIXELS:,} pixels, refused") from error
     except Exception as error:  # decoders can raise any exception on damaged bytes
-        raise ImageError(f"{name}: the image is damaged or cut off ({reason_of(error)})") from error
+        raise ImageError(f"{name}: the image is damaged or cut off ({error_message(error)})") from error
 
 
 def _check_size(image: Image.Image, name: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.messages import described_error, reason_of
+from vitreous._utils.messages import described_error, error_message
 from vitreous.errors import InputError, UnsupportedModelError
 
 Rows = slice | Tensor
@@ -180,7 +180,7 @@ def failed_on(model: nn.Module, inputs: Inputs, error: Exception) -> Exception:
             f"{name} takes patches that were cut out of a picture before, with spatial_shapes, not the picture itself; "
             "wrap it in a module whose forward takes images and cuts them"
         )
-    return InputError(f"{name} cannot take {_described(inputs)}: {reason_of(error)}")
+    return InputError(f"{name} cannot take {_described(inputs)}: {error_message(error)}")
 
 
 def failed_inside(name: str, error: Exception) -> Exception:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.defaults import OutputActivation as OutputActivation  # noqa: PLC0414  # re-exported
-from vitreous._utils.messages import errors_as, shown
+from vitreous._utils.messages import errors_as, short_repr
 from vitreous.errors import InputError
 
 ClassOutputs = Literal["logits", "probabilities", "sigmoid"]  # those that have probabilities
@@ -108,7 +108,7 @@ def find_part(output: Any, part: OutputPart | None) -> Any:
         return output
     if not isinstance(part, str | int) or isinstance(part, bool):
         if not callable(part):
-            raise InputError(f"output must be a name, a number or a function, not {shown(part)}")
+            raise InputError(f"output must be a name, a number or a function, not {short_repr(part)}")
         with errors_as(InputError, "the function given as output fails on what the model returns"):
             return part(output)
     found = output

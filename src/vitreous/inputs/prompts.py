@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.messages import reason_of, warn_caller
+from vitreous._utils.messages import error_message, warn_caller
 from vitreous.errors import InputError
 from vitreous.inputs.model_input import Texts
-from vitreous.inputs.texts import Piece, Reader, ReadText, split_words
+from vitreous.inputs.texts import Piece, Reader, TokenizedText, split_words
 
 
 class PromptReader(Reader):
@@ -41,7 +41,7 @@ class PromptReader(Reader):
         limits = [limit for limit in (padded, longest, self.longest) if limit is not None]
         self.capacity = min(limits) - len(self.leading) - len(self._trailing) if limits else None
 
-    def fitted(self, text: str, name: str) -> ReadText:
+    def fitted(self, text: str, name: str) -> TokenizedText:
         """Cut a prompt into pieces; those that the tower does not take are left out, with a warning."""
         read = self.read(text, name)
         if self.capacity is None or len(read.pieces) <= self.capacity:
@@ -93,7 +93,7 @@ class CallableReader:
         self._context = self._numbers("a").shape[0]
         self.capacity: int | None = self._context - 2
 
-    def fitted(self, text: str, name: str) -> ReadText:
+    def fitted(self, text: str, name: str) -> TokenizedText:
         """Cut a prompt into words and pieces; those that the tower does not take are left out, with a warning.
 
         Such tokenizers do not tell where pieces stand. How many a word has shows in how many more there are with it
@@ -116,7 +116,7 @@ class CallableReader:
             warn_caller(
                 f"{name} is longer than the {self.capacity} word pieces that the model takes: the rest is left out"
             )
-        return ReadText(text, tuple(pieces[: len(own)]), tuple(own), tuple(words[: pieces[len(own) - 1].word + 1]))
+        return TokenizedText(text, tuple(pieces[: len(own)]), tuple(own), tuple(words[: pieces[len(own) - 1].word + 1]))
 
     def inputs(self, rows: Sequence[Sequence[int]]) -> Texts:
         """What the tower takes for rows of pieces: the special tokens around each, 0 up to the context length."""
@@ -140,7 +140,7 @@ class CallableReader:
         try:
             numbers = torch.as_tensor(self._tokenizer([text]))
         except Exception as error:  # OpenAI's refuses what is too long by a RuntimeError
-            raise InputError(f"the tokenizer cannot take {text[:40]!r}: {reason_of(error)}") from error
+            raise InputError(f"the tokenizer cannot take {text[:40]!r}: {error_message(error)}") from error
         if numbers.dim() != 2 or len(numbers) != 1 or numbers.is_floating_point():
             raise InputError("a tokenizer that is a function gives whole numbers (texts, context length) for texts")
         return numbers[0]

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from vitreous._utils.messages import shown
-from vitreous._utils.tensors import exact, special_kind
+from vitreous._utils.messages import short_repr
+from vitreous._utils.tensors import at_least_float32, special_kind
 from vitreous.errors import TargetError
-from vitreous.inputs.class_names import find_class
 from vitreous.inputs.outputs import OutputActivation, class_scores, embeddings, likelihood_slope, likelihoods
 from vitreous.inputs.target import (
     PREDICTED,
@@ -29,6 +28,7 @@ from vitreous.inputs.target import (
     TargetContext,
     check_class,
     class_label,
+    find_class,
     register_stored,
     whole_number,
 )
@@ -156,7 +156,7 @@ class Probability(_OfClass):
 
     def score(self, output: Any) -> Tensor:
         """The class's probability."""
-        scores = exact(class_scores(output))
+        scores = at_least_float32(class_scores(output))
         check_class(self._number, scores.shape[1])
         probability: Tensor = _Likelihood.apply(scores, self._number, self.scale)
         return probability
@@ -211,7 +211,7 @@ class Contrast(Target):
         _check_given(self.index)
         _check_given(self.other)
         if isinstance(self.weight, bool) or not isinstance(self.weight, int | float) or not math.isfinite(self.weight):
-            raise TargetError(f"the weight of a contrast must be a finite number, not {shown(self.weight)}")
+            raise TargetError(f"the weight of a contrast must be a finite number, not {short_repr(self.weight)}")
         if self.index is not None and self.index == self.other:
             raise TargetError(f"a contrast needs two classes, not {self.index} twice")
 
@@ -309,7 +309,7 @@ class Similarity(Target):
 
     def score(self, output: Any) -> Tensor:
         """cos(embedding, reference)."""
-        found = exact(embeddings(output))
+        found = at_least_float32(embeddings(output))
         if not self.is_embedding:
             raise TargetError("the reference picture is not embedded yet: explain() does that")
         if self.reference.shape[0] != found.shape[1]:
@@ -359,7 +359,7 @@ class Output(Target):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise TargetError(f"Output takes a function of the model's output, not {shown(self.function)}")
+            raise TargetError(f"Output takes a function of the model's output, not {short_repr(self.function)}")
 
     def score(self, output: Any) -> Tensor:
         """What the function returns."""

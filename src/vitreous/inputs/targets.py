@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.messages import shown
+from vitreous._utils.messages import short_repr
 from vitreous._utils.tensors import special_kind
 from vitreous.errors import TargetError
 from vitreous.inputs.target import Target, TargetContext
@@ -144,7 +144,7 @@ def _most_likely(logits: Tensor, target: AnyTarget, topk: int) -> Tensor:
     if target is not None:
         raise TargetError("give a target or topk, not both")
     if isinstance(topk, bool) or not isinstance(topk, int | np.integer):
-        raise TargetError(f"topk must be a whole number, not {shown(topk)}")
+        raise TargetError(f"topk must be a whole number, not {short_repr(topk)}")
     topk = int(topk)
     if not 1 <= topk <= logits.shape[1]:
         raise TargetError(f"topk={topk} is not between 1 and {logits.shape[1]}, the number of classes")

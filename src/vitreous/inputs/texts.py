@@ -48,7 +48,7 @@ class Word(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ReadText:
+class TokenizedText:
     """A text with its pieces, their numbers for the model, and its words; words that have no piece are left out."""
 
     text: str
@@ -56,7 +56,7 @@ class ReadText:
     numbers: tuple[int, ...]
     words: tuple[Word, ...]
 
-    def shortened(self, pieces: int) -> ReadText:
+    def shortened(self, pieces: int) -> TokenizedText:
         """The same with its first pieces only.
 
         Raises:
@@ -104,7 +104,7 @@ class Reader:
         if self.capacity is not None and self.capacity < 1:
             raise UnsupportedModelError(f"{self._name} takes {longest} tokens, which leaves no room for a text")
 
-    def read(self, text: str, name: str) -> ReadText:
+    def read(self, text: str, name: str) -> TokenizedText:
         """Cut a text into pieces; ``name`` says in errors which one it is.
 
         Raises:
@@ -131,7 +131,7 @@ class Reader:
         if not used:
             raise InputError(f"{name} is nothing but white space to this model: {text.strip()[:40]!r}")
         pieces = tuple(piece._replace(word=bisect_right(used, piece.word) - 1) for piece in found)
-        return ReadText(text, pieces, tuple(numbers), tuple(words[home] for home in used))
+        return TokenizedText(text, pieces, tuple(numbers), tuple(words[home] for home in used))
 
     def inputs(self, rows: Sequence[Sequence[int]]) -> Texts:
         """What the model takes for rows of pieces: special tokens around each, padding behind the short ones."""

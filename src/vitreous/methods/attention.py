@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.methods.options import RuleOption
 from vitreous.methods.readout import MatrixReadout, Readout, ReadRows, Residual, TokenReadout, mean_over_heads, total
 from vitreous.methods.registry import register
@@ -28,7 +28,7 @@ Feature = Literal["head", "mean"]
 class MeanAttention(MatrixReadout):
     """mean_h A; a rollout multiplies (I + mean_h A)/2 (SkipPLUS eq. 2)."""
 
-    values: ClassVar[tuple[str, ...]] = ("attention",)
+    activations: ClassVar[tuple[str, ...]] = ("attention",)
     # Rows of mean_h A sum to 1, so normalising the rows of I + A is halving it (SkipPLUS eq. 2).
     residual: Residual = "half"
 
@@ -41,8 +41,8 @@ class MeanAttention(MatrixReadout):
 class GradientAttention(MatrixReadout):
     """mean_h (A * dy_c/dA)^+ (GAE eq. 5; GradSAM eq. 3)."""
 
-    values = ("attention",)
-    slopes = ("attention",)
+    activations = ("attention",)
+    gradients = ("attention",)
 
     def reader(self, view: View, layer: int) -> ReadRows:
         """mean_h (A * dA)^+."""
@@ -57,8 +57,8 @@ class GradientAttention(MatrixReadout):
 class HeadWeightedAttention(MatrixReadout):
     """(mean_h w_h A)^+, w_h the mean of dy_c/dA over the class token's patches (Grad-CAM eqs. 1-2 on heads)."""
 
-    values = ("attention",)
-    slopes = ("attention",)
+    activations = ("attention",)
+    gradients = ("attention",)
 
     def reader(self, view: View, layer: int) -> ReadRows:
         """(mean_h w_h A)^+."""
@@ -79,8 +79,8 @@ class RowHeadWeightedAttention(MatrixReadout):
     The form in the SkipPLUS authors' program. The class token's row is ``HeadWeightedAttention``'s before the clamp.
     """
 
-    values = ("attention",)
-    slopes = ("attention",)
+    activations = ("attention",)
+    gradients = ("attention",)
     signed = True
 
     def reader(self, view: View, layer: int) -> ReadRows:
@@ -188,15 +188,15 @@ class GradientGuidedBySigmoid(MatrixReadout):
     not compete with each other, which would leave a few peaks.
     """
 
-    values = ("attention_rows", "scores")
-    slopes = ("attention",)
+    activations = ("attention_rows", "scores")
+    gradients = ("attention",)
     backward = Pass("residual", "logit")
 
     def reader(self, view: View, layer: int) -> ReadRows:
         """Σ_h (dA)^+ * sigmoid(S)."""
 
         def read(rows: Rows) -> Tensor:
-            guide = torch.sigmoid(exact(view.attention(layer).score_rows(rows)))
+            guide = torch.sigmoid(at_least_float32(view.attention(layer).score_rows(rows)))
             return view.attention_gradient(self.backward, layer, rows).clamp_(min=0).mul_(guide).sum(dim=1)
 
         return read
@@ -213,7 +213,7 @@ class FeatureFormation(TokenReadout):
     model itself gives it the class token alone: ``feature="mean"``.
     """
 
-    slopes = ("attention",)
+    gradients = ("attention",)
 
     def __init__(self, feature: Feature) -> None:
         self.backward = Pass("plain", "intermediate" if feature == "head" else "intermediate_mean")
@@ -238,8 +238,8 @@ class WeighedValues(TokenReadout):
     by attention has those of the pooling query, as in GradToken.
     """
 
-    values = ("attention_rows", "keys", "scores")
-    slopes = ("attention",)
+    activations = ("attention_rows", "keys", "scores")
+    gradients = ("attention",)
 
     def __init__(self, spatial: Spatial) -> None:
         self.spatial = spatial
@@ -263,13 +263,13 @@ def nearness(attention: AttentionRecord, rows: Tensor, patches: int) -> Tensor:
 
     How long the query is falls out with the scaling, so that q kᵀ is enough, where a model writes it out itself.
     """
-    key = exact(attention.key)[:, :, -patches:]
+    key = at_least_float32(attention.key)[:, :, -patches:]
     if attention.query is not None:
-        query = exact(attention.query)[:, :, rows].mean(dim=2)
+        query = at_least_float32(attention.query)[:, :, rows].mean(dim=2)
         products = torch.einsum("bhc,bhnc->bn", query, key)
     else:
         scale = attention.scale if attention.head_scale is None else attention.scale * attention.head_scale
-        products = (exact(attention.score_rows(rows)) / scale).mean(dim=2).sum(dim=1)[:, -patches:]
+        products = (at_least_float32(attention.score_rows(rows)) / scale).mean(dim=2).sum(dim=1)[:, -patches:]
     lengths = key.square().sum(dim=(1, 3)).sqrt()
     cosines = products / lengths.clamp(min=torch.finfo(lengths.dtype).tiny)
     low, high = cosines.aminmax(dim=1, keepdim=True)

@@ -51,24 +51,24 @@ class CheckedView(View):
 
     def tokens(self, layer: int) -> Tensor:
         if layer != self.depth:  # the last block's output is always recorded
-            self._check("values", "tokens", "the tokens", layer, self._plan.tokens)
+            self._check("activations", "tokens", "the tokens", layer, self._plan.tokens)
         return super().tokens(layer)
 
     def norm(self, layer: int) -> Tensor:
-        self._check("values", "norms", "the first norm's output", layer, self._plan.norms)
+        self._check("activations", "norms", "the first norm's output", layer, self._plan.norms)
         return super().norm(layer)
 
-    def attended(self, layer: int) -> Tensor:
-        self._check_half(layer)
-        return super().attended(layer)
+    def residual_mid(self, layer: int) -> Tensor:
+        self._check_residual(layer)
+        return super().residual_mid(layer)
 
-    def middle(self, layer: int) -> Tensor:
-        self._check_half(layer)
-        return super().middle(layer)
+    def after_attention(self, layer: int) -> Tensor:
+        self._check_residual(layer)
+        return super().after_attention(layer)
 
-    def end(self, layer: int) -> Tensor:
-        self._check_half(layer)
-        return super().end(layer)
+    def residual_post(self, layer: int) -> Tensor:
+        self._check_residual(layer)
+        return super().residual_post(layer)
 
     def attention(self, layer: int) -> AttentionRecord:
         self._check_attention("attention", "the attention", layer)
@@ -79,7 +79,7 @@ class CheckedView(View):
         return super().value(layer)
 
     def output_projection(self, layer: int) -> Tensor:
-        self._check("values", "projections", "the output projection W_O", layer, self.declared.projections)
+        self._check("activations", "projections", "the output projection W_O", layer, self.declared.projections)
         self._check_attention("attention_rows", "the heads", layer)
         return super().output_projection(layer)
 
@@ -107,12 +107,12 @@ class CheckedView(View):
     def _plan(self) -> Plan:
         return Plan(self.depth, self.declared)
 
-    def _check_half(self, layer: int) -> None:
-        self._check("values", "residual", "the stream inside", layer, self.declared.residual)
+    def _check_residual(self, layer: int) -> None:
+        self._check("activations", "residual", "the stream inside", layer, self.declared.residual)
 
     def _check_attention(self, name: str, what: str, layer: int) -> None:
         if not self._pools(layer):
-            self._check("values", name, what, layer, self._plan.attention)
+            self._check("activations", name, what, layer, self._plan.attention)
 
     def _check_gradient(self, backward: Pass, name: str, layer: int) -> None:
         passes = self.declared.gradients
@@ -121,7 +121,7 @@ class CheckedView(View):
             raise MethodError(f"it reads a gradient of {backward}, but declares {declared}: make both the same")
         held: frozenset[int] = getattr(passes.get(backward, GradientNeeds()), name)
         if not (name == "attention" and held and self._pools(layer)):
-            self._check("slopes", name, _GRADIENT_OF[name], layer, held)
+            self._check("gradients", name, _GRADIENT_OF[name], layer, held)
 
     def _pools(self, layer: int) -> bool:
         """Whether this is the attention pooling after the last block, which is always recorded."""
@@ -131,7 +131,7 @@ class CheckedView(View):
         """Raise unless a read was declared; the message says what to write.
 
         Args:
-            argument: the argument of ``plugin.method`` that declares it, ``values`` or ``slopes``.
+            argument: the argument of ``plugin.method`` that declares it, ``activations`` or ``gradients``.
             name: the entry of that argument.
             what: its description for the message.
             layer: the block that is read.

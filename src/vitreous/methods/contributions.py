@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.architecture.norms import LinearNorm
 from vitreous.methods.readout import projected_lengths
 from vitreous.methods.view import View
@@ -131,7 +131,7 @@ def head_updates(view: View, layer: int, value: Tensor | None = None) -> HeadUpd
     assert projection is not None
     value = view.value(layer) if value is None else value
     heads = value.shape[1]
-    weight = exact(projection.weight).to(value.dtype)
+    weight = at_least_float32(projection.weight).to(value.dtype)
     before = projection.before
     if before is not None:
         before = before.to(value.dtype).reshape(*before.shape[:2], heads, -1).transpose(1, 2)
@@ -214,7 +214,7 @@ class Contributions:
 
     def weights(self, rows: Rows) -> Tensor:
         """The weights w for some i, without the groups' scales, (batch, from, rows, terms)."""
-        attention = exact(self.attention.rows(rows)).permute(0, 3, 2, 1)
+        attention = at_least_float32(self.attention.rows(rows)).permute(0, 3, 2, 1)
         if self.factor is not None:
             attention = attention * self.factor[:, None, rows, None]
         batch, tokens, count, heads = attention.shape
@@ -284,7 +284,7 @@ class GatedContributions:
 
     def _vectors(self, rows: Rows) -> Iterator[tuple[int, Tensor]]:
         """T_i(x_j) for one i after the other, (batch, tokens, channels)."""
-        attention = exact(self.attention.rows(rows))
+        attention = at_least_float32(self.attention.rows(rows))
         for place, row in enumerate(torch.arange(self.attention.value.shape[2])[rows].tolist()):
             carried = self.updates.carried(row, attention[:, :, place])
             if self.tokens is not None:

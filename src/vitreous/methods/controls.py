@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.inputs.model_input import Inputs, Texts
 from vitreous.methods.options import AtMost
@@ -98,7 +98,7 @@ class Edges(Control):
 
     def map(self, view: View) -> Tensor:
         """How much changes inside of each patch."""
-        images = exact(view.runner.images.detach())
+        images = at_least_float32(view.runner.images.detach())
         across = images.new_tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]]) / 8
         kernels = torch.stack((across, across.T))[:, None]
         batch, channels, height, width = images.shape
@@ -159,7 +159,9 @@ class GreedyOracle(PerturbationMethod):
         kept = left[:, others].flatten(0, 1)
         image = torch.arange(batch, device=left.device).repeat_interleave(count)
         found = [
-            runner.explained(exact(runner.logits_of_kept(runner.inputs[rows], kept[part])), "log_probability")
+            runner.explained(
+                at_least_float32(runner.logits_of_kept(runner.inputs[rows], kept[part])), "log_probability"
+            )
             .gather(1, target[rows][:, None])
             .squeeze(1)
             for part in torch.split(torch.arange(len(image), device=left.device), runner.batch)

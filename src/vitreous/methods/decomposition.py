@@ -59,7 +59,7 @@ class LengthMatrix(ContributionMatrix):
 class AttentionLength(LengthMatrix):
     """||Σ_h A_hij v_hj W_O^h||, or the mean over heads of ||A_hij v_hj W_O^h|| (Kobayashi et al. 2020, section 3)."""
 
-    values = ("attention", "projections")
+    activations = ("attention", "projections")
     residual = "half"
 
     def __init__(self, heads: Heads) -> None:
@@ -77,7 +77,7 @@ class AttentionLength(LengthMatrix):
 class StreamLength(LengthMatrix):
     """||Σ_h A_hij v_hj W_O^h + 1{i=j} x_j|| (Kobayashi et al. 2021, eqs. 7 and 10)."""
 
-    values = ("tokens", "attention", "projections")
+    activations = ("tokens", "attention", "projections")
 
     def reader(self, view: View, layer: int) -> ReadRows:
         """Lengths with all biases of the values."""
@@ -87,7 +87,7 @@ class StreamLength(LengthMatrix):
 class NormedStreamLength(LengthMatrix):
     """||N(Σ_h A_hij v_hj W_O^h + 1{i=j} x_j)|| with the norm N that reads the sum (Kobayashi et al. 2021, eq. 16)."""
 
-    values = ("tokens", "residual", "attention", "projections", "linear_norms")
+    activations = ("tokens", "residual", "attention", "projections", "linear_norms")
 
     def reader(self, view: View, layer: int) -> ReadRows:
         """Lengths with all biases of the values, without the norm's."""
@@ -102,7 +102,7 @@ class EncoderLength(LengthMatrix):
     al. 2022; for pre-norm blocks as the SkipPLUS authors have it).
     """
 
-    values = ("tokens", "norms", "residual", "attention", "projections", "linear_norms", "unbiased_values")
+    activations = ("tokens", "norms", "residual", "attention", "projections", "linear_norms", "unbiased_values")
 
     def reader(self, view: View, layer: int) -> ReadRows:
         """GlobEnc's lengths."""
@@ -142,7 +142,7 @@ class NearnessToOutput(Nearness):
     This is the SkipPLUS authors' setting.
     """
 
-    values = EncoderLength.values
+    activations = EncoderLength.activations
 
     def needs(self, layer: int, depth: int) -> Needs:
         """Also the block's output."""
@@ -156,7 +156,7 @@ class NearnessToOutput(Nearness):
 class NearnessToAttended(Nearness):
     """The original setting: y are the tokens after the attention part, in post-norm blocks after its norm."""
 
-    values = NormedStreamLength.values
+    activations = NormedStreamLength.activations
     shift = 1e-6  # the eps of torch's pairwise_distance, which the authors' code uses
 
     def parts_and_whole(self, view: View, layer: int) -> tuple[AnyContributions, Tensor]:
@@ -164,7 +164,7 @@ class NearnessToAttended(Nearness):
         parts = contributions(view, layer, biases=True, residual=True)
         if view.tape.architecture.blocks[layer].norm_place == "post":
             parts = _after_following_norm(parts, view, layer)
-        return parts, view.middle(layer)
+        return parts, view.after_attention(layer)
 
 
 def encoder_contributions(view: View, layer: int) -> AnyContributions:
@@ -176,16 +176,16 @@ def encoder_contributions(view: View, layer: int) -> AnyContributions:
     _, second = norms(view, layer)
     if view.tape.architecture.blocks[layer].norm_place == "post":
         stream = contributions(view, layer, biases=True, residual=True)
-        return _after_following_norm(stream, view, layer).through(second, view.end(layer))
+        return _after_following_norm(stream, view, layer).through(second, view.residual_post(layer))
     stream = contributions(view, layer, biases=False, residual=True)
-    return stream + stream.through(second, view.attended(layer))  # type: ignore[operator]  # both of one kind
+    return stream + stream.through(second, view.residual_mid(layer))  # type: ignore[operator]  # both of one kind
 
 
 def _after_following_norm(stream: AnyContributions, view: View, layer: int) -> AnyContributions:
     """Apply the norm that reads the stream after attention: the first if post-norm, the second if pre-norm."""
     first, second = norms(view, layer)
     following = first if view.tape.architecture.blocks[layer].norm_place == "post" else second
-    return stream.through(following, view.attended(layer))
+    return stream.through(following, view.residual_mid(layer))
 
 
 def _rows_to_one(matrix: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.methods.options import StreamRuleOption
 from vitreous.methods.readout import Readout, TokenReadout, total
 from vitreous.methods.registry import register
@@ -39,7 +39,7 @@ class Gradient(TokenReadout):
     Its channel sum is identically 0 on a pre-norm stream: LayerNorm removes the all-ones direction.
     """
 
-    slopes = ("tokens",)
+    gradients = ("tokens",)
 
     def __init__(self, channels: Channels = "l2") -> None:
         self.channels = channels
@@ -61,7 +61,7 @@ class Gradient(TokenReadout):
 class InputGradient(Gradient):
     """Σ_channels x_l * dy_c/dx_l (input x gradient, LibraGrad section 2.1)."""
 
-    values = ("tokens",)
+    activations = ("tokens",)
 
     def __init__(self, channels: Channels = "sum") -> None:
         super().__init__(channels)
@@ -95,7 +95,7 @@ class AttendedInputGradient(InputGradient):
         if self._stream(layer) >= view.depth:
             return view.read_row.weights.new_zeros(len(view.tape.logits), view.layout.tokens)
         attention = view.attention(layer)
-        received = total(exact(attention.rows(piece)).sum(dim=(1, 2)) for piece in attention.pieces())
+        received = total(at_least_float32(attention.rows(piece)).sum(dim=(1, 2)) for piece in attention.pieces())
         return super().read(view, self._stream(layer)) * (received / (attention.heads * attention.queries))
 
     def _stream(self, layer: int) -> int:

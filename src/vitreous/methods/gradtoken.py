@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.methods.attention import MeanAttention
 from vitreous.methods.options import RuleOption
@@ -30,8 +30,8 @@ Heads = Literal["relu_average", "average"]
 class QueryGradientKey(TokenReadout):
     """M_h = k_h . dy_c/dq (GradToken eqs. 6-9), spread by the blocks below and integrated over heads (eqs. 10-18)."""
 
-    values = ("attention_rows", "keys")
-    slopes = ("attention",)
+    activations = ("attention_rows", "keys")
+    gradients = ("attention",)
 
     def __init__(self, propagation: Propagation, heads: Heads, depth: int | None) -> None:
         self.propagation = propagation
@@ -62,7 +62,7 @@ class QueryGradientKey(TokenReadout):
         """M_h, (batch, patches, head)."""
         if layer == view.depth - 1 and view.layout.pooled_by_attention:
             layer = view.depth  # the pooling query takes the place of the class token's
-        key = exact(view.attention(layer).key)
+        key = at_least_float32(view.attention(layer).key)
         gradient = query_gradient(view, self.backward, layer).to(key.dtype)
         return torch.einsum("bhnk,bhk->bnh", key[:, :, -view.layout.patches :], gradient)
 
@@ -90,7 +90,7 @@ def query_gradient(view: View, backward: Pass, layer: int) -> Tensor:
     """
     attention = view.attention(layer)
     only_read = layer == view.depth - 1 and view.layout.reads_prefix_only
-    key = exact(attention.key)
+    key = at_least_float32(attention.key)
     if attention.product_gradient is not None:
         products = attention.product_gradient(view.gradients[backward].outputs[layer])
         return torch.einsum("bhn,bhnk->bhk", products.sum(dim=2).to(key.dtype), key)

@@ -14,9 +14,9 @@ from torch import Tensor
 from vitreous.errors import MethodError
 from vitreous.inputs.model_input import Texts
 from vitreous.methods.options import AtMost
+from vitreous.methods.perturbation import Unrecorded, few_at_once, rerun
 from vitreous.methods.readout import Procedure, Readout, Resolution, ResolutionOption, input_scores, total
 from vitreous.methods.registry import register
-from vitreous.methods.rerun import Unrecorded, few_at_once, rerun
 from vitreous.methods.view import View
 from vitreous.tape import PIXELS, GradientNeeds, Intervention, Needs, Pass
 
@@ -60,7 +60,7 @@ class InputProcedure(Procedure):
         assert isinstance(view, View)
         return view.tokens(0)
 
-    def gradients(self, view: AnyView, inputs: Tensor) -> Tensor:
+    def input_gradients(self, view: AnyView, inputs: Tensor) -> Tensor:
         """dy_c/d input at other inputs: (variations, batch, ...) -> the same shape."""
         of_tokens = self.of_tokens(view)
         layer = 0 if of_tokens else PIXELS
@@ -124,7 +124,7 @@ class PathIntegral(InputProcedure):
         def weighed(points: Tensor, weights: Tensor) -> Tensor:
             # x - (1 - a)(x - x') needs no third tensor of this size
             inputs = end - _along(1 - points, end) * difference
-            return (_along(weights, end) * self.gradients(view, inputs)).sum(dim=0)
+            return (_along(weights, end) * self.input_gradients(view, inputs)).sum(dim=0)
 
         return total(chain(at_end, starmap(weighed, pieces)))
 
@@ -165,7 +165,7 @@ class NoisyGradient(InputProcedure):
         """Scores of patches, or of pixels."""
 
         def read(inputs: Tensor) -> Tensor:
-            gradients = self.gradients(view, inputs)
+            gradients = self.input_gradients(view, inputs)
             return (gradients if self.read == "magnitude" else gradients * inputs).sum(dim=0)
 
         mean = total(map(read, self.noisy_inputs(view))) / self.samples

@@ -7,13 +7,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.methods.attention import GradientAttention, MeanAttention
 from vitreous.methods.options import AtMost
+from vitreous.methods.perturbation import few_at_once, rerun_scaled, sum_of_variations
 from vitreous.methods.readout import Procedure, Readout, ReadRows, Residual, times, total
 from vitreous.methods.registry import register
-from vitreous.methods.rerun import few_at_once, rerun_scaled, sum_of_variations
 from vitreous.methods.view import Row, View
 from vitreous.tape import GradientNeeds, Needs, Pass
 from vitreous.tape.attention import row_pieces, value_gradient
@@ -154,7 +154,7 @@ class TokenwiseAttention(Feedback):
     consulted.
     """
 
-    values = ("tokens", "attention", "projections")
+    activations = ("tokens", "attention", "projections")
 
     def row_times(self, view: View, layer: int, row: Row) -> Tensor:
         """Row x mean_h A diag(...)."""
@@ -179,7 +179,7 @@ class HeadwiseAttention(Feedback):
     equations could not be consulted.
     """
 
-    slopes = ("attention",)
+    gradients = ("attention",)
     backward = PLAIN
 
     def reader(self, view: View, layer: int) -> ReadRows:
@@ -191,7 +191,7 @@ class HeadwiseAttention(Feedback):
     def head_importance(self, view: View, layer: int) -> Tensor:
         """I_h, (batch, head)."""
         attention, value = view.attention(layer), view.value(layer)
-        reaching_values = exact(value_gradient(attention, view.gradients[self.backward].outputs[layer]))
+        reaching_values = at_least_float32(value_gradient(attention, view.gradients[self.backward].outputs[layer]))
         batch, heads, tokens = value.shape[:3]
         size = total(
             (reaching_values[:, :, rows].to(value.dtype) @ value.transpose(-2, -1)).abs_().sum(dim=(2, 3))

@@ -1,25 +1,32 @@
 """Perturbation methods: run the model with parts of the image painted or dropped, in batches over images and masks.
 
 Masks are drawn from a seed, the same for every image of a batch.
+
+``rerun`` and the functions behind it run the model again in batches of bounded size, for integrals, noise and masks.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
+from vitreous.inputs.model_input import Inputs
 from vitreous.inputs.patch_geometry import PatchGeometry, patch_of_line
+from vitreous.inputs.targets import check_classes
 from vitreous.methods.readout import Procedure, total
 from vitreous.methods.view import View
-from vitreous.tape import Layout, Needs
+from vitreous.tape import Intervention, Layout, Needs, Tape
 from vitreous.tape.output import Quantity
+from vitreous.tape.runner import ModelRunner
 
 Size = tuple[int, int]
 _AT_ONCE = 16  # masks of pixels built at once
@@ -212,18 +219,18 @@ def run_pairs(view: View, groups: Iterable[Tensor], run: RunMasked, quantity: Qu
     runner, targets = view.runner, all_targets(view)
     batch = len(runner.inputs)
     groups = list(groups)
-    found = exact(view.tape.logits).new_empty(batch, sum(map(len, groups)), targets.shape[1])
+    found = at_least_float32(view.tape.logits).new_empty(batch, sum(map(len, groups)), targets.shape[1])
     for group in groups:
         image, mask = torch.arange(batch).repeat_interleave(len(group)), group.repeat(batch)
         for images, masks in zip(*(torch.split(numbers, runner.batch) for numbers in (image, mask)), strict=True):
-            outputs = runner.explained(exact(run(images, masks)), quantity)
+            outputs = runner.explained(at_least_float32(run(images, masks)), quantity)
             found[images, masks] = outputs.gather(1, targets[images])
     return found
 
 
 def original_output(view: View, quantity: Quantity) -> Tensor:
     """The model's output of every target for the original image, (batch, targets), from the tape."""
-    return view.runner.explained(exact(view.tape.logits), quantity).gather(1, all_targets(view))
+    return view.runner.explained(at_least_float32(view.tape.logits), quantity).gather(1, all_targets(view))
 
 
 def all_targets(view: View) -> Tensor:
@@ -252,3 +259,75 @@ class PerturbationMethod(Procedure):
     @abstractmethod
     def maps(self, view: View) -> Tensor:
         """The maps of all targets, (batch, targets, patches or pixels)."""
+
+
+@dataclass
+class Unrecorded:
+    """Images and targets without a recorded run, for methods that only read their own runs.
+
+    Attributes:
+        runner: the model and the images.
+        target: the explained class of each image, (batch,).
+        output: the model's output in the last run, for other images.
+    """
+
+    runner: ModelRunner
+    target: Tensor
+    output: Tensor | None = None
+
+    def note(self, tape: Tape) -> None:
+        """Record what is the same in every run: patch grid, number of classes, precision."""
+        check_classes(self.target, tape.logits.shape[1])
+        self.runner.note_layout(tape.layout)
+        self.output = at_least_float32(tape.logits[:1])
+
+
+@contextmanager
+def rerun(
+    view: View | Unrecorded, inputs: Inputs, needs: Needs, intervention: Intervention | None = None
+) -> Iterator[View]:
+    """Run the model on other inputs and yield the view of that run, with gradients of the same targets.
+
+    The batch of the run, or of the stream of an intervention, is a multiple of the original batch: variations of all
+    images in their order.
+    """
+    with view.runner.record(inputs, needs, intervention) as tape:
+        if isinstance(view, Unrecorded):
+            view.note(tape)
+        target = view.target.repeat(len(tape.logits) // len(view.target))
+        gradients = {backward: tape.backward(backward, target, part) for backward, part in needs.gradients.items()}
+        yield View(tape, gradients, target, view.runner)
+
+
+def rerun_scaled(
+    view: View, scales: Tensor, needs: Needs, attention_scale: Mapping[int, Tensor] | None = None
+) -> AbstractContextManager[View]:
+    """Run the model on the images multiplied by each of ``scales``.
+
+    For texts the first block's tokens are scaled, which must be on the tape; token ids cannot be scaled.
+    """
+    attention_scale = attention_scale or {}
+    if not view.tape.reads_text:
+        change = Intervention(attention_scale=attention_scale)
+        return rerun(view, each_scaled(scales, view.runner.images), needs, change)
+    stream = each_scaled(scales, view.tokens(0))
+    return rerun(view, view.runner.inputs[:1], needs, Intervention(0, stream, attention_scale))
+
+
+def few_at_once(view: View | Unrecorded, points: Tensor, *, room: int = 1) -> Iterator[Tensor]:
+    """Split the variations (points, ...), so that images x points of one piece fit into one run.
+
+    ``room`` times as many fit if a run takes that much less memory.
+    """
+    yield from torch.split(points, max(1, room * view.runner.at_once // len(view.target)))
+
+
+def each_scaled(scales: Tensor, inputs: Tensor) -> Tensor:
+    """Multiply the inputs (batch, ...) by each of ``scales``: (scales x batch, ...), scales outermost."""
+    scaled = scales.to(inputs).view(-1, *[1] * inputs.dim()) * inputs
+    return scaled.flatten(0, 1)
+
+
+def sum_of_variations(values: Tensor, batch: int) -> Tensor:
+    """Sum over variations: (variations x batch, ...) -> (batch, ...)."""
+    return values.reshape(-1, batch, *values.shape[1:]).sum(dim=0)

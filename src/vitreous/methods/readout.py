@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.messages import warn_caller
+from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import MethodError
 from vitreous.inputs.patch_geometry import PatchGeometry, patch_of_line
 from vitreous.methods.options import RuleName
@@ -67,6 +68,8 @@ def _cells(patches: Tensor, cells: int, like: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(patches, cells).T.to(like)
 
 
+FORMER_NAMES = {"values": "activations", "slopes": "gradients"}  # of what a read-out declares
+
 Residual = Literal["add", "half", "none"]
 ReadRows = Callable[[Rows], Tensor]
 
@@ -75,28 +78,35 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
     """What a method reads at a layer, and what a tape has to hold for it.
 
     Attributes:
-        values: activations that are read at the layer, names of ``Needs`` fields.
-        slopes: activations whose gradient is read at the layer, names of ``GradientNeeds`` fields.
+        activations: activations that are read at the layer, names of ``Needs`` fields.
+        gradients: activations whose gradient is read at the layer, names of ``GradientNeeds`` fields.
         backward: the backward pass of its gradients.
         signed: whether the sign of its scores carries meaning; ``None`` to use the registry entry.
         runs_again: whether it runs the model again, which makes a method expensive.
         evaluations: number of forward passes per image, if its options determine it.
     """
 
-    values: ClassVar[tuple[str, ...]] = ()
-    slopes: ClassVar[tuple[str, ...]] = ()
+    activations: ClassVar[tuple[str, ...]] = ()
+    gradients: ClassVar[tuple[str, ...]] = ()
     backward: Pass = Pass("plain", "logit")
     signed: bool | None = None
     runs_again: bool = False
     evaluations: int | None = None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for former, name in FORMER_NAMES.items():
+            if former in vars(cls):
+                warn_caller(f"{cls.__name__}.{former} is now called {name}", DeprecationWarning)
+                setattr(cls, name, vars(cls)[former])
+
     def needs(self, layer: int, depth: int) -> Needs:
         """What the tape must hold to read ``layer`` of a model with ``depth`` blocks."""
         del depth
         here: Layers = frozenset({layer})
-        slopes = GradientNeeds(**dict.fromkeys(self.slopes, here))
-        values: dict[str, Any] = dict.fromkeys(self.values, here)
-        return Needs(**values, gradients={self.backward: slopes} if self.slopes else {})
+        activations: dict[str, Any] = dict.fromkeys(self.activations, here)
+        gradients = GradientNeeds(**dict.fromkeys(self.gradients, here))
+        return Needs(**activations, gradients={self.backward: gradients} if self.gradients else {})
 
     def under(self, rule: RuleName) -> Self:
         """Take the gradients under a rule, and return this read-out.
@@ -104,7 +114,7 @@ class Readout(ABC):  # noqa: B024 - the kinds below have the abstract methods
         The gradient of an attention matrix is (dy/dO) Vᵀ with dy/dO under the rule, even if the rule does not propagate
         it further.
         """
-        if rule == "residual" and "attention" not in self.slopes:
+        if rule == "residual" and "attention" not in self.gradients:
             raise MethodError(
                 "under rule=residual no gradient passes through attention, so none gets from the class token to "
                 "patches; use it with methods that read the attention's gradient"
@@ -195,7 +205,7 @@ def _row_pieces(attention: AttentionRecord, row: Row) -> Iterator[tuple[Rows, Te
 
 def mean_over_heads(matrices: Tensor) -> Tensor:
     """mean_h of (batch, head, rows, tokens), in float32 at least."""
-    return exact(matrices).mean(dim=1)
+    return at_least_float32(matrices).mean(dim=1)
 
 
 def projected_lengths(value: Tensor, projection: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ Rules = Annotated[Literal["orig", "ours"], "the relevance rules: the baselines' 
 class AttentionRelevance(MatrixReadout):
     """mean_h (R_A)^+, or mean_h (dy_c/dA * R_A)^+ (Chefer et al. CVPR 2021, eq. 13) if weighted by the gradient."""
 
-    values = ("attention",)
+    activations = ("attention",)
 
     def __init__(self, rules: Literal["orig", "ours"], *, weighed: bool) -> None:
         self.relevance = Pass(f"lrp_{rules}", "logit")

@@ -38,8 +38,8 @@ Objective = Literal["probability", "logit"]
 class TokenTransformation(MatrixReadout):
     """I + mean_h[(dp_c/dA)^+ * (A W_h)], then I + W of the FFN, W = diag(L * NECC) (TokenTM eqs. 8-20)."""
 
-    values = ("tokens", "residual", "attention", "projections")
-    slopes = ("attention",)
+    activations = ("tokens", "residual", "attention", "projections")
+    gradients = ("attention",)
     unmoved_by: ClassVar[Mapping[str, str]] = {"residual": "the identity is part of both updates of a block"}
 
     def __init__(self, objective: Objective, components: Components, necc: Necc) -> None:
@@ -78,7 +78,7 @@ class TokenTransformation(MatrixReadout):
         if not self.length:
             return 1.0, 1.0
         attention, feed_forward = view.tape.skip(layer)
-        before, middle = view.tokens(layer), view.middle(layer)
+        before, middle = view.tokens(layer), view.after_attention(layer)
         return _scaled_length(before, attention), _scaled_length(middle, feed_forward)
 
     def finish(self, view: View, row: Row) -> Tensor:
@@ -109,8 +109,8 @@ class TokenTransformation(MatrixReadout):
         """W of the feed-forward part, (batch, tokens): E the tokens before it, Ẽ what it adds."""
         if not self.length:
             return 1.0
-        before = view.middle(layer)
-        return self.weight_between(before, view.end(layer) - before * view.tape.skip(layer)[1])
+        before = view.after_attention(layer)
+        return self.weight_between(before, view.residual_post(layer) - before * view.tape.skip(layer)[1])
 
     def weight_between(self, original: Tensor, transformed: Tensor) -> Tensor:
         """W from E and Ẽ, (batch, tokens, channels) each."""
@@ -167,12 +167,12 @@ class ThirdPartyTokenTransformation(TokenTransformation):
 
     def attention_weight(self, view: View, layer: int) -> Callable[[Rows], Tensor]:
         """W from the stream before and after the attention part, (batch, 1, tokens)."""
-        weight = self.weight_between(view.tokens(layer), view.middle(layer))[:, None]
+        weight = self.weight_between(view.tokens(layer), view.after_attention(layer))[:, None]
         return lambda _rows: weight
 
     def feed_forward_weight(self, view: View, layer: int) -> Tensor:
         """W from the stream before and after the feed-forward part."""
-        return self.weight_between(view.middle(layer), view.end(layer))
+        return self.weight_between(view.after_attention(layer), view.residual_post(layer))
 
 
 def _scaled_length(tokens: Tensor, factor: Tensor | float) -> Tensor | float:

@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape import AttentionRecord, Gradients, Layout, Pass, Tape
 from vitreous.tape.attention import Rows
 from vitreous.tape.rules.lrp import attention_relevance
 from vitreous.tape.runner import ModelRunner
 
-_FORMER_NAMES = {"subject": "runner", "heads_to_stream": "output_projection"}
+_FORMER_NAMES = {
+    "subject": "runner",
+    "heads_to_stream": "output_projection",
+    "attended": "residual_mid",
+    "middle": "after_attention",
+    "end": "residual_post",
+}
 
 
 @dataclass(frozen=True)
@@ -42,23 +48,26 @@ class Row:
 class View:
     """One tape and the gradients of one target per image, by backward pass.
 
-    What can be read for a block ``l`` (0 to ``depth`` - 1), and how a method declares it:
+    What can be read for a block ``l`` (0 to ``depth`` - 1), and how a method declares it (``activations=("tokens",)``,
+    ``gradients=("attention",)``):
 
-    ============================================  ====================================  ===========================
-    read                                          what                                  declared as
-    ============================================  ====================================  ===========================
-    ``tokens(l)``                                 x_l, the block's input                ``values=("tokens",)``
-    ``norm(l)``                                   the first norm's output               ``values=("norms",)``
-    ``attended(l)``, ``middle(l)``, ``end(l)``    the stream inside the block           ``values=("residual",)``
-    ``attention(l)``, ``attention_matrix(l)``     A, all rows                           ``values=("attention",)``
-    ``value(l)``, a few rows of A                 v of every head                       ``values=("attention_rows",)``
-    ``output_projection(l)``                      W_O of every head                     ``values=("projections",)`` too
-    ``token_gradient(backward, l)``               dy/dx_l                               ``slopes=("tokens",)``
-    ``norm_gradient(backward, l)``                the gradient at the first norm        ``slopes=("norms",)``
-    ``attention_gradient(backward, l)``           dy/dA                                 ``slopes=("attention",)``
-    ``attention_relevance(backward, l)``          R_A, under a rule that carries it     ``slopes=("attention",)``
-    ``biases(backward, l)``                       bias x gradient                       ``slopes=("biases",)``
-    ============================================  ====================================  ===========================
+    =========================================  =========================================  ==============================
+    read                                       what                                       declared as
+    =========================================  =========================================  ==============================
+    ``tokens(l)``                              x_l, the block's input                     activation ``tokens``
+    ``norm(l)``                                the first norm's output                    activation ``norms``
+    ``residual_mid(l)``                        x_l plus the attention output              activation ``residual``
+    ``after_attention(l)``                     that, normalised in a post-norm block       activation ``residual``
+    ``residual_post(l)``                       that plus the feed-forward output          activation ``residual``
+    ``attention(l)``, ``attention_matrix(l)``  A, all rows                                activation ``attention``
+    ``value(l)``, a few rows of A              v of every head                            activation ``attention_rows``
+    ``output_projection(l)``                   W_O of every head                          activation ``projections`` too
+    ``token_gradient(backward, l)``            dy/dx_l                                    gradient ``tokens``
+    ``norm_gradient(backward, l)``             the gradient at the first norm             gradient ``norms``
+    ``attention_gradient(backward, l)``        dy/dA                                      gradient ``attention``
+    ``attention_relevance(backward, l)``       R_A, under a rule that carries it          gradient ``attention``
+    ``biases(backward, l)``                    bias x gradient                            gradient ``biases``
+    =========================================  =========================================  ==============================
 
     Always available: ``layout``, ``depth``, ``dtype``, ``read_row``, ``last_attention``.
 
@@ -107,19 +116,19 @@ class View:
 
     def tokens(self, layer: int) -> Tensor:
         """x_l, the input of a block, (batch, tokens, channels); layer L is the last block's output."""
-        return exact(self.tape.tokens(layer))
+        return at_least_float32(self.tape.tokens(layer))
 
     def token_gradient(self, backward: Pass, layer: int) -> Tensor:
         """dy/dx_l, (batch, tokens, channels)."""
-        return exact(self.gradients[backward].tokens[layer])
+        return at_least_float32(self.gradients[backward].tokens[layer])
 
     def norm(self, layer: int) -> Tensor:
         """The output of a block's first norm, (batch, tokens, channels)."""
-        return exact(self.tape.norm(layer))
+        return at_least_float32(self.tape.norm(layer))
 
     def norm_gradient(self, backward: Pass, layer: int) -> Tensor:
         """The gradient at the output of a block's first norm, (batch, tokens, channels)."""
-        return exact(self.gradients[backward].norms[layer])
+        return at_least_float32(self.gradients[backward].norms[layer])
 
     def biases(self, backward: Pass, layer: int) -> Tensor:
         """Bias x gradient of all biases in a block, (batch, tokens); index L is everything after the last block."""
@@ -131,23 +140,23 @@ class View:
 
     def attention_matrix(self, layer: int, rows: Rows = slice(None)) -> Tensor:
         """A of a block, or some rows of it, (batch, head, rows, tokens)."""
-        return exact(self.attention(layer).rows(rows))
+        return at_least_float32(self.attention(layer).rows(rows))
 
-    def attended(self, layer: int) -> Tensor:
+    def residual_mid(self, layer: int) -> Tensor:
         """The stream after adding the attention output, before the norm of a post-norm block."""
-        return exact(self.tape.residual_mid(layer))
+        return at_least_float32(self.tape.residual_mid(layer))
 
-    def middle(self, layer: int) -> Tensor:
+    def after_attention(self, layer: int) -> Tensor:
         """The stream between the attention and the feed-forward part of a block, (batch, tokens, channels)."""
-        return exact(self.tape.after_attention(layer))
+        return at_least_float32(self.tape.after_attention(layer))
 
-    def end(self, layer: int) -> Tensor:
+    def residual_post(self, layer: int) -> Tensor:
         """The stream after adding the feed-forward output, before the norm of a post-norm block."""
-        return exact(self.tape.residual_post(layer))
+        return at_least_float32(self.tape.residual_post(layer))
 
     def value(self, layer: int) -> Tensor:
         """The values v of every head, with all biases, (batch, head, tokens, channels)."""
-        return exact(self.attention(layer).value)
+        return at_least_float32(self.attention(layer).value)
 
     def output_projection(self, layer: int) -> Tensor:
         """W_O of every head, LayerScale included, (channels of the stream, head, channels of the head)."""
@@ -158,7 +167,7 @@ class View:
                 f"in block {layer} the output of the attention heads is normalised or gated, token by token, before it "
                 "is added to the residual stream, so there is no single W_O"
             )
-        weight = exact(projection.weight)
+        weight = at_least_float32(projection.weight)
         return weight.reshape(len(weight), self.attention(layer).heads, -1)
 
     def attention_gradient(self, backward: Pass, layer: int, rows: Rows = slice(None)) -> Tensor:
@@ -192,4 +201,4 @@ class View:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of scores: the model's precision, at least float32."""
-        return exact(self.tape.logits[:0]).dtype
+        return at_least_float32(self.tape.logits[:0]).dtype

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact, in_float64
+from vitreous._utils.tensors import at_least_float32, in_float64
 from vitreous.errors import MethodError
 from vitreous.inputs.patch_geometry import PatchGeometry, interpolations
 from vitreous.methods.options import MOST_EVALUATIONS
@@ -157,7 +157,7 @@ class VitCx(PerturbationMethod):
             mask = pixels[numbers]
             noise = self._standard_noise(image, numbers, picture, generator) * self._noise * (1 - mask)
             logits = runner.logits(torch.cat((picture * mask + noise, picture + noise)))
-            probabilities = runner.explained(exact(logits), "probability")
+            probabilities = runner.explained(at_least_float32(logits), "probability")
             masked, original = probabilities[:, target].chunk(2)
             effects.append(masked - original)
         return torch.cat(effects).T.to(masks)

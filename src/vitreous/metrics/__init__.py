@@ -1,7 +1,6 @@
 """Metrics of explanations: pure functions on arrays, and numbers over a data set with their direction and range."""
 
 from vitreous.metrics import faithfulness, localisation, perturbation, sanity, segmentation, text
-from vitreous.metrics.arrays import min_max
 from vitreous.metrics.faithfulness import (
     completeness_error,
     complexity_rise,
@@ -11,7 +10,7 @@ from vitreous.metrics.faithfulness import (
     single_deletion_correlation,
 )
 from vitreous.metrics.localisation import energy_in_mask, pointing_game, rank_accuracy
-from vitreous.metrics.metric import Curve, Direction, Metric, MetricError, prefixed, row
+from vitreous.metrics.metric import Curve, Direction, Metric, MetricError, min_max, prefixed, row
 from vitreous.metrics.perturbation import (
     aopc,
     change_of_highest,

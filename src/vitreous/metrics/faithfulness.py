@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitreous.metrics.arrays import finite, same_shape
-from vitreous.metrics.metric import Floats, Metric, MetricError, mean_of
+from vitreous.metrics.metric import Floats, Metric, MetricError, finite, mean_of, same_shape
 from vitreous.metrics.sanity import is_constant, spearman
 
 ENTROPY_BINS = 100

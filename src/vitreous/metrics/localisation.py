@@ -11,8 +11,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitreous.metrics.arrays import IGNORED, of_one_image, same_shape, whole
-from vitreous.metrics.metric import Metric, MetricError, mean_of
+from vitreous.metrics.metric import IGNORED, Metric, MetricError, mean_of, of_one_image, same_shape, whole
 
 
 def pointing_game(map_: ArrayLike, mask: ArrayLike, tolerance: int = 0) -> float:

@@ -12,8 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitreous.metrics.arrays import finite, whole
-from vitreous.metrics.metric import Curve, Direction, Floats, Metric, MetricError, Weighted, mean_of
+from vitreous.metrics.metric import Curve, Direction, Floats, Metric, MetricError, Weighted, finite, mean_of, whole
 
 Convention = Literal["trapezoid", "mean"]
 Quantity = Literal["hit", "probability", "drop"]

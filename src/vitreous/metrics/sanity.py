@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitreous.metrics.arrays import finite, min_max, same_shape
-from vitreous.metrics.metric import Floats, Metric, MetricError, mean_of
+from vitreous.metrics.metric import Floats, Metric, MetricError, finite, mean_of, min_max, same_shape
 
 # Sums of equal numbers differ in their last digits; correlating those would correlate noise.
 _ROUNDING = 1e-12

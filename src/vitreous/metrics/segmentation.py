@@ -13,8 +13,21 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitreous.metrics.arrays import IGNORED, divided, finite, min_max, of_one_image, same_shape, whole, yes_or_no
-from vitreous.metrics.metric import Floats, Metric, MetricError, mean_of, prefixed
+from vitreous.metrics.metric import (
+    IGNORED,
+    Floats,
+    Metric,
+    MetricError,
+    divided,
+    finite,
+    mean_of,
+    min_max,
+    of_one_image,
+    prefixed,
+    same_shape,
+    whole,
+    yes_or_no,
+)
 
 COUNTS = ("intersection_background", "intersection_foreground", "union_background", "union_foreground")
 

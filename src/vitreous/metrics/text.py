@@ -7,8 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vitreous.metrics.arrays import finite, same_shape, whole, yes_or_no
-from vitreous.metrics.metric import Curve, Floats, Metric, MetricError, Weighted, mean_of
+from vitreous.metrics.metric import (
+    Curve,
+    Floats,
+    Metric,
+    MetricError,
+    Weighted,
+    finite,
+    mean_of,
+    same_shape,
+    whole,
+    yes_or_no,
+)
 from vitreous.metrics.perturbation import aopc
 
 GRADTOKEN_TOP = tuple(range(10, 81, 10))

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vitreous._utils.messages import shown
+from vitreous._utils.messages import short_repr
 from vitreous._utils.storage import expanded
 from vitreous._utils.tensors import special_kind
 from vitreous.errors import ModelError
@@ -65,7 +65,7 @@ def _unwrapped(content: Any, path: Path) -> State:
         raise ModelError(f"{path}: the checkpoint holds no weights")
     for key, value in content.items():
         if not isinstance(key, str):
-            raise ModelError(f"{path}: {shown(key)} is not the name of a weight")
+            raise ModelError(f"{path}: {short_repr(key)} is not the name of a weight")
         if not isinstance(value, Tensor):
             raise ModelError(f"{path}: the checkpoint holds {key!r}, which is not a tensor, among its weights")
         if (kind := special_kind(value)) is not None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vitreous._utils.messages import errors_as, shown
+from vitreous._utils.messages import errors_as, short_repr
 from vitreous.errors import InputError, MissingDependencyError, ModelError, TargetError, UnsupportedModelError
 from vitreous.inputs.model_input import TRANSFORMERS_ENCODERS, encoding_methods
 from vitreous.inputs.outputs import OutputActivation
@@ -449,7 +449,7 @@ class Prompt(Target):
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
-            raise TargetError(f"a prompt is a text, not {shown(self.text)}")
+            raise TargetError(f"a prompt is a text, not {short_repr(self.text)}")
         if not self.text.strip():
             raise TargetError("the prompt is empty: say in a few words what to look for")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous._utils.messages import reason_of, warn_caller
+from vitreous._utils.messages import error_message, warn_caller
 from vitreous._utils.storage import expanded
 from vitreous.errors import MissingDependencyError, ModelError
 from vitreous.models import hub
@@ -94,7 +94,7 @@ def load_network(
     except Exception as error:  # configuration, download and weights raise many types
         if options["local_files_only"] and not Path(place).is_dir():
             raise hub.unreachable(name, instead) from error
-        raise ModelError(f"{name}: the model cannot be loaded ({reason_of(error)})") from error
+        raise ModelError(f"{name}: the model cannot be loaded ({error_message(error)})") from error
     missing = sorted(report["missing_keys"])
     if missing:  # transformers would initialise these randomly
         raise ModelError(f"{name}: the weights lack {', '.join(missing[:3])}; is this an encoder without a classifier?")
@@ -134,7 +134,7 @@ def load_preprocessing(transformers: Any, name: str, place: str, config: Any, op
         if stored is None and offline:
             raise hub.unreachable(name, _INSTEAD, "its image processor is") from error
         if stored is not False:  # a default normalisation would give wrong results
-            raise ModelError(f"{name}: its image processor cannot be loaded ({reason_of(error)})") from error
+            raise ModelError(f"{name}: its image processor cannot be loaded ({error_message(error)})") from error
         warn_caller(
             f"{name}: no image processor is stored with this model; assuming mean = std = 0.5 at"
             f" {size[0]} x {size[1]} pixels"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import nn
 
-from vitreous._utils.messages import reason_of
+from vitreous._utils.messages import error_message
 from vitreous.errors import ModelError
 from vitreous.inputs.outputs import OutputActivation, scale_of
 from vitreous.models.fingerprint import cached_fingerprint_of
@@ -68,22 +68,22 @@ def put_on(device: str | torch.device, network: Network) -> Network:
             raise ModelError("the device meta cannot be used: it holds shapes and no numbers")
         return network.to(device)
     except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
-        raise ModelError(f"the device {device!s} cannot be used: {reason_of(error)}") from error
+        raise ModelError(f"the device {device!s} cannot be used: {error_message(error)}") from error
 
 
 AnyModel = TypeVar("AnyModel", bound="LoadedModel | LoadedTextModel")
 
 
-def given_outputs(model: AnyModel, outputs: OutputActivation | None) -> AnyModel:
+def with_outputs(model: AnyModel, outputs: OutputActivation | None) -> AnyModel:
     """Return a loaded model with declared outputs; ``None`` keeps its own declaration."""
     return model if outputs is None else replace(model, outputs=outputs)
 
 
-def settled_outputs(model: AnyModel) -> AnyModel:
+def with_resolved_outputs(model: AnyModel) -> AnyModel:
     """Return a loaded model with declared outputs, so that they are not detected batch by batch."""
-    return given_outputs(model, settled_kind(model.model, model.outputs))
+    return with_outputs(model, resolved_outputs(model.model, model.outputs))
 
 
-def settled_kind(network: nn.Module, declared: OutputActivation | None) -> OutputActivation:
+def resolved_outputs(network: nn.Module, declared: OutputActivation | None) -> OutputActivation:
     """Return what the outputs of a network are without detection: as declared, as configured, or logits."""
     return declared or scale_of(network) or "logits"

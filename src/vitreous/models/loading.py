@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vitreous._utils.messages import errors_as, reason_of
+from vitreous._utils.messages import error_message, errors_as
 from vitreous._utils.storage import expanded
 from vitreous._utils.user_code import run_user_file, source_hash
 from vitreous.errors import ModelError, VitreousError
@@ -176,7 +176,7 @@ def _build(name: str, module: ModuleType, function: str) -> nn.Module | LoadedMo
     except VitreousError:
         raise
     except Exception as error:
-        raise ModelError(f"{name}: {function} fails: {type(error).__name__}: {reason_of(error)}") from error
+        raise ModelError(f"{name}: {function} fails: {type(error).__name__}: {error_message(error)}") from error
     if not isinstance(built, nn.Module | LoadedModel):
         raise ModelError(f"{name}: {function} must return an nn.Module, not {type(built).__name__}")
     return built
@@ -190,7 +190,7 @@ def _run(name: str, file: Path) -> ModuleType:
     try:
         module = run_user_file(file, "model")
     except Exception as error:
-        raise ModelError(f"{name}: {file} does not run: {type(error).__name__}: {reason_of(error)}") from error
+        raise ModelError(f"{name}: {file} does not run: {type(error).__name__}: {error_message(error)}") from error
     if module is None:
         raise ModelError(f"{name}: there is no file {file}")
     return module

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous._utils.messages import errors_as
-from vitreous._utils.tensors import holds_no_numbers, special_kind
+from vitreous._utils.tensors import is_meta, special_kind
 from vitreous.errors import InputError, ModelError
 from vitreous.inputs.images import read_image
 from vitreous.models import LoadedModel, load_model
@@ -45,7 +45,7 @@ def find_pixels(
         ImageError: an image cannot be read.
         ModelError: the model's weights are on the meta device.
     """
-    if any(map(holds_no_numbers, (*network.parameters(), *network.buffers()))):
+    if any(map(is_meta, (*network.parameters(), *network.buffers()))):
         raise ModelError(f"the weights of {type(network).__name__} are on the device meta, which holds no numbers")
     with errors_as(InputError, "the images cannot be read"):
         return _find_pixels(model, network, images)

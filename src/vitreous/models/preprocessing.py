@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous._utils.messages import shown
+from vitreous._utils.messages import short_repr
 from vitreous.errors import InputError, ModelError
 from vitreous.inputs.images import MAX_PIXELS
 from vitreous.inputs.patch_geometry import Frame
@@ -62,11 +62,13 @@ class Preprocessing:
         _triple("mean", self.mean)
         _positive_triple("std", self.std)
         if not isinstance(self.interpolation, str) or self.interpolation.upper() not in Image.Resampling.__members__:
-            raise ModelError(f"the interpolation {shown(self.interpolation)} is not one of Pillow's")
+            raise ModelError(f"the interpolation {short_repr(self.interpolation)} is not one of Pillow's")
         if self.resize not in get_args(Resize) or self.crop_rounding not in get_args(CropRounding):
-            raise ModelError(f"resize={shown(self.resize)} or crop_rounding={shown(self.crop_rounding)} is not known")
+            raise ModelError(
+                f"resize={short_repr(self.resize)} or crop_rounding={short_repr(self.crop_rounding)} is not known"
+            )
         if not math.isfinite(self.rescale) or self.rescale <= 0:
-            raise ModelError(f"the factor on the pixels must be positive, not {shown(self.rescale)}")
+            raise ModelError(f"the factor on the pixels must be positive, not {short_repr(self.rescale)}")
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """Return the model's input for these images: float32, (batch, 3, height, width)."""
@@ -172,7 +174,7 @@ def _from_timm_settings(config: Mapping[str, Any]) -> Preprocessing:
     size = as_image_size(config["input_size"][-2:])
     mode = config["crop_mode"]
     if mode not in ("center", "squash"):
-        raise ModelError(f"the model's crop mode {shown(mode)} is not supported, only 'center' and 'squash'")
+        raise ModelError(f"the model's crop mode {short_repr(mode)} is not supported, only 'center' and 'squash'")
     before_crop = tuple(math.floor(edge / config["crop_pct"]) for edge in size)
     interpolation = config["interpolation"]
     if mode == "center" and before_crop[0] != before_crop[1]:
@@ -238,7 +240,7 @@ def as_image_size(value: SupportsIndex | Iterable[SupportsIndex]) -> tuple[int, 
     except TypeError:
         edges = []
     if len(edges) != 2 or min(edges) < 1:
-        raise ModelError(f"an image size is one positive number or height and width, not {shown(value)}")
+        raise ModelError(f"an image size is one positive number or height and width, not {short_repr(value)}")
     if edges[0] * edges[1] > MAX_PIXELS:
         raise ModelError(f"an image size of {edges[0]} x {edges[1]} is more than {MAX_PIXELS:,} pixels")
     return edges[0], edges[1]
@@ -264,7 +266,7 @@ def _processor_resize(size: Mapping[str, int]) -> tuple[Resize, tuple[int, int]]
         return "shorter", as_image_size(given["shortest_edge"])
     if set(given) == {"height", "width"}:
         return "squash", _edges(given)
-    raise ModelError(f"the image processor's size {shown(dict(given))} is not supported")
+    raise ModelError(f"the image processor's size {short_repr(dict(given))} is not supported")
 
 
 def _edges(size: Mapping[str, int]) -> tuple[int, int]:
@@ -280,12 +282,12 @@ def _triple(name: str, value: float | Sequence[float]) -> Triple:
     if len(values) == 1:
         values *= 3
     if len(values) != 3 or not all(map(math.isfinite, values)):
-        raise ModelError(f"{name} takes one finite number or three, not {shown(value)}")
+        raise ModelError(f"{name} takes one finite number or three, not {short_repr(value)}")
     return values[0], values[1], values[2]
 
 
 def _positive_triple(name: str, value: float | Sequence[float]) -> Triple:
     values = _triple(name, value)
     if min(values) <= 0:
-        raise ModelError(f"{name} must be positive, not {shown(value)}")
+        raise ModelError(f"{name} must be positive, not {short_repr(value)}")
     return values

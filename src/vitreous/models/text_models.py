@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from vitreous._utils.messages import errors_as, reason_of
+from vitreous._utils.messages import error_message, errors_as
 from vitreous.errors import ModelError
 from vitreous.inputs.model_input import Texts
 from vitreous.inputs.texts import Reader, knows_no_words
@@ -102,7 +102,7 @@ def load_tokenizer(transformers: Any, name: str, place: str, options: dict[str, 
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
     except Exception as error:  # missing or unreadable files raise many types
-        raise ModelError(f"{name}: its tokenizer cannot be loaded ({reason_of(error)})") from error
+        raise ModelError(f"{name}: its tokenizer cannot be loaded ({error_message(error)})") from error
     # Without tokenizer files, transformers returns an empty tokenizer.
     if knows_no_words(tokenizer):
         raise ModelError(

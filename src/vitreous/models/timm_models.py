@@ -11,7 +11,7 @@ from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 from timm.models import model_entrypoint, split_model_name_tag
 from torch import nn
 
-from vitreous._utils.messages import close_match, reason_of
+from vitreous._utils.messages import close_match, error_message
 from vitreous._utils.storage import expanded
 from vitreous.errors import ModelError
 from vitreous.models import hub
@@ -176,7 +176,7 @@ def _published(identifier: str, image_size: tuple[int, int] | None) -> nn.Module
     except ModelError:
         raise
     except Exception as error:  # downloads, parsing and strict loading raise many types
-        raise ModelError(f"timm/{identifier}: the model cannot be loaded ({reason_of(error)})") from error
+        raise ModelError(f"timm/{identifier}: the model cannot be loaded ({error_message(error)})") from error
 
 
 def _class_names(model: nn.Module) -> tuple[str, ...] | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vitreous._utils.messages import errors_as, shown
+from vitreous._utils.messages import errors_as, short_repr
 from vitreous.errors import InputError, ModelError, UnsupportedModelError
 from vitreous.models.hf_models import class_names_of, image_size_of
 from vitreous.models.loaded import LoadedModel
@@ -89,7 +89,7 @@ def called_by(model: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> nn.
         InputError: it is no function.
     """
     if not callable(call):
-        raise InputError(f"call must be a function of the model and its images, not {shown(call)}")
+        raise InputError(f"call must be a function of the model and its images, not {short_repr(call)}")
     return CalledModel(model, call)
 
 

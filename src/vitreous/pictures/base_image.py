@@ -9,8 +9,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.errors import InputError
-from vitreous.explanation.heatmaps import framed_maps
-from vitreous.explanation.views import Look
+from vitreous.explanation.views import Look, framed_maps
 from vitreous.inputs.images import read_image
 from vitreous.inputs.patch_geometry import Frame
 from vitreous.pictures.colours import overlay
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from vitreous.explanation.explanation import Explanation
     from vitreous.inputs.patch_geometry import PatchGeometry
-    from vitreous.models.input_pictures import Photo
+    from vitreous.models.display_images import Photo
 
 # Pixels that the model did not see are grey and faded towards white: no colour there does not mean "no evidence".
 _FADE = 0.45

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from vitreous._utils.storage import complete_file
+from vitreous._utils.storage import atomic_file
 from vitreous.errors import InputError
 from vitreous.pictures.captions import FAINT, INK, font, line_height, wrap
 from vitreous.pictures.colours import ramp
@@ -130,7 +130,7 @@ class Canvas:
         """
         path = Path(file)
         kind = check_format(path)
-        with complete_file(path) as draft, draft.open("wb") as stream:
+        with atomic_file(path) as draft, draft.open("wb") as stream:
             self._print(stream, kind, self.scale)
         return path
 

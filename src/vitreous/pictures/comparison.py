@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from vitreous.errors import InputError
 from vitreous.explanation.explanation import Explanation, ExplanationError
 from vitreous.explanation.views import Look, register_view
-from vitreous.models.input_pictures import Drawable, Photo
+from vitreous.models.display_images import Drawable, Photo
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.captions import FAINT, INK, class_caption, draw_lines, font, line_height, placeholder, wrap
 from vitreous.pictures.colours import overlay

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitreous.errors import InputError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.views import Look, register_figure
-from vitreous.models.input_pictures import Photo
+from vitreous.models.display_images import Photo
 from vitreous.pictures.base_image import BaseImage
 from vitreous.pictures.canvas import Canvas, font_properties
 from vitreous.pictures.captions import FAINT, INK, class_caption, font, line_height, wrap

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import explain, network_of, stage_of
 from vitreous.architecture import find_architecture
 from vitreous.errors import MethodError
@@ -26,7 +26,7 @@ from vitreous.methods.spelling import parse, plus_from_every_layer
 from vitreous.methods.tokentm import TokenTransformation
 from vitreous.models import LoadedModel
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
-from vitreous.pictures.recording import recorded
+from vitreous.pictures.curves import recorded
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def start_layer_spellings(method: str, depth: int) -> dict[int, str]:
     return dict(enumerate(plus_from_every_layer(method, depth)))
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def heads_strip(model: Model, image: Images, method: str = "gradtoken", target: AnyTarget = None) -> Strip:
     """Compute gradtoken's map M_h of every head, propagated as its spelling says, signed and on one scale.
 
@@ -234,7 +234,7 @@ class Transformation:
     combined: Tensor
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def token_transformation(model: Model, image: Images, block: int = -1, target: AnyTarget = None) -> Transformation:
     """Measure what one block does to its tokens, as TokenTM does ([wu2024token][], eqs. 10 and 12).
 

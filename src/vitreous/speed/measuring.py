@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from vitreous._utils.tensors import in_float64
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import explain, find_recipes, network_of
-from vitreous.api.method_trials import refusal_reason
+from vitreous.api.runs import refusal_reason
 from vitreous.architecture.evaluation_copy import frozen_copy
 from vitreous.architecture.survey import architecture_of_copy
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
@@ -25,9 +25,22 @@ from vitreous.methods.spelling import Recipe
 from vitreous.models import LoadedModel
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.speed.peers import Peer, PeerInput, find_peers
-from vitreous.speed.plain_passes import BOTH, FORWARD, CountedLimit, Limit, PlainModel, limit_of
 from vitreous.speed.rows import Agreement, SpeedRow, ratio_of
-from vitreous.speed.timing import Job, Passes, counted_passes, one_thread, peak_memory, time_in_turn, whole_pass
+from vitreous.speed.timing import (
+    BOTH,
+    FORWARD,
+    CountedLimit,
+    Job,
+    Limit,
+    Passes,
+    PlainModel,
+    counted_passes,
+    limit_of,
+    one_thread,
+    peak_memory,
+    time_in_turn,
+    whole_pass,
+)
 from vitreous.tape import unite
 from vitreous.tape.runner import ModelRunner
 
@@ -86,7 +99,7 @@ SPEED_METHODS = (
 Notice = Callable[[str], object]
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def measure_speed(
     model: Model,
     images: Images | None = None,

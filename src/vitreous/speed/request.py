@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous._utils.storage import write_text
-from vitreous.evaluation.runner.prepare_run import spelled_out
+from vitreous.evaluation.runner.prepare_run import expand_methods
 from vitreous.explanation.provenance import collect_provenance
 from vitreous.models import load_model
 from vitreous.speed.measuring import SPEED_METHODS, measure_speed
@@ -62,7 +62,7 @@ class Measured:
 def run(request: Request, notice: Callable[[str], object] = lambda _: None) -> Measured:
     """Run a measurement."""
     peers = find_peers(request.peers)
-    methods = spelled_out(request.methods) or usual_spellings(peers) or list(SPEED_METHODS)
+    methods = expand_methods(request.methods) or usual_spellings(peers) or list(SPEED_METHODS)
     model = load_model(request.model, image_size=request.size, device=request.device)
     rows = measure_speed(
         model,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.tape.recording.linear_maps import through_value_weight
 from vitreous.tape.recording.plan import PIXELS, Needs
 from vitreous.tape.rules import RULES
@@ -167,7 +167,7 @@ def _has_linear_values(tape: Tape, layer: int) -> bool:
     weight = tape.value_weight(layer)
     if weight is None:
         return False
-    value, normed = exact(tape.attention(layer).value), exact(tape.norm(layer))
+    value, normed = at_least_float32(tape.attention(layer).value), at_least_float32(tape.norm(layer))
     heads, _, width = value.shape[1:]
     if weight.shape[1] != normed.shape[2] or (heads * width) % len(weight) or len(weight) % width:
         return False

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.errors import InputError, TargetError
 from vitreous.inputs import outputs
 from vitreous.inputs.outputs import OutputActivation, OutputPart, find_part, likelihood_slope, likelihoods
@@ -113,13 +113,13 @@ class TargetReader(OutputReader):
     the explained images; afterwards the columns stay the same.
 
     Attributes:
-        wanted: the targets of every image, (batch, k).
+        targets: the targets of every image, (batch, k).
         find_scale: what class scores (batch, classes) are.
         image_size: height and width of the model's input.
         found: what the first output has shown.
     """
 
-    wanted: Sequence[Sequence[Target]] = ()
+    targets: Sequence[Sequence[Target]] = ()
     find_scale: Callable[[Tensor], OutputActivation | None] = lambda _logits: None
     image_size: tuple[int, int] = (0, 0)
     found: Columns = field(default_factory=Columns)
@@ -147,7 +147,7 @@ class TargetReader(OutputReader):
         def column(target: Target) -> int:
             return target.index if isinstance(target, Class) else targets.setdefault(target, classes + len(targets))  # type: ignore[return-value]
 
-        numbers = [[column(each.resolve(original, image)) for each in row] for image, row in enumerate(self.wanted)]
+        numbers = [[column(each.resolve(original, image)) for each in row] for image, row in enumerate(self.targets)]
         self.found.numbers, self.found.targets = torch.tensor(numbers), tuple(targets)
         self.found.classes, self.found.scale = classes, scale
 
@@ -225,7 +225,7 @@ def output_gradient(
         scale: what the class scores are.
         targets: how many of the columns, the last, are no class scores: they have no probability and no others.
     """
-    columns = exact(columns)
+    columns = at_least_float32(columns)
     chosen = torch.zeros_like(columns).scatter_(1, target[:, None], 1)
     if targets:
         classes = columns.shape[1] - targets

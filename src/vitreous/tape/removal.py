@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.messages import reason_of
+from vitreous._utils.messages import error_message
 from vitreous._utils.tensors import HALF
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
@@ -388,7 +388,7 @@ def check_hiding(architecture: Architecture, same_twice: Inputs, patches: int, k
         raise
     except FAILURES as error:
         raise UnsupportedModelError(
-            f"{architecture.name} counts on all of its patches ({reason_of(error).rstrip('.')}), so none can be "
+            f"{architecture.name} counts on all of its patches ({error_message(error).rstrip('.')}), so none can be "
             "dropped; paint them instead (by=paint)"
         ) from error
     editing.check()

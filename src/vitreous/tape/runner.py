@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
-from vitreous.architecture.flex_attention import uncompiled
+from vitreous.architecture.trace import uncompiled
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import Inputs, Rows, Texts, ask, failed_inside, outside_inference
 from vitreous.inputs.outputs import OutputActivation, scale_of
@@ -193,7 +193,7 @@ class ModelRunner:
     def embedded(self, images: Tensor) -> Tensor | None:
         """The first block's tokens of other images, without a run of the blocks; ``None`` where they do not show."""
         stream = first_block_input(self.architecture, self._model, images)
-        return exact(stream) if stream is not None and len(stream) == len(images) else None
+        return at_least_float32(stream) if stream is not None and len(stream) == len(images) else None
 
     def logits(self, images: Inputs) -> Tensor:
         """The logits of other images, (images, classes)."""

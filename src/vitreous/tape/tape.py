@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.messages import reason_of
+from vitreous._utils.messages import error_message
 from vitreous._utils.tensors import HALF
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, find_architecture
-from vitreous.architecture.flex_attention import uncompiled
 from vitreous.architecture.norms import LinearNorm
+from vitreous.architecture.trace import uncompiled
 from vitreous.errors import InputError, UnsupportedModelError, VitreousError
 from vitreous.inputs.model_input import (
     FAILURES,
@@ -405,7 +405,7 @@ class Tape:
             if "does not require grad" in str(error) or "not have been used in the graph" in str(error):
                 raise self._cut_off("a block") from None
             if "no autograd formula" in str(error) or "is not implemented" in str(error):
-                reason = reason_of(error).rstrip(".")
+                reason = error_message(error).rstrip(".")
                 raise UnsupportedModelError(
                     f"{self.architecture.name} cannot be explained by gradients: it has an operator without one "
                     f"({reason})"

@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 from vitreous._utils.defaults import DEFAULT_METHODS
 from vitreous._utils.messages import warn_caller
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import find_recipes, run_allowed
 from vitreous.api.run_methods import run_in_portions, run_methods
 from vitreous.api.runs import RawResult, RunSettings
 from vitreous.architecture.evaluation_copy import run_in_evaluation
 from vitreous.errors import InputError
 from vitreous.explanation.provenance import collect_provenance
-from vitreous.inputs.class_names import class_indices
 from vitreous.inputs.outputs import OutputActivation, check_outputs
+from vitreous.inputs.target import class_indices
 from vitreous.inputs.targets import AnyTarget, Targets, find_targets, part_of
-from vitreous.inputs.texts import Reader, ReadText
+from vitreous.inputs.texts import Reader, TokenizedText
 from vitreous.methods.spelling import Recipe
 from vitreous.models.hf_models import class_names_of
-from vitreous.models.loaded import given_outputs
+from vitreous.models.loaded import with_outputs
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.tape.runner import ModelRunner
 from vitreous.text.explanation import TextExplanation
@@ -35,7 +35,7 @@ TextModel = str | LoadedTextModel | tuple[nn.Module, Any]
 _TOKENS_AT_ONCE = 4096
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def explain_text(
     model: TextModel,
     texts: str | Sequence[str],
@@ -75,7 +75,7 @@ def explain_text(
     """
     recipes = find_recipes(DEFAULT_METHODS if methods is None else methods)
     check_outputs(outputs)
-    loaded = given_outputs(find_text_model(model), outputs)
+    loaded = with_outputs(find_text_model(model), outputs)
     classes = class_indices(target, lambda: loaded.class_names)
     read = [_fitted(loaded.reader, text, number, windows=windows) for number, text in enumerate(several_texts(texts))]
     return explain_pieces(loaded, read, recipes, classes, topk, optional=methods is None, windows=windows)
@@ -83,7 +83,7 @@ def explain_text(
 
 def explain_pieces(
     loaded: LoadedTextModel,
-    read: Sequence[ReadText],
+    read: Sequence[TokenizedText],
     recipes: list[Recipe],
     target: AnyTarget,
     topk: int | None = None,
@@ -126,7 +126,11 @@ class Result:
 
 
 def explain_read(
-    loaded: LoadedTextModel, read: Sequence[ReadText], recipes: list[Recipe], target: AnyTarget, topk: int | None = None
+    loaded: LoadedTextModel,
+    read: Sequence[TokenizedText],
+    recipes: list[Recipe],
+    target: AnyTarget,
+    topk: int | None = None,
 ) -> tuple[list[Result], str, OutputActivation | None]:
     """Explain tokenized texts; also return the model's family and what its outputs are.
 
@@ -138,7 +142,7 @@ def explain_read(
 def _explain_read(
     network: nn.Module,
     loaded: LoadedTextModel,
-    read: Sequence[ReadText],
+    read: Sequence[TokenizedText],
     recipes: list[Recipe],
     target: AnyTarget,
     topk: int | None,
@@ -195,7 +199,7 @@ class _Batch:
         chosen = find_targets(self.mean_logits(logits), target, topk)
         return Targets(chosen.classes[torch.tensor(self.owners, device=logits.device)], chosen.several)
 
-    def result(self, reader: Reader, raw: RawResult, place: int, text: ReadText) -> Result:
+    def result(self, reader: Reader, raw: RawResult, place: int, text: TokenizedText) -> Result:
         """Average logits and scores over the windows of one text."""
         windows = [row for row, owner in enumerate(self.owners) if owner == place]
         scores = {}
@@ -231,7 +235,7 @@ def _run(
     return run_in_portions(network, windows, recipes, targets, portions, RunSettings(outputs=outputs))
 
 
-def _batches(reader: Reader, read: Sequence[ReadText]) -> Iterator[_Batch]:
+def _batches(reader: Reader, read: Sequence[TokenizedText]) -> Iterator[_Batch]:
     """Yield batches of texts of similar length, to minimise padding."""
     order = sorted(range(len(read)), key=lambda number: len(read[number].pieces))
     windows = [list(_windows(len(text.pieces), reader.capacity)) for text in read]
@@ -246,7 +250,7 @@ def _batches(reader: Reader, read: Sequence[ReadText]) -> Iterator[_Batch]:
     yield _batch(waiting, windows, read)
 
 
-def _batch(texts: list[int], windows: list[list[tuple[int, int]]], read: Sequence[ReadText]) -> _Batch:
+def _batch(texts: list[int], windows: list[list[tuple[int, int]]], read: Sequence[TokenizedText]) -> _Batch:
     places = [(owner, start, end) for owner, text in enumerate(texts) for start, end in windows[text]]
     return _Batch(
         texts=texts,
@@ -266,7 +270,7 @@ def _windows(pieces: int, capacity: int | None) -> Iterator[tuple[int, int]]:
     yield pieces - capacity, pieces
 
 
-def _fitted(reader: Reader, text: str, number: int, *, windows: bool) -> ReadText:
+def _fitted(reader: Reader, text: str, number: int, *, windows: bool) -> TokenizedText:
     read = reader.read(text, f"text {number}")
     if windows or reader.capacity is None or len(read.pieces) <= reader.capacity:
         return read

@@ -55,7 +55,7 @@ class TextExplanation(Predicted):
         ('not a good film',)
     """
 
-    things: ClassVar[str] = "texts"
+    noun: ClassVar[str] = "texts"
 
     texts: tuple[str, ...]
     pieces: tuple[tuple[Piece, ...], ...]

@@ -18,10 +18,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitreous._utils.defaults import DEFAULT_METHODS
-from vitreous._utils.torch_state import leaves_torch_as_it_was
+from vitreous._utils.torch_state import preserves_torch_state
 from vitreous.api.explain import explain, find_recipes, network_of
 from vitreous.errors import InputError, MethodError
-from vitreous.inputs.texts import ReadText, Word
+from vitreous.inputs.texts import TokenizedText, Word
 from vitreous.models.dual_encoder import DualEncoder, SimilarityHead, TextScorer, UnitTower, find_dual_encoder
 from vitreous.models.pixels import Images, find_pixels
 from vitreous.models.text_models import LoadedTextModel
@@ -32,7 +32,7 @@ from vitreous.text.explanation import TextExplanation
 _LINEAR = 1e-3
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def explain_words(
     model: Any, prompts: str | Sequence[str], images: Images, methods: str | Sequence[str] | None = None
 ) -> TextExplanation:
@@ -93,7 +93,7 @@ class PatchWordMap:
         return self.scores[:, number].view(self.grid)
 
 
-@leaves_torch_as_it_was
+@preserves_torch_state
 def match_words(model: Any, image: Images, prompt: str, method: str = "decompx.skipplus") -> PatchWordMap:
     """Explain which patches of an image match which words of a prompt.
 
@@ -158,7 +158,7 @@ def _loaded(dual: DualEncoder, scorer: nn.Module) -> LoadedTextModel:
     return _TextTowerModel(dual.name, network_of(scorer), dual.reader, names, "value")
 
 
-def _read(dual: DualEncoder, prompts: Sequence[str]) -> list[ReadText]:
+def _read(dual: DualEncoder, prompts: Sequence[str]) -> list[TokenizedText]:
     return [dual.reader.fitted(prompt, f"prompt {number}") for number, prompt in enumerate(prompts)]
 
 
@@ -175,11 +175,11 @@ def _names(images: Images, count: int) -> list[str]:
     return [Path(image).name for image in given] if paths else [f"image {number}" for number in range(count)]  # type: ignore[arg-type]
 
 
-def _pieces_of(read: ReadText, word: int) -> list[int]:
+def _pieces_of(read: TokenizedText, word: int) -> list[int]:
     return [place for place, piece in enumerate(read.pieces) if piece.word == word]
 
 
-def _shares_of_pieces(dual: DualEncoder, read: ReadText, spelling: str, width: int) -> Tensor:
+def _shares_of_pieces(dual: DualEncoder, read: TokenizedText, spelling: str, width: int) -> Tensor:
     """What every piece contributes to every coordinate of the text's embedding, (width, pieces).
 
     The text is run as often as there are coordinates, all at once: a copy for each, of which that one is explained.

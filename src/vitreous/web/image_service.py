@@ -18,8 +18,7 @@ from vitreous.html.report import measure
 from vitreous.methods.decomposition import ContributionMatrix
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel
-from vitreous.pictures.curves import Curves
-from vitreous.pictures.recording import recorded
+from vitreous.pictures.curves import Curves, recorded
 from vitreous.pictures.strips import depth_of
 from vitreous.tape.diagnosis import missing_linear_part
 from vitreous.targets import Prompt, Similarity

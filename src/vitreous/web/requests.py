@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitreous.api.method_trials import try_methods
+from vitreous.api.runs import try_methods
 from vitreous.errors import MethodError, TargetError, VitreousError
 from vitreous.methods.aggregation import Plus
 from vitreous.methods.spelling import EXAMPLE_DEPTH, Recipe, parse

@@ -126,7 +126,7 @@ class _Run:
     """The section of one run, as its template reads it."""
 
     protocol: str
-    things: str
+    noun: str
     unfinished: str
     facts: list[tuple[str, str]]
     results: _Table
@@ -182,8 +182,8 @@ def _run(results: Results, table: ResultTable, pictures: int, styles: MethodStyl
     ]
     return _Run(
         protocol=results.run.protocol,
-        things=results.run.things,
-        unfinished="" if results.finished else f"{done} of {results.wanted} {results.run.things}",
+        noun=results.run.noun,
+        unfinished="" if results.finished else f"{done} of {results.image_count} {results.run.noun}",
         facts=_facts(results),
         results=_own_table(table, leading),
         against_best=_best_table(table, leading),
@@ -241,15 +241,15 @@ class MethodStyles(Mapping[str, str]):
 def _facts(results: Results) -> list[tuple[str, str]]:
     run, manifest = results.run, read_manifest(results.stores[0].folder)
     broken = results.uncounted
-    images = f"{len(results.images)} of {results.wanted}" + (f", of which {broken} do not count" if broken else "")
+    images = f"{len(results.images)} of {results.image_count}" + (f", of which {broken} do not count" if broken else "")
     facts = {
         "measured": manifest.get("title", ""),
         "published in": manifest.get("paper", ""),
         "model": run.model.name,
         "weights": f"sha256 {run.weights[:16]}…",
         "input": _preprocessing(run.preprocessing),
-        "data": f"{run.data} ({run.images} {run.things}, fingerprint {run.data_fingerprint[:16]}…)",
-        run.things: images,
+        "data": f"{run.data} ({run.images} {run.noun}, fingerprint {run.data_fingerprint[:16]}…)",
+        run.noun: images,
         "methods": str(len(results.methods)),
         "computed with": ", ".join(f"{name} {version}" for name, version in manifest.get("software", {}).items()),
         "command": _command(manifest),
@@ -345,7 +345,7 @@ def _samples(results: Results, extremes: Sequence[Extremes]) -> _Samples | None:
     if not shown:
         return None
     thumbnails, problem = thumbnails_of(results, shown)
-    images = results.run.things == "images"
+    images = results.run.noun == "images"
     return _Samples(
         about="Maps" if images else "The words around the highest one, with human rationales underlined; scores",
         problem=problem,
@@ -427,7 +427,7 @@ def _as_json(results: Results, *, published: bool) -> dict[str, Any]:
 def _about(results: Results) -> dict[str, Any]:
     run = results.run
     context = {"protocol": run.protocol, "model": run.model.name, "data": run.data}
-    return {**context, "images": len(results.images), "wanted": results.wanted}
+    return {**context, "images": len(results.images), "wanted": results.image_count}
 
 
 def as_csv(described: Iterable[tuple[Mapping[str, Any], ResultTable]]) -> str:

@@ -93,14 +93,14 @@ class Results:
         return common
 
     @property
-    def wanted(self) -> int:
+    def image_count(self) -> int:
         """How many images the runs are to have in the end."""
-        return min(store.run.wanted for store in self.stores)
+        return min(store.run.image_count for store in self.stores)
 
     @property
     def finished(self) -> bool:
         """Whether all images that the runs are to have are there."""
-        return len(self.images) == self.wanted
+        return len(self.images) == self.image_count
 
     def values(self, columns: Sequence[str]) -> dict[str, Floats]:
         """Some columns of every method, (images, columns); NaN where there is no number."""
@@ -252,8 +252,8 @@ def title_of(results: Results) -> str:
     architecture, at, weights = results.run.model.name.partition("@")
     model = f"{architecture}{at}{Path(weights).name}"  # where the file is kept says nothing about what was measured
     broken = f" ({results.uncounted} could not be measured)" if results.uncounted else ""
-    counted = f"{int(results.counted.sum())} {results.run.things}{broken}"
-    left = "" if results.finished else f" (not finished: {len(results.images)} of {results.wanted})"
+    counted = f"{int(results.counted.sum())} {results.run.noun}{broken}"
+    left = "" if results.finished else f" (not finished: {len(results.images)} of {results.image_count})"
     return f"{results.run.protocol}, {model}, {kind}:{Path(path).name}, {counted}{left}"
 
 
@@ -290,7 +290,7 @@ def discover_runs(folder: Path, notice: Notice) -> list[Results]:
         notice(f"left out: {reason}")
     groups: dict[tuple[str, int, bytes], list[Results]] = {}
     for results in sorted(found, key=_started, reverse=True):
-        groups.setdefault((results.run.context, results.wanted, results.images.tobytes()), []).append(results)
+        groups.setdefault((results.run.context, results.image_count, results.images.tobytes()), []).append(results)
     tables = [Results(tuple(one.stores[0] for one in alike), alike[0].protocol) for alike in groups.values()]
     return sorted(tables, key=_place)
 

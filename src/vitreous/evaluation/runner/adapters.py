@@ -21,7 +21,7 @@ from vitreous.evaluation.tasks.task import Batch, Case, ImageBatch, Passage, Pic
 from vitreous.evaluation.tasks.word_masking import logits_of_rows
 from vitreous.inputs.model_input import FAILURES
 from vitreous.inputs.outputs import OutputActivation, scale_of
-from vitreous.inputs.texts import ReadText, Word
+from vitreous.inputs.texts import TokenizedText, Word
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
 from vitreous.models.pixels import find_pixels
 from vitreous.models.text_models import LoadedTextModel
@@ -177,13 +177,13 @@ class TextAdapter(SampleAdapter):
     def __init__(self, model: LoadedTextModel) -> None:
         self._model = model
 
-    def prepare(self, sample: Review) -> ReadText:
+    def prepare(self, sample: Review) -> TokenizedText:
         """The pieces of a text, truncated to the model's maximum length."""
         read = self._model.reader.read(" ".join(sample.words), f"the text {sample.name}")
         capacity = self._model.reader.capacity
         return read if capacity is None else read.shortened(capacity)
 
-    def open(self, samples: Sequence[Review], prepared: Sequence[ReadText]) -> TextBatch:
+    def open(self, samples: Sequence[Review], prepared: Sequence[TokenizedText]) -> TextBatch:
         model = self._model
         rows = [read.numbers for read in prepared]
         logits = logits_of_rows(model, rows)
@@ -204,7 +204,7 @@ class TextAdapter(SampleAdapter):
         }
 
 
-def _passage(sample: Review, read: ReadText, logits: Tensor, outputs: Sequence[int]) -> Passage:
+def _passage(sample: Review, read: TokenizedText, logits: Tensor, outputs: Sequence[int]) -> Passage:
     return Passage(
         name=sample.name,
         predicted=int(logits.argmax()),

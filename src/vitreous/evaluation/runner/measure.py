@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from vitreous._utils.messages import printable, reason_of
+from vitreous._utils.messages import error_message, printable
 from vitreous._utils.user_code import source_hash
 from vitreous.datasets import DataSet, Mosaics, Shuffled, Stratified, open_dataset
 from vitreous.datasets.dataset import Review, Sample, Things
@@ -31,7 +31,7 @@ from vitreous.methods import own_code
 from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.fingerprint import fingerprint_of
-from vitreous.models.loaded import given_outputs, settled_outputs
+from vitreous.models.loaded import with_outputs, with_resolved_outputs
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 from vitreous.plugin import load_plugins
 from vitreous.tape.rules import RULES, own_rules
@@ -72,7 +72,7 @@ def _open(run: Run) -> EvaluationContext:
     load_plugins(run.plugins)
     protocol = find_protocol(run.protocol)
     data = arranged(open_dataset(run.data), protocol, run.seed, shuffled=run.shuffled, stratified=run.stratified)
-    context = EvaluationContext(settled_outputs(load(run.model, protocol.reads)), data, protocol)
+    context = EvaluationContext(with_resolved_outputs(load(run.model, protocol.reads)), data, protocol)
     found = {
         "weights of the model": (weights_of(context.model), run.weights),
         "preprocessing": (hash_of(preprocessing_of(context.model)), hash_of(run.preprocessing)),
@@ -92,11 +92,11 @@ def load(choice: ModelChoice, reads: Things) -> AnyModel:
     if reads == "texts":
         if choice != ModelChoice(choice.name, device=choice.device, outputs=choice.outputs):
             raise RunError("mean, standard deviation, size and stage apply to images, but this protocol reads texts")
-        return given_outputs(load_text_model(choice.name, device=choice.device), choice.outputs)
+        return with_outputs(load_text_model(choice.name, device=choice.device), choice.outputs)
     model = load_model(
         choice.name, mean=choice.mean, std=choice.std, image_size=choice.image_size, device=choice.device
     )
-    return replace(given_outputs(model, choice.outputs), stage=choice.stage)
+    return replace(with_outputs(model, choice.outputs), stage=choice.stage)
 
 
 def weights_of(model: AnyModel) -> str:
@@ -335,7 +335,7 @@ class _Measurement:
 
 def _sentence(error: Exception) -> str:
     """The stored text of an error; an unexpected one includes its type."""
-    return str(error) if isinstance(error, VitreousError) else f"{type(error).__name__}: {reason_of(error)}"
+    return str(error) if isinstance(error, VitreousError) else f"{type(error).__name__}: {error_message(error)}"
 
 
 def _alike(counts: Sequence[int]) -> Iterator[list[int]]:

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from vitreous._utils.storage import expanded
 from vitreous.api.explain import explain
-from vitreous.api.method_trials import try_methods
-from vitreous.api.output_detection import find_outputs
+from vitreous.api.runs import find_outputs, try_methods
 from vitreous.architecture import find_architecture
 from vitreous.architecture.evaluation_copy import evaluation_copy
 from vitreous.datasets import DataSet, open_dataset
@@ -50,7 +49,7 @@ from vitreous.methods import list_controls, list_methods
 from vitreous.methods.registry import CONTROL_FAMILIES, FAMILIES
 from vitreous.methods.spelling import EXAMPLE_DEPTH, cost_of, parse
 from vitreous.models import LoadedModel
-from vitreous.models.loaded import given_outputs, settled_outputs
+from vitreous.models.loaded import with_outputs, with_resolved_outputs
 from vitreous.models.text_models import LoadedTextModel
 from vitreous.models.wrap_model import Pair, infer_preprocessing
 from vitreous.plugin import load_plugins
@@ -103,7 +102,7 @@ def choose_methods(
     return [spelling for spelling in chosen if spelling not in left_out]
 
 
-def spelled_out(asked: Sequence[str]) -> list[str]:
+def expand_methods(asked: Sequence[str]) -> list[str]:
     """Resolve spellings and groups of methods to spellings, each once, without checking a model."""
     found = (_group(word.strip()) or [parse(word).spelling] for word in asked)
     return list(dict.fromkeys(spelling for group in found for spelling in group))
@@ -162,12 +161,12 @@ def _ask(model: LoadedModel | LoadedTextModel, spellings: Sequence[str]) -> None
     """
     if isinstance(model, LoadedTextModel):
         if spellings:
-            explain_text(settled_outputs(model), "a", spellings)
+            explain_text(with_resolved_outputs(model), "a", spellings)
         return
     # Skips perturbation methods: they need many forward passes.
     tried = [spelling for spelling in spellings if not parse(spelling).readout.runs_again]
     if tried:
-        explain(settled_outputs(model), empty_picture(model), tried)
+        explain(with_resolved_outputs(model), empty_picture(model), tried)
 
 
 def empty_picture(model: LoadedModel) -> Tensor:
@@ -332,7 +331,7 @@ def _with_outputs(choice: ModelChoice, model: AnyModel, asked: OutputActivation 
     usual = scale_of(model.model)
     found = said or usual or _recognised(model)
     named = None if found in {None, usual or "logits"} else found
-    return replace(choice, outputs=named), settled_outputs(given_outputs(model, found))
+    return replace(choice, outputs=named), with_resolved_outputs(with_outputs(model, found))
 
 
 def _recognised(model: AnyModel) -> OutputActivation | None:

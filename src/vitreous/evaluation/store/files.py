@@ -1,6 +1,6 @@
 """The files of a run: written atomically, locked between processes, and checked when they are read.
 
-``storage.complete_file`` is for files that one process writes for a person: it follows links and waits for no disk.
+``storage.atomic_file`` is for files that one process writes for a person: it follows links and waits for no disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from filelock import BaseFileLock, FileLock, Timeout
 from numpy.typing import NDArray
 
-from vitreous._utils.messages import reason_of
+from vitreous._utils.messages import error_message
 from vitreous._utils.storage import StorageError
 from vitreous.evaluation.store.run import Run, Shard
 
@@ -176,7 +176,7 @@ def fault_of(folder: Path, run: Run, shard: Shard) -> str | None:
     except FileNotFoundError:
         return "missing"
     except (OSError, ValueError, pa.ArrowException) as error:
-        fault = f"is damaged ({reason_of(error)})"
+        fault = f"is damaged ({error_message(error)})"
     return None if fault is None else f"{place} {fault}"
 
 

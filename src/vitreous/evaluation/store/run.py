@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from vitreous._utils.defaults import SHARD_SIZE
-from vitreous._utils.messages import reason_of, shown
+from vitreous._utils.messages import error_message, short_repr
 from vitreous.errors import RunError as RunError  # noqa: PLC0414  # re-exported
 from vitreous.inputs.outputs import OutputActivation, check_outputs
 
@@ -124,8 +124,8 @@ class Run:
             raise RunError("the shard size, the number of threads and the limit must be at least 1")
         if self.threads > MOST_THREADS:
             raise RunError(f"{self.threads} threads are more than the maximum of {MOST_THREADS}")
-        if self.wanted > self.shard_size * _MOST_SHARDS:
-            raise RunError(f"a run of {self.wanted} images in shards of {self.shard_size} has too many shards")
+        if self.image_count > self.shard_size * _MOST_SHARDS:
+            raise RunError(f"a run of {self.image_count} images in shards of {self.shard_size} has too many shards")
 
     @property
     def key(self) -> str:
@@ -158,20 +158,20 @@ class Run:
         return f"{self.protocol}-{self.key[:12]}"
 
     @property
-    def wanted(self) -> int:
+    def image_count(self) -> int:
         """How many images are evaluated."""
         return self.images if self.limit is None else min(self.limit, self.images)
 
     @property
-    def things(self) -> str:
+    def noun(self) -> str:
         """What is evaluated, in a word."""
         return "texts" if self.settings.get("reads") == "texts" else "images"
 
     def shards(self) -> list[Shard]:
         """The plan: which ranges of images are computed; the last one may be cut short."""
         return [
-            Shard(first, min(first + self.shard_size, self.wanted) - 1)
-            for first in range(0, self.wanted, self.shard_size)
+            Shard(first, min(first + self.shard_size, self.image_count) - 1)
+            for first in range(0, self.image_count, self.shard_size)
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -189,7 +189,9 @@ class Run:
         try:
             return _run_of(values)
         except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"this does not describe a run of this version of vitreous: {reason_of(error)}") from error
+            raise RunError(
+                f"this does not describe a run of this version of vitreous: {error_message(error)}"
+            ) from error
 
 
 def _run_of(values: object) -> Run:
@@ -221,7 +223,7 @@ def _run_of(values: object) -> Run:
 def _check_type(name: str, value: object, kind: Any) -> None:
     accepted = int | float if kind is float else kind
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"{name} is {shown(value)}")
+        raise TypeError(f"{name} is {short_repr(value)}")
 
 
 def _check_all(name: str, values: Iterable[object], kind: Any) -> None:

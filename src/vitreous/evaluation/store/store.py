@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vitreous._utils.messages import reason_of
+from vitreous._utils.messages import error_message
 from vitreous._utils.storage import MANIFEST, StorageError, parse_manifest, sealed
 from vitreous.evaluation.store.files import (
     ENDING,
@@ -203,7 +203,7 @@ class Store:
         try:
             table = read_columns(place, [*dict.fromkeys([*PLACE_COLUMNS, *columns])])
         except (OSError, pa.ArrowException) as error:
-            raise StorageError(f"{place} cannot be read: {reason_of(error)}; evaluate again") from error
+            raise StorageError(f"{place} cannot be read: {error_message(error)}; evaluate again") from error
         order = order_of(table, self.run, shard)
         if order is None:
             raise StorageError(f"{place} holds other images or methods than {MANIFEST} says; evaluate again")

@@ -13,9 +13,17 @@ from torch.nn import functional
 
 from vitreous._utils.tensors import float64_array
 from vitreous.errors import UnsupportedModelError
-from vitreous.evaluation.tasks.fillings import ROAD_NOISE, blurred, linear_imputation
 from vitreous.evaluation.tasks.patch_masking import Kept, kept_logits
-from vitreous.evaluation.tasks.pixel_masking import Order, Orders, fill_of, find_orders, ranks
+from vitreous.evaluation.tasks.pixel_masking import (
+    ROAD_NOISE,
+    Order,
+    Orders,
+    blurred,
+    fill_of,
+    find_orders,
+    linear_imputation,
+    ranks,
+)
 from vitreous.evaluation.tasks.sanity import MapTask, randomised_models
 from vitreous.evaluation.tasks.task import (
     NINE,

@@ -25,8 +25,7 @@ from vitreous.evaluation.tasks.task import (
 )
 from vitreous.metrics import localisation
 from vitreous.metrics import segmentation as counts
-from vitreous.metrics.arrays import min_max
-from vitreous.metrics.metric import Floats, Metric, row
+from vitreous.metrics.metric import Floats, Metric, min_max, row
 from vitreous.metrics.segmentation import (
     GRADTOKEN_THRESHOLDS,
     best_threshold,

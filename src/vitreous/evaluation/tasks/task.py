@@ -18,7 +18,7 @@ from vitreous.datasets.dataset import Things
 from vitreous.errors import UnsupportedModelError, VitreousError
 from vitreous.inputs.outputs import ClassOutputs
 from vitreous.inputs.patch_geometry import PatchGeometry, enlarge
-from vitreous.inputs.texts import ReadText
+from vitreous.inputs.texts import TokenizedText
 from vitreous.metrics.metric import Metric
 from vitreous.models import LoadedModel
 from vitreous.models.text_models import LoadedTextModel
@@ -76,7 +76,7 @@ class Passage(Seen):
         rationale: For each of these words whether people marked it as a reason.
     """
 
-    read: ReadText
+    read: TokenizedText
     rationale: NDArray[np.bool_]
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 
 # Rows of A are worked on in pieces of at most this many numbers, which bounds memory for thousands of tokens.
 _PIECE = 1 << 23
@@ -254,7 +254,7 @@ def pieces_of(rows: int, numbers: int, size: int) -> Iterator[slice]:
 
 def score_rows(query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> Tensor:
     """Scale q kᵀ + bias, a new tensor; half precision is worked out in float32, as fused kernels do."""
-    scores = (exact(query) * scale) @ exact(key).transpose(-2, -1)
+    scores = (at_least_float32(query) * scale) @ at_least_float32(key).transpose(-2, -1)
     return scores if bias is None else scores + bias.to(scores.dtype)
 
 

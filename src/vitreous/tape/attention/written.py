@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.architecture import Architecture
 from vitreous.architecture.attention import AttentionCall
 from vitreous.architecture.operations import product_operands
@@ -184,10 +184,10 @@ class ScoreReader:
         entering = self.entering(spec)
         if entering is None or query is None or key is None:
             return None
-        product = exact(query.detach() @ key.detach().transpose(-2, -1))
+        product = at_least_float32(query.detach() @ key.detach().transpose(-2, -1))
         if product.shape != entering.shape:  # something was joined to the scores
             return None
-        products, scores = (rows - rows.mean(dim=-1, keepdim=True) for rows in (product, exact(entering)))
+        products, scores = (rows - rows.mean(dim=-1, keepdim=True) for rows in (product, at_least_float32(entering)))
         factor = (products * scores).sum(dim=(0, 2, 3)) / products.square().sum(dim=(0, 2, 3))
         factor = factor.view(-1, 1, 1)
         if not bool((scores - factor * products).abs().amax() < _ROUNDING * scores.abs().amax()):
@@ -216,7 +216,7 @@ def _factor_of(other: Any) -> float | Tensor | None:
     if other.numel() == 1:
         return float(other)
     by_head = other.dim() in (3, 4) and other.numel() == other.shape[-3]
-    return exact(other.detach()).reshape(-1, 1, 1) if by_head else None
+    return at_least_float32(other.detach()).reshape(-1, 1, 1) if by_head else None
 
 
 def _hidden(operation: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor | None:

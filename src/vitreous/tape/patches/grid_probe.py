@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.architecture import Architecture
 from vitreous.errors import InputError, UnsupportedModelError
 from vitreous.inputs.model_input import Inputs
@@ -222,7 +222,7 @@ class PatchGridProbe:
             pictures = with_changed_patches(probed.pictures[0].detach(), grid, len(probed.pictures))
             streams = first_block_input(self.architecture, self.model, pictures)
             if streams is not None and streams.shape[:2] == (len(pictures), tokens):
-                check_changed_patches(self.architecture.name, exact(streams), grid, mixed=mixed)
+                check_changed_patches(self.architecture.name, at_least_float32(streams), grid, mixed=mixed)
             return None
         geometry = fields.geometry()
         fields.check(self.architecture.name, geometry, mixed=mixed)
@@ -323,7 +323,7 @@ class PatchGridProbe:
             with suppress(Exception):  # a model may take one picture at a time only
                 streams = self._streams(edges, noise, at_once)
             if streams is not None and streams.shape[:2] == (len(edges) + count, tokens):
-                seen = exact(streams[: len(edges)].detach())
+                seen = at_least_float32(streams[: len(edges)].detach())
                 return _Probed(seen, streams[len(edges) :], noise) if bool(seen.isfinite().all()) else None
         return None
 

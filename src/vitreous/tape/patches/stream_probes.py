@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous._utils.torch_state import outside_inference_mode
 from vitreous.architecture import Architecture, Point
 from vitreous.errors import UnsupportedModelError
@@ -107,7 +107,7 @@ class _Changing:
     def _check(self, layer: int, tokens: Tensor) -> None:
         if self._changed is None:
             return
-        first, second = exact(tokens[:, -self._patches :])
+        first, second = at_least_float32(tokens[:, -self._patches :])
         change = second - first
         if not bool(change.isfinite().all()) or change.shape[-1] != self._added.shape[-1]:
             return
@@ -123,7 +123,7 @@ class _Changing:
     def _differing(self, tokens: Tensor) -> Tensor:
         count = max(1, min(_MOST, int(self._patches * _SHARE)))
         self._changed = torch.randperm(self._patches, generator=self._generator)[:count]
-        first = exact(tokens[0])
+        first = at_least_float32(tokens[0])
         noise = torch.randn(count, tokens.shape[-1], generator=self._generator)
         self._added = noise.to(first) * first.std()
         second = first.clone()

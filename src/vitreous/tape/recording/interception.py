@@ -22,8 +22,15 @@ from torch.overrides import TorchFunctionMode
 
 from vitreous._utils.torch_state import function_modes
 from vitreous.architecture import Architecture
-from vitreous.architecture.flex_attention import as_fused, checks_for_kernel, is_flex_attention
-from vitreous.architecture.trace import StepCounter, as_constant, operation, tensors_in
+from vitreous.architecture.trace import (
+    StepCounter,
+    as_constant,
+    as_fused,
+    checks_for_kernel,
+    is_flex_attention,
+    operation,
+    tensors_in,
+)
 from vitreous.errors import UnsupportedModelError
 from vitreous.inputs.model_input import Inputs, Texts
 

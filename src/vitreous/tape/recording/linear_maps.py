@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.architecture import Architecture
 from vitreous.architecture.description import HeadPath, Norm, PathStep, ValueMap
 from vitreous.architecture.norms import LinearNorm, linear_norm
@@ -124,7 +124,7 @@ class _PathState:
         if not isinstance(factor, Tensor):
             self.scale_channels(float(factor))
             return
-        factor = exact(factor.detach())
+        factor = at_least_float32(factor.detach())
         if factor.numel() == 1:
             self.scale_channels(factor.reshape(()))
             return
@@ -236,7 +236,7 @@ class LinearMaps:
             factor = _factor(operation, given, kwargs, step.position)
             state.multiply(factor, step, given[step.position])
         else:
-            self._pass_statistic(state, step, exact(given[0].detach()))
+            self._pass_statistic(state, step, at_least_float32(given[0].detach()))
 
     def _pass_statistic(self, state: _PathState, step: PathStep, tokens: Tensor) -> None:
         """A norm or an activation: what it does to a token is held as it was."""
@@ -335,7 +335,7 @@ def through_value_weight(tape: Tape, layer: int, tokens: Tensor) -> Tensor:
     value_weight = tape.value_weight(layer)
     assert value_weight is not None
     heads, _, width = tape.attention(layer).value.shape[1:]
-    value = (tokens @ exact(value_weight).T).reshape(*tokens.shape[:2], -1, width).transpose(1, 2)
+    value = (tokens @ at_least_float32(value_weight).T).reshape(*tokens.shape[:2], -1, width).transpose(1, 2)
     return value.repeat_interleave(heads // value.shape[1], dim=1)
 
 
@@ -378,8 +378,8 @@ def _factor(operation: str, given: list[Tensor | float], kwargs: dict[str, Any],
 def _batch_norm_factor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     call = args, kwargs
     variance, weight = _argument(call, 2, "running_var"), _argument(call, 3, "weight")
-    factor: Tensor = (exact(variance.detach()) + _argument(call, 7, "eps", 1e-5)).rsqrt()
-    return factor if weight is None else factor * exact(weight.detach())
+    factor: Tensor = (at_least_float32(variance.detach()) + _argument(call, 7, "eps", 1e-5)).rsqrt()
+    return factor if weight is None else factor * at_least_float32(weight.detach())
 
 
 def _argument(call: tuple[tuple[Any, ...], dict[str, Any]], position: int, name: str, default: Any = None) -> Any:

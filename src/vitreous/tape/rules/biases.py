@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 from vitreous.architecture import Architecture
 from vitreous.errors import UnsupportedModelError
 from vitreous.tape.patches.layout import Layout
@@ -72,8 +72,8 @@ class BiasRecorder:
         def note(call: ElementwiseCall, gradient: Tensor, passed_on: Tensor) -> None:
             left_over = call.value_at_zero or active_rule.rule.activation != "ratio"
             if left_over and active_rule.wants_biases_of(layer):
-                left = exact(gradient) * call.output
-                left.addcmul_(exact(passed_on), exact(call.input), value=-1)
+                left = at_least_float32(gradient) * call.output
+                left.addcmul_(at_least_float32(passed_on), at_least_float32(call.input), value=-1)
                 self._add(layer, step, left, -1, tokens_first)
 
         return note
@@ -116,7 +116,7 @@ class BiasRecorder:
             # Autograd hands on None for nothing: q and k under a rule that holds A constant.
             if gradient is None or not active_rule.wants_biases_of(layer):
                 return
-            found = contribution(exact(gradient))
+            found = contribution(at_least_float32(gradient))
             if found is not None:
                 self._add(layer, step, found, axis, tokens_first)
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from vitreous._utils.tensors import exact
+from vitreous._utils.tensors import at_least_float32
 
 
 @dataclass
@@ -204,7 +204,7 @@ def _vector_jacobian_of(leaf: Tensor, output: Tensor, gradient: Tensor) -> Tenso
 
 def statistics(tokens: Tensor, shape: tuple[int, ...], eps: float, *, centred: bool) -> tuple[Tensor, Tensor]:
     """Mean and 1/deviation over the last axes, in float32 at least."""
-    tokens = exact(tokens)
+    tokens = at_least_float32(tokens)
     axes = tuple(range(-len(shape), 0))
     if centred:
         # By the kernel for layer normalisation, which takes a twentieth of the time of torch.var_mean.

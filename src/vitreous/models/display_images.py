@@ -35,7 +35,7 @@ _AVERAGED = " Its {} channels are averaged."
 _OVERSHOOT = 0.1
 
 
-class InputPictures(NamedTuple):
+class DisplayImages(NamedTuple):
     """Images of a batch.
 
     Attributes:
@@ -90,7 +90,7 @@ class Normalisation:
         return (pixels * std + mean) / self.full
 
 
-def input_pictures(pixels: Tensor, preprocessing: Preprocessing | None) -> InputPictures:
+def display_images(pixels: Tensor, preprocessing: Preprocessing | None) -> DisplayImages:
     """Convert a model's input tensor (batch, channels, height, width) to images.
 
     The normalisation of the model's preprocessing is undone if it is known and fits the values; otherwise each image is
@@ -102,13 +102,13 @@ def input_pictures(pixels: Tensor, preprocessing: Preprocessing | None) -> Input
         and pixels.shape[1] == len(known.mean)
         and all(_fits(known.undo(one)) for one in _each(pixels))
     ):
-        return InputPictures(_pictures(map(known.undo, _each(pixels))), UNDONE)
+        return DisplayImages(_pictures(map(known.undo, _each(pixels))), UNDONE)
     return _as_they_are(pixels)
 
 
 def given_pictures(
     images: Drawable | Iterable[Drawable], count: int, mean: Channels | None = None, std: Channels | None = None
-) -> InputPictures:
+) -> DisplayImages:
     """Convert the images of a caller, which maps are drawn on.
 
     Args:
@@ -128,7 +128,7 @@ def given_pictures(
         raise InputError(f"{count} image{'s are' if count > 1 else ' is'} explained, but {len(listed)} were given")
     drawn = [_given(image, normalisation) for image in listed]
     notes = dict.fromkeys(one.note for one in drawn if one.note)
-    return InputPictures(tuple(image for one in drawn for image in one.images), " ".join(notes) or None)
+    return DisplayImages(tuple(image for one in drawn for image in one.images), " ".join(notes) or None)
 
 
 def _listed(images: Any, count: int) -> list[Any]:
@@ -140,7 +140,7 @@ def _listed(images: Any, count: int) -> list[Any]:
     return [images] if count == 1 or not isinstance(images, Iterable) or isinstance(images, str) else list(images)
 
 
-def _given(image: Any, normalisation: Normalisation | None) -> InputPictures:
+def _given(image: Any, normalisation: Normalisation | None) -> DisplayImages:
     if isinstance(image, np.ndarray) and image.dtype.kind == "f" and image.ndim in (2, 3):
         # Arrays have their channels last, as matplotlib and Pillow do.
         image = torch.from_numpy(np.ascontiguousarray(image if image.ndim == 3 else image[..., None])).permute(2, 0, 1)
@@ -148,32 +148,32 @@ def _given(image: Any, normalisation: Normalisation | None) -> InputPictures:
         return _given_tensor(image, normalisation)
     if normalisation is not None:
         raise InputError("mean and std undo the normalisation of a tensor: leave them out for a photo or uint8 array")
-    return InputPictures((read_image(image),))
+    return DisplayImages((read_image(image),))
 
 
-def _given_tensor(image: Tensor, normalisation: Normalisation | None) -> InputPictures:
+def _given_tensor(image: Tensor, normalisation: Normalisation | None) -> DisplayImages:
     if image.ndim != 3 or 0 in image.shape:
         raise InputError(f"a tensor to draw on has the shape (channels, height, width), not {tuple(image.shape)}")
     if image.dtype == torch.uint8 and normalisation is None:
-        return InputPictures(_pictures([image[None].float().cpu() / 255]))
+        return DisplayImages(_pictures([image[None].float().cpu() / 255]))
     if not image.is_floating_point() or not bool(image.isfinite().all()):
         raise InputError("a tensor to draw on holds uint8 pixels, or floating point ones that are finite")
     if normalisation is None:
         return _as_they_are(image[None])
-    return InputPictures(_pictures(map(normalisation.undo, _each(image[None]))))
+    return DisplayImages(_pictures(map(normalisation.undo, _each(image[None]))))
 
 
-def _as_they_are(pixels: Tensor) -> InputPictures:
+def _as_they_are(pixels: Tensor) -> DisplayImages:
     """Keep values in [0, 1] as they are, and stretch others."""
     channels = pixels.shape[1]
     averaged = "" if channels in (1, 3) else _AVERAGED.format(channels)
     ranges = [torch.aminmax(one) for one in _each(pixels)]
     if all(bool(low >= 0) and bool(high <= 1) for low, high in ranges):
-        return InputPictures(_pictures(_each(pixels)), averaged.strip() or None)
+        return DisplayImages(_pictures(_each(pixels)), averaged.strip() or None)
     stretched = (
         (one - low) / (1 if high == low else high - low) for one, (low, high) in zip(_each(pixels), ranges, strict=True)
     )
-    return InputPictures(_pictures(stretched), STRETCHED + averaged)
+    return DisplayImages(_pictures(stretched), STRETCHED + averaged)
 
 
 def _each(pixels: Tensor) -> Iterator[Tensor]:
