@@ -159,7 +159,7 @@ class ImageService:
         results = self.explain(photo, request, job)
         model = self.models.get(photo.model)
         methods = shown_methods(results, request) if results.has_curves else []
-        classes = [one for one in request.targets_for(results) if isinstance(one, int)]
+        classes = explained_classes(results, request)
         todo = {one: [method for method in methods if (method, one) not in results.curves] for one in classes}
         with self._storing(photo, results), self._monitored(model, job):
             job.start_stage("measuring curves", 2 * CURVE_POINTS * sum(map(len, todo.values())))
@@ -242,13 +242,18 @@ def shown_methods(results: ImageResults, request: ExplainRequest) -> list[str]:
     ]
 
 
+def explained_classes(results: ImageResults, request: ExplainRequest) -> list[int]:
+    """Return the classes among the targets: curves are measured of them."""
+    return [one for one in request.targets_for(results) if isinstance(one, int)]
+
+
 def trusted(results: ImageResults, request: ExplainRequest) -> tuple[int, list[str]]:
     """Return the class and the methods whose maps trust is measured of.
 
     Raises:
         InputError: no class is explained.
     """
-    target = next((one for one in request.targets_for(results) if isinstance(one, int)), None)
+    target = next(iter(explained_classes(results, request)), None)
     methods = shown_methods(results, request)
     if target is None or not methods:
         raise InputError("Trust is measured for a class: explain one, by a method that works on this model.")

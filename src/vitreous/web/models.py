@@ -132,6 +132,10 @@ class ModelCache(BaseModelCache[LoadedModel]):
         self.get(name)
         return self._duals.get(name)
 
+    def reads_prompts(self, name: str) -> bool:
+        """Whether a loaded model has a text tower."""
+        return name in self._duals
+
     def embedding_tower(self, name: str) -> nn.Module:
         """Return the part of a model that embeds images."""
         model = self.get(name)

@@ -135,8 +135,8 @@ class Example:
     credit: str = ""
 
 
-def example_images(folders: Sequence[Path]) -> list[Example]:
-    """List the shipped photos and images in the allowed folders."""
+def readable_examples(folders: Sequence[Path]) -> list[Example]:
+    """List the shipped photos and images in the allowed folders, without those that cannot be read."""
     listed = json.loads((EXAMPLES / "examples.json").read_text(encoding="utf-8"))
     found = [Example(EXAMPLES / one["file"], one["title"], one["credit"]) for one in listed]
     for folder in folders:
@@ -144,9 +144,10 @@ def example_images(folders: Sequence[Path]) -> list[Example]:
             found += [Example(path, path.name) for path in find_images([folder])]
         except ImageError:  # a folder of checkpoints without images
             continue
-    return found[:_MAX_EXAMPLES]
+    return [one for one in found[:_MAX_EXAMPLES] if thumbnail(one.path) is not None]
 
 
+@lru_cache(maxsize=64)
 def thumbnail(photo: Path) -> str | None:
     """Return a small JPEG of an image as a data URL, so that the page loads quickly; ``None`` for unreadable images."""
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -12,7 +11,6 @@ import numpy as np
 from torch import Tensor
 
 from vitreous._utils.defaults import DEFAULT_METHODS, DEFAULT_OPACITY
-from vitreous.errors import MethodError
 from vitreous.explanation.trust import LIKELY, Trust
 from vitreous.inputs.outputs import percent
 from vitreous.methods import list_methods
@@ -45,7 +43,7 @@ _PRESETS = (
     ("The papers", DEFAULT_METHODS, "TokenTM, GradToken and SkipPLUS"),
     ("Fast", ("gradtoken", "gradcam", "raw_attention", "rollout"), "At most a backward pass through the last block"),
     ("Signed", ("decompx", "attnlrp", "fullgrad_plus:rule=libra"), "What speaks for and what speaks against"),
-    ("Black-box", ("occlusion", "rise"), "Run the model on masked photos; slow"),
+    ("Black-box", ("occlusion", "rise:budget=300"), "Run the model on masked photos; slow"),
 )
 _SMALL_MAP = 4096  # scores that are sent as 32 bits each; maps of pixels take 16
 _TOP_CLASSES = 5
@@ -163,6 +161,7 @@ def view_of(
         "methods": methods,
         "maps": [[map_of(results, method["shown"], target) for method in methods] for target in targets],
         "trust": None if trust is None else trust_of(trust),
+        "measureTrust": photo.model == "demo" and isinstance(targets[0], int),  # a few seconds
     }
 
 
@@ -237,9 +236,17 @@ def trust_of(found: Trust) -> dict[str, Any]:
     if first is not None:
         kept, lost = first.keeps, first.destroys
         figures += [
-            ("Keeps the prediction", "none" if kept is None else f"{kept.percent}% of the patches", "The highest patches"),
+            (
+                "Keeps the prediction",
+                "none" if kept is None else f"{kept.percent}% of the patches",
+                "The highest patches",
+            ),
             ("Destroys it", "none" if lost is None else f"without {lost.percent}%", "Without the highest patches"),
-            ("Random orders beaten", f"{first.beats} of {first.orders}", "By the gap between highest and lowest patches"),
+            (
+                "Random orders beaten",
+                f"{first.beats} of {first.orders}",
+                "By the gap between highest and lowest patches",
+            ),
         ]
         if first.stability is not None:
             figures.append(("Shifted by a pixel", f"{first.stability:.2f}", "Rank correlation of both maps"))
@@ -272,7 +279,11 @@ def _question(results: ImageResults, target: TargetKey) -> dict[str, Any]:
         found |= {"label": target.text, "title": f"Where is “{target.text}”?"}
     elif isinstance(target, SimilarTarget):
         name = target.upload.name
-        found |= {"label": f"similar to {name}", "title": f"Why similar to {name}?", "thumb": thumbnail(target.upload.path)}
+        found |= {
+            "label": f"similar to {name}",
+            "title": f"Why similar to {name}?",
+            "thumb": thumbnail(target.upload.path),
+        }
     if computed:
         found["text"] = _value_text(results, target)
     return found

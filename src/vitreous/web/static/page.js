@@ -27,6 +27,7 @@ window.vitreous = (() => {
 
   // Press a hidden button; Gradio then asks request() for the text that goes to the server.
   function send(button, command = {}) {
+    clearTimeout(waiting);
     state.command = command;
     const found = document.querySelector(`#vitreous-${button}`);
     if (found) (found.tagName === "BUTTON" ? found : found.querySelector("button")).click();
@@ -39,9 +40,9 @@ window.vitreous = (() => {
 
   function ask(change) {
     Object.assign(state, change);
+    clearTimeout(waiting);
     if (picker) picker.render();
     renderPredictions();
-    clearTimeout(waiting);
     if (state.view) waiting = setTimeout(() => send("show"), 120); // several clicks are one request
   }
 
@@ -59,7 +60,8 @@ window.vitreous = (() => {
   // Answers -----------------------------------------------------------------------------------------------------------
 
   function receive(value) {
-    if (!value) return;
+    if (!value || value.number === state.number) return;
+    state.number = value.number;
     if (value.rejected) {
       if (state.view) restore(state.view);
       if (picker) picker.render();
@@ -85,6 +87,8 @@ window.vitreous = (() => {
     state.trust = view.trust || null;
     restore(view);
     render();
+    clearTimeout(waiting);
+    if (view.measureTrust && !view.trust) waiting = setTimeout(() => send("trust"), 600); // any other request comes first
   }
 
   function say(text) {
@@ -94,19 +98,22 @@ window.vitreous = (() => {
 
   // Panels ------------------------------------------------------------------------------------------------------------
 
+  const panels = {
+    examples: renderExamples, head: renderHead, toolbar: renderToolbar, predictions: renderPredictions,
+    question: renderQuestions, picker: renderPicker, stage: renderStage, trust: renderTrust,
+  };
+
   function render() {
-    if (part("picker") && !part("picker").firstChild) {
-      picker = window.vitreousPicker(h)(part("picker"), config.catalogue, () => state.methods, (methods) => {
-        if (methods.length) ask({ methods });
-      });
-    } else if (picker) picker.render();
-    renderExamples();
-    renderHead();
-    renderToolbar();
-    renderPredictions();
-    renderQuestions();
-    renderStage();
-    renderTrust();
+    for (const fill of Object.values(panels)) fill();
+  }
+
+  function renderPicker() {
+    const root = part("picker");
+    if (!root) return;
+    if (root.firstChild && picker) { picker.render(); return; }
+    picker = window.vitreousPicker(h)(root, config.catalogue, () => state.methods, (methods) => {
+      if (methods.length) ask({ methods });
+    });
   }
 
   function renderExamples() {
@@ -419,12 +426,14 @@ window.vitreous = (() => {
 
   // Start -------------------------------------------------------------------------------------------------------------
 
+  // Gradio adds elements when it likes; each is filled when it is there.
   function mount() {
-    if (part("stage") && !part("stage").dataset.mounted) {
-      part("stage").dataset.mounted = "yes";
-      renderExamples();
-      if (state.view) render();
-      new ResizeObserver(() => redraw()).observe(part("stage"));
+    for (const [name, fill] of Object.entries(panels)) {
+      const root = part(name);
+      if (!root || root.dataset.mounted) continue;
+      root.dataset.mounted = "yes";
+      fill();
+      if (name === "stage") new ResizeObserver(() => redraw()).observe(root);
     }
     for (const button of document.querySelectorAll("#v-drawer-open:not([data-mounted])")) {
       button.dataset.mounted = "yes";
@@ -436,6 +445,6 @@ window.vitreous = (() => {
     }
   }
   new MutationObserver(mount).observe(document.documentElement, { childList: true, subtree: true });
-  window.addEventListener("resize", () => redraw());
+  mount();
   return { receive, request, state, settings };
 })();
