@@ -13,21 +13,18 @@ from typing import Any
 import gradio as gr
 
 from vitreous.errors import InputError, ModelError
-from vitreous.targets import Contrast
 from vitreous.web import rendering
 from vitreous.web.image_service import ImageInput, ImageService
 from vitreous.web.jobs import CancelledError, Job, SessionJobs
 from vitreous.web.layout import ImageComponents
 from vitreous.web.rendering import DisplaySettings, base_image, mark_patch, patch_at, status_html
 from vitreous.web.requests import ExplainRequest
-from vitreous.web.results import BlockRows, Example, ImageResults, PromptTarget, SimilarTarget, TargetKey, Upload
+from vitreous.web.results import BlockRows, Example, ImageResults, SimilarTarget, Upload, read_target
 from vitreous.web.security import OpenStreams
 from vitreous.web.tab_controller import SHARED_OPTIONS, TabController, Task, Updates, click_script, unchanged
 from vitreous.web.views import RECOMMENDED, trust_of, view_of
 
 _NO_IMAGE = "Choose a photo first."
-_NO_SECOND = "Choose the second photo again: it is no longer there."
-_MAX_PROMPT = 300  # characters
 _LIKELY_AT_FIRST = 2  # classes that the opening example shows
 _ASK = "(asked, ...others) => [window.vitreous.request(), ...others]"
 OPENING = ExplainRequest(RECOMMENDED, likely=_LIKELY_AT_FIRST)
@@ -67,29 +64,6 @@ def read_image_controls(asked: str | None, second: Upload | None = None) -> Imag
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InputError("The request cannot be read; reload the page.") from error
     return ImageControls(ExplainRequest(methods, targets, None if depth is None else int(depth)), settings, command)
-
-
-def read_target(value: Any, second: Upload | None = None) -> TargetKey:
-    """Parse a target as ``views.target_json`` spells it.
-
-    Raises:
-        InputError: it is none, or it names a second photo and there is none.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    kind = value.get("kind") if isinstance(value, dict) else None
-    if kind == "contrast":
-        return Contrast(int(value["a"]), int(value["b"]))
-    if kind == "prompt":
-        text = " ".join(str(value["text"]).split())
-        if not 0 < len(text) <= _MAX_PROMPT:
-            raise InputError(f"A prompt is a text of up to {_MAX_PROMPT} characters.")
-        return PromptTarget(text)
-    if kind == "similar":
-        if second is None:
-            raise InputError(_NO_SECOND)
-        return SimilarTarget(second)
-    raise InputError("A question is a class, a contrast of two classes, a prompt or a second photo.")
 
 
 class ImageTab(TabController):

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.errors import ImageError
+from vitreous.errors import ImageError, InputError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.prediction import Predicted
 from vitreous.explanation.trust import Trust
@@ -31,6 +31,8 @@ from vitreous.text.explanation import TextExplanation
 
 DISPLAY_SIZE = 1024  # pixels of the longer side of the copy kept for drawing; the model gets the full image
 _MAX_EXAMPLES = 16
+_NO_SECOND = "Choose the second photo again: it is no longer there."
+_MAX_PROMPT = 300  # characters
 _THUMBNAIL_SIZE = 160
 EXAMPLES = Path(__file__).parent / "examples"
 
@@ -70,6 +72,29 @@ TargetKey = int | Contrast | PromptTarget | SimilarTarget  # what a map is store
 def kind_of(target: TargetKey) -> str:
     """Return the kind of a target: ``class`` (contrasts are of classes), ``prompt`` or ``similar``."""
     return {PromptTarget: "prompt", SimilarTarget: "similar"}.get(type(target), "class")
+
+
+def read_target(value: Any, second: Upload | None = None) -> TargetKey:
+    """Parse a target as ``views.target_json`` spells it.
+
+    Raises:
+        InputError: it is none, or it names a second photo and there is none.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if kind == "contrast":
+        return Contrast(int(value["a"]), int(value["b"]))
+    if kind == "prompt":
+        text = " ".join(str(value["text"]).split())
+        if not 0 < len(text) <= _MAX_PROMPT:
+            raise InputError(f"A prompt is a text of up to {_MAX_PROMPT} characters.")
+        return PromptTarget(text)
+    if kind == "similar":
+        if second is None:
+            raise InputError(_NO_SECOND)
+        return SimilarTarget(second)
+    raise InputError("A question is a class, a contrast of two classes, a prompt or a second photo.")
 
 
 @dataclass(frozen=True)
@@ -295,20 +320,6 @@ class ResultCache(Generic[Made]):
             if any((method, one) not in self.scores and self.reason(method, one) is None for one in required)
         ]
 
-    def _numbers(self, targets: Sequence[TargetKey]) -> dict[str, Any]:
-        """Return the fields of an explanation that say what is explained."""
-        assert self.sample is not None
-        classes = self.sample.logits.shape[1]
-        others = [target for target in targets if not isinstance(target, int)]
-        numbers = [target if isinstance(target, int) else classes + others.index(target) for target in targets]
-        fields: dict[str, Any] = {"target": torch.tensor([numbers]), "targets": (), "target_values": None}
-        if others:
-            logits = self.sample.logits[0]
-            values = [float(logits[one]) if isinstance(one, int) else self.objects[one][1] for one in targets]
-            fields["targets"] = tuple(self.objects[one][0] for one in others)
-            fields["target_values"] = torch.tensor([values], dtype=logits.dtype)
-        return fields
-
 
 @dataclass(frozen=True)
 class BlockRows:
@@ -392,6 +403,20 @@ class ImageResults(ResultCache[Explanation]):
             **self._numbers(targets),
         )
 
+    def _numbers(self, targets: Sequence[TargetKey]) -> dict[str, Any]:
+        """Return the fields of an explanation that say what is explained."""
+        assert self.sample is not None
+        classes = self.sample.logits.shape[1]
+        others = [target for target in targets if not isinstance(target, int)]
+        numbers = [target if isinstance(target, int) else classes + others.index(target) for target in targets]
+        fields: dict[str, Any] = {"target": torch.tensor([numbers]), "targets": (), "target_values": None}
+        if others:
+            logits = self.sample.logits[0]
+            values = [float(logits[one]) if isinstance(one, int) else self.objects[one][1] for one in targets]
+            fields["targets"] = tuple(self.objects[one][0] for one in others)
+            fields["target_values"] = torch.tensor([values], dtype=logits.dtype)
+        return fields
+
 
 @dataclass
 class TextResults(ResultCache[TextExplanation]):
@@ -431,5 +456,5 @@ class TextResults(ResultCache[TextExplanation]):
             scores={method: (torch.stack([self.scores[method, one] for one in targets]),) for method in methods},
             signed={method: self.signed[method] for method in methods},
             provenance={**self.sample.provenance, "methods": list(methods)},
-            **self._numbers(targets),
+            target=torch.tensor([list(targets)]),
         )

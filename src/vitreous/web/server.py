@@ -91,6 +91,8 @@ def start(settings: Settings) -> Server:
     images = None
     try:
         gradio = _import_gradio()
+        from vitreous.web.api import build_api  # noqa: PLC0415  # it needs what comes with Gradio
+
         text_cache = settings.cache_bytes // _TEXT_CACHE_FRACTION
         images = ImageService(
             ModelCache(settings.model, settings.folders),
@@ -103,7 +105,8 @@ def start(settings: Settings) -> Server:
         streams = OpenStreams()
         examples = readable_examples(settings.folders)
         page = build(gradio, images, texts, examples, folder, streams)
-        _launch(gradio, page, settings, folder, streams, head_html(examples))
+        api = build_api(images, folder)
+        _launch(gradio, page, settings, folder, streams, head=head_html(examples), api=api)
         _prepare_opening(images, settings.model, examples)
     except BaseException:
         _clean_up(images, folder)
@@ -183,8 +186,11 @@ def head_html(examples: Sequence[Example]) -> str:
     return "".join(f"<script>{script}</script>" for script in scripts)
 
 
-def _launch(gradio: Any, page: Any, settings: Settings, folder: Path, streams: OpenStreams, head: str) -> None:
+def _launch(
+    gradio: Any, page: Any, settings: Settings, folder: Path, streams: OpenStreams, *, head: str, api: Any
+) -> None:
     from starlette.middleware import Middleware  # noqa: PLC0415  # comes with Gradio
+    from starlette.routing import Mount  # noqa: PLC0415
 
     uploads = UploadFolder(folder, settings.upload_bytes, _MAX_UPLOADS * settings.upload_bytes)
     security = Middleware(SecurityMiddleware, host=settings.host, streams=streams, uploads=uploads)
@@ -205,7 +211,7 @@ def _launch(gradio: Any, page: Any, settings: Settings, folder: Path, streams: O
         pwa=False,
         max_file_size=settings.upload_bytes,
         state_session_capacity=gradio_env.MAX_SESSIONS,
-        app_kwargs={"middleware": [security], **dict.fromkeys(_NO_API_DOCS)},
+        app_kwargs={"middleware": [security], "routes": [Mount("/api", api)], **dict.fromkeys(_NO_API_DOCS)},
         theme=gradio.themes.Default(primary_hue="blue", **fonts),
         css=(STATIC / "page.css").read_text("utf-8"),
         head=head,

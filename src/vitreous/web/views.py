@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from vitreous._utils.defaults import DEFAULT_METHODS, DEFAULT_OPACITY
+from vitreous.errors import MethodError
 from vitreous.explanation.trust import LIKELY, Trust
 from vitreous.inputs.outputs import percent
 from vitreous.methods import list_methods
@@ -89,7 +90,7 @@ def method_catalogue() -> dict[str, Any]:
 def describe_method(spelling: str, info: MethodInfo | None = None) -> dict[str, Any]:
     """Return what is known of a method before it runs."""
     info = info or parse(spelling).info
-    cost = cost_of(spelling)
+    cost = _cost_label(spelling)
     return {
         "spelling": spelling,
         "family": info.family,
@@ -99,11 +100,18 @@ def describe_method(spelling: str, info: MethodInfo | None = None) -> dict[str, 
         "year": info.year,
         "citation": info.citation,
         "link": info.link,
-        "cost": cost.label,
-        "speed": "slow" if cost.label == "many runs" else "fast" if "backward" not in cost.label else "usual",
+        "cost": cost,
+        "speed": "slow" if cost == "many runs" else "fast" if "backward" not in cost else "usual",
         "signed": info.signed,
         "classSpecific": info.class_specific,
     }
+
+
+def _cost_label(spelling: str) -> str:
+    try:
+        return cost_of(spelling).label
+    except MethodError:  # a block that a model with twelve blocks does not have
+        return ""
 
 
 def _colours(*, signed: bool) -> list[int]:
