@@ -203,6 +203,8 @@ def _targets(text: str) -> tuple[TargetKey, ...]:
         if not isinstance(values, list):
             raise InputError("targets must be a JSON list.")
         return tuple(read_target(one) for one in values)
+    except VitreousError:
+        raise
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InputError("targets must be a JSON list of class numbers, contrasts and prompts.") from error
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import gradio as gr
 
-from vitreous.errors import InputError, ModelError
+from vitreous.errors import InputError, ModelError, VitreousError
 from vitreous.web import rendering
 from vitreous.web.image_service import ImageInput, ImageService
 from vitreous.web.jobs import CancelledError, Job, SessionJobs
@@ -61,6 +61,8 @@ def read_image_controls(asked: str | None, second: Upload | None = None) -> Imag
         targets = tuple(read_target(one, second) for one in values.get("questions") or ())
         methods = tuple(dict.fromkeys(str(one) for one in values["methods"]))
         command = {name: values[name] for name in ("example", "model") if name in values}
+    except VitreousError:
+        raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InputError("The request cannot be read; reload the page.") from error
     return ImageControls(ExplainRequest(methods, targets, None if depth is None else int(depth)), settings, command)

@@ -15,7 +15,7 @@ from torch import nn
 
 from vitreous.api.explain import network_of
 from vitreous.api.similarity import embedding_tower
-from vitreous.errors import ModelError
+from vitreous.errors import ModelError, VitreousError
 from vitreous.inputs.model_input import encoding_methods
 from vitreous.models import LoadedModel, load_model
 from vitreous.models.dual_encoder import DualEncoder, load_dual_encoder, zero_shot
@@ -150,10 +150,17 @@ class ModelCache(BaseModelCache[LoadedModel]):
         self._towers.pop(name, None)
 
     def _load(self, name: str) -> LoadedModel:
-        loaded = load_model(name)
-        if encoding_methods(loaded.model) is None:
-            return loaded
-        self._duals[name] = dual = load_dual_encoder(name)
+        try:
+            loaded = load_model(name)
+            if encoding_methods(loaded.model) is None:
+                return loaded
+            dual = load_dual_encoder(name)
+        except VitreousError as error:  # by its name it may be a classifier, or a model of images and texts
+            try:
+                dual = load_dual_encoder(name)
+            except VitreousError:
+                raise error from None
+        self._duals[name] = dual
         return zero_shot(dual, COMMON_NAMES)
 
 

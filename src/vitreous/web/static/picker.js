@@ -54,8 +54,8 @@ window.vitreousPicker = (h) => (root, catalogue, chosen, change) => {
       h("h4", {}, family), ...found.filter((one) => one.family === family).map(row),
     ]);
     const spelled = search.value.trim();
-    if (spelled && !found.some((one) => one.spelling === spelled)) {
-      parts.unshift(h("button", { class: "v-method v-recipe", type: "button", onclick: () => add(spelled) },
+    if (spelled && (!found.length || /[.:]/.test(spelled)) && !found.some((one) => one.spelling === spelled)) {
+      parts.push(h("button", { class: "v-method v-recipe", type: "button", onclick: () => add(spelled) },
         h("span", { class: "v-method-name" }, `Use the recipe “${spelled}”`)));
     }
     list.replaceChildren(...parts);
