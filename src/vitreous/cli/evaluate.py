@@ -100,9 +100,13 @@ def evaluate(
     protocol: Annotated[str, typer.Option(help="The protocol, see `vitreous protocols`.")],
     data: Annotated[str, typer.Option(metavar="KIND:PATH", help="The data set, see `vitreous datasets`.")],
     model: Annotated[
-        str,
-        typer.Option(help="A model by name: demo, timm/NAME, timm/NAME@FILE; hf/ID or hf/FOLDER, also for texts."),
-    ] = "demo",
+        str | None,
+        typer.Option(
+            help="A model by name: demo, timm/NAME, timm/NAME@FILE; hf/ID or hf/FOLDER, also for texts and prompts; "
+            "demo-clip, open_clip/NAME@WEIGHTS for prompts.",
+            show_default="demo; demo-clip for protocols of prompts",
+        ),
+    ] = None,
     methods: Annotated[
         list[str] | None,
         typer.Option(
@@ -134,10 +138,12 @@ def evaluate(
     size = parse_image_size(image_size)
 
     import vitreous  # noqa: PLC0415  # these import torch
+    from vitreous.evaluation.protocols import find_protocol  # noqa: PLC0415
     from vitreous.evaluation.store.run import ModelChoice  # noqa: PLC0415
 
     options["plugins"] = tuple(options["plugins"] or ())
-    choice = ModelChoice(model, channel_mean, channel_std, size, device, stage=stage)
+    name = model or ("demo" if find_protocol(protocol).prompt is None else "demo-clip")
+    choice = ModelChoice(name, channel_mean, channel_std, size, device, stage=stage)
     console = stderr_console()
     # Ray prints messages of its own on standard output.
     output = stdout_to_stderr() if options["engine"] == "ray" else nullcontext()
