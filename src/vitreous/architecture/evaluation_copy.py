@@ -15,8 +15,8 @@ Modules also know each other by other ways than as children: lists of modules, b
 lead to a module of the model. Hooks run as they are, with the copy as their module. What cannot be followed (an object
 of one's own that holds a module, a global variable) is heard when it runs, and refused: see ``originals_of``.
 
-Masked autoencoders (ViT-MAE of transformers) drop random patches in evaluation mode too. Their copy keeps all patches, in
-order.
+Masked autoencoders (ViT-MAE of transformers) drop random patches in evaluation mode too. Their copy keeps all patches,
+in order.
 
 Compiled parts run as they are written, for a compiled function does not call the functions it was made from, so that
 nothing could be heard.
