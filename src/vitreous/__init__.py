@@ -10,6 +10,7 @@ __all__ = [
     "Explanation",
     "TextExplanation",
     "__version__",
+    "add_test_time_registers",
     "errors",
     "evaluate",
     "explain",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.explanation.explanation import Explanation
     from vitreous.methods import list_methods
+    from vitreous.methods.registers import add_test_time_registers
     from vitreous.models import load_model
     from vitreous.models.dual_encoder import load_dual_encoder, zero_shot
     from vitreous.models.text_models import load_text_model
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Explanation": "vitreous.explanation.explanation",
     "TextExplanation": "vitreous.text.explanation",
+    "add_test_time_registers": "vitreous.methods.registers",
     "errors": None,
     "evaluate": "vitreous.evaluation.evaluate",
     "explain": "vitreous.api.explain",

@@ -37,7 +37,26 @@ from vitreous.web.server import Settings, start
 
 METHODS = ("gae", "ixg")
 SETTINGS = ([], "", 6, 0.85, "both", 0.0, True)  # classes, spelled, depth, opacity, sign, threshold, smooth
-SLOW = "smoothgrad:samples=10000"  # a minute of the small model, and the most that the page takes
+SLOW = "waiting"  # a minute of the model, and hardly any of the processor, which the other tests need
+WAITING = """
+import time
+from vitreous.methods.integrated import NoisyGradient
+from vitreous.methods.registry import register
+
+
+class Waiting(NoisyGradient):
+    def noisy_inputs(self, view):
+        for inputs in super().noisy_inputs(view):
+            for one in inputs.split(1):
+                time.sleep(0.1)
+                yield one
+
+
+@register("waiting", family="gradient", paper="", year=0, class_specific=True, signed=False)
+def waiting():
+    \"""600 passes with a pause before each.\"""
+    return Waiting("pixels", "patch", 600, 0.1, 0, "magnitude")
+"""
 GROUPS = (["gae"], ["ixg"], [], [], [], [])  # attention, gradient, cam, relevance, decomposition, perturbation
 
 
@@ -46,8 +65,9 @@ def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     (folder / "allowed").mkdir()
     (folder / "secret.txt").write_text("root:secret")
-    allowed = str(folder / "allowed")
-    with running_server(folder, "--max-upload-mb", "2", "--allow-folder", allowed, "--max-seconds", "600") as running:
+    (folder / "waiting.py").write_text(WAITING)
+    options = ("--plugin", str(folder / "waiting.py"), "--allow-folder", str(folder / "allowed"))
+    with running_server(folder, "--max-upload-mb", "2", "--max-seconds", "600", *options) as running:
         yield running
 
 
@@ -193,7 +213,7 @@ def test_a_visitor_who_leaves_frees_the_model(server, tmp_path):
     staying.predict(handle_file(str(tmp_path / "51.png")), TINY, *SETTINGS, *GROUPS, api_name="/upload")
     waiting = staying.submit(api_name="/run_maps")
     time.sleep(1)
-    assert not waiting.done()  # it waits behind 10,000 passes, which take a minute
+    assert not waiting.done()  # it waits behind 600 passes, which take a minute
     leaving.close()
     assert any("vitreous-grid" in part for part in texts(waiting.result(timeout=60)))
     staying.close()

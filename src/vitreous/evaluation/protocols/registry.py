@@ -17,6 +17,7 @@ from vitreous.evaluation.tasks.faithfulness import (
     ShiftStability,
     SingleDeletion,
 )
+from vitreous.evaluation.tasks.maps import KeepMaps
 from vitreous.evaluation.tasks.patch_masking import ContrastDropping, InfluenceDeletion, InsertionDeletion
 from vitreous.evaluation.tasks.pixel_masking import AreaBetweenCurves, ErasingAccuracy, ErasingProbability
 from vitreous.evaluation.tasks.sanity import Concentration, Faithfulness, Randomisation, Sensitivity
@@ -383,6 +384,16 @@ _ALL = (
 
 PROTOCOLS: Mapping[str, Protocol] = {protocol.name: protocol for protocol in _ALL}
 
+# What ``audit`` keeps of every image. It measures nothing, so it is found by name, as workers do, but not listed.
+AUDIT_MAPS = Protocol(
+    name="audit-maps",
+    title="Maps of the predicted class, tokens at their peaks and colours, for an audit",
+    paper="",
+    version=1,
+    tasks=(KeepMaps(),),
+    resize="model",
+)
+
 
 def find_protocol(name: str) -> Protocol:
     """The protocol of that name.
@@ -390,6 +401,8 @@ def find_protocol(name: str) -> Protocol:
     Raises:
         ProtocolError: there is none.
     """
+    if name == AUDIT_MAPS.name:
+        return AUDIT_MAPS
     if name not in PROTOCOLS:
         raise ProtocolError(
             f"there is no protocol {name!r}{close_match(name, PROTOCOLS)}; there are {', '.join(PROTOCOLS)}"
