@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vitreous._utils.messages import errors_as
-from vitreous.errors import InputError, MissingDependencyError, ModelError, UnsupportedModelError
+from vitreous.errors import InputError, MissingDependencyError, ModelError, TargetError, UnsupportedModelError
 from vitreous.inputs.model_input import TRANSFORMERS_ENCODERS, encoding_methods
 from vitreous.inputs.outputs import OutputActivation
 from vitreous.inputs.prompts import CallableReader, PromptReader, prompt_reader
@@ -90,6 +90,11 @@ class SimilarityHead(nn.Module):
     def forward(self, *given: Tensor, **parts: Tensor) -> Tensor:
         """The scores of images or texts, (batch, fixed)."""
         embedding = functional.normalize(self.tower(*given, **parts), dim=-1)
+        if embedding.shape[-1] != self.weight.shape[-1]:
+            raise TargetError(
+                f"the given embedding has {self.weight.shape[-1]} channels, and those of this model have "
+                f"{embedding.shape[-1]}"
+            )
         return functional.linear(embedding, self.weight.to(embedding), self.bias)
 
 
@@ -209,6 +214,8 @@ class DualEncoder:
 
     def zero_shot(self, class_names: Sequence[str], templates: str | Sequence[str] = TEMPLATES) -> ZeroShotClassifier:
         """The image tower followed by its scores with the classes: the mean embedding of a name in all templates."""
+        if isinstance(class_names, str):
+            raise InputError(f"class names are a list of texts, not one text: [{class_names!r}]")
         names, templates = list(class_names), [templates] if isinstance(templates, str) else list(templates)
         if not names or not all(isinstance(name, str) and name.strip() for name in names):
             raise InputError("zero-shot classification needs the names of its classes, each a text that is not empty")

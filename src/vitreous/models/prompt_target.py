@@ -5,6 +5,7 @@ All prompts of a call share one forward pass of the image tower, and every text 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,6 +65,16 @@ class Prompt(Target):
             raise TargetError(f"a prompt is a text, not {short_repr(self.text)}")
         if not self.text.strip():
             raise TargetError("the prompt is empty: say in a few words what to look for")
+        for name, value in (("scale", self.scale), ("bias", self.bias)):
+            if value is not None and (not isinstance(value, int | float) or not math.isfinite(value)):
+                raise TargetError(f"the {name} of a prompt must be a finite number, not {short_repr(value)}")
+        given = self.embedding
+        if given is None:
+            return
+        if not isinstance(given, Tensor) or given.dim() != 1 or not given.is_floating_point():
+            raise TargetError(f"the embedding of a prompt must be a floating tensor (width,), not {short_repr(given)}")
+        if not bool(given.isfinite().all()) or not bool(given.any()):
+            raise TargetError("the embedding of a prompt must be finite and not 0 in all channels")
 
     def module(self, network: nn.Module) -> nn.Module:
         """The image tower followed by its scores with all prompts of the call."""
