@@ -32,9 +32,10 @@ from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe, parse
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.display_images import DisplayImages, display_images
-from vitreous.models.dual_encoder import embed_prompts, find_dual_encoder, holds_prompts
+from vitreous.models.dual_encoder import find_dual_encoder
 from vitreous.models.loaded import with_resolved_outputs
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
+from vitreous.models.prompt_target import embed_prompts, holds_prompts
 from vitreous.models.wrap_model import called_by, known_class_names
 from vitreous.tape.output import OutputReader
 
