@@ -21,6 +21,7 @@ from vitreous.methods.options import OptionInfo
 from vitreous.methods.readout import MatrixReadout, Procedure, Readout, TokenReadout
 from vitreous.methods.registry import (
     MethodInfo,
+    Patent,
     is_control,
     list_controls,
     list_methods,
@@ -34,6 +35,7 @@ __all__ = [
     "MatrixReadout",
     "MethodInfo",
     "OptionInfo",
+    "Patent",
     "Procedure",
     "Readout",
     "Row",
