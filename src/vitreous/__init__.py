@@ -23,6 +23,7 @@ __all__ = [
     "load_text_model",
     "match_patches",
     "match_words",
+    "recommend",
     "rules",
     "similar",
     "speed",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from vitreous.api.support import supported
     from vitreous.api.trust import trust
     from vitreous.evaluation.evaluate import evaluate
+    from vitreous.evaluation.recommend import recommend
     from vitreous.explanation.explanation import Explanation
     from vitreous.methods import list_methods
     from vitreous.methods.registers import add_test_time_registers
@@ -67,6 +69,7 @@ _MODULES = {
     "load_text_model": "vitreous.models.text_models",
     "match_patches": "vitreous.api.similarity",
     "match_words": "vitreous.text.prompts",
+    "recommend": "vitreous.evaluation.recommend",
     "rules": None,
     "similar": "vitreous.api.similarity",
     "speed": None,

@@ -20,6 +20,7 @@ from vitreous.cli.explain_text import explain_text
 from vitreous.cli.figure import figure
 from vitreous.cli.listings import datasets, methods, models_app, protocols
 from vitreous.cli.options import DEBUG, DebugOption
+from vitreous.cli.recommend import recommend
 from vitreous.cli.serve import serve
 from vitreous.cli.speed import speed
 from vitreous.errors import VitreousError
@@ -99,7 +100,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (explain, explain_text, figure, serve, evaluate, report, speed, methods):
+for command in (explain, explain_text, figure, serve, evaluate, report, recommend, speed, methods):
     app.command(cls=PlainFlagsCommand)(command)
 app.add_typer(models_app, name="models")
 app.command(cls=PlainFlagsCommand)(protocols)
