@@ -19,7 +19,7 @@ import torch
 from vitreous.datasets import DataSet, Sample, Shuffled, open_dataset
 from vitreous.evaluation.recommend import PhotoFolder
 from vitreous.metrics.segmentation import half_of
-from vitreous.models import load_model
+from vitreous.models import LoadedModel, load_model
 
 SHARE = 2  # percent of the known photos that count as far
 
@@ -66,7 +66,7 @@ def main() -> None:
         given.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def photos(data: DataSet, limit: int, model) -> tuple[list[str], list[torch.Tensor]]:
+def photos(data: DataSet, limit: int, model: LoadedModel) -> tuple[list[str], list[torch.Tensor]]:
     """Names and preprocessed images of a random sample."""
     listed = Shuffled(data, 0)
     loaded = [listed.load(index) for index in range(min(limit, len(listed)))]
@@ -74,7 +74,7 @@ def photos(data: DataSet, limit: int, model) -> tuple[list[str], list[torch.Tens
     return [sample.name for sample in found], [model.preprocessing([sample.image])[0] for sample in found]
 
 
-def scores(model, images: list[torch.Tensor]) -> dict[str, np.ndarray]:
+def scores(model: LoadedModel, images: list[torch.Tensor]) -> dict[str, np.ndarray]:
     """Three scores that are high for what a model knows."""
     with torch.no_grad():
         logits = torch.cat([model.model(image[None]) for image in images]).double()

@@ -24,7 +24,7 @@ def test_it_is_that_of_quantus_with_rank_correlation():
     pixels = model.preprocessing([photo.image for photo in photos]).double()
     predicted = model.model(pixels).argmax(dim=1).numpy()
 
-    def explain_func(model, inputs, targets, **_):  # noqa: ANN001
+    def explain_func(model, inputs, targets, **_):
         del model, inputs
         scores = vitreous.explain(loaded_model.model, pixels, "ixg", [int(each) for each in targets]).scores["ixg"]
         return scores.view(len(pixels), 1, 4, 4).numpy()

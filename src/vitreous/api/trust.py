@@ -25,6 +25,8 @@ from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.trust import (
     COMPARED,
     DOUBTFUL_BOUND,
+    ENERGY_BOUNDS,
+    FAR_SHARE,
     KEPT,
     LIKELY,
     NO_EFFECT,
@@ -50,6 +52,8 @@ from vitreous.metrics.sanity import is_constant, spearman
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
 from vitreous.tape.runner import ModelRunner
 
+_FEWEST_REFERENCES = 10
+
 
 @preserves_torch_state
 def trust(
@@ -60,6 +64,7 @@ def trust(
     target_index: int = 0,
     shift: bool = True,
     seed: int = 0,
+    reference: Images | None = None,
 ) -> tuple[Trust, ...]:
     """Measure what the maps of an explanation are worth for the predictions that they explain.
 
@@ -76,6 +81,8 @@ def trust(
         target_index: which of several explained classes.
         shift: whether the stability of the first map is measured, which costs another explanation by it.
         seed: of the random sets.
+        reference: photos of the kind that the model is for, some dozens at least: a photo whose energy (log sum exp of
+            the logits) is below that of 98% of them gets a note. The demo model has a bound of its own.
 
     Returns:
         One ``Trust`` for every image.
@@ -87,7 +94,27 @@ def trust(
         True
     """
     found = explain(model, images) if explanation is None else explanation
-    return _measured(model, images, found, target_index, lambda one: one.measure(shift=shift, seed=seed))
+    bound = _energy_bound(model, reference)
+    return _measured(
+        model, images, found, target_index, lambda one: one.measure(shift=shift, seed=seed, energy_bound=bound)
+    )
+
+
+def _energy_bound(model: Model, reference: Images | None) -> float | None:
+    """What the energy of nearly all photos is above that a model is for, where some are given or the model is known."""
+    if reference is None:
+        name = model if isinstance(model, str) else getattr(model, "name", None)
+        return ENERGY_BOUNDS.get(name) if isinstance(name, str) else None
+    loaded = find_model(model, reference)
+    pixels, _ = find_pixels(loaded, network_of(loaded), reference)
+    if len(pixels) < _FEWEST_REFERENCES:
+        raise InputError(f"reference needs {_FEWEST_REFERENCES} photos at least, not {len(pixels)}")
+
+    def run(network: nn.Module) -> float:
+        logits = ModelRunner(network, pixels, stage=stage_of(loaded)).logits(pixels)
+        return float(np.percentile(float64_array(at_least_float32(logits).logsumexp(dim=1)), FAR_SHARE))
+
+    return run_in_evaluation(network_of(loaded), run)
 
 
 Measured = TypeVar("Measured")
@@ -169,8 +196,10 @@ class _Measurement:
         self._runner = ModelRunner(network, image, black=settings.black, outputs=settings.outputs, stage=settings.stage)
         self._target = explanation.class_index(index, target_index)
         self._removal: Removal = "dropped"
+        self._energy: float | None = None
+        self._energy_bound: float | None = None
 
-    def measure(self, *, shift: bool, seed: int) -> Trust:
+    def measure(self, *, shift: bool, seed: int, energy_bound: float | None = None) -> Trust:
         """Measure all maps, and conclude."""
         first = self._explanation.methods[0]
         if self._target >= self._explanation.logits.shape[1]:
@@ -179,7 +208,10 @@ class _Measurement:
             )
         patches = self._runner.layout.patches
         maps = {method: self._patch_scores(method) for method in self._explanation.methods}
-        whole = self._probabilities(self._runner.logits(self._image))[0]
+        logits = self._runner.logits(self._image)
+        whole = self._probabilities(logits)[0]
+        if self._runner.scale in {None, "logits"} and logits.shape[1] > 1:
+            self._energy, self._energy_bound = float(at_least_float32(logits).logsumexp(dim=1)[0]), energy_bound
         if (reason := self._unmeasurable(maps, patches)) is not None:
             return self._not_measured(first, whole, reason)
         orders = {method: np.argsort(-scores, kind="stable") for method, scores in maps.items()}
@@ -377,6 +409,8 @@ class _Measurement:
             removal=self._removal,
             evaluations=self._runner.evaluations,
             notes=notes,
+            energy=self._energy,
+            energy_bound=self._energy_bound,
         )
         return replace(found, sentence=sentence(found))
 
@@ -390,6 +424,11 @@ class _Measurement:
             notes.append(f"no class is likely: the highest is {self._name(top)!r} with {percent(float(whole[top]))}")
         elif top != self._target:
             notes.append(f"the model says {self._name(top)!r} ({percent(float(whole[top]))}), not the explained class")
+        if self._energy is not None and self._energy_bound is not None and self._energy < self._energy_bound:
+            notes.append(
+                f"the photo lies far from what the model knows: its energy of {self._energy:.1f} is below "
+                f"{self._energy_bound:.1f}, which {100 - FAR_SHARE}% of the reference photos are above"
+            )
         if unmoved:
             notes.append("no removed part of the photo changes the prediction, so no map of patches can explain it")
         if bool(is_constant(scores)):
