@@ -38,7 +38,7 @@ def pages() -> dict[str, str]:
                 "Models": ["vitreous.models.LoadedModel", "vitreous.models.Preprocessing"],
                 "What inspection shows": [
                     "vitreous.api.inspection.Inspection",
-                    "vitreous.api.support.Supported",
+                    "vitreous.api.inspection.Supported",
                     *(f"vitreous.architecture.{name}" for name in architecture_names),
                 ],
                 "What trust measures": [

@@ -400,6 +400,8 @@ def test_which_protocols_take_labels_for_outputs():
         "gradtoken-ablation",
         "grid-pointing-2x2",
         "grid-pointing-3x3",
+        "prompt-pointing-2-classes",
+        "prompt-pointing-4-classes",
         "skipplus-faithfulness",
         "skipplus-layers",
         "skipplus-segmentation",

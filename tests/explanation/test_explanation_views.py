@@ -1,5 +1,6 @@
 """Explanations are data: drawing registers itself, and is imported when something is shown."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ HEAVY = ("vitreous.pictures", "vitreous.html", "matplotlib", "jinja2")
 @pytest.fixture
 def views(monkeypatch):
     """What a test registers is forgotten again."""
+    for provider in explanation_views._PROVIDERS:  # what is first imported in a test would be forgotten with it
+        import_module(provider)
     monkeypatch.setattr(explanation_views, "_views", dict(explanation_views._views))
 
 
