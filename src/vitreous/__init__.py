@@ -11,6 +11,7 @@ __all__ = [
     "TextExplanation",
     "__version__",
     "add_test_time_registers",
+    "audit",
     "errors",
     "evaluate",
     "explain",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from vitreous.api.inspection import inspect, supported
     from vitreous.api.similarity import match_patches, similar
     from vitreous.api.trust import trust
+    from vitreous.auditing.audit import audit
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.explanation.explanation import Explanation
     from vitreous.methods import list_methods
@@ -54,6 +56,7 @@ _MODULES = {
     "Explanation": "vitreous.explanation.explanation",
     "TextExplanation": "vitreous.text.explanation",
     "add_test_time_registers": "vitreous.methods.registers",
+    "audit": "vitreous.auditing.audit",
     "errors": None,
     "evaluate": "vitreous.evaluation.evaluate",
     "explain": "vitreous.api.explain",

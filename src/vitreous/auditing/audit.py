@@ -21,9 +21,10 @@ from vitreous.evaluation.evaluate import compute
 from vitreous.evaluation.options import EvaluateOptions, resolve_options
 from vitreous.evaluation.protocols.registry import AUDIT_MAPS
 from vitreous.evaluation.runner.measure import EvaluationContext
-from vitreous.evaluation.runner.prepare_run import Model, prepare_run
+from vitreous.evaluation.runner.prepare_run import Model, expand_methods, prepare_run
 from vitreous.evaluation.store.run import Run, hash_of
 from vitreous.evaluation.store.store import Store, read_manifest
+from vitreous.plugin import load_plugins
 
 METHOD = "twoscale"
 LIMITS = ("findings", "observations", "removed", "pasted", "decided")
@@ -246,11 +247,12 @@ def audit(
     decision = Decision(alpha, effect)
     _check(decision, photos, suspicions)
     callback = progress or SilentProgress()
+    load_plugins(map(str, options.get("plugins", ())))
+    if len(expand_methods([method])) != 1:
+        raise RunError(f"an audit examines the maps of one method, but {method} is a group of them")
     chosen = resolve_options({**options, "controls": False})
     protocol = AUDIT_MAPS.name
     store, context = prepare_run(model, data, protocol, [method], expanded(out), chosen, callback.notice)
-    if len(store.run.methods) != 1:
-        raise RunError(f"an audit examines the maps of one method, but {method} stands for {len(store.run.methods)}")
     compute(store, context, chosen, callback)
     return examine(store, context, decision, photos=photos, suspicions=suspicions)
 

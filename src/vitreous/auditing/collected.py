@@ -37,7 +37,7 @@ class Collected:
         objects: the part of every patch that the object covers, (photos, patches), half precision; NaN: not known.
         masked: whether ``objects`` comes from a mask of the data set; otherwise it is estimated.
         features: the mean token under the peak of every map, (photos, channels); None where the model shows none.
-        colours: the mean of every channel above black, (photos, 3).
+        colours: the mean of every channel above black near the border, (photos, 3).
         failures: names and reasons of photos that could not be explained.
     """
 
@@ -92,7 +92,7 @@ def _dilated(inside: Bools, grid: tuple[int, int]) -> Bools:
     padded = np.pad(inside.reshape(-1, *grid), ((0, 0), (1, 1), (1, 1)))
     rows, columns = grid
     parts = [padded[:, down : down + rows, across : across + columns] for down in range(3) for across in range(3)]
-    wider: Bools = np.any(parts, axis=0).reshape(len(inside), -1)
+    wider: Bools = np.any(parts, axis=0).reshape(inside.shape)
     return wider
 
 

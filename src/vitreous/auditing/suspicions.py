@@ -170,10 +170,11 @@ def _clusters(
         on_object = np.nan_to_num(collected.objects[photos][:, region].astype(np.float32), nan=1.0).mean()
         if on_object >= 0.5 or any(_overlap(region, other) > 0.5 for other in known):
             continue
-        details = {"evidence on the object": float(on_object)}
+        masked = float(collected.masked[photos].all())
+        details = {"evidence on the object": float(on_object), "masked": masked}
         excess = float(collected.shares[photos][:, region].sum(axis=1).mean())
         place = name_of_place(region, collected.grid)
-        reason = f"{len(photos)} photos with like maps have {excess:.0%} of their evidence in the same {region.sum()} patches"
+        reason = f"{len(photos)} photos with like maps have {excess:.0%} of their evidence in the same patches"
         regions = np.tile(region, (len(photos), 1))
         yield Suspicion("cluster", number, place, photos, regions, reason, excess, details=details)
 
@@ -244,7 +245,7 @@ def _overlap(one: Bools, other: Bools) -> float:
 
 
 def _colour(collected: Collected, number: int, settings: SuspicionSettings) -> Iterator[Suspicion]:
-    """A colour or brightness that photos of other classes do not have."""
+    """A colour or brightness near the border, where the object rarely is, that photos of other classes do not have."""
     own, others = collected.of_class(number), np.flatnonzero(collected.predicted != number)
     if len(others) < settings.photos:
         return

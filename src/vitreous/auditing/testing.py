@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
@@ -160,17 +160,28 @@ def judge(
     judged = []
     for each in tested:
         effects = {name: _with(effect, q=next(adjusted)) for name, effect in each.effects.items()}
-        shown = tuple(name for name, effect in effects.items() if _counts(each, effect, decision))
-        judged.append(_with(each, **effects, finding=bool(shown), shown_by=shown))
+        shown = tuple(name for name, effect in effects.items() if _counts(each.suspicion.kind, effect, decision))
+        judged.append(_with(each, **effects, finding=is_finding(each.suspicion, effects, shown), shown_by=shown))
     judged.sort(key=lambda one: (not one.finding, not one.is_shortcut, -one.decided))
     return _covered(judged)
 
 
-def _counts(tested: Tested, effect: Effect, decision: Decision) -> bool:
-    """Whether an effect makes a finding: significant, and large where predictions are counted."""
-    if effect.q > decision.alpha:
-        return False
-    return tested.suspicion.kind == "shared evidence" or effect.excess >= decision.effect
+def _counts(kind: str, effect: Effect, decision: Decision) -> bool:
+    """Whether an effect is significant, and large where predictions are counted."""
+    return effect.q <= decision.alpha and (kind == "shared evidence" or effect.excess >= decision.effect)
+
+
+def is_finding(suspicion: Suspicion, effects: Collection[str], shown: Collection[str]) -> bool:
+    """Whether the effects that are shown, among those that were measured, make a suspicion a finding.
+
+    A shortcut has to be sufficient: pasting it makes other photos of the class. That removing patches changes
+    predictions is true of every part of an object as well, so it decides only where nothing can be pasted. Where the
+    object is estimated, background and clusters may hold a part of it, so both effects are needed.
+    """
+    if suspicion.kind not in SHORTCUTS or "insertion" not in effects:
+        return bool(shown)
+    needed = {"removal", "insertion"} if suspicion.details.get("masked") == 0.0 else {"insertion"}
+    return needed <= set(shown)
 
 
 def _with(value: Any, **changes: Any) -> Any:

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from vitreous import __version__
+from vitreous.cli.audit import audit
 from vitreous.cli.console import ExitCode, print_error, print_usage_error
 from vitreous.cli.evaluate import evaluate, report
 from vitreous.cli.explain import explain
@@ -122,7 +123,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (explain, explain_text, similar, figure, serve, evaluate, report, speed, methods):
+for command in (explain, explain_text, similar, figure, serve, evaluate, report, audit, speed, methods):
     app.command(cls=PlainFlagsCommand)(command)
 app.add_typer(models_app, name="models")
 app.command(cls=PlainFlagsCommand)(protocols)

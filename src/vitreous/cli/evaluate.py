@@ -53,17 +53,29 @@ PublishedOption = Annotated[
 _SHOWN_FAILURES = 5
 
 
-def _with_evaluate_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of ``vitreous.evaluate`` to a command, which receives them as keyword arguments."""
-    own = [
-        parameter
-        for parameter in inspect.signature(command, eval_str=True).parameters.values()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
-    output = [parameter.name for parameter in own].index("published")  # the last ones are about the output
-    parameters = [*own[:output], *map(_parameter, list_options()), *own[output:]]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-    return command
+def with_evaluate_options(
+    before: str, without: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the options of ``vitreous.evaluate`` to a command, which receives them as keyword arguments.
+
+    Args:
+        before: the command's own option that they stand before; the last ones are about the output.
+        without: options that do not apply.
+    """
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        output = [parameter.name for parameter in own].index(before)
+        shared = [_parameter(option) for option in list_options() if option.name not in without]
+        parameters = [*own[:output], *shared, *own[output:]]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+        return command
+
+    return with_options
 
 
 def _parameter(option: Option) -> inspect.Parameter:
@@ -82,7 +94,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     )
 
 
-@_with_evaluate_options
+@with_evaluate_options(before="published")
 def evaluate(
     *,
     protocol: Annotated[str, typer.Option(help="The protocol, see `vitreous protocols`.")],

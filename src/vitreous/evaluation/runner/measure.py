@@ -104,7 +104,7 @@ def _open(run: Run) -> EvaluationContext:
     context = EvaluationContext(model, data, protocol, run.model.stage)
     found = {
         "weights of the model": (weights_of(context.model), run.weights),
-        "preprocessing": (hash_of(preprocessing_of(context)), hash_of(run.preprocessing)),
+        "preprocessing": (hash_of(preprocessing_of(model, data.class_names)), hash_of(run.preprocessing)),
         "data set": (context.data.fingerprint, run.data_fingerprint),
         "plugins": (hash_files(run.plugins), run.plugins),
         "code of its own methods": (own_code_of(run.methods), run.own_methods),
@@ -139,13 +139,14 @@ def weights_of(model: AnyModel) -> str:
     return hash_of([found, code]) if code else found
 
 
-def preprocessing_of(context: EvaluationContext) -> dict[str, Any]:
-    """How samples become a model's input and which outputs stand for which labels, as JSON values."""
-    model = context.model
+def preprocessing_of(model: AnyModel, class_names: Sequence[str] | None = None) -> dict[str, Any]:
+    """How samples become a model's input and which outputs stand for which labels, as JSON values.
+
+    The class names are those of the data set: they are part of prompts, and no fingerprint covers them.
+    """
     if isinstance(model, DualEncoder):
-        images = asdict(context.classifier.preprocessing)  # type: ignore[union-attr]  # prompts are for images
-        # Class names are part of prompts, and no fingerprint covers them.
-        return {**images, "tokenizer": getattr(model.reader, "settings", {}), "classes": context.data.class_names}
+        images = {} if model.preprocessing is None else asdict(model.preprocessing)
+        return {**images, "tokenizer": getattr(model.reader, "settings", {}), "classes": class_names}
     if not isinstance(model, LoadedTextModel):
         return asdict(model.preprocessing)
     outputs = label_outputs(model)

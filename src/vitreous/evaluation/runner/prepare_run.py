@@ -251,7 +251,7 @@ def prepare_run(
         settings=asked.settings(),
         model=choice,
         weights=weights_of(loaded),
-        preprocessing=preprocessing_of(context),
+        preprocessing=preprocessing_of(loaded, opened.class_names),
         data=f"{opened.kind}:{opened.path.absolute()}",
         data_fingerprint=opened.fingerprint,
         images=len(opened),

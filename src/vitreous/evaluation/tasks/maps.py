@@ -33,7 +33,7 @@ class KeepMaps(ImageTask):
 
     Columns: ``map[]`` divided by its largest absolute score; ``object[]``, the part of every patch that the object
     covers, from the mask (``masked`` is 1) or, without one, estimated from the tokens; ``features[]``, the mean token
-    under the highest patches, of length 1; the mean of every channel above black; classes and probability.
+    under the highest patches, of length 1; the mean of every channel near the border; classes and probability.
 
     Attributes:
         explained: the class whose map is kept.
@@ -109,11 +109,17 @@ class KeepMaps(ImageTask):
 
 
 def _colour(batch: ImageBatch, image: int) -> list[float]:
-    """The mean of every channel above black; grey photos have three equal ones."""
+    """The mean of every channel above black in the outer sixths of a photo, where the object rarely is.
+
+    Grey photos have three equal ones.
+    """
     pixels = batch.images[image].double().cpu()
     black = batch.runner.black
     floor = pixels.amin(dim=(1, 2)) if black is None else black.double().cpu()
-    means = (pixels - floor[:, None, None]).mean(dim=(1, 2)).clamp(min=0).tolist()
+    outer = torch.ones(pixels.shape[1:], dtype=torch.bool)
+    high, wide = (max(1, side // 6) for side in outer.shape)
+    outer[high:-high, wide:-wide] = False
+    means = (pixels[:, outer] - floor[:, None]).mean(dim=1).clamp(min=0).tolist()
     return [means[number] if number < len(means) else means[-1] for number in range(3)]
 
 
