@@ -1,8 +1,8 @@
 """Draw every method on four photos into docs/images/gallery, and write docs/gallery.md.
 
-    python scripts/write_gallery.py               # everything; methods of many runs take minutes
-    python scripts/write_gallery.py --only gae    # draw one method again
-    python scripts/write_gallery.py --text-only   # the page alone
+python scripts/write_gallery.py               # everything; methods of many runs take minutes
+python scripts/write_gallery.py --only gae    # draw one method again
+python scripts/write_gallery.py --text-only   # the page alone
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from PIL import Image
 import vitreous
 from vitreous.methods import list_methods
 from vitreous.methods.registry import FAMILIES
+from vitreous.methods.spelling import cost_of
 from vitreous.models.demo import PHOTO, TWO_PHOTO
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +24,7 @@ PAGE = ROOT / "docs" / "gallery.md"
 PICTURES = ROOT / "docs" / "images" / "gallery"
 PHOTOS = (PHOTO, ROOT / "examples/photos/dog.jpg", ROOT / "examples/photos/kitten.jpg", TWO_PHOTO)
 TILE, GAP, QUALITY = 176, 6, 82
+MANY, HALF, TOGETHER = "many", (112, 112), 8
 # Spellings that are worth a picture besides the plain name.
 VARIANTS = {
     "gae": ("gae:rule=libra", "gae.propagate"),
@@ -41,13 +43,13 @@ SHORTER = {
 }
 INTRODUCTION = """# Gallery
 
-Every method on four photos, explained for the class that the demo model predicts. Written by `scripts/write_gallery.py`; do
-not edit.
+Every method on four photos, explained for the class that the demo model predicts. Methods that run the model many times
+were drawn at half of its resolution. Written by `scripts/write_gallery.py`; do not edit.
 
 ![The four photos](images/gallery/photos.jpg)
 
-Maps are scaled each by itself. Without sign: dark is low, yellow is high. Signed: red speaks for the class, blue against it.
-A map that looks good need not be faithful: measurements are in [Choosing a method](choosing.md), and
+Maps are scaled each by itself. Without sign: dark is low, yellow is high. Signed: red speaks for the class, blue against
+it. A map that looks good need not be faithful: measurements are in [Choosing a method](choosing.md), and
 [trust](trust.md) measures the maps of one photo. Photos: Stefan van der Walt (CC0), Hans Kemperman and Loliloli (public
 domain).
 """
@@ -97,14 +99,19 @@ def save(picture: Image.Image, file: Path) -> None:
 def draw(wanted: list[str]) -> None:
     """Draw the photos and the maps of some spellings."""
     PICTURES.mkdir(parents=True, exist_ok=True)
-    model = vitreous.load_model("demo")
-    for number, spelling in enumerate(wanted):
-        explanation = vitreous.explain(model, list(PHOTOS), [spelling])
-        if number == 0:
-            assert explanation.images is not None
+    costly = [one for one in wanted if cost_of(one).label.startswith(MANY)]
+    others = [one for one in wanted if one not in costly]
+    groups = [("demo", None, others[start : start + TOGETHER]) for start in range(0, len(others), TOGETHER)]
+    groups += [("demo", HALF, [one]) for one in costly]
+    for name, size, group in groups:
+        # Methods of one call share their passes.
+        explanation = vitreous.explain(vitreous.load_model(name, image_size=size), list(PHOTOS), group)
+        assert explanation.images is not None
+        if size is None:
             save(strip(list(explanation.images)), PICTURES / "photos.jpg")
-        save(strip([explanation.overlay(spelling, index) for index in range(len(PHOTOS))]), file_of(spelling))
-        print(spelling, flush=True)
+        for spelling in group:
+            save(strip([explanation.overlay(spelling, index) for index in range(len(PHOTOS))]), file_of(spelling))
+            print(spelling, flush=True)
 
 
 def main() -> None:
