@@ -14,6 +14,7 @@ __all__ = [
     "audit",
     "errors",
     "evaluate",
+    "evaluate_maps",
     "explain",
     "explain_text",
     "explain_words",
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from vitreous.auditing.audit import audit
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.explanation.explanation import Explanation
+    from vitreous.integrations.maps import evaluate_maps
     from vitreous.methods import list_methods
     from vitreous.methods.registers import add_test_time_registers
     from vitreous.models import load_model
@@ -59,6 +61,7 @@ _MODULES = {
     "audit": "vitreous.auditing.audit",
     "errors": None,
     "evaluate": "vitreous.evaluation.evaluate",
+    "evaluate_maps": "vitreous.integrations.maps",
     "explain": "vitreous.api.explain",
     "explain_text": "vitreous.text.explain",
     "explain_words": "vitreous.text.prompts",

@@ -23,6 +23,7 @@ from vitreous.evaluation.tasks.word_masking import logits_of_rows
 from vitreous.inputs.model_input import FAILURES
 from vitreous.inputs.outputs import OutputActivation, scale_of
 from vitreous.inputs.texts import TokenizedText, Word
+from vitreous.methods.spelling import parse
 from vitreous.models import LoadedModel, Preprocessing, TwoSided
 from vitreous.models.dual_encoder import DualEncoder, ZeroShotClassifier
 from vitreous.models.pixels import find_pixels
@@ -84,6 +85,14 @@ def _listed(names: Sequence[str], most: int = 5) -> str:
 
 class SampleAdapter(ABC):
     """Turns images or texts into inputs of one model, and explains them."""
+
+    def spelling(self, method: str) -> str:
+        """What a method is called in rows, without surrounding blanks.
+
+        Raises:
+            MethodError: there is no such method.
+        """
+        return parse(method).spelling
 
     @abstractmethod
     def prepare(self, sample: Any) -> Any:

@@ -222,7 +222,7 @@ def measure(
         has to know (a label, a mask), the columns of that task are None.
     """
     adapter = model if isinstance(model, SampleAdapter) else adapter_for(model, protocol)
-    methods = list(dict.fromkeys(parse(method).spelling for method in methods))  # without surrounding blanks
+    methods = list(dict.fromkeys(adapter.spelling(method) for method in methods))
     rows: list[Row] = []
     left = iter(samples)
     while some := list(islice(left, _MEASURED_TOGETHER)):
