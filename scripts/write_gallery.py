@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "gallery.md"
 PICTURES = ROOT / "docs" / "images" / "gallery"
 PHOTOS = (PHOTO, ROOT / "examples/photos/dog.jpg", ROOT / "examples/photos/kitten.jpg", TWO_PHOTO)
 TILE, GAP, QUALITY = 176, 6, 82
-MANY, HALF, TOGETHER = "many", (112, 112), 8
+MANY, HALF, TOGETHER = "many", (112, 112), 4
 # Spellings that are worth a picture besides the plain name.
 VARIANTS = {
     "gae": ("gae:rule=libra", "gae.propagate"),
@@ -50,8 +50,8 @@ were drawn at half of its resolution. Written by `scripts/write_gallery.py`; do 
 
 Maps are scaled each by itself. Without sign: dark is low, yellow is high. Signed: red speaks for the class, blue against
 it. A map that looks good need not be faithful: measurements are in [Choosing a method](choosing.md), and
-[trust](trust.md) measures the maps of one photo. Photos: Stefan van der Walt (CC0), Hans Kemperman and Loliloli (public
-domain).
+[trust](trust.md) measures the maps of one photo. Photos: Stefan van der Walt (CC0), Hans Kemperman and Loliloli
+(public domain).
 """
 
 
@@ -74,8 +74,9 @@ def page() -> str:
     summaries = {info.name: info.summary for info in list_methods()}
     parts = [INTRODUCTION]
     for family, members in spellings().items():
-        parts.append(f"## {family.capitalize()}\n")
-        for spelling in members:
+        drawn = [spelling for spelling in members if file_of(spelling).is_file()]
+        parts += [f"## {family.capitalize()}\n"] if drawn else []
+        for spelling in drawn:
             name = re.split(r"[.:]", spelling)[0]
             text = summaries[name] if spelling == name or name in SHORTER else f"As `{name}`, another spelling."
             picture = file_of(spelling).relative_to(PAGE.parent).as_posix()
