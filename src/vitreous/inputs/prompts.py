@@ -1,7 +1,7 @@
 """Prompts: texts for the text tower of a dual encoder, with the position of every token in its text.
 
-Text towers pool differently from text classifiers. CLIP reads the end token, under a causal mask. SigLIP reads the last of
-a fixed number of tokens, padding included. BERT towers read the class token or the mean of all tokens.
+Text towers pool differently from text classifiers. CLIP reads the end token, under a causal mask. SigLIP reads the last
+of a fixed number of tokens, padding included. BERT towers read the class token or the mean of all tokens.
 """
 
 from __future__ import annotations
