@@ -11,8 +11,10 @@ __all__ = [
     "TextExplanation",
     "__version__",
     "add_test_time_registers",
+    "audit",
     "errors",
     "evaluate",
+    "evaluate_maps",
     "explain",
     "explain_text",
     "explain_words",
@@ -36,13 +38,14 @@ __all__ = [
 if TYPE_CHECKING:
     from vitreous import errors, rules, speed, targets
     from vitreous.api.explain import explain
-    from vitreous.api.inspection import inspect
+    from vitreous.api.inspection import inspect, supported
     from vitreous.api.similarity import match_patches, similar
-    from vitreous.api.support import supported
     from vitreous.api.trust import trust
+    from vitreous.auditing.audit import audit
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.evaluation.recommend import recommend
     from vitreous.explanation.explanation import Explanation
+    from vitreous.integrations.maps import evaluate_maps
     from vitreous.methods import list_methods
     from vitreous.methods.registers import add_test_time_registers
     from vitreous.models import load_model
@@ -57,8 +60,10 @@ _MODULES = {
     "Explanation": "vitreous.explanation.explanation",
     "TextExplanation": "vitreous.text.explanation",
     "add_test_time_registers": "vitreous.methods.registers",
+    "audit": "vitreous.auditing.audit",
     "errors": None,
     "evaluate": "vitreous.evaluation.evaluate",
+    "evaluate_maps": "vitreous.integrations.maps",
     "explain": "vitreous.api.explain",
     "explain_text": "vitreous.text.explain",
     "explain_words": "vitreous.text.prompts",
@@ -73,7 +78,7 @@ _MODULES = {
     "rules": None,
     "similar": "vitreous.api.similarity",
     "speed": None,
-    "supported": "vitreous.api.support",
+    "supported": "vitreous.api.inspection",
     "targets": None,
     "trust": "vitreous.api.trust",
     "zero_shot": "vitreous.models.dual_encoder",

@@ -22,7 +22,7 @@ from vitreous.api.runs import RawResult, RunSettings, try_methods
 from vitreous.architecture.evaluation_copy import evaluation_copy, run_in_evaluation
 from vitreous.errors import InputError, MethodError, RefusedMethodsError, TargetError, UnsupportedModelError
 from vitreous.explanation.explanation import Explanation, with_deferred_logits
-from vitreous.explanation.provenance import collect_provenance
+from vitreous.explanation.folder import collect_provenance
 from vitreous.inputs.model_input import ask
 from vitreous.inputs.outputs import OutputActivation, OutputPart, check_outputs, find_part
 from vitreous.inputs.target import TargetContext, class_indices
@@ -32,9 +32,10 @@ from vitreous.methods import list_methods
 from vitreous.methods.spelling import Recipe, parse
 from vitreous.models import LoadedModel, Preprocessing
 from vitreous.models.display_images import DisplayImages, display_images
-from vitreous.models.dual_encoder import embed_prompts, find_dual_encoder, holds_prompts
+from vitreous.models.dual_encoder import find_dual_encoder
 from vitreous.models.loaded import with_resolved_outputs
 from vitreous.models.pixels import Images, Model, find_model, find_pixels
+from vitreous.models.prompt_target import embed_prompts, holds_prompts
 from vitreous.models.wrap_model import called_by, known_class_names
 from vitreous.tape.output import OutputReader
 
@@ -222,9 +223,11 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
     """
     recipes, network = find_recipes(methods), network_of(model)
     pixels, _ = find_pixels(model, network, images)
+    objects = find_objects(target, len(pixels))
+    wanted = target if objects is None else objects
 
     settings = RunSettings(black_pixel(model, pixels), outputs=with_resolved_outputs(model).outputs, stage=model.stage)
-    result = run_in_evaluation(network, lambda one: run_on_images(one, pixels, recipes, target, None, settings))
+    result = run_in_evaluation(network, lambda one: run_on_images(one, pixels, recipes, wanted, None, settings))
     return _explanation(model, pixels, recipes, result)
 
 

@@ -1,4 +1,4 @@
-"""DAVE [wróbel2026dave][]: the model's effective linear map, averaged over small moves of the picture and smoothed."""
+"""DAVE [wrobel2026dave][]: the model's effective linear map, averaged over small moves of the picture and smoothed."""
 
 from __future__ import annotations
 
