@@ -1,18 +1,21 @@
-"""Fixtures that several test files share."""
+"""Fixtures that several test files share.
+
+Nothing large is imported here: the process that hands out the tests reads this file before it starts the others.
+"""
+
+from __future__ import annotations
 
 import gc
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 
 from nothing_skipped import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # pytest finds them here
-from vitreous.explanation.views import _PROVIDERS, _views
-from vitreous.methods.registry import _methods
-from vitreous.tape.rules import RULES
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # Files that take longest, by processor time or because they wait for servers and browsers: they are begun first, so
 # that none is left for one process alone in the end. ``make test`` keeps this order.
@@ -29,10 +32,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 
 
+def pytest_collection() -> None:
+    """While all is imported hardly anything is garbage; to look for it again and again takes a third of the time."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What imports and collection left, some millions of objects, need not be looked through by every collection."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -41,12 +49,16 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
+    import torch
+
     torch.set_num_threads(1)  # models this small only wait for each other's threads
 
 
 @pytest.fixture(autouse=True)
 def _seed():
     """Random numbers are the same whichever tests run before."""
+    import torch
+
     torch.manual_seed(0)
 
 
@@ -62,6 +74,10 @@ def shared() -> Path:
 @pytest.fixture
 def registry():
     """The methods, rules and figures that a test registers are forgotten again."""
+    from vitreous.explanation.views import _PROVIDERS, _views
+    from vitreous.methods.registry import _methods
+    from vitreous.tape.rules import RULES
+
     for provider in _PROVIDERS:
         import_module(provider)  # they register once, when they are imported
     tables = (_methods, RULES, _views)
@@ -75,6 +91,9 @@ def registry():
 @pytest.fixture
 def photo() -> Image.Image:
     """A photo-like image, 301 x 211 pixels: smooth colours with some noise, neither square nor even."""
+    import numpy as np
+    from PIL import Image
+
     rows, columns = np.mgrid[0:211, 0:301]
     noise = np.random.default_rng(0).integers(0, 40, (211, 301))
     channels = [rows + noise, columns * 0.7 + noise, (rows + columns) * 0.4 + noise]

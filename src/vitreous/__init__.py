@@ -10,6 +10,8 @@ __all__ = [
     "Explanation",
     "TextExplanation",
     "__version__",
+    "add_test_time_registers",
+    "audit",
     "errors",
     "evaluate",
     "evaluate_maps",
@@ -38,10 +40,12 @@ if TYPE_CHECKING:
     from vitreous.api.inspection import inspect, supported
     from vitreous.api.similarity import match_patches, similar
     from vitreous.api.trust import trust
+    from vitreous.auditing.audit import audit
     from vitreous.evaluation.evaluate import evaluate
     from vitreous.explanation.explanation import Explanation
     from vitreous.integrations.maps import evaluate_maps
     from vitreous.methods import list_methods
+    from vitreous.methods.registers import add_test_time_registers
     from vitreous.models import load_model
     from vitreous.models.dual_encoder import load_dual_encoder, zero_shot
     from vitreous.models.text_models import load_text_model
@@ -53,6 +57,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "Explanation": "vitreous.explanation.explanation",
     "TextExplanation": "vitreous.text.explanation",
+    "add_test_time_registers": "vitreous.methods.registers",
+    "audit": "vitreous.auditing.audit",
     "errors": None,
     "evaluate": "vitreous.evaluation.evaluate",
     "evaluate_maps": "vitreous.integrations.maps",

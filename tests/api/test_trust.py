@@ -262,7 +262,7 @@ class TestBadInput:
 def test_the_command_line_prints_it_and_has_it_in_json(tmp_path):
     photo = tmp_path / "photo.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(photo)
-    options = ["--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64", "--method", "gae,rollout"]
+    options = ["--model", "timm/test_vit@random", "--image-size", "64", "--method", "gae,rollout"]
     arguments = ["explain", str(photo), *options, "--out", str(tmp_path / "out"), "--trust"]
     shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "400"})
     assert shown.exit_code == 0, shown.output

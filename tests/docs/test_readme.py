@@ -28,13 +28,19 @@ PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 PROSE = re.sub(r"^```.*?^```$", "", README, flags=re.DOTALL | re.MULTILINE)
 
 SMALL = "timm/test_vit@random"
-# Weights that would have to be downloaded: the same command with a small random model.
+# Weights that would have to be downloaded, and random ones: the same command with a small random model.
 REPLACED = {
     r"timm/vit_base_patch16_224[.\w]*": SMALL,
+    r"timm/vit_tiny_patch16_224@random": SMALL,
 }
-# What would take many minutes, and is the same with less of it.
+# What would take many minutes, and is the same with less of it; `make demo` has the demo model at its own size.
+FEW_PATCHES = ["--image-size", "112"]
 SHORTER = {
-    "vitreous speed": ["--repeats", "1"],
+    "vitreous explain cat.jpg --model demo": FEW_PATCHES,
+    "vitreous explain cat.jpg photos/ --model demo": FEW_PATCHES,
+    "vitreous figure": FEW_PATCHES,
+    "vitreous figure curves": ["--steps", "3", *FEW_PATCHES],
+    "vitreous speed": ["--repeats", "1", *FEW_PATCHES],
     "vitreous speed --peers": ["--repeats", "1", "--batch-size", "1", "--model", SMALL],
 }
 ELSEWHERE = {"mkdocs build"}  # test_docs.py builds the site

@@ -197,9 +197,11 @@ def explain_again(model: LoadedModel, images: Tensor, methods: Sequence[str], ta
     """
     recipes, network = find_recipes(methods), network_of(model)
     pixels, _ = find_pixels(model, network, images)
+    objects = find_objects(target, len(pixels))
+    wanted = target if objects is None else objects
 
     settings = RunSettings(black_pixel(model, pixels), outputs=with_resolved_outputs(model).outputs, stage=model.stage)
-    result = run_in_evaluation(network, lambda one: run_on_images(one, pixels, recipes, target, None, settings))
+    result = run_in_evaluation(network, lambda one: run_on_images(one, pixels, recipes, wanted, None, settings))
     return _explanation(model, pixels, recipes, result)
 
 

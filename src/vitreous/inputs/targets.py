@@ -63,8 +63,8 @@ def _runs_another(target: Target) -> bool:
     return type(target).module is not Target.module
 
 
-def find_objects(target: Any, batch: int) -> TargetObjects | None:
-    """Target objects in the shape of images and targets; ``None`` where there are classes only.
+def find_objects(target: Any, batch: int, noun: str = "image") -> TargetObjects | None:
+    """Target objects in the shape of images (or texts) and targets; ``None`` where there are classes only.
 
     Raises:
         TargetError: there are not as many as images.
@@ -77,10 +77,10 @@ def find_objects(target: Any, batch: int) -> TargetObjects | None:
     rows = [list(row) if isinstance(row, list | tuple) else [row] for row in target]
     counts = {len(row) for row in rows}
     if len(rows) != batch or len(counts) > 1 or (several and not all(isinstance(row, list | tuple) for row in target)):
-        images = "1 image" if batch == 1 else f"{batch} images"
+        things = f"1 {noun}" if batch == 1 else f"{batch} {noun}s"
         raise TargetError(
-            f"there are targets for {len(rows)} images, and {images}: a plain list is one target per image; for "
-            f"several targets of each image give [[...]]{'' if batch == 1 else f' * {batch}'}, equally many for each"
+            f"there are targets for {len(rows)} {noun}s, and {things}: a plain list is one target per {noun}; for "
+            f"several targets of each {noun} give [[...]]{'' if batch == 1 else f' * {batch}'}, equally many for each"
         )
     return TargetObjects([[_as_object(each) for each in row] for row in rows], several)
 
@@ -119,8 +119,6 @@ def part_of(target: AnyTarget, rows: Sequence[int], batch: int) -> AnyTarget:
     """What was asked for some of ``batch`` texts."""
     if target is None:
         return None
-    if find_objects(target, batch) is not None:
-        raise TargetError("of texts a class is explained: targets of vitreous.targets are for images")
     wanted = _integers(target)
     if wanted.dim() == 0:
         return wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -125,7 +126,8 @@ class MethodInfo:
     def citation_key(self) -> str:
         """Key of the paper in the bibliography: first author, year and first word of the title."""
         authors, _, title = self.paper.partition(", ")
-        author = re.split(r"\W", authors.lower())[0]
+        plain = unicodedata.normalize("NFKD", authors.lower()).encode("ascii", "ignore").decode()
+        author = re.split(r"\W", plain)[0]
         words = [word for word in re.findall(r"[a-z0-9]+", title.lower()) if word not in _SHORT_WORDS]
         return f"{author}{self.year}{words[0] if words else ''}"
 
@@ -311,14 +313,16 @@ def is_control(spelling: str) -> bool:
 
 
 def list_controls() -> list[MethodInfo]:
-    """List the controls (``random``, ``centre``, ``edges``) and the ceilings (``oracle``), which explain nothing.
+    """List the controls (``random``, ``centre``, ``edges``) and the ceilings (``oracle``, ``mda``, ``lima``).
 
     They are spelled like methods and stand in every evaluation, but ``list_methods`` leaves them out.
 
     Examples:
         >>> from vitreous.methods import list_controls
-        >>> [(info.name, info.family) for info in list_controls()]
-        [('random', 'control'), ('centre', 'control'), ('edges', 'control'), ('oracle', 'ceiling')]
+        >>> [info.name for info in list_controls() if info.family == "control"]
+        ['random', 'centre', 'edges']
+        >>> [info.name for info in list_controls() if info.family == "ceiling"]
+        ['mda', 'lima', 'oracle']
     """
     apart = [info for info in _methods.values() if info.family in CONTROL_FAMILIES]
     return sorted(apart, key=lambda info: CONTROL_FAMILIES.index(info.family))
