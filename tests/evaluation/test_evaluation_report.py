@@ -182,12 +182,12 @@ class TestCurves:
         return invented_results(tmp_path, (PRECISION, area), numbers, columns=self.NAMES, **options)
 
     def test_a_line_is_the_mean_over_images_at_every_step(self, tmp_path):
-        (found,) = curves_of(self.results(tmp_path))
+        (found,) = curves_of(self.results(tmp_path), percent=False)
         assert (found.title, found.axis, found.steps) == ("positive, accuracy", "share erased (%)", (0, 50, 100))
         assert found.lines == {"one": pytest.approx((1, 2 / 3, 1 / 3)), "two": pytest.approx((2 / 3, 1 / 3, 0))}
 
     def test_an_image_that_one_method_could_not_be_measured_on_counts_for_none(self, tmp_path):
-        (found,) = curves_of(self.results(tmp_path, failing={"two": [2]}))
+        (found,) = curves_of(self.results(tmp_path, failing={"two": [2]}), percent=False)
         assert found.lines == {"one": pytest.approx((1, 1 / 2, 0)), "two": pytest.approx((1, 0, 0))}
 
     def test_of_two_metrics_of_one_curve_the_longer_one_is_drawn(self, tmp_path):

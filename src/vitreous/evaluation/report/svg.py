@@ -42,14 +42,13 @@ class Curves:
     bands: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
 
 
-def curves_of(results: Results, banded: Collection[str] = ()) -> list[Curves]:
+def curves_of(results: Results, banded: Collection[str] = (), *, percent: bool = True) -> list[Curves]:
     """The curves that the protocol's metrics declare, averaged over images; of one title, the one with most steps.
-
-    Shares of 0..1 are in percent, as in tables.
 
     Args:
         results: what was measured.
         banded: the methods whose lines have bands, besides ``random``.
+        percent: whether shares of 0..1 are in percent, as in tables.
     """
     longest: dict[str, tuple[Curve, Metric]] = {}
     for metric in results.protocol.metrics():
@@ -57,13 +56,15 @@ def curves_of(results: Results, banded: Collection[str] = ()) -> list[Curves]:
             if curve.title not in longest or len(curve.steps) > len(longest[curve.title][0].steps):
                 longest[curve.title] = curve, metric
     return [
-        _averaged(results, curve, metric, banded) for curve, metric in longest.values() if len(curve.steps) >= _SHORTEST
+        _averaged(results, curve, metric if percent else None, banded)
+        for curve, metric in longest.values()
+        if len(curve.steps) >= _SHORTEST
     ]
 
 
-def _averaged(results: Results, curve: Curve, metric: Metric, banded: Collection[str]) -> Curves:
+def _averaged(results: Results, curve: Curve, metric: Metric | None, banded: Collection[str]) -> Curves:
     values = counted_values(results, curve.columns)
-    factor = _curve_factor(metric, values.values())
+    factor = 1.0 if metric is None else _curve_factor(metric, values.values())
     title = f"{curve.title} (%)" if factor != 1 and "%" not in curve.title else curve.title
     lines, bands = {}, {}
     for method, table in values.items():
