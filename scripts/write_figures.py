@@ -62,14 +62,13 @@ MOST_BYTES = 150_000
 WIDTH = 900  # pixels
 PRINT = "6.9in"
 PHOTOS = 12
-# Of the protocols in docs/results that measured ViT-Ti/16: file, metrics that are shown and how they are called.
+CHARTS = ("curves", "dataset-curves", "layer-curve", "dots", "radar")
+FEWEST = 400  # images of an evaluation whose numbers are drawn
+# Of the protocols in docs/results that measured ViT-Ti/16: metrics that are shown, and how they are called.
 MEASURED = {
-    "skipplus-faithfulness-b827f12b8740.json": {
-        "insertion accuracy": "insertion accuracy (%)",
-        "deletion AOPC": "deletion AOPC",
-    },
-    "skipplus-segmentation-657afe609b2d.json": {"AP": "AP (%)"},
-    "tokentm-probability-98c33b5ccb69.json": {"AOPC": "AOPC"},
+    "skipplus-faithfulness": {"insertion accuracy": "insertion accuracy (%)", "deletion AOPC": "deletion AOPC"},
+    "skipplus-segmentation": {"AP": "AP (%)"},
+    "tokentm-probability": {"AOPC": "AOPC"},
 }  # fmt: skip
 COMPARED = ["decompx.skipplus", "attnlrp", "gae", "tokentm", "gradtoken", "gradcam", "ixg", "rollout", "random"]
 
@@ -110,21 +109,22 @@ def several() -> Canvas:
     return dataset_curves_figure(dataset_curves(demo(), photos[:PHOTOS], METHODS), width=PRINT)
 
 
-def rows_of(file: str) -> list[dict[str, Any]]:
-    """The numbers of one evaluation."""
-    found: list[dict[str, Any]] = json.loads((DOCS / "results" / file).read_text(encoding="utf-8"))["rows"]
-    return found
+def rows_of(protocol: str) -> list[dict[str, Any]]:
+    """The numbers of the larger evaluations by one protocol."""
+    files = sorted((DOCS / "results").glob(f"{protocol}-*.json"))
+    rows = [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))["rows"]]
+    return [row for row in rows if row["n"] >= FEWEST]
 
 
 def measured() -> list[MetricValues]:
     """What was measured of some methods."""
     found = []
-    for file, names in MEASURED.items():
+    for protocol, names in MEASURED.items():
         for name, shown in names.items():
             factor = 100 if name == "AP" else 1
             values = {
                 row["method"]: (factor * row["mean"], factor * row["low"], factor * row["high"])
-                for row in rows_of(file)
+                for row in rows_of(protocol)
                 if row["metric"] == name and row["method"] in COMPARED
             }
             found.append(MetricValues(shown, "higher", values, frozenset(filter(is_control, values))))
@@ -135,7 +135,7 @@ def layer_curve() -> Canvas:
     """Metrics of skipplus-layers over the start layer."""
     estimates = [
         Estimate(row["method"], row["metric"], row["mean"], row["low"], row["high"], row["n"])
-        for row in rows_of("skipplus-layers-118f20a80972.json")
+        for row in rows_of("skipplus-layers")
         if row["metric"] in {"insertion accuracy", "deletion AOPC"}
     ]
     return panels_figure([_panel(sweep, None) for sweep in sweeps_of(estimates)], width=PRINT)
@@ -218,19 +218,23 @@ FIGURES: dict[str, Drawing] = {
 }
 
 
-def write_small(canvas: Canvas, file: Path) -> None:
-    """Write a PNG of at most 150 kB: fewer colours, and fewer pixels where that is not enough."""
+def write_small(canvas: Canvas, name: str) -> None:
+    """Write a picture of at most 150 kB: charts as PNG, maps as JPEG, with fewer pixels where that is not enough."""
     drawn = canvas.image(scale=2)
     for width in (WIDTH, 800, 700, 600):
         size = (min(width, drawn.width), round(drawn.height * min(width, drawn.width) / drawn.width))
-        for colours in (256, 128, 64):
-            small = drawn.resize(size, Image.Resampling.LANCZOS).quantize(colours, dither=Image.Dither.FLOYDSTEINBERG)
-            stream = io.BytesIO()
-            small.save(stream, format="PNG", optimize=True)
-            if stream.tell() <= MOST_BYTES:
-                file.write_bytes(stream.getvalue())
-                return
-    raise SystemExit(f"{file.name} does not get smaller than {stream.tell()} bytes")
+        small = drawn.resize(size, Image.Resampling.LANCZOS)
+        stream = io.BytesIO()
+        if name in CHARTS:
+            small.quantize(64).save(stream, format="PNG", optimize=True)
+        else:
+            small.save(stream, format="JPEG", quality=85, subsampling=0, optimize=True)
+        if stream.tell() <= MOST_BYTES:
+            (DOCS / "images" / "figures" / f"{name}.{'png' if name in CHARTS else 'jpg'}").write_bytes(
+                stream.getvalue()
+            )
+            return
+    raise SystemExit(f"{name} does not get smaller than {stream.tell()} bytes")
 
 
 if __name__ == "__main__":
@@ -242,5 +246,5 @@ if __name__ == "__main__":
         if name == "dataset-curves" and options.photos is None:
             print(f"{name}: left as it is, for no --photos were given")
             continue
-        write_small(FIGURES[name](), DOCS / "images" / "figures" / f"{name}.png")
+        write_small(FIGURES[name](), name)
         print(name)

@@ -79,6 +79,5 @@ def _panel(curves: Curves, methods: Sequence[str] | None) -> Panel:
         if methods is None or name in methods:
             low, high = curves.bands.get(name, (None, None))
             lines.append(ChartLine(name, curves.steps, values, low, high))
-    return Panel(
-        curves.title, curves.axis, "", lines, whole=len(curves.steps) > 1 and curves.axis in {"start", "layer"}
-    )
+    axis = "start layer" if curves.axis == "start" else curves.axis
+    return Panel(curves.title, axis, "", lines, whole=len(curves.steps) > 1 and curves.axis in {"start", "layer"})
