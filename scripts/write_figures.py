@@ -157,10 +157,10 @@ class Dense(nn.Module):
 
 
 def pixels() -> Canvas:
-    """Why a class at the pixels of a mask: the right half of the photo."""
+    """Why a class at the pixels of a mask: the head of the dog."""
     dense = LoadedModel("demo-dense", Dense(demo().model).eval(), demo().preprocessing, demo().class_names)
     mask = np.zeros((224, 224), dtype=bool)
-    mask[30:190, 120:215] = True
+    mask[22:118, 118:198] = True
     found = vitreous.explain(dense, [TWO], ["ixg", "gradcam"], target=Pixels(torch.from_numpy(mask)))
     return classes_figure(found, photo=TWO, width=PRINT, mask=mask)
 
