@@ -33,7 +33,11 @@ TWELVE = (
     *("raw_attention", "rollout", "attcam", "gae", "gradsam", "gradient"),
     *("ixg", "cat", "attcat", "decompx", "tokentm", "gradtoken"),
 )
-SLIDERS = (6, 0.85, "both", 0.0, True)  # depth, opacity, sign, threshold, smooth
+SETTINGS = {"opacity": 0.85, "sign": "both", "threshold": 0.0, "smooth": True}
+
+
+def _request(methods: Sequence[str], classes: Sequence[int] = ()) -> str:
+    return json.dumps({"methods": list(methods), "questions": list(classes), "depth": 6, "settings": SETTINGS})
 
 
 class Visitor:
@@ -53,16 +57,15 @@ class Visitor:
             self._request("POST", "/gradio_api/upload", body, f"multipart/form-data; boundary={boundary}")
         )
         file = {"path": path, "meta": {"_type": "gradio.FileData"}, "orig_name": "photo.png"}
-        data = [file, None, self._model, None, [], ",".join(methods), *SLIDERS]
+        data = [_request(methods), None, None, None, self._model, file]
         return self._ask("upload", data, listen=listen)
 
     def show(self, methods: Sequence[str], classes: Sequence[int] = ()) -> str:
         """Have other maps of the same photo shown."""
-        return self._ask("show", [None, None, list(classes), ",".join(methods), *SLIDERS])
+        return self._ask("show", [_request(methods, classes), None, None, None])
 
     def _ask(self, name: str, data: list[Any], *, listen: bool = True) -> str:
         function = next(one for one in self._config["dependencies"] if one.get("api_name") == name)
-        data += [[]] * (len(function["inputs"]) - len(data))  # nothing is ticked
         body = {"data": data, "fn_index": function["id"], "session_hash": self.session}
         self._request("POST", "/gradio_api/queue/join", json.dumps(body).encode(), "application/json")
         if not listen:
@@ -102,7 +105,7 @@ def seconds(visitor: Visitor, content: bytes, methods: Sequence[str]) -> float:
     """How long a visitor waits for maps."""
     start = time.monotonic()
     told = visitor.explain(content, methods)
-    assert "vitreous-grid" in told, told[-2000:]
+    assert "measureTrust" in told, told[-2000:]
     return time.monotonic() - start
 
 
@@ -139,7 +142,7 @@ def measured(
     for spelling in ("iia:points=9000", "smoothgrad:samples=2000000", "iia:points=10", "rise:budget=10000,cells=100"):
         before, start = beyond(), time.monotonic()
         told = first.explain(photo(next(numbers)), (spelling,))
-        answer = "maps" if "vitreous-grid" in told else "refused"
+        answer = "maps" if "measureTrust" in told else "refused"
         waited = (time.monotonic() - start) / alone
         yield {"what": spelling, "answer": answer, "over alone": waited, "MB after": beyond() - before}
     Visitor(server, model).explain(photo(next(numbers)), ("smoothgrad:samples=10000",), listen=False)

@@ -28,7 +28,7 @@ from vitreous.pictures.figures import (
     strips_figure,
 )
 
-SMALL = ("--model", "timm/vit_tiny_patch16_224@random", "--image-size", "64x48")
+SMALL = ("--model", "timm/test_vit@random", "--image-size", "64x48")
 
 
 def run(*arguments):

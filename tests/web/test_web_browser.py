@@ -1,6 +1,7 @@
 """The page in a real browser: a person drops a photo, looks around, takes something home, makes mistakes, stops."""
 
 import base64
+import itertools
 import json
 import os
 import re
@@ -45,7 +46,7 @@ FLAGS = (
     "--disable-dev-shm-usage",
     "--window-size=1280,1000",
 )
-PATIENCE = 60  # seconds; a quiet machine needs one or two
+PATIENCE = 120  # seconds; a quiet machine needs one or two
 
 
 class Page:
@@ -84,20 +85,39 @@ class Page:
         return self.one("#vitreous-status").text
 
     @property
+    def view(self):
+        """Questions and methods of the maps that are shown, and the photo's name."""
+        return self.driver.execute_script(
+            "const view = window.vitreous && window.vitreous.state.view; if (!view) return null; "
+            "return {photo: view.photo.name, number: view.number, questions: view.questions.map((one) => one.title), "
+            "methods: view.methods.map((one) => one.shown)}"
+        )
+
+    @property
     def maps(self):
-        return [image.get_attribute("src") for image in self.all("#vitreous-maps figure img")]
+        """What is drawn on the tiles of the maps, without the photo."""
+        return self.driver.execute_script(
+            "return [...document.querySelectorAll('.v-tile:not(.v-photo) canvas')].map((one) => one.toDataURL())"
+        )
 
     def texts(self, selector):
         return [element.text for element in self.all(selector)]
 
-    def tick(self, family, method):
-        boxes = f"#vitreous-{family} label"
-        if not any(box.is_displayed() for box in self.all(boxes)):
-            self.press(f"#vitreous-family-{family} button")
-            self.until(lambda: any(box.is_displayed() for box in self.all(boxes)))
-        box = next(box for box in self.all(boxes) if box.text.startswith(f"{method} "))
+    def pick(self, method):
+        """Choose a method in the picker, or write a recipe."""
+        box = self.one("#v-method-search")
         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", box)
-        box.click()
+        box.clear()
+        box.send_keys(method, Keys.ENTER)
+
+    def shows(self, *, rows=None, methods=None, photo=None):
+        view = self.view
+        return (
+            view is not None
+            and (rows is None or len(view["questions"]) == rows)
+            and (methods is None or list(methods) == view["methods"])
+            and (photo is None or view["photo"] == photo)
+        )
 
     def open_tab(self, name):
         tab = next(tab for tab in self.all("#vitreous-tabs button[role=tab]") if tab.text == name)
@@ -113,10 +133,20 @@ class Page:
     def text_status(self):
         return self.one("#vitreous-text-status").text
 
+    def expand(self, name):
+        """Open a part of the page that is closed at first."""
+        if not self.one(f"#vitreous-{name}-box button").get_attribute("class").split().count("open"):
+            self.press(f"#vitreous-{name}-box button")
+
     def slide(self, name, key, times=1):
         slider = self.one(f"#vitreous-{name} input[type=range]")
         for _ in range(times):
             slider.send_keys(key)
+
+    def set_slider(self, name, value):
+        """Move a slider of the page's own scripts."""
+        script = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'));"
+        self.driver.execute_script(script, self.one(f"#v-{name}"), value)
 
 
 @pytest.fixture(scope="module")
@@ -158,98 +188,188 @@ def photo_file(folder):
     return folder / "leaf.png"
 
 
+METHODS = ["twoscale", "tokentm", "decompx.skipplus"]
+CHIPS = [f"{method}\N{MULTIPLICATION SIGN}" for method in METHODS]
+
+
 @pytest.fixture(scope="module")
 def opened(driver, server, photo_file):
     """The page with a photo and its first maps; the tests below go on from each other's state."""
     page = Page(driver, server.address)
     page.open()
+    page.until(lambda: page.shows(rows=2, photo="two-cats.jpg"))  # it opens with an example and two classes
     page.upload(photo_file)
-    page.until(lambda: len(page.maps) == 3)
+    page.until(lambda: page.shows(rows=1, methods=METHODS, photo="leaf.png"))
     return page
 
 
 def test_upload_shows_predictions_and_maps(opened):
     opened.until(lambda: "Done" in opened.status)
-    assert len(opened.all("#vitreous-predictions .bar")) == 5
-    assert opened.texts("#vitreous-predictions .bars > span")[0].startswith("class ")
-    assert opened.texts("#vitreous-maps figcaption") == ["gradtoken", "tokentm", "decompx.skipplus"]
+    bars = opened.all("#v-predictions .v-bar")
+    assert len(bars) == 5
+    shares = [float(bar.find_element(By.CSS_SELECTOR, ".v-number").text.rstrip("%")) for bar in bars]
+    assert shares == sorted(shares, reverse=True)
+    assert bars[0].text.startswith("class ")
+    assert "1,000 classes" in opened.one("#v-head").text
+    assert "No class fits" in opened.one("#v-head .v-warning").text  # a random model
     assert len(set(opened.maps)) == 3
 
 
-def test_two_classes_and_three_methods(opened):
-    box = opened.one("#vitreous-classes input")
-    box.send_keys("class 123")
-    opened.until(lambda: any("class 123" in text for text in opened.texts("ul[role=listbox] li, .options li")))
-    box.send_keys(Keys.ENTER)
-    opened.until(lambda: len(opened.maps) == 6)
-    headings = opened.texts("#vitreous-maps h3")
-    assert len(headings) == 2
-    assert any("class 123 ·" in heading for heading in headings)
-    box.send_keys(Keys.ESCAPE)
+def test_a_click_on_a_bar_adds_a_class_and_another_removes_it(opened):
+    opened.press("#v-predictions .v-bar:nth-of-type(2)")
+    opened.until(lambda: opened.shows(rows=2))
+    assert len(opened.maps) == 6
+    assert len(opened.all("#v-predictions .v-bar[aria-pressed=true]")) == 2
+    opened.press("#v-predictions .v-bar:nth-of-type(2)")
+    opened.until(lambda: opened.shows(rows=1))
+    box = opened.one("#v-class-search")
+    box.send_keys("class 123", Keys.ENTER)
+    opened.until(lambda: opened.shows(rows=2))
+    assert opened.view["questions"][1] == "Why class 123?"
 
 
-def test_sliders_change_the_picture_at_once(opened, server):
-    before = opened.maps
-    opened.slide("opacity", Keys.LEFT, 3)
-    opened.until(lambda: opened.maps != before and len(opened.maps) == 6)
-    opacity = opened.maps
-    opened.slide("threshold", Keys.RIGHT, 12)
-    opened.until(lambda: opened.maps != opacity)
-    opened.until(lambda: "from cache" in opened.status)
-    threshold = opened.maps
-    opened.all("#vitreous-sign input[type=radio]")[2].click()
-    opened.until(lambda: opened.maps != threshold)
-    signed = opened.maps
-    opened.one("#vitreous-smooth input").click()
-    opened.until(lambda: opened.maps != signed)
-    assert "from cache" in opened.status  # nothing was worked out again
+def test_a_contrast_of_two_classes_takes_two_clicks(opened):
+    opened.press("#vitreous-upload button[aria-label='Clear'], #v-examples [data-example='1']")
+    opened.press("#v-examples [data-example='1']")
+    opened.until(lambda: opened.shows(rows=1, photo="cat.jpg"))
+    opened.press("#v-contrast")
+    opened.until(lambda: opened.shows(rows=2))
+    assert "rather than" in opened.view["questions"][1]
+    assert "logits differ by" in opened.texts(".v-value")[1]
+    opened.press(".v-row:nth-of-type(2) .v-remove")
+    opened.until(lambda: opened.shows(rows=1))
+
+
+def test_display_settings_redraw_at_once_and_ask_nobody(opened):
+    number = opened.view["number"]
+    seen = [opened.maps]
+    for name, value in (("opacity", 0.3), ("threshold", 0.4), ("wipe", 0.5)):
+        opened.set_slider(name, value)
+        seen.append(opened.maps)  # no waiting
+    opened.one("#v-smooth").click()
+    seen.append(opened.maps)
+    for before, after in itertools.pairwise(seen):
+        assert all(one != other for one, other in zip(before, after, strict=True))
+    for name, value in (("opacity", 0.85), ("threshold", 0), ("wipe", 0)):
+        opened.set_slider(name, value)
+    opened.one("#v-smooth").click()
+    assert opened.maps == seen[0]
+    assert opened.view["number"] == number
+
+
+def test_against_greys_methods_without_a_negative_side_and_says_so(opened):
+    opened.one("#v-sign input[value=against]").find_element(By.XPATH, "..").click()
+    assert opened.texts(".v-silent")[1:3] == ["This method has no negative side."] * 2
+    assert len(opened.all(".v-canvas.v-grey")) >= 2
+    opened.one("#v-sign input[value=both]").find_element(By.XPATH, "..").click()
+    assert opened.all(".v-canvas.v-grey") == []
+
+
+def test_one_cursor_over_all_maps(opened):
+    from selenium.webdriver import ActionChains
+
+    tile = opened.all(".v-tile:not(.v-photo) .v-canvas")[0]
+    opened.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", tile)
+    ActionChains(opened.driver).move_to_element_with_offset(tile, 5, 5).perform()
+    opened.until(lambda: all("row 5, column 5" in text for text in opened.texts(".v-tile:not(.v-photo) .v-score")))
+    assert len({text.split(" ")[0] for text in opened.texts(".v-tile:not(.v-photo) .v-score")}) == 3
+    assert all(cross.is_displayed() for cross in opened.all(".v-cross"))
+
+
+def test_a_click_enlarges_a_map(opened):
+    tile = opened.all(".v-tile:not(.v-photo) .v-canvas")[0]
+    width = tile.size["width"]
+    tile.click()
+    opened.until(lambda: opened.all("#v-large[open] canvas"))
+    large = opened.one("#v-large canvas")
+    assert large.size["width"] > 1.5 * width
+    before = opened.driver.execute_script("return arguments[0].toDataURL()", large)
+    opened.set_slider("large-wipe", 0.5)
+    assert opened.driver.execute_script("return arguments[0].toDataURL()", large) != before
+    opened.set_slider("large-wipe", 0)
+    assert opened.one("#v-large a").get_attribute("href").startswith("https://")
+    opened.one("#v-large footer button:last-child").click()
+    opened.until(lambda: "tokentm" in opened.one("#v-large h3").text)
+    opened.one("#v-large h3").find_element(By.XPATH, "/html/body").send_keys(Keys.ESCAPE)
+    opened.until(lambda: not opened.all("#v-large"))
+
+
+def test_methods_are_searched_picked_and_preset(opened):
+    box = opened.one("#v-method-search")
+    box.send_keys("abnar")
+    assert [row.get_attribute("data-method") for row in opened.all(".v-method[data-method]")] == ["rollout"]
+    assert "same for every class" in opened.one(".v-method").text
+    opened.press(".v-method")
+    opened.until(lambda: opened.shows(methods=[*METHODS, "rollout"]))
+    assert "same for every class" in opened.texts(".v-tile figcaption")[4]
+    opened.pick("decompx.skipplus.propagate")
+    opened.until(lambda: opened.shows(methods=[*METHODS, "rollout", "decompx.skipplus.propagate"]))
+    opened.press(".v-chip[aria-label='Remove rollout']")
+    opened.until(lambda: opened.shows(methods=[*METHODS, "decompx.skipplus.propagate"]))
+    opened.press("[data-preset='The papers']")
+    opened.until(lambda: opened.shows(methods=["tokentm", "gradtoken", "decompx.skipplus"]))
+    opened.press("[data-preset=Recommended]")
+    opened.until(lambda: opened.shows(methods=METHODS))
+
+
+def test_a_recipe_that_is_none_is_refused_and_taken_back(opened):
+    opened.pick("nonsense:rule=none")
+    opened.until(lambda: opened.all("#vitreous-status [role=alert]"))
+    assert "no method 'nonsense'" in opened.status
+    opened.until(lambda: opened.texts(".v-chip") == CHIPS)
 
 
 def test_depth_slider(opened):
-    before = opened.maps
-    opened.slide("depth", Keys.LEFT, 2)
-    opened.until(lambda: "tokentm:depth=4" in opened.texts("#vitreous-maps figcaption"))
-    assert opened.maps != before
-    opened.slide("depth", Keys.RIGHT, 2)
-    opened.until(lambda: "tokentm" in opened.texts("#vitreous-maps figcaption"))
-    assert "from cache" in opened.status
+    opened.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", opened.one("#v-depth"))
+    opened.set_slider("depth", 4)
+    opened.driver.execute_script("document.querySelector('#v-depth').dispatchEvent(new Event('change'))")
+    opened.until(lambda: "tokentm:depth=4" in opened.view["methods"])
+    opened.set_slider("depth", 6)
+    opened.driver.execute_script("document.querySelector('#v-depth').dispatchEvent(new Event('change'))")
+    opened.until(lambda: "tokentm" in opened.view["methods"])
 
 
-def test_methods_are_ticked_by_family(opened):
-    opened.tick("gradient", "ixg")
-    opened.until(lambda: len(opened.maps) == 8)
-    assert "ixg" in opened.texts("#vitreous-maps figcaption")
-    link = opened.one("#vitreous-family-gradient a")
-    assert link.get_attribute("href").startswith("https://arxiv.org/abs/")
-    opened.tick("gradient", "ixg")
-    opened.until(lambda: len(opened.maps) == 6)
+def test_a_second_photo_is_compared(opened, photo_file):
+    opened.expand("second")
+    opened.until(lambda: opened.all("#vitreous-second input[type=file]"))
+    opened.one("#vitreous-second input[type=file]").send_keys(str(photo_file))
+    opened.until(lambda: "Why similar to leaf.png?" in opened.view["questions"])
+    assert "cosine" in opened.texts(".v-value")[1]
+    opened.press(".v-row:nth-of-type(2) .v-remove")
+    opened.until(lambda: opened.shows(rows=1))
+
+
+def test_trust_is_measured_on_demand(opened):
+    opened.press("#v-trust-run")
+    opened.until(lambda: opened.all("#v-trust .v-verdict"))
+    assert opened.one("#v-trust p").text.startswith("Trust: ")
+    assert "Random orders beaten" in opened.one("#v-trust").text
 
 
 def test_pressed_patch_shows_what_it_draws_on(opened):
+    opened.expand("patch")
+    opened.until(lambda: opened.one("#vitreous-photo img").is_displayed())
     opened.press("#vitreous-photo img")
     opened.until(lambda: len(opened.all("#vitreous-rows figure img")) == 2)
-    heading = opened.one("#vitreous-rows h3").text
-    assert "Block 5" in heading
+    assert "Block 5" in opened.one("#vitreous-rows h3").text
     before = [image.get_attribute("src") for image in opened.all("#vitreous-rows figure img")]
     opened.slide("block", Keys.LEFT)
     opened.until(lambda: "Block 4" in opened.one("#vitreous-rows h3").text)
     assert before != [image.get_attribute("src") for image in opened.all("#vitreous-rows figure img")]
-    row = opened.one("#vitreous-row input")
-    row.send_keys(Keys.BACKSPACE * 3, "0")
-    opened.press("#vitreous-look")
-    opened.until(lambda: "row 0" in opened.one("#vitreous-rows h3").text)
 
 
 def test_curves(opened):
+    opened.expand("curves")
+    opened.until(lambda: opened.one("#vitreous-measure").is_displayed())
     opened.press("#vitreous-measure")
-    opened.until(lambda: len(opened.all("#vitreous-curves figure > svg")) == 4)  # deletion and insertion of two classes
+    opened.until(lambda: len(opened.all("#vitreous-curves figure > svg")) == 2)
     assert "Done" in opened.status
 
 
 @pytest.mark.parametrize(("button", "kind"), [("png", "png"), ("npz", "npz"), ("report", "html")])
 def test_download(opened, folder, button, kind):
     opened.press(f"#vitreous-{button}")
-    place = folder / "downloads" / f"vitreous-leaf.{kind}"
+    place = folder / "downloads" / f"vitreous-cat.{kind}"
     opened.until(place.is_file)
     content = place.read_bytes()
     assert content.startswith({"png": b"\x89PNG", "npz": b"PK", "html": b"<!DOCTYPE html>"}[kind])
@@ -282,23 +402,21 @@ def test_30_mb_are_refused_with_a_sentence(opened, folder):
 def test_slow_work_tells_how_far_it_is_and_can_be_stopped(opened, photo_file):
     opened.open()
     opened.upload(photo_file)
-    opened.until(lambda: len(opened.maps) == 3)
-    box = opened.one("#vitreous-spelled textarea, #vitreous-spelled input")
-    box.send_keys(Keys.END, ", smoothgrad:samples=10000", Keys.ENTER)
-    shown = "#vitreous-maps"
-    opened.until(lambda: "/10k images" in opened.one(shown).text and "Running smoothgrad" in opened.one(shown).text)
-    opened.until(lambda: re.search(r"about \d+ (s|min|h) left", opened.one(shown).text))
+    opened.until(lambda: opened.shows(rows=1, photo="leaf.png"))
+    opened.pick("smoothgrad:samples=10000")
+    opened.until(lambda: re.search(r"Running smoothgrad.* of 10,000 images", opened.status))
+    opened.until(lambda: re.search(r"about \d+ (s|min|h) left", opened.status))
+    assert opened.all("#vitreous-status progress")
     opened.until(lambda: opened.one("#vitreous-stop").is_enabled())
     opened.press("#vitreous-stop")
     pressed = time.monotonic()
     opened.until(lambda: opened.status == "Stopped.")
     assert time.monotonic() - pressed < 20  # all of it would take minutes
-    opened.until(lambda: "left" not in opened.one(shown).text)
     assert len(opened.maps) == 3
-    # The model is free again, and what was there before is there still.
-    opened.slide("opacity", Keys.LEFT)
-    opened.press("#vitreous-look")
-    opened.until(lambda: len(opened.all("#vitreous-rows figure img")) == 2)
+    # The model is free again, and the choice is that of the maps.
+    opened.until(lambda: opened.texts(".v-chip") == CHIPS)
+    opened.press("#v-predictions .v-bar:nth-of-type(2)")
+    opened.until(lambda: opened.shows(rows=2))
 
 
 def choose_model(page, prefix, name):
@@ -315,9 +433,7 @@ def model_of(page, prefix=""):
 
 @pytest.mark.parametrize("name", ["timm/no_such_model", "py/no.py:model"])
 def test_a_failed_model_change_puts_the_old_choice_back(opened, photo_file, name):
-    opened.open()
-    opened.upload(photo_file)
-    opened.until(lambda: len(opened.maps) == 3)
+    opened.until(lambda: opened.shows(photo="leaf.png"))
     before, maps = model_of(opened), opened.maps
     choose_model(opened, "", name)
     opened.until(lambda: opened.all("#vitreous-status [role=alert]"))
@@ -330,54 +446,57 @@ def test_a_failed_model_change_puts_the_old_choice_back(opened, photo_file, name
     assert opened.maps == maps
 
 
-def test_example_and_second_visit(opened):
+def test_a_second_visit_is_shown_from_the_cache(opened):
     opened.open()
-    opened.press("#vitreous-examples button")
-    opened.until(lambda: len(opened.maps) == 3)
-    opened.open()
-    opened.press("#vitreous-examples button")
-    opened.until(lambda: len(opened.maps) == 3)
-    assert "from cache" in opened.status
+    opened.until(lambda: opened.shows(rows=2, photo="two-cats.jpg"))
+    opened.until(lambda: "from cache" in opened.status)
+    assert "Stefan van der Walt, CC0" in opened.one(".v-legend").text
+
+
+def test_without_a_text_tower_prompts_name_the_model_that_has_one(opened):
+    assert opened.one("#v-use-clip").text == "switch to demo-clip"
 
 
 def test_keyboard_reaches_everything_that_counts(opened):
     opened.driver.execute_script("document.activeElement.blur(); window.scrollTo(0, 0)")
     reached = set()
     body = opened.one("body")
-    for _ in range(60):
+    for _ in range(40):
         (body if not reached else opened.driver.switch_to.active_element).send_keys(Keys.TAB)
         reached.add(
             opened.driver.execute_script(
-                "const part = document.activeElement.closest('[id^=vitreous-]'); "
-                "return part ? part.id : document.activeElement.tagName"
+                "const one = document.activeElement; return one.id || one.className || one.tagName"
             )
         )
-    wanted = {
-        "opacity",
-        "threshold",
-        "depth",
-        "sign",
-        "smooth",
-        "classes",
-        "model",
-        "spelled",
-        "block",
-        "look",
-        "measure",
-    }
-    assert {f"vitreous-{name}" for name in wanted | {"png", "report"}} <= reached
+    assert {
+        "v-class-search",
+        "v-contrast-a",
+        "v-contrast",
+        "v-method-search",
+        "v-bar",
+        "v-example",
+        "v-chip",
+    } <= reached
+    script = "return [...document.querySelectorAll(arguments[0])].every((one) => one.tabIndex >= 0)"
+    for selector in ("#v-toolbar input", ".v-canvas", ".v-method", "#v-trust button"):
+        assert opened.driver.execute_script(script, selector)
 
 
-def test_phone_width_needs_no_sideways_scrolling(opened):
+def test_on_a_phone_maps_follow_the_predictions_and_settings_are_in_a_drawer(opened):
     size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     opened.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
         opened.until(lambda: opened.driver.execute_script("return window.innerWidth") == 390)
-        width = opened.driver.execute_script("return document.documentElement.scrollWidth")
-        assert width <= 390
+        assert opened.driver.execute_script("return document.documentElement.scrollWidth") <= 390
         place = "return document.querySelector(arguments[0]).getBoundingClientRect().top"
-        tops = [opened.driver.execute_script(place, f"#vitreous-{name}") for name in ("maps", "choices", "more")]
+        tops = [opened.driver.execute_script(place, name) for name in ("#v-predictions", "#v-stage", "#v-trust")]
         assert tops == sorted(tops)
+        opened.until(lambda: opened.one(".v-tile:not(.v-photo) canvas").size["width"] > 350)
+        assert not opened.one("#v-picker").is_displayed()
+        opened.driver.execute_script("document.querySelector('#v-drawer-open').click()")
+        opened.until(lambda: opened.one("#v-picker").is_displayed())
+        opened.driver.execute_script("document.querySelector('#v-drawer-open').click()")
+        opened.until(lambda: not opened.one("#v-picker").is_displayed())
     finally:
         opened.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

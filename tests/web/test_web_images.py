@@ -1,6 +1,7 @@
 """What the web page shows, without a browser: right, once, within bounds, and stoppable."""
 
 import io
+import json
 import os
 import pickle
 import threading
@@ -25,6 +26,7 @@ from vitreous.web.models import ModelCache
 from vitreous.web.rendering import DisplaySettings, base_image, draw_map, filter_scores, mark_patch, patch_at
 from vitreous.web.requests import MAX_CLASSES, MAX_METHODS, ExplainRequest, all_depths, at_depth
 from vitreous.web.results import DISPLAY_SIZE, BoundedCache, load_image, read_upload
+from vitreous.web.views import RECOMMENDED, view_of
 
 TINY = "timm/test_vit@random"  # six blocks, 160 x 160 pixels, 100 patches
 METHODS = ("tokentm", "gradtoken", "decompx.skipplus")
@@ -110,7 +112,8 @@ def test_sliders_change_the_picture_and_never_run_the_model(service, photo_input
     ]
     for sliders in settings:
         assert service.cached(photo_input, request) is results
-        seen.add(rendering.maps_html(results, request, sliders))
+        drawn = draw_map(results, "decompx.skipplus", results.predicted, sliders, base_image(results))
+        seen.add(drawn.tobytes())
     assert len(seen) == len(settings)
     assert service.images_run == runs
 
@@ -138,18 +141,18 @@ def test_adding_a_method_makes_that_one_alone(service, photo_input):
 def test_a_method_that_fails_does_not_take_the_others_with_it(service, photo_input):
     request = ExplainRequest(("tokentm", "gae:start=40"))
     results = do(service, service.explain, photo_input, request)
-    assert "start=40" in results.failed["gae:start=40"]
+    assert "start=40" in results.failed["gae:start=40", "class"]
     assert ("tokentm", results.predicted) in results.scores
-    page = rendering.maps_html(results, request, DisplaySettings())
-    assert page.count("<img") == 2  # the map, and the legend's colours
-    assert "does not exist" in page
+    shown, failed = view_of(results, photo_input, request, reads_text=False)["maps"][0]
+    assert shown["rows"] == shown["columns"] == 10
+    assert "does not exist" in failed["failed"]
     assert service.cached(photo_input, request) is results  # and it is not tried again
 
 
 def test_where_all_quick_methods_fail_the_others_are_asked(service, photo_input):
     request = ExplainRequest(("gae:start=40", "ixg.plus:start=40", "rise:budget=4"))
     results = do(service, service.explain, photo_input, request)
-    assert set(results.failed) == {"gae:start=40", "ixg.plus:start=40"}
+    assert set(results.failed) == {("gae:start=40", "class"), ("ixg.plus:start=40", "class")}
     assert ("rise:budget=4", results.predicted) in results.scores
     assert service.cached(photo_input, request) is results
 
@@ -341,7 +344,7 @@ def test_a_strip_of_a_photo_is_drawn_like_any_other(service, tmp_path):
     Image.new("RGB", (1000, 1), "red").save(tmp_path / "strip.png")
     photo_input, request = service.read(tmp_path / "strip.png", "strip.png", TINY), ExplainRequest(("gae", "ixg"))
     results = do(service, service.explain, photo_input, request)
-    assert rendering.maps_html(results, request, DisplaySettings()).count('alt="map of') == 2
+    assert [map_["rows"] for map_ in view_of(results, photo_input, request, reads_text=False)["maps"][0]] == [10, 10]
     rows = do(service, service.rows, photo_input, 0)
     assert "<img" in rendering.rows_html(results, rows, (0, 0))
     assert rendering.save_png(results, photo_input, request, DisplaySettings(), tmp_path).is_file()
@@ -351,7 +354,6 @@ def test_nothing_a_visitor_names_becomes_markup(service, file):
     photo_input = service.read(file, '<img src=x onerror="alert(1)">.png', TINY)
     results, found = do(service, service.curves, photo_input, ExplainRequest(("gae",)))
     for text in (
-        rendering.maps_html(results, ExplainRequest(("gae",)), DisplaySettings()),
         rendering.status_html("<b>"),
         rendering.predictions_html(results),
     ):
@@ -669,7 +671,7 @@ def test_every_method_is_offered_once_with_its_paper():
 
 @pytest.mark.demo
 def test_first_maps_come_within_three_times_a_forward_and_backward_pass():
-    """Everything from the file to the pictures on the page, in processor time of the same process.
+    """Everything from the file to the scores that the page draws, in processor time of the same process.
 
     The comparison is a plain forward and backward pass to the pixels, without gradients of weights, which is the
     cheapest thing that can be called so. The best of a few is taken of both, for the machine does other things as well.
@@ -691,9 +693,9 @@ def test_first_maps_come_within_three_times_a_forward_and_backward_pass():
     def first_maps():
         service.cache = BoundedCache(2**28)
         photo_input = service.read(PHOTO, PHOTO.name, "demo")
-        request = ExplainRequest(METHODS)
+        request = ExplainRequest(RECOMMENDED)
         results = service.explain(photo_input, request, Job())
-        return rendering.maps_html(results, request, DisplaySettings()), rendering.predictions_html(results)
+        return json.dumps(view_of(results, photo_input, request, reads_text=False))
 
     plain, maps = (min(_seconds(work) for _ in range(5)) for work in (pass_through, first_maps))
     service.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,7 @@ def serve(
     cache_mb: Annotated[int, typer.Option(min=16, help="Size of the cache of results.")] = 256,
     max_seconds: Annotated[float, typer.Option(min=1, help="Time limit of one request.")] = 120,
     max_memory_mb: Annotated[int, typer.Option(min=64, help="Memory limit of one request, without the models.")] = 2048,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     plugin: PluginOption = None,
     _debug: DebugOption = False,
 ) -> None:
@@ -60,6 +62,8 @@ def serve(
     server = start(settings)
     try:
         print_line(stdout_console(), f"the page is at {server.address} - press Ctrl+C to stop")
+        if open_browser and not webbrowser.open(server.address):
+            print_line(stderr_console(), "no browser was found on this machine: open the address yourself")
         server.wait()
     except KeyboardInterrupt:
         pass

@@ -51,7 +51,7 @@ class Explanation(Predicted):
         class_names: One name per class, if known.
         images: The images that maps are drawn on: photos as the model saw them, or its input tensor.
         preprocessing: How photos became the model's input, if known: which part of a photo was seen.
-        provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.provenance``.
+        provenance: Versions, model and methods, as JSON values; see ``vitreous.explanation.folder``.
         scale: What the outputs are, see ``vitreous.inputs.outputs``; ``None``: logits. ``outputs`` is the same by name.
         images_note: A sentence on ``images`` that are not photos, such as a normalised tensor; figures show it.
         left_out: Default methods that the model does not support, and why.

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import vitreous
 from vitreous.api.explain import network_of
-from vitreous.errors import UnsupportedModelError
+from vitreous.errors import InputError, UnsupportedModelError
+from vitreous.explanation.trust import Trust
 from vitreous.html.report import measure
 from vitreous.methods.decomposition import ContributionMatrix
 from vitreous.methods.spelling import parse
@@ -20,10 +21,22 @@ from vitreous.models import LoadedModel
 from vitreous.pictures.curves import Curves, recorded
 from vitreous.pictures.strips import depth_of
 from vitreous.tape.diagnosis import missing_linear_part
+from vitreous.targets import Prompt, Similarity
 from vitreous.web.jobs import Job, Limits, Throughput, Worker, monitored
-from vitreous.web.models import ModelCache
+from vitreous.web.models import PROMPT_MODEL, ModelCache
 from vitreous.web.requests import ExplainRequest, RunMethods, all_depths, compute, compute_first, is_single_pass
-from vitreous.web.results import BlockRows, BoundedCache, ImageResults, Upload, load_image, read_upload
+from vitreous.web.results import (
+    BlockRows,
+    BoundedCache,
+    ImageResults,
+    PromptTarget,
+    SimilarTarget,
+    TargetKey,
+    Upload,
+    kind_of,
+    load_image,
+    read_upload,
+)
 
 CURVE_POINTS = 11  # per curve
 
@@ -80,7 +93,7 @@ class ImageService:
         results = self.cache.get(photo.key)
         if results is None or results.sample is None:
             return None
-        missing = results.missing(request.methods_for(results.depth), request.classes_for(results))
+        missing = results.missing(request.methods_for(results.depth), request.targets_for(results))
         return None if missing else results
 
     def explain(self, photo: ImageInput, request: ExplainRequest, job: Job) -> ImageResults:
@@ -88,16 +101,44 @@ class ImageService:
         model, results = self._open(photo, job)
         with self._storing(photo, results), self._monitored(model, job):
             if results.sample is None:
-                run = _explainer(model, results, request.classes)
-                count = max(1, len(request.classes))
+                first = [target for target in request.targets if kind_of(target) == "class"]
+                run = self._explainer(photo.model, model, results, first)
+                count = max(1, len(first))
                 compute_first(results, request.methods, run, job, classes=count, subject="the photo")
-            classes = request.classes_for(results)
+            targets = request.targets_for(results)
             shown = request.methods_for(results.depth)
-            ahead = _other_depths(request, results.depth) if results.missing(shown, classes) else []
-            missing = results.missing([*shown, *ahead], classes)
-            run = _explainer(model, results, classes)
-            compute(results, missing, run, job, classes=len(classes), subject="the photo")
+            ahead = _other_depths(request, results.depth) if results.missing(shown, targets) else []
+            for kind in dict.fromkeys(map(kind_of, targets)):
+                some = [target for target in targets if kind_of(target) == kind]
+                missing = results.missing([*shown, *ahead], some)
+                todo = [one for one in some if any((method, one) not in results.scores for method in missing)]
+                run = self._explainer(photo.model, model, results, todo)
+                compute(results, missing, run, job, classes=len(todo), subject="the photo", kind=kind)
         return results
+
+    def measure_trust(self, photo: ImageInput, request: ExplainRequest, job: Job) -> Trust:
+        """Measure what the maps of the first class are worth."""
+        results = self.explain(photo, request, job)
+        model = self.models.get(photo.model)
+        target, methods = trusted(results, request)
+        key = (tuple(methods), target)
+        if key not in results.trust:
+            with self._storing(photo, results), self._monitored(model, job):
+                job.start_stage("measuring trust")
+                explanation = results.explanation(methods, [target])
+                (results.trust[key],) = vitreous.trust(model, results.photo.pixels, explanation)
+        return results.trust[key]
+
+    def cached_trust(self, photo: ImageInput, request: ExplainRequest) -> Trust | None:
+        """Return what was measured before."""
+        results = self.cached(photo, request)
+        if results is None or not results.trust:
+            return None
+        try:
+            target, methods = trusted(results, request)
+        except InputError:
+            return None
+        return results.trust.get((tuple(methods), target))
 
     def rows(self, photo: ImageInput, block: int, job: Job) -> BlockRows:
         """Compute the attention rows of a block."""
@@ -118,7 +159,7 @@ class ImageService:
         results = self.explain(photo, request, job)
         model = self.models.get(photo.model)
         methods = shown_methods(results, request) if results.has_curves else []
-        classes = request.classes_for(results)
+        classes = explained_classes(results, request)
         todo = {one: [method for method in methods if (method, one) not in results.curves] for one in classes}
         with self._storing(photo, results), self._monitored(model, job):
             job.start_stage("measuring curves", 2 * CURVE_POINTS * sum(map(len, todo.values())))
@@ -133,6 +174,33 @@ class ImageService:
     def close(self) -> None:
         """Cancel all jobs and end the worker thread."""
         self.worker.close()
+
+    def _explainer(
+        self, name: str, model: LoadedModel, results: ImageResults, targets: Sequence[TargetKey]
+    ) -> RunMethods:
+        """Return a function that explains targets of one kind; without targets, the predicted class."""
+        pixels = results.photo.pixels
+
+        def run(methods: Sequence[str]) -> None:
+            if not targets:
+                results.add(vitreous.explain(model, pixels, methods))
+            elif isinstance(targets[0], PromptTarget):
+                dual = self.models.dual_encoder(name)
+                if dual is None:
+                    raise UnsupportedModelError(f"{name} reads no text: prompts need a model such as {PROMPT_MODEL}.")
+                prompts = [Prompt(one.text) for one in targets if isinstance(one, PromptTarget)]
+                results.add(vitreous.explain(dual, pixels, methods, [prompts]), targets)
+            elif isinstance(targets[0], SimilarTarget):
+                others = [self._reference(one.upload, model) for one in targets if isinstance(one, SimilarTarget)]
+                results.add(vitreous.explain(self.models.embedding_tower(name), pixels, methods, [others]), targets)
+            else:
+                results.add(vitreous.explain(model, pixels, methods, [list(targets)]), targets)
+
+        return run
+
+    def _reference(self, upload: Upload, model: LoadedModel) -> Similarity:
+        """Return the target of another image: the cosine of both embeddings."""
+        return Similarity(load_image(upload, model, self.upload_bytes).pixels[0], upload.name)
 
     def _open(self, photo: ImageInput, job: Job) -> tuple[LoadedModel, ImageResults]:
         job.start_stage(f"loading {photo.model}")
@@ -165,8 +233,31 @@ class ImageService:
 
 
 def shown_methods(results: ImageResults, request: ExplainRequest) -> list[str]:
-    """Return the spellings of the maps shown: those requested, at the requested depth, that work on this model."""
-    return [method for method in request.methods_for(results.depth) if method not in results.failed]
+    """Return the spellings of the maps shown: those requested, at the requested depth, that work for all targets."""
+    targets = request.targets_for(results)
+    return [
+        method
+        for method in dict.fromkeys(request.methods_for(results.depth))
+        if all(results.reason(method, target) is None for target in targets)
+    ]
+
+
+def explained_classes(results: ImageResults, request: ExplainRequest) -> list[int]:
+    """Return the classes among the targets: curves are measured of them."""
+    return [one for one in request.targets_for(results) if isinstance(one, int)]
+
+
+def trusted(results: ImageResults, request: ExplainRequest) -> tuple[int, list[str]]:
+    """Return the class and the methods whose maps trust is measured of.
+
+    Raises:
+        InputError: no class is explained.
+    """
+    target = next(iter(explained_classes(results, request)), None)
+    methods = shown_methods(results, request)
+    if target is None or not methods:
+        raise InputError("Trust is measured for a class: explain one, by a method that works on this model.")
+    return target, methods
 
 
 def block_rows(model: LoadedModel, pixels: Tensor, block: int) -> BlockRows:
@@ -189,14 +280,6 @@ def block_rows(model: LoadedModel, pixels: Tensor, block: int) -> BlockRows:
             read = cast("ContributionMatrix", recipe.readout).reader(view, block)
             contribution = read(patches)[0][:, patches].clone().cpu()
         return BlockRows(block, layout.grid, attention, contribution)
-
-
-def _explainer(model: LoadedModel, results: ImageResults, classes: Sequence[int]) -> RunMethods:
-    def run(methods: Sequence[str]) -> None:
-        target = [list(classes)] if classes else None
-        results.add(vitreous.explain(model, results.photo.pixels, methods, target))
-
-    return run
 
 
 def _other_depths(request: ExplainRequest, depth: int) -> list[str]:

@@ -2,58 +2,70 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from vitreous.errors import InputError, ModelError
+from vitreous.errors import InputError, ModelError, VitreousError
 from vitreous.web import rendering
 from vitreous.web.image_service import ImageInput, ImageService
 from vitreous.web.jobs import CancelledError, Job, SessionJobs
 from vitreous.web.layout import ImageComponents
 from vitreous.web.rendering import DisplaySettings, base_image, mark_patch, patch_at, status_html
 from vitreous.web.requests import ExplainRequest
-from vitreous.web.results import BlockRows, ImageResults
+from vitreous.web.results import BlockRows, Example, ImageResults, SimilarTarget, Upload, read_target
 from vitreous.web.security import OpenStreams
-from vitreous.web.tab_controller import (
-    SHARED_OPTIONS,
-    TabController,
-    Task,
-    Updates,
-    click_script,
-    read_methods,
-    unchanged,
-)
+from vitreous.web.tab_controller import SHARED_OPTIONS, TabController, Task, Updates, click_script, unchanged
+from vitreous.web.views import RECOMMENDED, trust_of, view_of
 
 _NO_IMAGE = "Choose a photo first."
+_LIKELY_AT_FIRST = 2  # classes that the opening example shows
+_ASK = "(asked, ...others) => [window.vitreous.request(), ...others]"
+OPENING = ExplainRequest(RECOMMENDED, likely=_LIKELY_AT_FIRST)
 
 
 @dataclass(frozen=True)
 class ImageControls:
-    """The settings of the image tab."""
+    """What the page's scripts request.
 
-    photo: ImageInput | None
+    Attributes:
+        request: What is explained.
+        settings: How maps are drawn in downloads.
+        command: What else: ``example``, the number of an example photo, or ``model``, the name of another model.
+    """
+
     request: ExplainRequest
     settings: DisplaySettings
-
-    @property
-    def chosen_image(self) -> ImageInput:
-        """The image; an error if there is none yet."""
-        if self.photo is None:
-            raise InputError(_NO_IMAGE)
-        return self.photo
+    command: dict[str, Any] = field(default_factory=dict)
 
 
-def read_image_controls(values: Sequence[Any]) -> ImageControls:
-    """Parse the values of ``ImageComponents.controls``."""
-    photo, classes, spelled, depth, opacity, sign, threshold, smooth, *groups = values
-    methods = read_methods(spelled, groups)
-    request = ExplainRequest(methods, tuple(int(one) for one in classes or ()), None if depth is None else int(depth))
-    return ImageControls(photo, request, DisplaySettings(float(opacity), sign, float(threshold), bool(smooth)))
+def read_image_controls(asked: str | None, second: Upload | None = None) -> ImageControls:
+    """Parse and check a request of the page's scripts.
+
+    Raises:
+        InputError: it is not one.
+    """
+    try:
+        values = json.loads(asked or "")
+        drawn = values.get("settings") or {}
+        settings = DisplaySettings(
+            float(drawn["opacity"]), drawn["sign"], float(drawn["threshold"]), bool(drawn["smooth"])
+        )
+        depth = values.get("depth")
+        targets = tuple(read_target(one, second) for one in values.get("questions") or ())
+        methods = tuple(dict.fromkeys(str(one) for one in values["methods"]))
+        command = {name: values[name] for name in ("example", "model") if name in values}
+    except VitreousError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise InputError("The request cannot be read; reload the page.") from error
+    return ImageControls(ExplainRequest(methods, targets, None if depth is None else int(depth)), settings, command)
 
 
 class ImageTab(TabController):
@@ -72,97 +84,196 @@ class ImageTab(TabController):
         self,
         service: ImageService,
         parts: ImageComponents,
-        examples: Sequence[Path],
+        examples: Sequence[Example],
         jobs: SessionJobs,
         streams: OpenStreams,
         folder: Path,
     ) -> None:
         super().__init__(jobs, streams, folder, parts)
         self.service, self.parts, self.examples = service, parts, list(examples)
+        self._credits = {one.path.name: one.credit for one in examples}
+        self._numbers = itertools.count(1)
 
-    def connect(self) -> None:
+    def connect(self, page: Any) -> None:
         """Attach the events to the components."""
-        parts, controls, pending = self.parts, self.parts.controls(), self.parts.pending
-        latest = {**SHARED_OPTIONS, "trigger_mode": "always_last"}
+        parts, pending = self.parts, self.parts.pending
+        asked = {**SHARED_OPTIONS, "js": _ASK}
         state = [parts.status, parts.stop]
-        opened = [parts.photo, parts.model, parts.predictions, parts.classes, parts.maps, parts.depth, parts.block]
-        opened += [parts.picture, parts.rows, parts.curves, parts.row, parts.column]
+        opened = [parts.photo, parts.model, parts.view, parts.block, parts.picture, parts.rows, parts.curves]
+        opened += [parts.row, parts.column]
         drawn = [parts.rows, parts.picture, parts.row, parts.column]
         runs = [
-            self.connect_run("maps", opened, parts.maps, "run_maps"),
-            self.connect_run("rows", drawn, parts.rows, "run_rows"),
-            self.connect_run("curves", [parts.curves], parts.curves, "run_curves"),
-            self.connect_run("download", [parts.download], parts.status, "run_download"),
+            self.connect_run("maps", [*opened, parts.second], "run_maps"),
+            self.connect_run("rows", drawn, "run_rows"),
+            self.connect_run("curves", [parts.curves], "run_curves"),
+            self.connect_run("trust", [parts.view], "run_trust"),
+            self.connect_run("download", [parts.download], "run_download"),
         ]
         runs[-1].then(None, js=click_script("vitreous-download"))
 
-        maps = [*state, pending["maps"]]
-        inputs = [pending["maps"], parts.model, *controls]
-        parts.upload.upload(
-            self.open_upload, [parts.upload, *inputs], [*maps, *opened], api_name="upload", **SHARED_OPTIONS
+        session, maps = parts.session(), [*state, pending["maps"]]
+        inputs, outputs = [*session, pending["maps"], parts.model], [*maps, *opened]
+        page.load(self.open_first, inputs, outputs, **asked)
+        parts.open.click(self.open_example, inputs, outputs, api_name="open", **asked)
+        parts.upload.upload(self.open_upload, [*inputs, parts.upload], outputs, api_name="upload", **asked)
+        parts.model.change(self.change_model, inputs, outputs, **asked)
+        parts.show.click(self.show, [*session, pending["maps"]], [*maps, parts.view], api_name="show", **asked)
+        parts.second_upload.upload(
+            self.open_second,
+            [*session, pending["maps"], parts.second_upload],
+            [*maps, parts.view, parts.second],
+            api_name="second",
+            **asked,
         )
-        parts.example.click(self.open_example, [parts.example, *inputs], [*maps, *opened], **SHARED_OPTIONS)
-        parts.model.change(self.change_model, inputs, [*maps, *opened], **SHARED_OPTIONS)
-        inputs = [pending["maps"], *controls]
-        for part in (*parts.methods, parts.classes):
-            part.input(self.show, inputs, [*maps, parts.maps], **SHARED_OPTIONS)
-        parts.spelled.submit(self.show, inputs, [*maps, parts.maps], api_name="show", **SHARED_OPTIONS)
-        for part in (parts.opacity, parts.threshold, parts.depth, parts.sign, parts.smooth):
-            part.input(self.show, inputs, [*maps, parts.maps], **latest)
+        parts.trust.click(
+            self.trust, [*session, pending["trust"]], [*state, pending["trust"], parts.view], api_name="trust", **asked
+        )
 
         rows = [*state, pending["rows"], *drawn]
         patch = [pending["rows"], parts.photo, parts.block, parts.row, parts.column]
         parts.picture.select(self.select_patch, patch, rows, **SHARED_OPTIONS)
         parts.look.click(self.show_patch, patch, rows, **SHARED_OPTIONS)
-        parts.block.input(self.show_patch, patch, rows, **latest)
+        parts.block.input(self.show_patch, patch, rows, **{**SHARED_OPTIONS, "trigger_mode": "always_last"})
 
         curves = [*state, pending["curves"], parts.curves]
-        parts.measure.click(self.measure, [pending["curves"], *controls], curves, api_name="measure", **SHARED_OPTIONS)
+        parts.measure.click(self.measure, [*session, pending["curves"]], curves, api_name="measure", **asked)
         files = [*state, pending["download"], parts.download]
         for button, kind in ((parts.png, "png"), (parts.npz, "npz"), (parts.report, "report")):
             save = getattr(self, f"save_{kind}")
-            button.click(save, [pending["download"], *controls], files, **SHARED_OPTIONS)
-        parts.stop.click(self.stop, parts.photo, [*state, parts.model], queue=False, cancels=runs, **SHARED_OPTIONS)
+            button.click(save, [*session, pending["download"]], files, **asked)
+        parts.stop.click(
+            self.stop, parts.photo, [*state, parts.model, parts.view], queue=False, cancels=runs, **SHARED_OPTIONS
+        )
+
+    async def open_first(
+        self,
+        request: gr.Request,
+        asked: str,
+        photo: ImageInput | None,
+        second: Upload | None,
+        previous: Task | None,
+        model: str,
+    ) -> Updates:
+        """Show the first example when the page opens, with the two most probable classes."""
+        if photo is not None or not self.examples:
+            return unchanged()
+        return await self._open(
+            self.examples[0].path, previous, model, (asked, photo, second), request, _LIKELY_AT_FIRST
+        )
+
+    async def open_example(
+        self,
+        request: gr.Request,
+        asked: str,
+        photo: ImageInput | None,
+        second: Upload | None,
+        previous: Task | None,
+        model: str,
+    ) -> Updates:
+        """Explain an example image, or the same image with another model."""
+        session = (asked, photo, second)
+        try:
+            command = read_image_controls(asked, second).command
+        except InputError:
+            command = {}
+        number = command.get("example")
+        if isinstance(number, int) and 0 <= number < len(self.examples):
+            return await self._open(self.examples[number].path, previous, model, session, request)
+        if photo is None or not isinstance(command.get("model"), str):
+            return unchanged()
+        return await self._open(photo.upload.path, previous, command["model"], session, request, name=photo.upload.name)
 
     async def open_upload(
-        self, request: gr.Request, path: str | None, previous: Task | None, model: str, *values: Any
+        self,
+        request: gr.Request,
+        asked: str,
+        photo: ImageInput | None,
+        second: Upload | None,
+        previous: Task | None,
+        model: str,
+        path: str | None,
     ) -> Updates:
         """Explain an uploaded image."""
         if path is None:
             return unchanged()
-        return await self._open(path, Path(path).name, previous, model, values, request)
+        return await self._open(path, previous, model, (asked, photo, second), request)
 
-    async def open_example(
-        self, request: gr.Request, number: int | None, previous: Task | None, model: str, *values: Any
+    async def change_model(
+        self,
+        request: gr.Request,
+        asked: str,
+        photo: ImageInput | None,
+        second: Upload | None,
+        previous: Task | None,
+        model: str,
     ) -> Updates:
-        """Explain an example image."""
-        if number is None or not 0 <= int(number) < len(self.examples):
-            return unchanged()
-        example = self.examples[int(number)]
-        return await self._open(example, example.name, previous, model, values, request)
-
-    async def change_model(self, request: gr.Request, previous: Task | None, model: str, *values: Any) -> Updates:
         """Explain the image with another model."""
-        photo: ImageInput | None = values[0]
         if model == (self.service.models.default if photo is None else photo.model):
             return unchanged()  # the choice was put back
         if photo is not None:
-            return await self._open(photo.upload.path, photo.upload.name, previous, model, values, request)
+            session = (asked, photo, second)
+            return await self._open(photo.upload.path, previous, model, session, request, name=photo.upload.name)
 
         def check() -> Updates:
             self.service.models.check(str(model or ""))
             return {self._status: status_html(f"{model} will be loaded with the first photo.")}
 
-        return await self.begin("maps", previous, check, request, partial(self._restore_model, None))
+        return await self.begin("maps", previous, check, request, partial(self._restore, None))
 
-    async def show(self, request: gr.Request, previous: Task | None, *values: Any) -> Updates:
+    async def show(
+        self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
+    ) -> Updates:
         """Show the requested maps."""
 
         def make() -> Task:
-            controls = read_image_controls(values)
-            return self._explain_task(controls.chosen_image, controls, partial(self._show_maps, controls))
+            chosen, wanted = _chosen(photo), read_image_controls(asked, second).request
+            return self._explain_task(chosen, wanted, partial(self._show_maps, chosen, wanted))
 
-        return await self.begin("maps", previous, make, request)
+        return await self.begin("maps", previous, make, request, partial(self._restore, photo))
+
+    async def open_second(
+        self,
+        request: gr.Request,
+        asked: str,
+        photo: ImageInput | None,
+        second: Upload | None,
+        previous: Task | None,
+        path: str | None,
+    ) -> Updates:
+        """Explain why the image is similar to another one, besides the classes that are shown."""
+        if path is None:
+            return unchanged()
+
+        def make() -> Task:
+            chosen = _chosen(photo)
+            other = self.service.read(path, Path(path).name, chosen.model).upload
+            wanted = read_image_controls(asked, second).request
+            classes = tuple(one for one in wanted.targets if not isinstance(one, SimilarTarget))
+            wanted = replace(wanted, targets=(*classes[:1], SimilarTarget(other)))
+
+            def show(results: ImageResults, seconds: float | None) -> Updates:
+                return self._show_maps(chosen, wanted, results, seconds) | {self.parts.second: other}
+
+            return self._explain_task(chosen, wanted, show)
+
+        return await self.begin("maps", previous, make, request, partial(self._restore, photo))
+
+    async def trust(
+        self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
+    ) -> Updates:
+        """Measure what the maps shown are worth."""
+
+        def make() -> Task:
+            arguments = _chosen(photo), read_image_controls(asked, second).request
+
+            def show(found: Any, seconds: float | None) -> Updates:
+                return self._send({"trust": trust_of(found)}) | self.done(seconds)
+
+            return Task(
+                partial(self.service.measure_trust, *arguments), show, partial(self.service.cached_trust, *arguments)
+            )
+
+        return await self.begin("trust", previous, make, request)
 
     async def select_patch(
         self,
@@ -194,130 +305,156 @@ class ImageTab(TabController):
         """Show the attention rows of a patch."""
 
         def make() -> Task:
-            if photo is None:
-                raise InputError(_NO_IMAGE)
+            chosen = _chosen(photo)
             return Task(
-                partial(self.service.rows, photo, int(block)),
-                partial(self._show_rows, photo, int(row), int(column)),
-                partial(self.service.cached_rows, photo, int(block)),
+                partial(self.service.rows, chosen, int(block)),
+                partial(self._show_rows, chosen, int(row), int(column)),
+                partial(self.service.cached_rows, chosen, int(block)),
             )
 
         return await self.begin("rows", previous, make, request)
 
-    async def measure(self, request: gr.Request, previous: Task | None, *values: Any) -> Updates:
+    async def measure(
+        self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
+    ) -> Updates:
         """Measure the curves of the maps shown."""
 
         def make() -> Task:
-            controls = read_image_controls(values)
-            work = partial(self.service.curves, controls.chosen_image, controls.request)
-            return Task(work, partial(self._show_curves, controls.request))
+            wanted = read_image_controls(asked, second).request
+            return Task(partial(self.service.curves, _chosen(photo), wanted), partial(self._show_curves, wanted))
 
         return await self.begin("curves", previous, make, request)
 
-    async def save_png(self, request: gr.Request, previous: Task | None, *values: Any) -> Updates:
+    async def save_png(
+        self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
+    ) -> Updates:
         """Download the maps as a picture."""
 
-        def save(results: ImageResults, photo: ImageInput, controls: ImageControls) -> Path:
-            return rendering.save_png(results, photo, controls.request, controls.settings, self.new_folder())
+        def save(results: ImageResults, chosen: ImageInput, controls: ImageControls) -> Path:
+            return rendering.save_png(results, chosen, controls.request, controls.settings, self.new_folder())
 
-        return await self._save(self.service.explain, save, previous, values, request)
+        return await self._save(self.service.explain, save, previous, (asked, photo, second), request)
 
-    async def save_npz(self, request: gr.Request, previous: Task | None, *values: Any) -> Updates:
+    async def save_npz(
+        self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
+    ) -> Updates:
         """Download the scores."""
 
-        def save(results: ImageResults, photo: ImageInput, controls: ImageControls) -> Path:
-            return rendering.save_npz(results, photo, controls.request, self.new_folder())
+        def save(results: ImageResults, chosen: ImageInput, controls: ImageControls) -> Path:
+            return rendering.save_npz(results, chosen, controls.request, self.new_folder())
 
-        return await self._save(self.service.explain, save, previous, values, request)
+        return await self._save(self.service.explain, save, previous, (asked, photo, second), request)
 
-    async def save_report(self, request: gr.Request, previous: Task | None, *values: Any) -> Updates:
+    async def save_report(
+        self, request: gr.Request, asked: str, photo: ImageInput | None, second: Upload | None, previous: Task | None
+    ) -> Updates:
         """Download a report."""
 
-        def save(measured: Any, photo: ImageInput, controls: ImageControls) -> Path:
+        def save(measured: Any, chosen: ImageInput, controls: ImageControls) -> Path:
             results, curves = measured
-            return rendering.save_report(results, photo, controls.request, curves, self.new_folder())
+            return rendering.save_report(results, chosen, controls.request, curves, self.new_folder())
 
-        return await self._save(self.service.curves, save, previous, values, request)
+        return await self._save(self.service.curves, save, previous, (asked, photo, second), request)
 
     def stop(self, request: gr.Request, photo: ImageInput | None) -> Updates:
         """Stop the session's job; the maps shown are those of the model before it."""
         self.cancel(request)
-        return self.stopped() | self._restore_model(photo, CancelledError("Stopped."))
+        return self.stopped() | (self._restore(photo, CancelledError("Stopped.")) or {})
 
     async def _open(
         self,
         path: str | Path,
-        name: str,
         previous: Task | None,
         model: str,
-        values: Sequence[Any],
+        session: tuple[str, ImageInput | None, Upload | None],
         request: gr.Request,
+        likely: int = 1,
+        *,
+        name: str | None = None,
     ) -> Updates:
-        def make() -> Task:
-            # Classes belong to another image or model, and the depth to another model.
-            controls = read_image_controls([values[0], [], values[2], None, *values[4:]])
-            self.service.models.check(str(model or ""))
-            photo = self.service.read(path, name, model)
-            return self._explain_task(photo, controls, partial(self._show_image, photo, controls))
+        asked, before, second = session
 
-        return await self.begin("maps", previous, make, request, partial(self._restore_model, values[0]))
+        def make() -> Task:
+            self.service.models.check(str(model or ""))
+            photo = self.service.read(path, name or Path(path).name, model)
+            # Targets belong to another image or model, and the depth to another model.
+            wanted = replace(read_image_controls(asked, second).request, targets=(), depth=None, likely=likely)
+            return self._explain_task(photo, wanted, partial(self._show_image, photo, wanted))
+
+        return await self.begin("maps", previous, make, request, partial(self._restore, before))
 
     async def _save(
         self,
         work: Callable[[ImageInput, ExplainRequest, Job], Any],
         save: Callable[[Any, ImageInput, ImageControls], Path],
         previous: Task | None,
-        values: Sequence[Any],
+        session: tuple[str, ImageInput | None, Upload | None],
         request: gr.Request,
     ) -> Updates:
+        asked, photo, second = session
+
         def make() -> Task:
-            controls = read_image_controls(values)
-            photo = controls.chosen_image
+            chosen, controls = _chosen(photo), read_image_controls(asked, second)
 
             def show(result: Any, _seconds: float | None) -> Updates:
-                return self.file_ready(self.parts.download, save(result, photo, controls))
+                return self.file_ready(self.parts.download, save(result, chosen, controls))
 
-            return Task(partial(work, photo, controls.request), show)
+            return Task(partial(work, chosen, controls.request), show)
 
         return await self.begin_download(self.parts.download, previous, make, request)
 
     def _explain_task(
-        self, photo: ImageInput, controls: ImageControls, show: Callable[[ImageResults, float | None], Updates]
+        self, photo: ImageInput, wanted: ExplainRequest, show: Callable[[ImageResults, float | None], Updates]
     ) -> Task:
-        arguments = (photo, controls.request)
+        arguments = (photo, wanted)
         return Task(partial(self.service.explain, *arguments), show, partial(self.service.cached, *arguments))
 
-    def _restore_model(self, photo: ImageInput | None, error: Exception) -> Updates:
-        """Set the model back to the one whose maps are shown."""
-        if photo is None and not isinstance(error, ModelError):
-            return {}
-        return {self.parts.model: self.service.models.default if photo is None else photo.model}
+    def _restore(self, photo: ImageInput | None, error: Exception) -> Updates:
+        """Set model, methods and questions back to those whose maps are shown."""
+        updates = self._send({"rejected": True})
+        if photo is not None or isinstance(error, ModelError):
+            updates[self.parts.model] = self.service.models.default if photo is None else photo.model
+        return updates
 
-    def _show_maps(self, controls: ImageControls, results: ImageResults, seconds: float | None) -> Updates:
-        maps = rendering.maps_html(results, controls.request, controls.settings)
-        return {self.parts.maps: maps} | self.done(seconds)
+    def _view(self, photo: ImageInput, wanted: ExplainRequest, results: ImageResults) -> Updates:
+        view = view_of(
+            results,
+            photo,
+            wanted,
+            reads_text=self.service.models.reads_prompts(photo.model),
+            credit=self._credits.get(photo.upload.name, ""),
+            trust=self.service.cached_trust(photo, wanted),
+        )
+        return self._send(view)
+
+    def _send(self, values: dict[str, Any]) -> Updates:
+        """Give the page's scripts an answer, as text: Gradio would compare dictionaries part by part.
+
+        The number makes the same maps another answer.
+        """
+        return {self.parts.view: json.dumps({**values, "number": next(self._numbers)})}
+
+    def _show_maps(
+        self, photo: ImageInput, wanted: ExplainRequest, results: ImageResults, seconds: float | None
+    ) -> Updates:
+        return self._view(photo, wanted, results) | self.done(seconds)
 
     def _show_image(
-        self, photo: ImageInput, controls: ImageControls, results: ImageResults, seconds: float | None
+        self, photo: ImageInput, wanted: ExplainRequest, results: ImageResults, seconds: float | None
     ) -> Updates:
         parts, sample = self.parts, results.sample
         assert sample is not None
-        classes: Updates = {"value": list(controls.request.classes_for(results))}
-        if controls.photo is None or controls.photo.model != photo.model:  # otherwise the page has them
-            classes["choices"] = results.class_choices()
-        return {
+        updates: Updates = {
             parts.photo: photo,
-            parts.predictions: rendering.predictions_html(results),
-            parts.classes: gr.update(**classes),
-            parts.maps: rendering.maps_html(results, controls.request, controls.settings),
-            parts.depth: gr.update(maximum=results.depth, value=results.depth),
+            parts.model: photo.model,
             parts.block: gr.update(maximum=results.depth - 1, value=results.depth - 1),
             parts.picture: base_image(results).photo,
             parts.rows: "",
             parts.curves: "",
             parts.row: gr.update(maximum=sample.grid[0] - 1, value=sample.grid[0] // 2),
             parts.column: gr.update(maximum=sample.grid[1] - 1, value=sample.grid[1] // 2),
-        } | self.done(seconds)
+        }
+        return updates | self._show_maps(photo, wanted, results, seconds)
 
     def _show_rows(self, photo: ImageInput, row: int, column: int, rows: BlockRows, seconds: float | None) -> Updates:
         results = self.service.cache.get(photo.key)
@@ -335,3 +472,9 @@ class ImageTab(TabController):
     def _show_curves(self, request: ExplainRequest, measured: Any, seconds: float | None) -> Updates:
         results, found = measured
         return {self.parts.curves: rendering.curves_html(results, request, found)} | self.done(seconds)
+
+
+def _chosen(photo: ImageInput | None) -> ImageInput:
+    if photo is None:
+        raise InputError(_NO_IMAGE)
+    return photo

@@ -11,11 +11,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from vitreous.errors import ModelError
+from torch import nn
+
+from vitreous.api.explain import network_of
+from vitreous.api.similarity import embedding_tower
+from vitreous.errors import ModelError, VitreousError
+from vitreous.inputs.model_input import encoding_methods
 from vitreous.models import LoadedModel, load_model
+from vitreous.models.dual_encoder import DualEncoder, load_dual_encoder, zero_shot
 from vitreous.models.text_models import LoadedTextModel, load_text_model
 
 _MAX_LOADED = 2  # besides the default model
+PROMPT_MODEL = "demo-clip"  # the model of images and texts that works offline
+# What a model of images and texts is asked for at first; any other text can be given as a prompt.
+COMMON_NAMES = (
+    "cat", "dog", "bird", "horse", "fish", "bear", "butterfly", "person", "flower", "tree", "cup of coffee", "pizza",
+    "car", "bus", "bicycle", "boat", "airplane", "rocket", "building", "chair", "computer", "book", "mountain", "beach",
+)  # fmt: skip
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 Model = TypeVar("Model", LoadedModel, LoadedTextModel)
 
@@ -57,8 +69,11 @@ class BaseModelCache(ABC, Generic[Model]):
             self._models[name] = loaded
         self._models.move_to_end(name)
         for other in [other for other in self._models if other not in (name, self.default)][:-_MAX_LOADED]:
-            del self._models[other]
+            self._forget(other)
         return self._models[name]
+
+    def _forget(self, name: str) -> None:
+        del self._models[name]
 
     def check(self, name: str) -> None:
         """Refuse names that would run code or read a file outside the allowed folders.
@@ -66,7 +81,7 @@ class BaseModelCache(ABC, Generic[Model]):
         Raises:
             ModelError: the name is refused.
         """
-        if name in (self.default, "demo"):
+        if name in (self.default, "demo", PROMPT_MODEL):
             return
         family, _, identifier = name.partition("/")
         if family == "py":
@@ -99,6 +114,7 @@ class ModelCache(BaseModelCache[LoadedModel]):
 
     suggested = (
         "demo",
+        PROMPT_MODEL,
         "timm/vit_base_patch16_224.augreg_in1k",
         "timm/deit3_small_patch16_224.fb_in22k_ft_in1k",
         "timm/vit_small_patch14_reg4_dinov2.lvd142m",
@@ -106,8 +122,46 @@ class ModelCache(BaseModelCache[LoadedModel]):
     )
     reads_text = False
 
+    def __init__(self, default: str, folders: Sequence[Path] = ()) -> None:
+        super().__init__(default, folders)
+        self._duals: dict[str, DualEncoder] = {}
+        self._towers: dict[str, nn.Module] = {}
+
+    def dual_encoder(self, name: str) -> DualEncoder | None:
+        """Return a loaded model with its text tower; ``None`` if it has none."""
+        self.get(name)
+        return self._duals.get(name)
+
+    def reads_prompts(self, name: str) -> bool:
+        """Whether a loaded model has a text tower."""
+        return name in self._duals
+
+    def embedding_tower(self, name: str) -> nn.Module:
+        """Return the part of a model that embeds images."""
+        model = self.get(name)
+        if name not in self._towers:  # kept, because what is known of an architecture is cached by its module
+            dual = self._duals.get(name)
+            self._towers[name] = embedding_tower(network_of(model) if dual is None else dual.model)
+        return self._towers[name]
+
+    def _forget(self, name: str) -> None:
+        super()._forget(name)
+        self._duals.pop(name, None)
+        self._towers.pop(name, None)
+
     def _load(self, name: str) -> LoadedModel:
-        return load_model(name)
+        try:
+            loaded = load_model(name)
+            if encoding_methods(loaded.model) is None:
+                return loaded
+            dual = load_dual_encoder(name)
+        except VitreousError as error:  # by its name it may be a classifier, or a model of images and texts
+            try:
+                dual = load_dual_encoder(name)
+            except VitreousError:
+                raise error from None
+        self._duals[name] = dual
+        return zero_shot(dual, COMMON_NAMES)
 
 
 class TextModelCache(BaseModelCache[LoadedTextModel]):

@@ -29,9 +29,9 @@ from vitreous.pictures.colours import strongest_word_colour
 from vitreous.pictures.curves import Curves
 from vitreous.pictures.tiles import SHARPNESS, Row, Tile, tiled
 from vitreous.text.explanation import By, TextExplanation
-from vitreous.web.image_service import ImageInput, shown_methods
-from vitreous.web.requests import ExplainRequest, at_depth
-from vitreous.web.results import BlockRows, ImageResults, ResultCache, TextResults
+from vitreous.web.image_service import ImageInput, explained_classes, shown_methods
+from vitreous.web.requests import ExplainRequest
+from vitreous.web.results import BlockRows, ImageResults, ResultCache, TargetKey, TextResults
 
 Sign = Literal["both", "for", "against"]
 SIGNS: tuple[Sign, ...] = get_args(Sign)
@@ -90,7 +90,7 @@ def base_image(results: ImageResults, size: int = MAP_SIZE) -> BaseImage:
 
 
 def draw_map(
-    results: ImageResults, method: str, class_index: int, settings: DisplaySettings, base: BaseImage
+    results: ImageResults, method: str, target: TargetKey, settings: DisplaySettings, base: BaseImage
 ) -> Image.Image:
     """Draw one map. The colour scale is that of the unfiltered map, so that colours keep their meaning.
 
@@ -98,7 +98,7 @@ def draw_map(
         InputError: the scores are not finite.
     """
     assert results.sample is not None
-    scores, signed = results.scores[method, class_index], results.signed[method]
+    scores, signed = results.scores[method, target], results.signed[method]
     shown = filter_scores(scores, signed=signed, settings=settings)
     span = (float(scores.min()), float(scores.max()))
     look = Look(smooth=settings.smooth, opacity=settings.opacity)
@@ -147,10 +147,11 @@ def draw_rows(rows: BlockRows, patch: tuple[int, int], base: BaseImage) -> dict[
 # HTML.
 
 
-def status_html(text: str, *, error: bool = False) -> str:
-    """Render a status line."""
+def status_html(text: str, *, error: bool = False, progress: float | None = None) -> str:
+    """Render a status line, with a bar where ``progress`` is known."""
     kind = ' class="vitreous-status vitreous-error" role="alert"' if error else ' class="vitreous-status" role="status"'
-    return f"<p{kind}>{page.escape(text)}</p>"
+    bar = "" if progress is None else f'<progress value="{progress:.3f}" aria-label="progress"></progress>'
+    return f"<p{kind}>{page.escape(text)}{bar}</p>"
 
 
 def predictions_html(results: ResultCache[Any]) -> str:
@@ -162,18 +163,6 @@ def predictions_html(results: ResultCache[Any]) -> str:
         for one in results.sample.top(_TOP_CLASSES)
     ]
     return f"<h2>Prediction</h2>{page.bars(rows)}"
-
-
-def maps_html(results: ImageResults, request: ExplainRequest, settings: DisplaySettings) -> str:
-    """Render the maps: a row per class, a column per method."""
-    base = base_image(results)
-    parts = []
-    for class_index in request.classes_for(results):
-        cards = [_map_card(results, method, class_index, request, settings, base) for method in request.methods]
-        caption = page.escape(results.caption(class_index))
-        parts.append(f'<h3>Why {caption}?</h3>\n<div class="vitreous-grid">{"".join(cards)}</div>\n')
-    parts.append(report.legend(request.methods))
-    return "".join(parts)
 
 
 def rows_html(results: ImageResults, rows: BlockRows, patch: tuple[int, int]) -> str:
@@ -204,7 +193,7 @@ def curves_html(results: ImageResults, request: ExplainRequest, found: Sequence[
     parts = [
         f"<h3>{page.escape(results.caption(class_index))}</h3>"
         + report.curve_cards(report.Measured(tuple(lines), results.by))
-        for class_index, lines in zip(request.classes_for(results), found, strict=True)
+        for class_index, lines in zip(explained_classes(results, request), found, strict=True)
         if lines
     ]
     return f'<div class="vitreous-curves">{"".join(parts)}</div>'
@@ -212,16 +201,16 @@ def curves_html(results: ImageResults, request: ExplainRequest, found: Sequence[
 
 def text_html(results: TextResults, request: ExplainRequest, by: By) -> str:
     """Render the text coloured by every method, classes side by side."""
-    classes = request.classes_for(results)
-    shown = [method for method in request.methods if method not in results.failed]
+    classes = request.targets_for(results)
+    shown = [method for method in request.methods if (method, "class") not in results.failed]
     explanation = results.explanation(shown, classes) if shown else None
     parts = [
         f'<p class="vitreous-faint">{_truncation_note(results)}</p>' if results.used_tokens < results.tokens else ""
     ]
     for method in request.methods:
         parts.append(f'<h3><code title="{page.escape(report.meaning(method))}">{page.escape(method)}</code></h3>\n')
-        if explanation is None or method in results.failed:
-            parts.append(f"<p>{page.escape(results.failed[method])}</p>\n")
+        if explanation is None or (method, "class") in results.failed:
+            parts.append(f"<p>{page.escape(results.failed[method, 'class'])}</p>\n")
             continue
         cards = [_text_card(results, explanation, method, number, by) for number in range(len(classes))]
         parts.append(f'<div class="vitreous-grid vitreous-texts">{"".join(cards)}</div>\n')
@@ -270,7 +259,7 @@ def save_png(
                 *(Tile(draw_map(results, method, class_index, settings, base)) for method in methods),
             ]
         )
-        for class_index in request.classes_for(results)
+        for class_index in request.targets_for(results)
     ]
     signs = sorted({results.signed[method] for method in methods})
     picture = tiled(rows, tile=_DOWNLOAD_SIZE, headings=("photo", *methods), legend=signs)
@@ -279,7 +268,7 @@ def save_png(
 
 def save_npz(results: ImageResults, photo: ImageInput, request: ExplainRequest, folder: Path) -> Path:
     """Write raw scores, classes and logits, as ``Explanation.save`` does."""
-    explanation = results.explanation(_downloaded_methods(results, request), request.classes_for(results))
+    explanation = results.explanation(_downloaded_methods(results, request), request.targets_for(results))
     file = folder / _file_name(photo, "npz")
     np.savez(file, **arrays_of(explanation))
     return file
@@ -294,8 +283,10 @@ def save_report(
 ) -> Path:
     """Write a self-contained HTML report about the image."""
     methods = _downloaded_methods(results, request)
-    explanation = results.explanation(methods, request.classes_for(results))
+    explanation = results.explanation(methods, request.targets_for(results))
+    # Of targets that are no classes there are no curves.
     measured = [report.Measured(tuple(curves), results.by) for curves in found] if results.has_curves else []
+    measured = measured if len(measured) == explanation.classes_per_image else []
     command = f"vitreous serve: {photo.model}, {', '.join(methods)}"
     body = (
         report.photo_section(photo.upload.name, results.photo.picture, explanation, measured)
@@ -309,11 +300,11 @@ def save_report(
 
 def save_text_report(results: TextResults, request: ExplainRequest, by: By, folder: Path) -> Path:
     """Write the coloured text as an HTML page."""
-    methods = [method for method in request.methods if method not in results.failed]
+    methods = [method for method in request.methods if (method, "class") not in results.failed]
     if not methods:
         raise InputError("There is no explanation to download.")
     file = folder / "vitreous-text.html"
-    write_text(file, results.explanation(methods, request.classes_for(results)).html(by=by))
+    write_text(file, results.explanation(methods, request.targets_for(results)).html(by=by))
     return file
 
 
@@ -328,27 +319,6 @@ def _file_name(photo: ImageInput, suffix: str) -> str:
     """Name a file after the user's name of the image, reduced to safe characters."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(photo.upload.name).stem).strip("-")[:60]
     return f"vitreous-{stem or 'photo'}.{suffix}"
-
-
-def _map_card(
-    results: ImageResults,
-    method: str,
-    class_index: int,
-    request: ExplainRequest,
-    settings: DisplaySettings,
-    base: BaseImage,
-) -> str:
-    shown = method if request.depth is None else at_depth(method, request.depth, results.depth)
-    note = "" if shown is not None else " <span>does not aggregate blocks: the depth has no effect</span>"
-    shown = shown or method
-    caption = f'<code title="{page.escape(report.meaning(method))}">{page.escape(shown)}</code>{note}'
-    if shown in results.failed:
-        return page.figure(f"<p>{page.escape(results.failed[shown])}</p>", caption)
-    try:
-        picture = draw_map(results, shown, class_index, settings, base)
-    except InputError as error:
-        return page.figure(f"<p>{page.escape(error)}</p>", caption)
-    return _figure(picture, caption, f"map of {shown} for {results.caption(class_index)}")
 
 
 def _figure(picture: Image.Image, caption: str, alt: str) -> str:

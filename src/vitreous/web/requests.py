@@ -11,8 +11,9 @@ from vitreous.errors import MethodError, TargetError, VitreousError
 from vitreous.methods.aggregation import Plus
 from vitreous.methods.spelling import EXAMPLE_DEPTH, Recipe, parse
 from vitreous.pictures.strips import depth_spellings, start_layer_spellings
+from vitreous.targets import Contrast
 from vitreous.web.jobs import BudgetError, CancelledError, Job
-from vitreous.web.results import ResultCache
+from vitreous.web.results import ResultCache, TargetKey
 
 MAX_METHODS = 12
 MAX_CLASSES = 4
@@ -24,47 +25,59 @@ RunMethods = Callable[[Sequence[str]], None]
 
 @dataclass(frozen=True)
 class ExplainRequest:
-    """Methods, classes and depth to explain.
+    """Methods, targets and depth to explain.
 
     Attributes:
         methods: Method spellings.
-        classes: Class indices; empty for the predicted class.
+        targets: Class indices, contrasts, prompts, other images; empty for the most probable classes.
         depth: How many blocks are aggregated; ``None`` for the methods as spelled.
+        likely: How many of the most probable classes are explained where ``targets`` is empty.
     """
 
     methods: tuple[str, ...]
-    classes: tuple[int, ...] = ()
+    targets: tuple[TargetKey, ...] = ()
     depth: int | None = None
+    likely: int = 1
 
     def __post_init__(self) -> None:
         if not self.methods:
             raise MethodError("Choose at least one method.")
         if len(self.methods) > MAX_METHODS:
             raise MethodError(f"At most {MAX_METHODS} methods are shown at once.")
-        if len(self.classes) > MAX_CLASSES:
-            raise TargetError(f"At most {MAX_CLASSES} classes are explained at once.")
+        if len(self.targets) > MAX_CLASSES:
+            raise TargetError(f"At most {MAX_CLASSES} questions are answered at once.")
         for method in self.methods:
             _check_options(parse(method))
 
-    def classes_for(self, results: ResultCache[Any]) -> tuple[int, ...]:
-        """Return the classes to explain.
+    def targets_for(self, results: ResultCache[Any]) -> tuple[TargetKey, ...]:
+        """Return the targets to explain.
 
         Raises:
-            TargetError: the model does not have one of them.
+            TargetError: the model does not have one of the classes.
         """
-        if not self.classes:
-            return (results.predicted,)
         assert results.sample is not None
+        if not self.targets:
+            return tuple(one.class_index for one in results.sample.top(self.likely))
         count = results.sample.logits.shape[1]
-        if any(not 0 <= one < count for one in self.classes):
+        numbers = [one for target in self.targets for one in classes_in(target)]
+        if any(not 0 <= one < count for one in numbers):
             raise TargetError(f"This model has {count} classes, numbered from 0.")
-        return self.classes
+        return tuple(dict.fromkeys(self.targets))
 
     def methods_for(self, depth: int) -> list[str]:
         """Return the spellings to show for a model of ``depth`` blocks, at the requested depth."""
         if self.depth is None:
             return list(self.methods)
         return [at_depth(method, self.depth, depth) or method for method in self.methods]
+
+
+def classes_in(target: TargetKey) -> tuple[int, ...]:
+    """Return the classes that a target names."""
+    if isinstance(target, int):
+        return (target,)
+    if isinstance(target, Contrast):
+        return tuple(one for one in (target.index, target.other) if isinstance(one, int))
+    return ()
 
 
 def at_depth(method: str, count: int, depth: int) -> str | None:
@@ -156,7 +169,14 @@ def group_methods(methods: Sequence[str]) -> Iterator[list[str]]:
 
 
 def compute(
-    results: ResultCache[Any], methods: Sequence[str], run: RunMethods, job: Job, *, classes: int, subject: str
+    results: ResultCache[Any],
+    methods: Sequence[str],
+    run: RunMethods,
+    job: Job,
+    *,
+    classes: int,
+    subject: str,
+    kind: str = "class",
 ) -> None:
     """Run methods group by group and record which fail.
 
@@ -165,13 +185,14 @@ def compute(
         methods: Spellings.
         run: Runs some methods and stores their scores.
         job: Progress and limits.
-        classes: How many classes are explained.
+        classes: How many targets are explained.
         subject: What is explained, for the progress display.
+        kind: The kind of target.
     """
     expect_cost(job, methods, classes)
     for group in group_methods(methods):
         _start_group(job, group, classes, subject)
-        run_methods(results, group, run, job)
+        run_methods(results, group, run, job, kind)
 
 
 def compute_first(
@@ -192,7 +213,9 @@ def compute_first(
     raise errors[0]
 
 
-def run_methods(results: ResultCache[Any], methods: Sequence[str], run: RunMethods, job: Job) -> list[VitreousError]:
+def run_methods(
+    results: ResultCache[Any], methods: Sequence[str], run: RunMethods, job: Job, kind: str = "class"
+) -> list[VitreousError]:
     """Run methods together; one that fails does not affect the others.
 
     Returns:
@@ -205,7 +228,7 @@ def run_methods(results: ResultCache[Any], methods: Sequence[str], run: RunMetho
         run(some)
 
     trials = try_methods(attempt, methods, lambda error: not isinstance(error, CancelledError | BudgetError))
-    results.failed |= trials.reasons
+    results.failed |= {(method, kind): reason for method, reason in trials.reasons.items()}
     return list(trials.errors.values())
 
 

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
+import json
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.errors import ImageError
+from vitreous.errors import ImageError, InputError
 from vitreous.explanation.explanation import Explanation
 from vitreous.explanation.prediction import Predicted
+from vitreous.explanation.trust import Trust
 from vitreous.inputs.images import find_images, read_image
-from vitreous.models import LoadedModel, demo
+from vitreous.models import LoadedModel
 from vitreous.models.pixels import find_pixels
 from vitreous.pictures.curves import Curves
+from vitreous.targets import Contrast, Target
 from vitreous.text.explanation import TextExplanation
 
 DISPLAY_SIZE = 1024  # pixels of the longer side of the copy kept for drawing; the model gets the full image
-_MAX_EXAMPLES = 12
+_MAX_EXAMPLES = 16
+_NO_SECOND = "Choose the second photo again: it is no longer there."
+_MAX_PROMPT = 300  # characters
 _THUMBNAIL_SIZE = 160
+EXAMPLES = Path(__file__).parent / "examples"
 
 
 @dataclass(frozen=True)
@@ -40,9 +47,54 @@ class Upload:
         digest: SHA-256 of its content.
     """
 
-    path: Path
-    name: str
+    path: Path = field(compare=False)
+    name: str = field(compare=False)
     digest: str
+
+
+@dataclass(frozen=True)
+class PromptTarget:
+    """A text that an image is compared with."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class SimilarTarget:
+    """Another image that an image is compared with; two files of the same content are one target."""
+
+    upload: Upload
+
+
+TargetKey = int | Contrast | PromptTarget | SimilarTarget  # what a map is stored by; a number is a class
+
+
+def kind_of(target: TargetKey) -> str:
+    """Return the kind of a target: ``class`` (contrasts are of classes), ``prompt`` or ``similar``."""
+    return {PromptTarget: "prompt", SimilarTarget: "similar"}.get(type(target), "class")
+
+
+def read_target(value: Any, second: Upload | None = None) -> TargetKey:
+    """Parse a target as ``views.target_json`` spells it.
+
+    Raises:
+        InputError: it is none, or it names a second photo and there is none.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if kind == "contrast":
+        return Contrast(int(value["a"]), int(value["b"]))
+    if kind == "prompt":
+        text = " ".join(str(value["text"]).split())
+        if not 0 < len(text) <= _MAX_PROMPT:
+            raise InputError(f"A prompt is a text of up to {_MAX_PROMPT} characters.")
+        return PromptTarget(text)
+    if kind == "similar":
+        if second is None:
+            raise InputError(_NO_SECOND)
+        return SimilarTarget(second)
+    raise InputError("A question is a class, a contrast of two classes, a prompt or a second photo.")
 
 
 @dataclass(frozen=True)
@@ -93,29 +145,49 @@ def load_image(upload: Upload, model: LoadedModel, limit: int) -> DecodedImage:
     return DecodedImage(upload.name, picture, pictures[0], pixels)
 
 
-def example_images(folders: Sequence[Path]) -> list[Path]:
-    """List the shipped image and images in the allowed folders."""
-    found = [demo.PHOTO]
+@dataclass(frozen=True)
+class Example:
+    """An example photo.
+
+    Attributes:
+        path: The file.
+        title: What it shows.
+        credit: Author and licence, of the photos that are shipped.
+    """
+
+    path: Path
+    title: str
+    credit: str = ""
+
+
+def readable_examples(folders: Sequence[Path]) -> list[Example]:
+    """List the shipped photos and images in the allowed folders, without those that cannot be read."""
+    listed = json.loads((EXAMPLES / "examples.json").read_text(encoding="utf-8"))
+    found = [Example(EXAMPLES / one["file"], one["title"], one["credit"]) for one in listed]
     for folder in folders:
         try:
-            found += find_images([folder])
+            found += [Example(path, path.name) for path in find_images([folder])]
         except ImageError:  # a folder of checkpoints without images
             continue
-    return found[:_MAX_EXAMPLES]
+    return [one for one in found[:_MAX_EXAMPLES] if thumbnail(one.path) is not None]
 
 
-def write_thumbnails(photos: Sequence[Path], folder: Path) -> dict[Path, Path]:
-    """Write a small JPEG of each image, so that the page loads quickly; unreadable images are skipped."""
-    written = {}
-    for number, photo in enumerate(photos):
-        try:
-            small = read_image(photo)
-        except ImageError:
-            continue
-        small.thumbnail((_THUMBNAIL_SIZE, _THUMBNAIL_SIZE), Image.Resampling.LANCZOS)
-        written[photo] = folder / f"example-{number}.jpg"
-        small.save(written[photo], quality=85)
-    return written
+@lru_cache(maxsize=64)
+def thumbnail(photo: Path) -> str | None:
+    """Return a small JPEG of an image as a data URL, so that the page loads quickly; ``None`` for unreadable images."""
+    try:
+        small = read_image(photo)
+    except ImageError:
+        return None
+    small.thumbnail((_THUMBNAIL_SIZE, _THUMBNAIL_SIZE), Image.Resampling.LANCZOS)
+    return jpeg_url(small)
+
+
+def jpeg_url(image: Image.Image, quality: int = 85) -> str:
+    """Return an image as a data URL."""
+    stream = io.BytesIO()
+    image.convert("RGB").save(stream, "JPEG", quality=quality)
+    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
 def _read(path: Path, name: str, limit: int) -> bytes:
@@ -192,15 +264,17 @@ class ResultCache(Generic[Made]):
 
     Attributes:
         sample: The first explanation; its logits, class names and versions hold for all scores.
-        scores: Raw scores by method and class, of patches or tokens.
+        scores: Raw scores by method and target, of patches or tokens.
         signed: By method, whether the sign of its scores has a meaning.
-        failed: By method, why it cannot explain this model or input.
+        failed: By method and kind of target, why it cannot explain this model or input.
+        objects: Targets that are no classes, with their numbers.
     """
 
     sample: Made | None = None
-    scores: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    scores: dict[tuple[str, TargetKey], Tensor] = field(default_factory=dict)
     signed: dict[str, bool] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
+    failed: dict[tuple[str, str], str] = field(default_factory=dict)
+    objects: dict[TargetKey, tuple[Target, float]] = field(default_factory=dict)
 
     @property
     def predicted(self) -> int:
@@ -208,10 +282,20 @@ class ResultCache(Generic[Made]):
         assert self.sample is not None
         return int(self.sample.logits[0].argmax())
 
-    def caption(self, class_index: int) -> str:
-        """Return the name of a class and its probability."""
+    def label(self, target: TargetKey) -> str:
+        """Return what a target is called."""
+        if isinstance(target, int):
+            return self.class_names()[target]
+        return self.objects[target][0].label(tuple(self.class_names()))
+
+    def value(self, target: TargetKey) -> str:
+        """Return the probability of a class, or the number that is explained."""
         assert self.sample is not None
-        return f"{self.class_names()[class_index]} · {self.sample.format_output(class_index)}"
+        return self.sample.format_output(target) if isinstance(target, int) else f"{self.objects[target][1]:.3g}"
+
+    def caption(self, target: TargetKey) -> str:
+        """Return the name of a target and its probability or number."""
+        return f"{self.label(target)} · {self.value(target)}"
 
     def class_names(self) -> list[str]:
         """Return readable names of all classes."""
@@ -223,13 +307,17 @@ class ResultCache(Generic[Made]):
         """Return names and indices of all classes. Sessions share the tuples, because Gradio stores them."""
         return list(_choices(tuple(self.class_names())))
 
-    def missing(self, methods: Iterable[str], classes: Iterable[int]) -> list[str]:
-        """Return the methods without scores for some of the classes, except those that failed."""
-        required = list(classes)
+    def reason(self, method: str, target: TargetKey) -> str | None:
+        """Return why a method has no scores for a target; ``None`` if it has, or was not run."""
+        return self.failed.get((method, kind_of(target)))
+
+    def missing(self, methods: Iterable[str], targets: Iterable[TargetKey]) -> list[str]:
+        """Return the methods without scores for some of the targets, except those that failed."""
+        required = list(targets)
         return [
             method
             for method in dict.fromkeys(methods)
-            if method not in self.failed and any((method, one) not in self.scores for one in required)
+            if any((method, one) not in self.scores and self.reason(method, one) is None for one in required)
         ]
 
 
@@ -266,6 +354,7 @@ class ImageResults(ResultCache[Explanation]):
         depth: The number of blocks of the model.
         rows: Attention rows by block.
         curves: Deletion and insertion curves by method and class.
+        trust: What maps are worth, by methods and class.
         by: Whether curves remove patches or pixels.
     """
 
@@ -274,6 +363,7 @@ class ImageResults(ResultCache[Explanation]):
     rows: dict[int, BlockRows] = field(default_factory=dict)
     curves: dict[tuple[str, int], Curves] = field(default_factory=dict)
     by: str = "patches"
+    trust: dict[tuple[tuple[str, ...], int], Trust] = field(default_factory=dict)
 
     @property
     def has_curves(self) -> bool:
@@ -287,27 +377,45 @@ class ImageResults(ResultCache[Explanation]):
         logits = 0 if self.sample is None else self.sample.logits.nbytes
         return self.photo.nbytes + maps + logits + sum(rows.nbytes for rows in list(self.rows.values()))
 
-    def add(self, explanation: Explanation) -> None:
-        """Store the maps of an explanation of this image."""
+    def add(self, explanation: Explanation, targets: Sequence[TargetKey] = ()) -> None:
+        """Store the maps of an explanation of this image; without ``targets``, those of classes."""
         if self.sample is None:
             # Clone: a view would keep the memory of the whole run alive.
             self.sample = replace(explanation, logits=explanation.logits.clone().cpu(), images=(self.photo.seen,))
-        for method in explanation.methods:
-            self.signed[method] = explanation.signed[method]
-            for number in range(explanation.classes_per_image):
-                scores = explanation.scores_of(method, 0, number).clone().cpu()
-                self.scores[method, explanation.class_index(0, number)] = scores
+        classes = explanation.logits.shape[1]
+        for place in range(explanation.classes_per_image):
+            number = explanation.class_index(0, place)
+            key = targets[place] if targets else number
+            if not isinstance(key, int):
+                self.objects[key] = explanation.targets[number - classes], explanation.value(number)
+            for method in explanation.methods:
+                self.scores[method, key] = explanation.scores_of(method, 0, place).clone().cpu()
+        self.signed |= {method: explanation.signed[method] for method in explanation.methods}
 
-    def explanation(self, methods: Sequence[str], classes: Sequence[int]) -> Explanation:
+    def explanation(self, methods: Sequence[str], targets: Sequence[TargetKey]) -> Explanation:
         """Combine stored maps into one explanation."""
         assert self.sample is not None
         return replace(
             self.sample,
-            scores={method: torch.stack([self.scores[method, one] for one in classes])[None] for method in methods},
+            scores={method: torch.stack([self.scores[method, one] for one in targets])[None] for method in methods},
             signed={method: self.signed[method] for method in methods},
-            target=torch.tensor([list(classes)]),
             provenance={**self.sample.provenance, "methods": list(methods)},
+            **self._numbers(targets),
         )
+
+    def _numbers(self, targets: Sequence[TargetKey]) -> dict[str, Any]:
+        """Return the fields of an explanation that say what is explained."""
+        assert self.sample is not None
+        classes = self.sample.logits.shape[1]
+        others = [target for target in targets if not isinstance(target, int)]
+        numbers = [target if isinstance(target, int) else classes + others.index(target) for target in targets]
+        fields: dict[str, Any] = {"target": torch.tensor([numbers]), "targets": (), "target_values": None}
+        if others:
+            logits = self.sample.logits[0]
+            values = [float(logits[one]) if isinstance(one, int) else self.objects[one][1] for one in targets]
+            fields["targets"] = tuple(self.objects[one][0] for one in others)
+            fields["target_values"] = torch.tensor([values], dtype=logits.dtype)
+        return fields
 
 
 @dataclass
@@ -340,13 +448,13 @@ class TextResults(ResultCache[TextExplanation]):
                 scores = explanation.piece_scores(method, 0, number).clone().cpu()
                 self.scores[method, explanation.class_index(0, number)] = scores
 
-    def explanation(self, methods: Sequence[str], classes: Sequence[int]) -> TextExplanation:
+    def explanation(self, methods: Sequence[str], targets: Sequence[TargetKey]) -> TextExplanation:
         """Combine stored scores into one explanation."""
         assert self.sample is not None
         return replace(
             self.sample,
-            scores={method: (torch.stack([self.scores[method, one] for one in classes]),) for method in methods},
+            scores={method: (torch.stack([self.scores[method, one] for one in targets]),) for method in methods},
             signed={method: self.signed[method] for method in methods},
-            target=torch.tensor([list(classes)]),
             provenance={**self.sample.provenance, "methods": list(methods)},
+            target=torch.tensor([list(targets)]),
         )

@@ -22,9 +22,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 _ALLOWED_PATHS = re.compile(
     r"/(|config/?|theme\.css|favicon\.ico|manifest\.json|robots\.txt|pwa_icon.*|assets/.*|static/.*|svelte/.*"
     r"|gradio_api/(info/?|app_id/?|startup-events|upload|upload_progress|heartbeat/.*|queue/(join|data)|cancel|reset/?"
-    r"|run/[a-z_]+/?|file=.*))"
+    r"|run/[a-z_]+/?|file=.*)|api/(explain|methods|model|openapi\.json))"
 )
-_UPLOAD, _STREAM = "/gradio_api/upload", "/gradio_api/queue/data"
+_UPLOAD, _STREAM, _API = "/gradio_api/upload", "/gradio_api/queue/data", "/api/explain"
 _MAX_BODY = 2**20  # bytes of a request that is not an upload: the longest text, fully escaped, needs a tenth
 _UPLOAD_OVERHEAD = 2**14  # bytes of the multipart headers of an upload
 # The page runs its own scripts only and connects to this server only.
@@ -41,6 +41,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 GRACE = 10.0  # seconds: a page first sends a request and then opens the stream of its answers
 _POLL_INTERVAL = 0.05
 _CONCURRENT_UPLOADS = 8
+_CONCURRENT_CALLS = 8  # of the JSON interface, running and waiting
 
 
 class OpenStreams:
@@ -133,6 +134,7 @@ class SecurityMiddleware:
 
     def __init__(self, app: App, host: str, streams: OpenStreams, uploads: UploadFolder) -> None:
         self._app, self._streams, self._uploads = app, streams, uploads
+        self._calls = 0
         own = f"[{host}]" if ":" in host else host.lower()
         self._names = _LOOPBACK | {own} if own in _LOOPBACK else None
 
@@ -148,7 +150,7 @@ class SecurityMiddleware:
             await send(message)
 
         refusal = self._refusal(scope)
-        if refusal is None and scope["method"] == "POST" and scope["path"] != _UPLOAD:
+        if refusal is None and scope["method"] == "POST" and scope["path"] not in {_UPLOAD, _API}:
             body = await _read_body(receive)
             receive = _replayed(body, receive)
             refusal = _body_refusal(body)
@@ -170,8 +172,11 @@ class SecurityMiddleware:
         length = next((value for name, value in scope["headers"] if name.lower() == b"content-length"), b"")
         if not length.isdigit():
             return 411, b"A Content-Length header is required."
-        limit = self._uploads.max_file + _UPLOAD_OVERHEAD if scope["path"] == _UPLOAD else _MAX_BODY
-        return None if int(length) <= limit else (413, b"The request is too large: maximum allowed size exceeded.")
+        limit = self._uploads.max_file + _UPLOAD_OVERHEAD if scope["path"] in {_UPLOAD, _API} else _MAX_BODY
+        if int(length) > limit:
+            return 413, b"The request is too large: maximum allowed size exceeded."
+        is_busy = scope["path"] == _API and self._calls >= _CONCURRENT_CALLS
+        return (503, b"Too many requests are waiting; try again later.") if is_busy else None
 
     @asynccontextmanager
     async def _tracked(self, scope: Scope) -> AsyncIterator[None]:
@@ -182,6 +187,12 @@ class SecurityMiddleware:
             session = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("session_hash", [""])[0]
             with self._streams.opened(session):
                 yield
+        elif scope["path"] == _API:
+            self._calls += 1
+            try:
+                yield
+            finally:
+                self._calls -= 1
         else:
             yield
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +17,15 @@ from vitreous.web import gradio_env
 from vitreous.web.image_service import ImageService
 from vitreous.web.jobs import Limits, SessionJobs
 from vitreous.web.models import ModelCache, TextModelCache, find_checkpoints
+from vitreous.web.results import Example, readable_examples
 from vitreous.web.security import OpenStreams, SecurityMiddleware, UploadFolder
 
 if TYPE_CHECKING:
     from vitreous.web.text_tab import TextService
 
 _HOUR = 3600
+STATIC = Path(__file__).parent / "static"
+_SCRIPTS = ("maps.js", "picker.js", "page.js")  # in the order they are run
 _NO_API_DOCS = ("docs_url", "redoc_url", "openapi_url")
 _TEXT_CACHE_FRACTION = 16  # texts get a sixteenth of the cache: kilobytes each, where images need megabytes
 _MAX_UPLOADS = 10  # of the largest size; the oldest are deleted first
@@ -86,6 +91,8 @@ def start(settings: Settings) -> Server:
     images = None
     try:
         gradio = _import_gradio()
+        from vitreous.web.api import build_api  # noqa: PLC0415  # it needs what comes with Gradio
+
         text_cache = settings.cache_bytes // _TEXT_CACHE_FRACTION
         images = ImageService(
             ModelCache(settings.model, settings.folders),
@@ -96,12 +103,25 @@ def start(settings: Settings) -> Server:
         images.models.get(settings.model)
         texts = _text_service(settings, images, text_cache)
         streams = OpenStreams()
-        page = build(gradio, images, texts, settings.folders, folder, streams)
-        _launch(gradio, page, settings, folder, streams)
+        examples = readable_examples(settings.folders)
+        page = build(gradio, images, texts, examples, folder, streams)
+        api = build_api(images, folder)
+        _launch(gradio, page, settings, folder, streams, head=head_html(examples), api=api)
+        _prepare_opening(images, settings.model, examples)
     except BaseException:
         _clean_up(images, folder)
         raise
     return Server(settings, page, images, folder)
+
+
+def _prepare_opening(images: ImageService, model: str, examples: Sequence[Example]) -> None:
+    """Explain what the page opens with, before somebody does."""
+    from vitreous.web.image_tab import OPENING  # noqa: PLC0415  # it imports Gradio
+
+    if not examples:
+        return
+    photo = images.read(examples[0].path, examples[0].path.name, model)
+    images.worker.submit(partial(images.explain, photo, OPENING))
 
 
 def _clean_up(images: ImageService | None, folder: Path) -> None:
@@ -128,7 +148,7 @@ def build(
     gradio: Any,
     images: ImageService,
     texts: TextService | None,
-    folders: Sequence[Path],
+    examples: Sequence[Example],
     folder: Path,
     streams: OpenStreams,
 ) -> Any:
@@ -136,18 +156,16 @@ def build(
     from vitreous.web.image_tab import ImageTab  # noqa: PLC0415
     from vitreous.web.layout import TITLE, build_image_tab, build_text_tab  # noqa: PLC0415  # these import Gradio
     from vitreous.web.rendering import NO_TEXT_MODEL  # noqa: PLC0415
-    from vitreous.web.results import example_images, write_thumbnails  # noqa: PLC0415
     from vitreous.web.text_tab import TextTab  # noqa: PLC0415
 
-    examples = write_thumbnails(example_images(folders), folder)
-    with gradio.Blocks(analytics_enabled=False, title="Vitreous", delete_cache=(_HOUR // 4, 2 * _HOUR)) as page:
+    lifetime = (_HOUR // 4, 2 * _HOUR)
+    with gradio.Blocks(analytics_enabled=False, title="Vitreous", delete_cache=lifetime, fill_width=True) as page:
         gradio.HTML(TITLE, elem_id="vitreous-title")
         jobs = SessionJobs(images.worker)
         with gradio.Tabs(elem_id="vitreous-tabs"):
             with gradio.Tab("Photos"):
-                parts = build_image_tab(images.models.names(), list(examples.values()))
-                photos = ImageTab(images, parts, list(examples), jobs, streams, folder)
-                photos.connect()
+                photos = ImageTab(images, build_image_tab(images.models.names()), examples, jobs, streams, folder)
+                photos.connect(page)
             with gradio.Tab("Texts"):
                 if texts is None:
                     gradio.HTML(NO_TEXT_MODEL, elem_id="vitreous-text-none")
@@ -159,10 +177,20 @@ def build(
     return page
 
 
-def _launch(gradio: Any, page: Any, settings: Settings, folder: Path, streams: OpenStreams) -> None:
-    from starlette.middleware import Middleware  # noqa: PLC0415  # comes with Gradio
+def head_html(examples: Sequence[Example]) -> str:
+    """Return the scripts of the page and their settings, for its head."""
+    from vitreous.web.views import page_config  # noqa: PLC0415
 
-    from vitreous.web.layout import CSS  # noqa: PLC0415
+    config = json.dumps(page_config(examples)).replace("<", "\\u003c")
+    scripts = [f"window.vitreousConfig = {config};", *((STATIC / name).read_text("utf-8") for name in _SCRIPTS)]
+    return "".join(f"<script>{script}</script>" for script in scripts)
+
+
+def _launch(
+    gradio: Any, page: Any, settings: Settings, folder: Path, streams: OpenStreams, *, head: str, api: Any
+) -> None:
+    from starlette.middleware import Middleware  # noqa: PLC0415  # comes with Gradio
+    from starlette.routing import Mount  # noqa: PLC0415
 
     uploads = UploadFolder(folder, settings.upload_bytes, _MAX_UPLOADS * settings.upload_bytes)
     security = Middleware(SecurityMiddleware, host=settings.host, streams=streams, uploads=uploads)
@@ -183,9 +211,10 @@ def _launch(gradio: Any, page: Any, settings: Settings, folder: Path, streams: O
         pwa=False,
         max_file_size=settings.upload_bytes,
         state_session_capacity=gradio_env.MAX_SESSIONS,
-        app_kwargs={"middleware": [security], **dict.fromkeys(_NO_API_DOCS)},
+        app_kwargs={"middleware": [security], "routes": [Mount("/api", api)], **dict.fromkeys(_NO_API_DOCS)},
         theme=gradio.themes.Default(primary_hue="blue", **fonts),
-        css=CSS,
+        css=(STATIC / "page.css").read_text("utf-8"),
+        head=head,
     )
     gradio_env.limit_session_state(page)
 

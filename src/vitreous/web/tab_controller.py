@@ -13,7 +13,7 @@ import logging
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,26 +117,22 @@ class TabController:
             self._stop: gr.update(interactive=True),
         }
 
-    async def run(
-        self,
-        request: gr.Request,
-        task: Task | None,
-        progress: gr.Progress = gr.Progress(),  # noqa: B008  # this is how Gradio finds the parameter
-    ) -> Updates:
-        """Second step of an event: run a task when its turn comes."""
+    async def run(self, request: gr.Request, task: Task | None) -> AsyncIterator[Updates]:
+        """Second step of an event: run a task when its turn comes, and report its progress."""
         session = session_of(request)
         if task is None or task.superseded or not await self._streams.is_open(session):
-            return unchanged()
+            yield unchanged()
+            return
         job = self._jobs.start(session, task.work, owner=self)
         try:
-            result = await self._finished(job, session, progress)
-            return await asyncio.to_thread(task.show, result, job.seconds)  # drawing must not block other requests
+            async for progress in self._progress(job, session):
+                yield {self._status: progress}
+            yield await asyncio.to_thread(task.show, job.future.result(), job.seconds)  # must not block other requests
         except CancelledError as error:
-            if job.cancelled_by is self:  # a newer request on this tab shows its own status
-                return unchanged()
-            return self._failed(error, task.on_error)
+            # A newer request on this tab shows its own status.
+            yield unchanged() if job.cancelled_by is self else self._failed(error, task.on_error)
         except Exception as error:  # noqa: BLE001  # logged, unless it is a message for the user
-            return self._failed(error, task.on_error)
+            yield self._failed(error, task.on_error)
         finally:
             self._jobs.finish(session, job)
             self._trim_later()
@@ -177,14 +173,13 @@ class TabController:
             shutil.rmtree(self._downloads.popleft(), ignore_errors=True)
         return folder
 
-    def connect_run(self, panel: str, outputs: Sequence[Any], shown_on: Any, api_name: str) -> Any:
+    def connect_run(self, panel: str, outputs: Sequence[Any], api_name: str) -> Any:
         """Run the tasks of a panel in the queue for the model."""
         return self._pending[panel].change(
             self.run,
             self._pending[panel],
             [self._status, self._stop, *outputs],
-            show_progress="full",
-            show_progress_on=shown_on,
+            show_progress="hidden",  # the status line shows it
             trigger_mode="always_last",
             concurrency_id=_MODEL_QUEUE,
             concurrency_limit=_MODEL_CONCURRENCY,
@@ -192,19 +187,22 @@ class TabController:
             api_visibility="undocumented",
         )
 
-    async def _finished(self, job: Job, session: str, progress: gr.Progress) -> Any:
-        """Wait for a job, report its progress, and cancel it if the client has disconnected."""
+    async def _progress(self, job: Job, session: str) -> AsyncIterator[str]:
+        """Give the progress of a job until it ends, and cancel it if the client has disconnected."""
         future = asyncio.wrap_future(job.future)
+        shown = ""
         try:
             while not (await asyncio.wait({future}, timeout=_POLL_INTERVAL))[0]:
-                _report(job, progress)
+                progress = progress_html(job)
+                if progress != shown:
+                    yield progress
+                shown = progress
                 if not await self._streams.is_open(session):
                     job.cancel()
-            return future.result()
         finally:
+            future.add_done_callback(_ignore_result)
             if not job.future.done():  # Gradio cancelled this event; the job of the next one waits until this one ends
                 job.cancel()
-                future.add_done_callback(_ignore_result)
 
     def _failed(self, error: Exception, on_error: Callable[[Exception], Updates | None]) -> Updates:
         """Show an error in the status line and, wherever the user has scrolled to, in a toast."""
@@ -259,13 +257,11 @@ def _duration(seconds: float) -> str:
     return f"{round(seconds / 60)} min" if seconds < 2 * 3600 else f"{round(seconds / 3600)} h"
 
 
-def _report(job: Job, progress: gr.Progress) -> None:
-    """Report stage, inputs processed of all, and the time left."""
-    left = job.seconds_left
-    text = f"{job.stage[:1].upper()}{job.stage[1:]}" + ("" if left is None else f", about {_duration(left)} left")
-    if job.total:
-        progress((min(job.processed, job.total), job.total), desc=text, unit=job.unit)
-    elif job.processed > 1:
-        progress((job.processed, None), desc=text, unit=job.unit)
-    else:
-        progress(None, desc=text)
+def progress_html(job: Job) -> str:
+    """Render stage, inputs processed of all, and the time left."""
+    text = f"{job.stage[:1].upper()}{job.stage[1:]}"
+    if not job.total:
+        return status_html(f"{text}: {job.processed:,} {job.unit} …" if job.processed > 1 else f"{text} …")
+    done, left = min(job.processed, job.total), job.seconds_left
+    text += f": {done:,} of {job.total:,} {job.unit}" + ("" if left is None else f", about {_duration(left)} left")
+    return status_html(text, progress=done / job.total)

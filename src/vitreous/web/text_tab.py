@@ -22,7 +22,7 @@ from vitreous.web.layout import TEXT_EXAMPLES, TextComponents
 from vitreous.web.models import TextModelCache
 from vitreous.web.rendering import status_html
 from vitreous.web.requests import ExplainRequest, RunMethods, compute, compute_first
-from vitreous.web.results import BoundedCache, TextResults
+from vitreous.web.results import BoundedCache, TargetKey, TextResults
 from vitreous.web.security import OpenStreams
 from vitreous.web.tab_controller import (
     SHARED_OPTIONS,
@@ -86,7 +86,7 @@ class TextService:
     def cached(self, text: TextInput, request: ExplainRequest) -> TextResults | None:
         """Return the results of a text if everything requested is there."""
         results = self.cache.get(text.key)
-        if results is None or results.missing(request.methods, request.classes_for(results)):
+        if results is None or results.missing(request.methods, request.targets_for(results)):
             return None
         return results
 
@@ -100,10 +100,10 @@ class TextService:
         try:
             with monitored(model.model, job, self._count):
                 if results.sample is None:
-                    run = _explainer(model, text, results, request.classes)
-                    count = max(1, len(request.classes))
+                    run = _explainer(model, text, results, request.targets)
+                    count = max(1, len(request.targets))
                     compute_first(results, request.methods, run, job, classes=count, subject="the text")
-                classes = request.classes_for(results)
+                classes = request.targets_for(results)
                 run = _explainer(model, text, results, classes)
                 missing = results.missing(request.methods, classes)
                 compute(results, missing, run, job, classes=len(classes), subject="the text")
@@ -129,7 +129,9 @@ def _tokenize(text: TextInput, model: LoadedTextModel) -> TextResults:
     return TextResults(text.text, tokens, tokens if fits else min(tokens, reader.capacity or tokens))
 
 
-def _explainer(model: LoadedTextModel, text: TextInput, results: TextResults, classes: Sequence[int]) -> RunMethods:
+def _explainer(
+    model: LoadedTextModel, text: TextInput, results: TextResults, classes: Sequence[TargetKey]
+) -> RunMethods:
     def run(methods: Sequence[str]) -> None:
         target = [list(classes)] if classes else None
         with warnings.catch_warnings():
@@ -172,8 +174,8 @@ class TextTab(TabController):
         state = [parts.status, parts.stop]
         shown = [parts.predictions, parts.words, parts.classes, parts.model, parts.shown_model]
         runs = [
-            self.connect_run("words", shown, parts.words, "run_words"),
-            self.connect_run("download", [parts.download], parts.status, "run_text_download"),
+            self.connect_run("words", shown, "run_words"),
+            self.connect_run("download", [parts.download], "run_text_download"),
         ]
         runs[-1].then(None, js=click_script("vitreous-text-download"))
         inputs = [pending["words"], parts.shown_model, *parts.controls()]
@@ -277,6 +279,6 @@ class TextTab(TabController):
             parts.shown_model: controls.text.model,
         }
         if offer_classes:
-            classes = list(controls.request.classes)
+            classes = list(controls.request.targets)
             updates[parts.classes] = gr.update(choices=results.class_choices(), value=classes)
         return updates | self.done(seconds)
