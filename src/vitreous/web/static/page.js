@@ -453,5 +453,12 @@ window.vitreous = (() => {
   }
   new MutationObserver(mount).observe(document.documentElement, { childList: true, subtree: true });
   mount();
+  // On a busy machine the request that opens the page may have been given up before its answers were listened to.
+  for (const delay of [15000, 45000]) {
+    setTimeout(() => {
+      const line = document.querySelector("#vitreous-status");
+      if (!state.view && line && line.innerText.trim() === "Ready.") send("open", { example: 0 });
+    }, delay);
+  }
   return { receive, request, state, settings };
 })();
